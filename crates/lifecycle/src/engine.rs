@@ -1,0 +1,131 @@
+//! What an isolation technology must provide: [`Engine`] starts machines, a [`Machine`] is one that
+//! lives, a [`Channel`] is the packet road to the agent inside.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use torpor_protocol::{SandboxId, SandboxSpec};
+
+/// Everything an engine needs to start a machine.
+#[derive(Debug, Clone)]
+pub struct BootPlan {
+    pub id: SandboxId,
+    pub spec: SandboxSpec,
+    /// The image: one read-only EROFS file, with the agent at [`AGENT_PATH`].
+    pub root: PathBuf,
+}
+
+/// Where the agent is inside every root.
+pub const AGENT_PATH: &str = "/.torpor/agent";
+
+/// What an engine is and can do, as data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct About {
+    /// `gvisor`, `fake`.
+    pub kind: &'static str,
+    /// The build that runs; a saved machine is tied to it.
+    pub version: String,
+    /// Address the guest should ask for names, if it has a network.
+    pub nameserver: Option<String>,
+}
+
+/// An isolation technology on this host.
+#[async_trait]
+pub trait Engine: Send + Sync + 'static {
+    fn about(&self) -> &About;
+
+    /// Boots a fresh machine. Its agent may take a moment until it says hello.
+    /// On `Err`, and if the future is dropped, nothing is left behind.
+    async fn boot(&self, plan: BootPlan) -> Result<Box<dyn Machine>, EngineError>;
+
+    /// Takes over a machine that an earlier daemon left running. `None`: it is not there any more.
+    async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Machine>>, EngineError>;
+
+    /// Kills and removes everything on this host that belongs to this engine's installation and to
+    /// no sandbox in `keep`: machines, mounts, addresses, cgroups. Returns how many machines it
+    /// removed. Called once at start, before any `boot`.
+    async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<usize, EngineError>;
+
+    /// The daemon stops. Machines go on; if there are none, the engine's own traces on the host
+    /// (helper process, namespace, firewall table) are removed too.
+    async fn close(&self);
+}
+
+/// One live machine. Only the driver of its sandbox calls these methods, one at a time.
+/// Dropping it neither kills it nor leaks anything that [`Engine::adopt`] or `sweep` would not find.
+#[async_trait]
+pub trait Machine: Send + 'static {
+    /// The road to the agent; the same for the machine's whole life.
+    fn channel(&self) -> Arc<dyn Channel>;
+    /// What it uses now, and what went wrong in it; cheap and callable from anywhere.
+    fn meter(&self) -> Arc<dyn Meter>;
+    /// Stops every instruction inside. Idempotent.
+    async fn pause(&mut self) -> Result<(), EngineError>;
+    /// Lets it go on. Idempotent.
+    async fn resume(&mut self) -> Result<(), EngineError>;
+    /// Resolves when the machine is dead by itself, with the reason for people. Cancel-safe.
+    async fn exited(&mut self) -> String;
+    /// Kills it, waits until it is gone and gives back all it held. On `Err` the rest is left to
+    /// `sweep`; the machine is dead in any case.
+    async fn kill(self: Box<Self>) -> Result<(), EngineError>;
+}
+
+/// Readings of a machine.
+pub trait Meter: Send + Sync + 'static {
+    /// How many processes the host killed in this machine for want of memory, since it booted.
+    fn oom_kills(&self) -> u64;
+    fn usage(&self) -> Usage;
+}
+
+/// What a machine uses of its host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub memory_bytes: u64,
+    pub cpu_micros: u64,
+    pub disk_bytes: u64,
+}
+
+/// Packets to and from the agent (`protocol::guest` frames). `send` and `recv` are each called from
+/// one task at a time and are cancel-safe: a packet is sent or received whole, or not at all.
+#[async_trait]
+pub trait Channel: Send + Sync + 'static {
+    /// Waits while the road is full.
+    async fn send(&self, packet: Bytes) -> io::Result<()>;
+    /// An empty packet means that the other side is gone for good.
+    async fn recv(&self) -> io::Result<Bytes>;
+}
+
+/// The engine tried and it broke.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The host has not got what the machine needs.
+    #[error("this host has not enough {what}: {detail}")]
+    Capacity { what: &'static str, detail: String },
+    /// The root image can't be used.
+    #[error("the image can't be used: {0}")]
+    Image(String),
+    /// The engine can't do this.
+    #[error("the {engine} engine can't {what}")]
+    Unsupported { engine: &'static str, what: String },
+    /// A step failed.
+    #[error("could not {action}")]
+    Failed {
+        action: String,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl EngineError {
+    /// `EngineError::failed("start runsc")(error)`, for `map_err`.
+    pub fn failed<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+        action: impl Into<String>,
+    ) -> impl FnOnce(E) -> Self {
+        let action = action.into();
+        move |source| Self::Failed { action, source: source.into() }
+    }
+}

@@ -1,0 +1,126 @@
+//! The closed list of what can go wrong for a client, and the body that says so.
+//!
+//! SDKs raise one exception class per code; a new code is an addition to the public API.
+
+use serde::{Deserialize, Serialize};
+
+/// What went wrong, for programs. The message is for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// The request itself is wrong: a field, a name, a path.
+    InvalidRequest,
+    /// No API key, or one that is not known.
+    Unauthenticated,
+    /// There is no sandbox of this id or name.
+    SandboxNotFound,
+    /// There is no image of this id or name.
+    ImageNotFound,
+    /// There is no such process in the sandbox.
+    ProcessNotFound,
+    /// There is no such file or directory in the sandbox.
+    FileNotFound,
+    /// There is no such route, key or other thing.
+    NotFound,
+    /// The path or the way of using it does not exist here (405).
+    MethodNotAllowed,
+    /// The name is taken.
+    AlreadyExists,
+    /// Something still needs it.
+    InUse,
+    /// The sandbox can't run: its machine failed to start or died.
+    SandboxFailed,
+    /// The sandbox is being deleted or is gone.
+    SandboxTerminated,
+    /// The command can't be started: not found, not executable, no such directory or user.
+    CommandFailed,
+    /// The operation on a file was refused inside the sandbox.
+    FileRefused,
+    /// Nothing listens on that port inside the sandbox.
+    PortNotListening,
+    /// The body is larger than allowed.
+    TooLarge,
+    /// The host has not got what was asked for: memory, disk, addresses.
+    CapacityReached,
+    /// The image's bytes are not what its manifest says.
+    ImageCorrupt,
+    /// It took longer than allowed.
+    Timeout,
+    /// This engine or version can't do that.
+    Unsupported,
+    /// The daemon is stopping.
+    ShuttingDown,
+    /// Our fault; the log has the details under the request id.
+    Internal,
+}
+
+impl ErrorCode {
+    /// All codes, for documentation and tests.
+    pub const ALL: [Self; 22] = [
+        Self::InvalidRequest,
+        Self::Unauthenticated,
+        Self::SandboxNotFound,
+        Self::ImageNotFound,
+        Self::ProcessNotFound,
+        Self::FileNotFound,
+        Self::NotFound,
+        Self::MethodNotAllowed,
+        Self::AlreadyExists,
+        Self::InUse,
+        Self::SandboxFailed,
+        Self::SandboxTerminated,
+        Self::CommandFailed,
+        Self::FileRefused,
+        Self::PortNotListening,
+        Self::TooLarge,
+        Self::CapacityReached,
+        Self::ImageCorrupt,
+        Self::Timeout,
+        Self::Unsupported,
+        Self::ShuttingDown,
+        Self::Internal,
+    ];
+
+    /// Whether the same request may succeed later without being changed.
+    pub fn retryable(self) -> bool {
+        match self {
+            Self::CapacityReached
+            | Self::Timeout
+            | Self::ShuttingDown
+            | Self::PortNotListening
+            | Self::Internal => true,
+            Self::InvalidRequest
+            | Self::Unauthenticated
+            | Self::SandboxNotFound
+            | Self::ImageNotFound
+            | Self::ProcessNotFound
+            | Self::FileNotFound
+            | Self::NotFound
+            | Self::MethodNotAllowed
+            | Self::AlreadyExists
+            | Self::InUse
+            | Self::SandboxFailed
+            | Self::SandboxTerminated
+            | Self::CommandFailed
+            | Self::FileRefused
+            | Self::TooLarge
+            | Self::ImageCorrupt
+            | Self::Unsupported => false,
+        }
+    }
+}
+
+/// The body of every answer that is not a success.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ErrorBody {
+    pub code: ErrorCode,
+    /// What happened and why.
+    pub message: String,
+    /// What to do about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// Finds the request in the daemon's log.
+    pub request_id: String,
+}

@@ -1,0 +1,202 @@
+//! Ids and names: parsed once at the edge, believed inside.
+//!
+//! A sandbox has an id (21 lowercase alphanumerics, random) and may have a name (a DNS label that
+//! starts with a letter). No text is both, so one path segment or host label finds either.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Length of a sandbox id. 21 characters of 36 are 108 bits: unguessable, and a DNS label.
+pub const SANDBOX_ID_LEN: usize = 21;
+/// Longest name: a DNS label.
+pub const NAME_MAX: usize = 63;
+
+const ALPHABET: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+
+/// Why a text is not an id or a name; says what would be right.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what} {text:?} is not valid: {why}")]
+pub struct BadName {
+    what: &'static str,
+    text: String,
+    why: &'static str,
+}
+
+impl BadName {
+    fn new(what: &'static str, text: &str, why: &'static str) -> Self {
+        // Whoever sends a megabyte as a name need not get it back.
+        let text = text.chars().take(80).collect();
+        Self { what, text, why }
+    }
+}
+
+macro_rules! text_type {
+    ($type:ident, $doc:literal) => {
+        #[doc = $doc]
+        #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+        #[serde(transparent)]
+        pub struct $type(String);
+
+        impl $type {
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+
+text_type!(SandboxId, "A sandbox, for ever: 21 lowercase alphanumerics.");
+text_type!(
+    Name,
+    "What a person calls a sandbox: a DNS label that starts with a letter and is no id."
+);
+text_type!(ImageId, "An image: the BLAKE3 hash of its tree, 64 hexadecimal digits.");
+
+impl SandboxId {
+    /// A fresh random id.
+    pub fn random() -> Self {
+        let mut text = String::with_capacity(SANDBOX_ID_LEN);
+        while text.len() < SANDBOX_ID_LEN {
+            let mut bytes = [0u8; 32];
+            getrandom::fill(&mut bytes).expect("the system has entropy");
+            // 252 is the largest multiple of 36 in a byte: above it the remainder would be biased.
+            let fair = bytes.iter().filter(|byte| **byte < 252);
+            text.extend(fair.map(|byte| char::from(ALPHABET[usize::from(byte % 36)])));
+        }
+        text.truncate(SANDBOX_ID_LEN);
+        Self(text)
+    }
+}
+
+fn looks_like_id(text: &str) -> bool {
+    text.len() == SANDBOX_ID_LEN
+        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+}
+
+impl FromStr for SandboxId {
+    type Err = BadName;
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        if looks_like_id(text) {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(BadName::new("sandbox id", text, "an id is 21 lowercase letters and digits"))
+    }
+}
+
+impl FromStr for Name {
+    type Err = BadName;
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        let bad = |why| Err(BadName::new("name", text, why));
+        if text.is_empty() || text.len() > NAME_MAX {
+            return bad("a name has 1 to 63 characters");
+        }
+        if !text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
+            return bad("a name consists of a-z, 0-9 and '-'");
+        }
+        if !text.starts_with(|c: char| c.is_ascii_lowercase()) || text.ends_with('-') {
+            return bad("a name starts with a letter and does not end with '-'");
+        }
+        if looks_like_id(text) {
+            return bad("it could be mistaken for an id: make it longer or shorter, or add a '-'");
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl FromStr for ImageId {
+    type Err = BadName;
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        if text.len() == 64 && text.bytes().all(hex) {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(BadName::new("image id", text, "an image id is 64 hexadecimal digits"))
+    }
+}
+
+/// How a request names a sandbox: by id or by name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum SandboxRef {
+    Id(SandboxId),
+    Name(Name),
+}
+
+impl FromStr for SandboxRef {
+    type Err = BadName;
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        if looks_like_id(text) {
+            return text.parse().map(Self::Id);
+        }
+        text.parse().map(Self::Name)
+    }
+}
+
+impl fmt::Display for SandboxRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => id.fmt(f),
+            Self::Name(name) => name.fmt(f),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for SandboxRef {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_random_id_is_an_id_and_no_name() {
+        for _ in 0..200 {
+            let id = SandboxId::random().to_string();
+            assert!(id.parse::<SandboxId>().is_ok(), "{id}");
+            assert!(id.parse::<Name>().is_err(), "{id}");
+        }
+    }
+
+    #[test]
+    fn hostile_names_are_refused() {
+        let long = "a".repeat(64);
+        let bad = [
+            "", "-a", "a-", "1web", "Web", "we_b", "../etc", "a/b", "a\0b", "a\nb", "ä", &long,
+            "a.b", "abcdefghijklmnopqrstu",
+        ];
+        for text in bad {
+            assert!(text.parse::<Name>().is_err(), "{text:?} was accepted");
+        }
+    }
+
+    #[test]
+    fn an_error_does_not_echo_a_megabyte() {
+        let error = "A".repeat(1 << 20).parse::<Name>().unwrap_err().to_string();
+        assert!(error.len() < 300, "{}", error.len());
+    }
+
+    proptest! {
+        #[test]
+        fn a_reference_is_never_both_id_and_name(text in "[a-z0-9-]{1,70}") {
+            prop_assert!(text.parse::<SandboxId>().is_err() || text.parse::<Name>().is_err());
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Every type that crosses a process boundary: between a client and the daemon ([`api`], [`spec`],
+//! [`status`], [`error`]) and between the daemon and the agent inside a machine ([`guest`]).
+//!
+//! Invariants
+//! - no I/O, no clock, no tokio: data and its checks only;
+//! - a value that parsed is valid: ids and names can't be built from bad text;
+//! - nothing else in the workspace describes what is on the wire.
+
+pub mod api;
+pub mod error;
+pub mod guest;
+pub mod id;
+pub mod spec;
+pub mod status;
+
+pub use error::{ErrorBody, ErrorCode};
+pub use id::{ImageId, Name, SandboxId, SandboxRef};
+pub use spec::{Lifetime, Network, Resources, SandboxSpec};
+pub use status::{State, Status};

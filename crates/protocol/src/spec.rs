@@ -1,0 +1,91 @@
+//! What a user asks a sandbox to be.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{ImageId, Name};
+
+/// Environment variables, labels: sorted, so that the same request is the same bytes.
+pub type Pairs = BTreeMap<String, String>;
+
+/// Everything that decides what a sandbox is; written to the ledger before it lives.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SandboxSpec {
+    /// A named sandbox outlives its creator; an unnamed one is ephemeral.
+    pub name: Option<Name>,
+    /// The image as it was asked for.
+    pub image: String,
+    /// The image it was at that time.
+    pub image_id: ImageId,
+    pub resources: Resources,
+    /// Given to every process in the sandbox.
+    #[serde(default)]
+    pub env: Pairs,
+    /// For the user to find it again; they mean nothing to Torpor.
+    #[serde(default)]
+    pub labels: Pairs,
+    #[serde(default)]
+    pub network: Network,
+    #[serde(default)]
+    pub lifetime: Lifetime,
+}
+
+/// Upper bounds of what a sandbox may use of its host.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Resources {
+    /// Processor time, in cores; fractions are allowed.
+    pub cpus: f64,
+    /// Memory of all its processes and its kernel.
+    pub memory_mib: u64,
+    /// What it may write on top of its image.
+    pub disk_mib: u64,
+    /// Host tasks; a process inside needs about two.
+    pub pids: u32,
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        Self { cpus: 1.0, memory_mib: 1024, disk_mib: 10_240, pids: Self::PIDS_MIN }
+    }
+}
+
+impl Resources {
+    /// gVisor loses the whole sandbox at this limit, so it is not meant to be met in daily use.
+    pub const PIDS_MIN: u32 = 4096;
+    /// Less does not hold the engine's own kernel.
+    pub const MEMORY_MIN_MIB: u64 = 64;
+    /// Less does not hold a filesystem.
+    pub const DISK_MIN_MIB: u64 = 16;
+}
+
+/// What the sandbox may reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Network {
+    /// Whether it reaches public addresses. Host, neighbours and private ranges it never reaches.
+    pub internet: bool,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self { internet: true }
+    }
+}
+
+/// When a sandbox ends by itself. All absent: never.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Lifetime {
+    /// Terminate this long after it was created.
+    pub max_age_secs: Option<u64>,
+    /// Terminate when nobody talked to it for so long.
+    pub expire_idle_secs: Option<u64>,
+    /// Terminate at this time (Unix seconds).
+    pub expire_at: Option<u64>,
+}
