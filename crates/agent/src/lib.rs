@@ -1,1 +1,78 @@
-//! The agent.
+//! The agent: PID 1 inside every machine, the daemon's hands and eyes there.
+//!
+//! ```text
+//!   channel (packets) ─▶ session ─▶ one task per stream ─▶ answer
+//!        ▲                                │                  ├─ process/   run, attach, supervise
+//!        └────────── turn, credit ────────┘                  ├─ files/     read, write, list, watch
+//!                                                            ├─ archive/   tar in, tar out
+//!                                                            └─ ports, identity
+//! ```
+//!
+//! Invariants:
+//! - One thread owns everything; state lives in cells that are never borrowed across an await.
+//! - Nothing that came from a user process or from the channel grows without a bound.
+//! - A stream nobody reads stops itself and nobody else: there is one packet buffer, and whoever has
+//!   something to send takes turns at it.
+//! - Processes belong to the table, not to the streams: they outlive a daemon that went away.
+
+mod agent;
+mod answer;
+mod archive;
+mod channel;
+mod failure;
+mod files;
+mod identity;
+mod ports;
+mod process;
+mod session;
+mod stream;
+mod terminal;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::runtime::Builder;
+use tokio::task::LocalSet;
+
+use agent::Agent;
+
+/// Threads for the few jobs that are long and wait for nobody (removing a big tree). In a machine
+/// every thread costs the host one too.
+const BLOCKING_THREADS: usize = 4;
+/// How long such a thread is kept for the next job.
+const BLOCKING_KEEP: Duration = Duration::from_secs(1);
+
+/// Where the agent runs, and so what it may touch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// PID 1 of a machine: reaps everybody's orphans, mounts nothing, owns the hostname.
+    Init,
+    /// In the test process of the fake engine: touches only processes it started, sets no hostname,
+    /// writes no resolv.conf.
+    InProcess,
+}
+
+/// Serves one channel, a SEQPACKET socket, until the other side is gone; kills what it started
+/// before it returns. Blocks; makes its own single-threaded runtime.
+pub fn serve(channel: OwnedFd, mode: Mode) -> io::Result<()> {
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_keep_alive(BLOCKING_KEEP)
+        .build()?;
+    let tasks = LocalSet::new();
+    let served = tasks.block_on(&runtime, async {
+        let agent = Rc::new(Agent::new(channel, mode)?);
+        let reaper = process::Reaper::new(&agent)?;
+        tokio::task::spawn_local(reaper.run());
+        let ended = session::converse(&agent).await;
+        process::kill_all(&agent).await;
+        ended
+    });
+    // A job that still runs on a thread must not keep the caller.
+    drop(tasks);
+    runtime.shutdown_background();
+    served
+}

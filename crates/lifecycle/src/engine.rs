@@ -89,8 +89,8 @@ pub struct Usage {
     pub disk_bytes: u64,
 }
 
-/// Packets to and from the agent (`protocol::guest` frames). `send` and `recv` are each called from
-/// one task at a time and are cancel-safe: a packet is sent or received whole, or not at all.
+/// Packets to and from the agent (`protocol::guest` frames). `send` may be called from many tasks at
+/// once, `recv` from one. Both are cancel-safe: a packet goes whole, or not at all.
 #[async_trait]
 pub trait Channel: Send + Sync + 'static {
     /// Waits while the road is full.

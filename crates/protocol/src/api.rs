@@ -1,11 +1,437 @@
 //! Bodies of the native HTTP API, `/v1`.
 //!
-//! Byte streams (files, tars, stdin) are raw bodies and not described here. Output of a running
-//! command is NDJSON: one [`RunEvent`] a line.
+//! Byte streams (files, tars, stdin) are raw bodies and not described here. The output of a running
+//! command is NDJSON: one [`RunEvent`] a line. WebSockets carry [`ExecInput`] and [`ExecOutput`] as
+//! text messages, and bytes as binary messages (see [`ExecOutput`]).
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::guest::{self, RestartPolicy};
+use crate::guest::{Exit, FileChange, FileStat, ProcessStatus, RestartPolicy, TerminalSize};
 use crate::id::{ImageId, Name};
 use crate::spec::{Lifetime, Network, Pairs};
 use crate::status::Status;
+
+/// The image of a sandbox that names none.
+pub const DEFAULT_IMAGE: &str = "torpor/base";
+/// Carries the request id, both ways.
+pub const REQUEST_ID_HEADER: &str = "x-request-id";
+/// Routes a request to a port of a sandbox, instead of the `Host` label: `<port>-<name-or-id>`.
+pub const PREVIEW_HEADER: &str = "x-torpor-preview";
+
+/// `POST /v1/sandboxes`. All fields may be left out.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct CreateSandbox {
+    pub name: Option<Name>,
+    /// Name or id of an image.
+    pub image: Option<String>,
+    pub cpus: Option<f64>,
+    pub memory_mib: Option<u64>,
+    pub disk_mib: Option<u64>,
+    pub pids: Option<u32>,
+    pub env: Pairs,
+    pub labels: Pairs,
+    pub network: Network,
+    pub lifetime: Lifetime,
+}
+
+/// `PATCH /v1/sandboxes/{sandbox}`: what is given is replaced.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct UpdateSandbox {
+    pub labels: Option<Pairs>,
+    pub lifetime: Option<Lifetime>,
+}
+
+/// `GET /v1/sandboxes`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SandboxList {
+    pub sandboxes: Vec<Status>,
+    /// Ask for `?after=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// `GET /v1/sandboxes/{sandbox}/usage`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct UsageReport {
+    pub memory_bytes: u64,
+    pub cpu_micros: u64,
+    pub disk_bytes: u64,
+    pub oom_kills: u64,
+}
+
+/// `POST /v1/sandboxes/{sandbox}/run` and `…/processes`, and the first message of `…/exec`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Command {
+    /// Program and arguments; no shell is involved.
+    pub command: Vec<String>,
+    pub env: BTreeMap<String, String>,
+    /// Default: the image's working directory.
+    pub cwd: Option<String>,
+    /// Name, uid, `name:group` or `uid:gid`. Default: the image's user, else root.
+    pub user: Option<String>,
+    /// `run`: text for its standard input. Otherwise it reads nothing.
+    pub stdin: Option<String>,
+    /// `processes`: keep its standard input open for `PUT …/stdin`.
+    pub keep_stdin: bool,
+    /// Killed with everything it started after so long.
+    pub timeout_ms: Option<u64>,
+    /// `exec`, `processes`: a terminal of this size instead of pipes.
+    pub terminal: Option<Size>,
+    /// `exec`: go on when the client goes away.
+    pub detachable: bool,
+    /// `processes`: start it again when it ends.
+    pub supervise: Option<Supervise>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Size {
+    pub cols: u16,
+    pub rows: u16,
+}
+
+impl From<Size> for TerminalSize {
+    fn from(size: Size) -> Self {
+        Self { cols: size.cols, rows: size.rows }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Supervise {
+    /// Unique in the sandbox.
+    pub name: Option<String>,
+    pub restart: RestartPolicy,
+    pub max_restarts: Option<u32>,
+    pub initial_backoff_ms: u64,
+    pub max_backoff_ms: u64,
+}
+
+impl Default for Supervise {
+    fn default() -> Self {
+        Self {
+            name: None,
+            restart: RestartPolicy::OnFailure,
+            max_restarts: None,
+            initial_backoff_ms: 500,
+            max_backoff_ms: 30_000,
+        }
+    }
+}
+
+/// `POST …/run` without `?stream=true`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct RunResult {
+    #[serde(flatten)]
+    pub exit: ExitReport,
+    /// Bytes that are not UTF-8 show as U+FFFD.
+    pub stdout: String,
+    pub stderr: String,
+    /// Output beyond the limit was cut.
+    pub truncated: bool,
+    pub duration_ms: u64,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ExitReport {
+    /// None if a signal ended it.
+    pub exit_code: Option<i32>,
+    pub signal: Option<i32>,
+    pub timed_out: bool,
+    /// The host killed something in the sandbox for want of memory while it ran.
+    pub oom_killed: bool,
+}
+
+impl ExitReport {
+    pub fn new(exit: Exit, oom_killed: bool) -> Self {
+        match exit {
+            Exit::Code { code } => Self { exit_code: Some(code), oom_killed, ..Self::default() },
+            Exit::Signal { signal } => {
+                Self { signal: Some(signal), oom_killed, ..Self::default() }
+            }
+            Exit::TimedOut => Self { timed_out: true, oom_killed, ..Self::default() },
+        }
+    }
+}
+
+/// A line of `POST …/run?stream=true` and of `GET …/processes/{pid}/output`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum RunEvent {
+    Started {
+        pid: u32,
+        started_at_ms: u64,
+    },
+    /// `text`, or `base64` if the bytes are not UTF-8.
+    Output {
+        stream: OutputStream,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        text: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        base64: Option<String>,
+    },
+    /// So many bytes of output were lost because nobody read them in time.
+    Skipped {
+        bytes: u64,
+    },
+    Exited {
+        #[serde(flatten)]
+        exit: ExitReport,
+    },
+    /// The stream broke off.
+    Error {
+        message: String,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum OutputStream {
+    Stdout,
+    Stderr,
+}
+
+/// A text message of the client on `…/exec` and `…/attach`; bytes for stdin are binary messages.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub enum ExecInput {
+    /// The first message on `…/exec`.
+    Start(Box<Command>),
+    Resize(Size),
+    Signal { signal: i32 },
+    /// No more stdin.
+    Eof,
+}
+
+/// A text message of the daemon on `…/exec` and `…/attach`; output is binary messages whose first
+/// byte is 1 (stdout, terminal) or 2 (stderr).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum ExecOutput {
+    Started { pid: u32 },
+    Skipped { bytes: u64 },
+    Exited(ExitReport),
+    Error(crate::ErrorBody),
+}
+
+/// First byte of binary messages that carry output.
+pub const STDOUT_BYTE: u8 = 1;
+/// First byte of binary messages that carry standard error.
+pub const STDERR_BYTE: u8 = 2;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ProcessList {
+    pub processes: Vec<Process>,
+}
+
+/// A process that was started through the API.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Process {
+    pub pid: u32,
+    pub command: Vec<String>,
+    pub name: Option<String>,
+    pub terminal: bool,
+    pub stdin_open: bool,
+    pub running: bool,
+    pub started_at_ms: u64,
+    pub ended_at_ms: Option<u64>,
+    /// None while it runs.
+    pub exit: Option<ExitReport>,
+    pub restarts: u32,
+    pub next_start_at_ms: Option<u64>,
+    pub output_bytes: u64,
+    pub output_dropped: u64,
+}
+
+impl From<ProcessStatus> for Process {
+    fn from(status: ProcessStatus) -> Self {
+        Self {
+            pid: status.pid,
+            command: status.command,
+            name: status.name,
+            terminal: status.terminal,
+            stdin_open: status.stdin_open,
+            running: status.exit.is_none(),
+            started_at_ms: status.started_at_ms,
+            ended_at_ms: status.ended_at_ms,
+            exit: status.exit.map(|exit| ExitReport::new(exit, false)),
+            restarts: status.restarts,
+            next_start_at_ms: status.next_start_at_ms,
+            output_bytes: status.output_bytes,
+            output_dropped: status.output_dropped,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct SendSignal {
+    /// A number, 1 to 64.
+    pub signal: i32,
+}
+
+/// A file or directory in a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct FileEntry {
+    pub path: String,
+    /// `file`, `directory`, `symlink` or `other`.
+    pub kind: String,
+    pub size: u64,
+    /// Permission bits, as a number.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub modified_at_ms: i64,
+    pub target: Option<String>,
+}
+
+impl From<FileStat> for FileEntry {
+    fn from(stat: FileStat) -> Self {
+        use crate::guest::FileKind;
+        let kind = match stat.kind {
+            FileKind::File => "file",
+            FileKind::Directory => "directory",
+            FileKind::Symlink => "symlink",
+            FileKind::Other => "other",
+        };
+        Self {
+            path: stat.path,
+            kind: kind.to_owned(),
+            size: stat.size,
+            mode: stat.mode,
+            uid: stat.uid,
+            gid: stat.gid,
+            modified_at_ms: stat.modified_at_ms,
+            target: stat.target,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct FileList {
+    pub entries: Vec<FileEntry>,
+}
+
+/// A line of `GET …/files/watch`.
+pub type WatchEvent = FileChange;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct MoveFile {
+    pub from: String,
+    pub to: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ChangeMode {
+    pub path: String,
+    pub mode: u32,
+}
+
+/// An image on this host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Image {
+    pub id: ImageId,
+    pub names: Vec<String>,
+    pub size_bytes: u64,
+    pub created_at_ms: u64,
+    pub config: ImageConfig,
+}
+
+/// What an image says about the processes that run in it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(default)]
+pub struct ImageConfig {
+    pub env: Pairs,
+    pub user: Option<String>,
+    pub workdir: Option<String>,
+    pub entrypoint: Vec<String>,
+    pub cmd: Vec<String>,
+    pub labels: Pairs,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ImageList {
+    pub images: Vec<Image>,
+}
+
+/// A line of `POST /v1/images/build`, `…/import` and `…/base`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum ImageEvent {
+    /// A step began.
+    Step { number: u32, of: u32, text: String },
+    /// Output of a step.
+    Output { text: String },
+    /// How far the step is, 0 to 100.
+    Progress { percent: u8, text: String },
+    Done { image: Image },
+    Error { error: crate::ErrorBody },
+}
+
+/// `GET /v1/info`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Info {
+    pub version: String,
+    pub engine: String,
+    pub engine_version: String,
+    pub sandboxes: usize,
+    pub uptime_ms: u64,
+}
+
+/// `POST /v1/keys`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct CreateKey {
+    pub label: String,
+}
+
+/// An API key. Its secret is shown once, when it is made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ApiKey {
+    pub id: String,
+    pub label: String,
+    /// The first characters, to tell keys apart.
+    pub prefix: String,
+    pub created_at_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct KeyList {
+    pub keys: Vec<ApiKey>,
+}

@@ -1,0 +1,67 @@
+//! What all streams share: the channel, the process table, the identity.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use tokio::time::Instant;
+use torpor_protocol::guest::{Health, Identity};
+
+use crate::Mode;
+use crate::channel::Channel;
+use crate::process::Table;
+use crate::stream::Streams;
+
+pub(crate) struct Agent {
+    pub(crate) mode: Mode,
+    pub(crate) channel: Rc<Channel>,
+    pub(crate) streams: Streams,
+    pub(crate) processes: Table,
+    /// What the daemon said last; new processes read it.
+    pub(crate) identity: RefCell<Identity>,
+    since: Instant,
+}
+
+impl Agent {
+    pub(crate) fn new(channel: OwnedFd, mode: Mode) -> io::Result<Self> {
+        Ok(Self {
+            mode,
+            channel: Rc::new(Channel::new(channel)?),
+            streams: Streams::default(),
+            processes: Table::default(),
+            identity: RefCell::new(Identity {
+                hostname: String::new(),
+                nameservers: Vec::new(),
+                env: BTreeMap::new(),
+                user: None,
+                workdir: None,
+                entropy: String::new(),
+            }),
+            since: Instant::now(),
+        })
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        Health {
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_ms: u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX),
+            running: u32::try_from(self.processes.running()).unwrap_or(u32::MAX),
+            started: self.processes.started(),
+            memory_kib: resident_kib().unwrap_or(0),
+            open_files: open_files().unwrap_or(0),
+        }
+    }
+}
+
+/// The agent's own resident memory.
+fn resident_kib() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64 / 1024)
+}
+
+fn open_files() -> Option<u32> {
+    u32::try_from(std::fs::read_dir("/proc/self/fd").ok()?.count()).ok()
+}

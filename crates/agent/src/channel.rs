@@ -1,0 +1,109 @@
+//! The packet socket to the daemon.
+//!
+//! There is one outgoing packet buffer. Whoever wants to send waits for a [`Turn`], in order of
+//! asking, fills the buffer and sends it; so memory does not grow with the number of streams, and no
+//! stream can crowd out the others.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use serde::Serialize;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Mutex, MutexGuard};
+use torpor_protocol::guest::{HEADER, Kind, MAX_PAYLOAD};
+
+/// Packets that may wait in the socket: enough to keep both sides busy.
+const SOCKET_BUFFER: usize = 8 * (HEADER + MAX_PAYLOAD);
+/// When to try again after the kernel had no memory for a packet.
+const NO_BUFFERS_PAUSE: Duration = Duration::from_millis(10);
+
+pub(crate) struct Channel {
+    socket: AsyncFd<OwnedFd>,
+    packet: Mutex<Vec<u8>>,
+}
+
+impl Channel {
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        // An engine whose sockets can't be resized works with the size they have.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        Ok(Self {
+            socket: AsyncFd::with_interest(socket, interest)?,
+            packet: Mutex::new(vec![0; HEADER + MAX_PAYLOAD]),
+        })
+    }
+
+    /// The next packet; 0 bytes when the other side is gone.
+    pub(crate) async fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let received = self
+            .socket
+            .async_io(Interest::READABLE, |socket| {
+                let (length, _) = rustix::net::recv(socket, &mut *buffer, RecvFlags::empty())?;
+                Ok(length)
+            })
+            .await;
+        match received {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(0),
+            received => received,
+        }
+    }
+
+    pub(crate) async fn turn(&self) -> Turn<'_> {
+        Turn { socket: &self.socket, packet: self.packet.lock().await }
+    }
+}
+
+/// The right to send the next packet.
+pub(crate) struct Turn<'a> {
+    socket: &'a AsyncFd<OwnedFd>,
+    packet: MutexGuard<'a, Vec<u8>>,
+}
+
+impl Turn<'_> {
+    pub(crate) fn payload(&mut self) -> &mut [u8] {
+        &mut self.packet[HEADER..]
+    }
+
+    /// Sends the first `length` bytes of the payload. Never returns once the other side is gone: the
+    /// session sees that too, and ends.
+    pub(crate) async fn send(mut self, stream: u32, kind: Kind, length: usize) {
+        let packet = &mut self.packet[..HEADER + length];
+        packet[..4].copy_from_slice(&stream.to_le_bytes());
+        packet[4] = kind as u8;
+        loop {
+            let sent = self.socket.async_io(Interest::WRITABLE, |socket| {
+                Ok(rustix::net::send(socket, packet, SendFlags::NOSIGNAL)?)
+            });
+            match sent.await.map_err(|error| Errno::from_io_error(&error)) {
+                Ok(_) => return,
+                Err(Some(Errno::NOBUFS | Errno::NOMEM)) => {
+                    tokio::time::sleep(NO_BUFFERS_PAUSE).await;
+                }
+                Err(_) => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Sends `value`, or says that it does not fit into one packet.
+    pub(crate) async fn send_json<T: Serialize>(
+        mut self,
+        stream: u32,
+        kind: Kind,
+        value: &T,
+    ) -> Result<(), TooLarge> {
+        let mut rest = self.payload();
+        serde_json::to_writer(&mut rest, value).map_err(|_| TooLarge)?;
+        let length = MAX_PAYLOAD - rest.len();
+        self.send(stream, kind, length).await;
+        Ok(())
+    }
+}
+
+/// The message does not fit into one packet.
+#[derive(Debug)]
+pub(crate) struct TooLarge;

@@ -1,0 +1,39 @@
+//! Builds the agent that runs as PID 1 in every machine, as a static program, so that the engines
+//! can carry it along as bytes.
+//!
+//! The agent has its own profile and target directory: a nested cargo in the outer target directory
+//! would wait for the lock that the outer cargo holds until this script is done.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+fn main() {
+    let workspace = PathBuf::from(var("CARGO_MANIFEST_DIR")).join("../..");
+    for input in ["crates/agent", "crates/protocol", "Cargo.lock", "Cargo.toml"] {
+        println!("cargo::rerun-if-changed={}", workspace.join(input).display());
+    }
+    let target = var("TARGET");
+    let out = PathBuf::from(var("OUT_DIR")).join("agent");
+    let status = Command::new(var("CARGO"))
+        .current_dir(&workspace)
+        .args(["build", "--quiet", "--package", "torpor-agent", "--bin", "torpor-agent"])
+        .args(["--profile", "agent", "--target", &target, "--target-dir"])
+        .arg(&out)
+        // The outer build's flags would be taken before RUSTFLAGS and lose the static linking.
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        // Set by `cargo clippy`: it would check the agent instead of building it.
+        .env_remove("RUSTC_WORKSPACE_WRAPPER")
+        .env_remove("RUSTC_WRAPPER")
+        .env("RUSTFLAGS", "-C target-feature=+crt-static")
+        .status()
+        .expect("cargo, which runs this script, can be started");
+    assert!(status.success(), "the agent does not build: {status}");
+
+    let agent = out.join(target).join("agent").join("torpor-agent");
+    println!("cargo::rustc-env=TORPOR_AGENT={}", agent.display());
+}
+
+fn var(name: &str) -> String {
+    env::var(name).unwrap_or_else(|_| panic!("cargo sets {name} for build scripts"))
+}

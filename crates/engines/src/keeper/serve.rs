@@ -1,0 +1,311 @@
+//! The keeper's side: one loop that accepts, answers, reads and reaps.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::process::{Pid, WaitOptions, WaitStatus};
+
+use super::KEEPER_VERSION;
+use super::held::{Held, now};
+use super::wire::{self, Ended, PACKET_MAX, RecvError, Reply, Request, Spawn};
+
+/// Connections at once; more wait in the backlog. A daemon has one per boot that is under way.
+const PEERS_MAX: usize = 1024;
+/// Ends of processes nobody asked about yet; the oldest is dropped.
+const ENDS_MAX: usize = 1024;
+/// Waiting connections; what the kernel's default bound allows.
+const BACKLOG: i32 = 4096;
+
+/// Makes the socket at `path`, for root only. A socket file left by a dead keeper is replaced.
+pub fn listen(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Serves requests on `socket` (from [`listen`]) until asked to stop. The process must have one
+/// thread. It becomes a session of its own and the parent of all orphans among its descendants.
+pub fn run(socket: OwnedFd) -> io::Result<()> {
+    // Refused only to the leader of a process group, who has what is wanted.
+    let _ = rustix::process::setsid();
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    std::env::set_current_dir("/")?;
+    let signals = child_signals()?;
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty())?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    drop(null);
+    let mut desk = Desk::default();
+    while !desk.stopping {
+        desk.turn(&socket, &signals)?;
+    }
+    Ok(())
+}
+
+/// A descriptor that is readable when a child has ended.
+#[expect(unsafe_code, reason = "rustix has no signalfd")]
+fn child_signals() -> io::Result<OwnedFd> {
+    // SAFETY: `mask` is initialised by sigemptyset before anyone reads it and outlives the calls;
+    // signalfd returns a fresh descriptor (checked), which nobody else owns.
+    unsafe {
+        let mut mask = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&mut mask);
+        libc::sigaddset(&mut mask, libc::SIGCHLD);
+        if libc::sigprocmask(libc::SIG_BLOCK, &mask, std::ptr::null_mut()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let fd = libc::signalfd(-1, &mask, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Someone who asked, and what they wait for.
+#[derive(Debug)]
+struct Peer {
+    socket: OwnedFd,
+    waits: Option<Wait>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Wait {
+    Starter(String),
+    Exit(Pid),
+}
+
+#[derive(Debug, Default)]
+struct Desk {
+    machines: BTreeMap<String, Held>,
+    peers: Vec<Peer>,
+    ends: VecDeque<(Pid, Ended)>,
+    stopping: bool,
+}
+
+/// What became readable.
+struct Ready {
+    listener: bool,
+    child: bool,
+    peers: Vec<usize>,
+    stderrs: Vec<String>,
+}
+
+impl Desk {
+    /// Waits until something happens and deals with all of it.
+    fn turn(&mut self, listener: &OwnedFd, signals: &OwnedFd) -> io::Result<()> {
+        let ready = self.wait(listener, signals)?;
+        for id in &ready.stderrs {
+            if let Some(held) = self.machines.get_mut(id) {
+                held.read_stderr(now());
+            }
+        }
+        // Oldest connection first: a `Forget` never overtakes the `Spawn` it follows.
+        let mut gone = Vec::new();
+        for &index in &ready.peers {
+            if !self.serve(index) {
+                gone.push(index);
+            }
+        }
+        for index in gone.into_iter().rev() {
+            self.peers.remove(index);
+        }
+        // After the requests: whoever asks for an end that is there already gets it here.
+        if ready.child {
+            self.reap(signals);
+        }
+        if ready.listener {
+            self.accept(listener);
+        }
+        Ok(())
+    }
+
+    fn wait(&self, listener: &OwnedFd, signals: &OwnedFd) -> io::Result<Ready> {
+        let mut timeout: Option<Duration> = None;
+        let mut stderrs: Vec<(&String, BorrowedFd<'_>)> = Vec::new();
+        let now = now();
+        for (id, held) in &self.machines {
+            match held.stderr(now) {
+                Ok(Some(fd)) => stderrs.push((id, fd)),
+                Ok(None) => {}
+                Err(rest) => timeout = Some(timeout.map_or(rest, |least| least.min(rest))),
+            }
+        }
+        let accepting = self.peers.len() < PEERS_MAX;
+        let watch = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut fds = vec![watch(signals.as_fd())];
+        fds.push(if accepting { watch(listener.as_fd()) } else { watch(signals.as_fd()) });
+        fds.extend(self.peers.iter().map(|peer| watch(peer.socket.as_fd())));
+        fds.extend(stderrs.iter().map(|(_, fd)| watch(*fd)));
+        let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let (fixed, rest) = ready.split_at(2);
+        let (peers, pipes) = rest.split_at(self.peers.len());
+        Ok(Ready {
+            child: fixed[0],
+            listener: accepting && fixed[1],
+            peers: (0..peers.len()).filter(|index| peers[*index]).collect(),
+            stderrs: stderrs.iter().zip(pipes).filter(|(_, r)| **r).map(|((id, _), _)| (*id).clone()).collect(),
+        })
+    }
+
+    fn accept(&mut self, listener: &OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        while self.peers.len() < PEERS_MAX {
+            let Ok(socket) = rustix::net::accept_with(listener, flags) else { return };
+            let me = rustix::process::getuid();
+            if sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == me) {
+                let _ = sockopt::set_socket_send_buffer_size_force(&socket, 2 * PACKET_MAX);
+                self.peers.push(Peer { socket, waits: None });
+            }
+        }
+    }
+
+    /// Answers the peer. `false`: it is done with.
+    fn serve(&mut self, index: usize) -> bool {
+        let request = match wire::recv::<Request>(&self.peers[index].socket) {
+            Ok((request, _)) => request,
+            Err(RecvError::Io(Errno::AGAIN | Errno::INTR)) => return true,
+            Err(RecvError::Closed | RecvError::Io(_)) => return false,
+            Err(RecvError::Nonsense(error)) => {
+                let why = error.to_string();
+                return wire::send(&self.peers[index].socket, &Reply::Refused { why }, None).is_ok();
+            }
+        };
+        if let Request::Channel { id } = &request
+            && let Some(held) = self.machines.get(id)
+        {
+            let fd = Some(held.channel.as_fd());
+            return wire::send(&self.peers[index].socket, &Reply::Channel, fd).is_ok();
+        }
+        match self.answer(request) {
+            Ok(reply) => wire::send(&self.peers[index].socket, &reply, None).is_ok(),
+            Err(wait) => {
+                self.peers[index].waits = Some(wait);
+                true
+            }
+        }
+    }
+
+    fn answer(&mut self, request: Request) -> Result<Reply, Wait> {
+        Ok(match request {
+            Request::Hello => Reply::Hello { version: KEEPER_VERSION },
+            Request::Spawn(spawn) => return self.spawn(spawn),
+            Request::Channel { id } => refuse(format!("no machine {id} is held here")),
+            Request::ExitOf { pid } => return self.exit_of(pid),
+            Request::Tail { id } => match self.machines.get_mut(&id) {
+                Some(held) => {
+                    held.read_stderr(now());
+                    Reply::Tail { text: held.tail() }
+                }
+                None => refuse(format!("no machine {id} is held here")),
+            },
+            Request::Forget { id } => {
+                if let Some(held) = self.machines.remove(&id) {
+                    held.abandon();
+                }
+                Reply::Forgotten
+            }
+            Request::List => Reply::Ids { ids: self.machines.keys().cloned().collect() },
+            Request::Stop if self.machines.is_empty() => {
+                self.stopping = true;
+                Reply::Stopping
+            }
+            Request::Stop => refuse(format!("{} machines are held here", self.machines.len())),
+        })
+    }
+
+    fn spawn(&mut self, spawn: Spawn) -> Result<Reply, Wait> {
+        if self.machines.contains_key(&spawn.id) {
+            return Ok(refuse(format!("machine {} is held already", spawn.id)));
+        }
+        match Held::spawn(&spawn) {
+            Ok(held) => {
+                self.machines.insert(spawn.id.clone(), held);
+                Err(Wait::Starter(spawn.id))
+            }
+            Err(error) => {
+                let program = spawn.argv.first().map_or("", String::as_str);
+                Ok(refuse(format!("could not start {program}: {error}")))
+            }
+        }
+    }
+
+    fn exit_of(&mut self, pid: i32) -> Result<Reply, Wait> {
+        let Some(pid) = Pid::from_raw(pid) else { return Ok(refuse("0 is no process".into())) };
+        // The latest: numbers are used again.
+        if let Some(index) = self.ends.iter().rposition(|(ended, _)| *ended == pid) {
+            let (_, ended) = self.ends.remove(index).expect("the position was just found");
+            return Ok(Reply::Exited { ended });
+        }
+        match rustix::process::test_kill_process(pid) {
+            Err(Errno::SRCH) => Ok(refuse(format!("process {pid} was not seen to end"))),
+            Ok(()) | Err(_) => Err(Wait::Exit(pid)),
+        }
+    }
+
+    /// Reaps everything that ended and tells who waits for it.
+    fn reap(&mut self, signals: &OwnedFd) {
+        let mut sink = [0u8; 16 * size_of::<libc::signalfd_siginfo>()];
+        while rustix::io::read(signals, &mut sink).is_ok_and(|count| count > 0) {}
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            self.ended(pid, end_of(status));
+        }
+    }
+
+    fn ended(&mut self, pid: Pid, ended: Ended) {
+        let starter = self.machines.iter_mut().find(|(_, held)| held.starter == Some(pid));
+        let (wait, reply) = if let Some((id, held)) = starter {
+            held.starter = None;
+            held.read_stderr(now());
+            (Wait::Starter(id.clone()), Reply::Spawned { ended, stderr: held.tail() })
+        } else {
+            (Wait::Exit(pid), Reply::Exited { ended })
+        };
+        let mut told = false;
+        self.peers.retain_mut(|peer| {
+            if peer.waits.as_ref() != Some(&wait) {
+                return true;
+            }
+            peer.waits = None;
+            told = true;
+            wire::send(&peer.socket, &reply, None).is_ok()
+        });
+        if !told && matches!(wait, Wait::Exit(_)) {
+            self.ends.push_back((pid, ended));
+            if self.ends.len() > ENDS_MAX {
+                self.ends.pop_front();
+            }
+        }
+    }
+}
+
+fn refuse(why: String) -> Reply {
+    Reply::Refused { why }
+}
+
+fn end_of(status: WaitStatus) -> Ended {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Ended::Code { code },
+        (None, signal) => Ended::Signal { signal: signal.unwrap_or(0) },
+    }
+}

@@ -1,0 +1,34 @@
+//! Refusal or failure: the request does not fit the sandbox now, or we tried and it broke.
+
+use torpor_protocol::{Name, SandboxRef};
+
+use crate::engine::EngineError;
+use crate::guest::GuestError;
+use crate::store::StoreError;
+
+/// The request does not fit; nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("there is no sandbox {0}")]
+    NoSuchSandbox(SandboxRef),
+    #[error("the name {0} is taken")]
+    NameTaken(Name),
+    #[error("sandbox {id} can't run: {reason}")]
+    Failed { id: String, reason: String },
+    #[error("sandbox {0} is terminated")]
+    Terminated(String),
+    #[error("the daemon is stopping")]
+    Stopping,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("the isolation engine failed")]
+    Engine(#[from] EngineError),
+    #[error("the store failed")]
+    Store(#[from] StoreError),
+    #[error("the agent did not answer")]
+    Guest(#[from] GuestError),
+}

@@ -1,0 +1,243 @@
+//! All sandboxes of this host: create, find, list, and bring back what the ledger knows.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::{broadcast, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, State, Status};
+
+use crate::clock::Clock;
+use crate::driver::{Driver, Phase, World, first_status};
+use crate::engine::{About, Engine};
+use crate::lease::{Door, Lease};
+use crate::sandbox::{INBOX, Sandbox};
+use crate::store::{Images, Ledger, Record, Rest};
+use crate::{Error, Refusal};
+
+/// Status changes that a slow watcher of the whole fleet may lag behind before it misses some.
+const EVENTS: usize = 1024;
+
+#[derive(Clone)]
+pub struct Fleet {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    world: Arc<World>,
+    register: Mutex<Register>,
+    events: broadcast::Sender<Status>,
+    drivers: TaskTracker,
+}
+
+/// Who exists. A name is taken from the moment it is asked for until its sandbox is gone.
+#[derive(Default)]
+struct Register {
+    by_id: BTreeMap<SandboxId, Sandbox>,
+    by_name: HashMap<Name, SandboxId>,
+}
+
+impl Fleet {
+    /// Everything recorded comes back; whatever else is on the host is swept away first.
+    pub async fn recover(
+        engine: Arc<dyn Engine>,
+        ledger: Arc<dyn Ledger>,
+        images: Arc<dyn Images>,
+    ) -> Result<Self, Error> {
+        let records = ledger.all().await?;
+        let keep: HashSet<_> = records.iter().filter(|r| may_run(&r.rest)).map(|r| r.id.clone()).collect();
+        let swept = engine.sweep(&keep).await?;
+        tracing::info!(recorded = records.len(), swept, "recovering");
+        let world = World {
+            engine,
+            ledger,
+            images,
+            clock: Clock::start(),
+            stopping: CancellationToken::new(),
+        };
+        let fleet = Self {
+            inner: Arc::new(Inner {
+                world: Arc::new(world),
+                register: Mutex::default(),
+                events: broadcast::channel(EVENTS).0,
+                drivers: TaskTracker::new(),
+            }),
+        };
+        for record in records {
+            fleet.bring_back(record);
+        }
+        Ok(fleet)
+    }
+
+    fn bring_back(&self, record: Record) {
+        let phase = match &record.rest {
+            Rest::Created | Rest::Running => Phase::Adopting,
+            Rest::Failed { reason } => Phase::Failed { reason: reason.clone() },
+        };
+        if let Some(name) = &record.spec.name {
+            self.inner.register.lock().by_name.insert(name.clone(), record.id.clone());
+        }
+        self.launch(record, phase);
+    }
+
+    /// Creates a sandbox. When this returns it is recorded; it runs when `awake` returns.
+    pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox, Error> {
+        if self.inner.world.stopping.is_cancelled() {
+            return Err(Refusal::Stopping.into());
+        }
+        let id = SandboxId::random();
+        self.claim(&id, spec.name.as_ref())?;
+        let now = self.inner.world.clock.now_ms();
+        let record =
+            Record { id, spec, rest: Rest::Created, created_at_ms: now, last_used_at_ms: now };
+        // A caller that gives up now must not leave a name that is taken by nobody.
+        let fleet = self.clone();
+        let creation = tokio::spawn(async move {
+            if let Err(error) = fleet.inner.world.ledger.record(&record).await {
+                fleet.inner.register.lock().forget(&record.id, record.spec.name.as_ref());
+                return Err(Error::from(error));
+            }
+            Ok(fleet.launch(record, Phase::Creating))
+        });
+        creation.await.unwrap_or_else(|_| Err(Refusal::Stopping.into()))
+    }
+
+    fn claim(&self, id: &SandboxId, name: Option<&Name>) -> Result<(), Refusal> {
+        let Some(name) = name else { return Ok(()) };
+        let mut register = self.inner.register.lock();
+        if register.by_name.contains_key(name) {
+            return Err(Refusal::NameTaken(name.clone()));
+        }
+        register.by_name.insert(name.clone(), id.clone());
+        Ok(())
+    }
+
+    pub fn find(&self, reference: &SandboxRef) -> Result<Sandbox, Error> {
+        let register = self.inner.register.lock();
+        let id = match reference {
+            SandboxRef::Id(id) => Some(id),
+            SandboxRef::Name(name) => register.by_name.get(name),
+        };
+        let sandbox = id.and_then(|id| register.by_id.get(id)).cloned();
+        sandbox.ok_or_else(|| Refusal::NoSuchSandbox(reference.clone()).into())
+    }
+
+    /// The way in for every request to a sandbox.
+    pub async fn awake(&self, reference: &SandboxRef) -> Result<Lease, Error> {
+        self.find(reference)?.awake().await
+    }
+
+    /// Sorted by id, which is what pages of a listing go by.
+    pub fn list(&self) -> Vec<Status> {
+        let sandboxes: Vec<_> = self.inner.register.lock().by_id.values().cloned().collect();
+        sandboxes.iter().map(Sandbox::status).collect()
+    }
+
+    pub fn sandboxes(&self) -> Vec<Sandbox> {
+        self.inner.register.lock().by_id.values().cloned().collect()
+    }
+
+    pub async fn delete(&self, reference: &SandboxRef) -> Result<(), Error> {
+        self.find(reference)?.delete().await;
+        Ok(())
+    }
+
+    /// Status changes of all sandboxes, from now on.
+    pub fn events(&self) -> broadcast::Receiver<Status> {
+        self.inner.events.subscribe()
+    }
+
+    pub fn about(&self) -> &About {
+        self.inner.world.engine.about()
+    }
+
+    pub fn clock(&self) -> Clock {
+        self.inner.world.clock
+    }
+
+    /// The daemon stops: nothing new is begun, machines go on by themselves.
+    pub async fn shutdown(&self) {
+        self.inner.world.stopping.cancel();
+        self.inner.drivers.close();
+        self.inner.drivers.wait().await;
+        self.inner.world.engine.close().await;
+    }
+
+    fn launch(&self, record: Record, phase: Phase) -> Sandbox {
+        let world = &self.inner.world;
+        let (inbox, requests) = mpsc::channel(INBOX);
+        let (sender, status) = watch::channel(first_status(&record, world.engine.about().kind));
+        let sandbox = Sandbox {
+            id: record.id.clone(),
+            inbox,
+            status,
+            door: Arc::new(Door::closed(world.clock, record.last_used_at_ms)),
+            delete: CancellationToken::new(),
+        };
+        self.inner.register.lock().by_id.insert(record.id.clone(), sandbox.clone());
+        let driver = Driver {
+            world: Arc::clone(world),
+            inbox: requests,
+            status: sender,
+            door: Arc::clone(&sandbox.door),
+            delete: sandbox.delete.clone(),
+            record,
+        };
+        self.inner.drivers.spawn(self.clone().relay(sandbox.clone()));
+        self.inner.drivers.spawn(self.clone().supervise(sandbox.clone(), driver, phase));
+        sandbox
+    }
+
+    /// Runs a driver to its end. A bug in it takes one sandbox only.
+    async fn supervise(self, sandbox: Sandbox, driver: Driver, phase: Phase) {
+        let mut record = driver.record.clone();
+        match tokio::spawn(driver.run(phase)).await {
+            Ok(inbox) => {
+                if sandbox.status().state == State::Terminated {
+                    self.inner.register.lock().forget(&sandbox.id, record.spec.name.as_ref());
+                }
+                drop(inbox);
+            }
+            Err(error) => {
+                tracing::error!(sandbox = %sandbox.id, %error, "the driver of a sandbox panicked");
+                sandbox.door.close();
+                if let Ok(Some(machine)) = self.inner.world.engine.adopt(&sandbox.id).await {
+                    let _ = machine.kill().await;
+                }
+                let reason = "a bug in the daemon; its log has the details".to_owned();
+                record.rest = Rest::Failed { reason: reason.clone() };
+                self.launch(record, Phase::Failed { reason });
+            }
+        }
+    }
+
+    /// Passes the status of one sandbox on to the watchers of all.
+    async fn relay(self, sandbox: Sandbox) {
+        let mut status = sandbox.watch();
+        drop(sandbox);
+        while status.changed().await.is_ok() {
+            let now = status.borrow_and_update().clone();
+            // Nobody listens: nobody to tell.
+            let _ = self.inner.events.send(now);
+        }
+    }
+}
+
+impl Register {
+    fn forget(&mut self, id: &SandboxId, name: Option<&Name>) {
+        self.by_id.remove(id);
+        if let Some(name) = name {
+            self.by_name.remove(name);
+        }
+    }
+}
+
+/// Whether the engine may still have a machine for it.
+fn may_run(rest: &Rest) -> bool {
+    match rest {
+        Rest::Created | Rest::Running => true,
+        Rest::Failed { .. } => false,
+    }
+}

@@ -1,0 +1,131 @@
+//! The daemon's side of the agent's protocol: many streams over one packet channel.
+//!
+//! A [`Guest`] is a cheap handle. One task per machine receives packets and hands them to the
+//! stream they belong to; whoever holds a [`Stream`] sends on the channel itself, so a request costs
+//! no hop on its way in and one on its way out.
+//!
+//! The guest is not trusted: frames are parsed with limits, unread bytes of one machine are bounded
+//! by [`UNREAD_MAX`], and a guest that breaks the protocol loses its channel, which fails its
+//! sandbox and nobody else.
+
+mod mux;
+mod stream;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use torpor_protocol::guest::{
+    FailureCode, FileStat, Health, Identity, ProcessSpec, ProcessStatus, Reply, Request,
+};
+
+use crate::engine::Channel;
+pub use mux::UNREAD_MAX;
+pub use stream::{Item, Sender, Stream};
+
+/// How long the agent may take for an answer that needs no work of unknown length.
+const CALL_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Why the guest did not do what it was asked.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum GuestError {
+    /// The agent said no.
+    #[error("{message}")]
+    Refused { code: FailureCode, message: String },
+    /// The machine is gone.
+    #[error("the machine is gone")]
+    Gone,
+    /// What came is not our protocol.
+    #[error("the agent broke the protocol: {0}")]
+    Protocol(String),
+    #[error("the agent did not answer within {0:?}")]
+    Timeout(Duration),
+}
+
+/// Speaks with the agent of one machine.
+#[derive(Debug, Clone)]
+pub struct Guest {
+    shared: Arc<mux::Shared>,
+}
+
+impl Guest {
+    /// Says hello over `channel` and waits for the agent's answer.
+    /// The tasks that serve the channel end when the machine or the last handle is gone.
+    pub async fn connect(
+        channel: Arc<dyn Channel>,
+        deadline: Duration,
+    ) -> Result<Self, GuestError> {
+        let hello = mux::hello(&*channel);
+        tokio::time::timeout(deadline, hello).await.map_err(|_| GuestError::Timeout(deadline))??;
+        Ok(Self { shared: mux::serve(channel) })
+    }
+
+    /// Opens a stream. Dropping it before its end tells the agent to give up.
+    pub async fn open(&self, request: &Request) -> Result<Stream, GuestError> {
+        mux::open(&self.shared, request).await
+    }
+
+    /// Asks for one answer.
+    pub async fn call(&self, request: &Request) -> Result<Reply, GuestError> {
+        let answer = async { self.open(request).await?.reply().await };
+        tokio::time::timeout(CALL_DEADLINE, answer)
+            .await
+            .map_err(|_| GuestError::Timeout(CALL_DEADLINE))?
+    }
+
+    /// Resolves when the channel is dead.
+    pub async fn gone(&self) {
+        self.shared.gone().await;
+    }
+
+    pub async fn identify(&self, identity: Identity) -> Result<(), GuestError> {
+        self.done(&Request::Identify(identity)).await
+    }
+
+    pub async fn health(&self) -> Result<Health, GuestError> {
+        match self.call(&Request::Health).await? {
+            Reply::Health(health) => Ok(health),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    pub async fn start(&self, spec: ProcessSpec) -> Result<ProcessStatus, GuestError> {
+        self.process(&Request::Start(spec)).await
+    }
+
+    /// For requests that are answered with a process.
+    pub async fn process(&self, request: &Request) -> Result<ProcessStatus, GuestError> {
+        match self.call(request).await? {
+            Reply::Process(status) => Ok(status),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    pub async fn processes(&self) -> Result<Vec<ProcessStatus>, GuestError> {
+        match self.call(&Request::Processes).await? {
+            Reply::Processes { processes } => Ok(processes),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// For requests that are answered with a file's description.
+    pub async fn stat(&self, request: &Request) -> Result<FileStat, GuestError> {
+        match self.call(request).await? {
+            Reply::Stat(stat) => Ok(stat),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// For requests that are only done.
+    pub async fn done(&self, request: &Request) -> Result<(), GuestError> {
+        match self.call(request).await? {
+            Reply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// The agent answered something else than the protocol says.
+pub fn unexpected(reply: &Reply) -> GuestError {
+    let text: String = format!("{reply:?}").chars().take(120).collect();
+    GuestError::Protocol(format!("unexpected answer {text}"))
+}

@@ -1,0 +1,224 @@
+//! Streams over one channel: who is open, what came for whom, how much is unread.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+use torpor_protocol::guest::{
+    self, Frame, GUEST_VERSION, HEADER, Hello, Kind, MAX_STREAMS, Reply, Request, WINDOW,
+};
+
+use super::GuestError;
+use super::stream::{Item, Stream};
+use crate::engine::Channel;
+
+/// Unread bytes of one machine that the daemon keeps at most. An honest agent stays far below it:
+/// data is bounded by the window of each stream, answers are small.
+pub const UNREAD_MAX: usize = 128 * 1024 * 1024;
+
+/// What all streams of one channel have in common.
+pub(super) struct Shared {
+    pub(super) channel: Arc<dyn Channel>,
+    streams: Mutex<Streams>,
+    pub(super) unread: AtomicUsize,
+    closed: CancellationToken,
+    /// Packets from places that can't wait (Drop).
+    parting: mpsc::UnboundedSender<Bytes>,
+}
+
+#[derive(Default)]
+struct Streams {
+    next: u32,
+    open: HashMap<u32, Inbox>,
+}
+
+/// Where the frames of one stream go.
+struct Inbox {
+    items: mpsc::UnboundedSender<(Item, usize)>,
+    credit: Arc<Semaphore>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("closed", &self.closed.is_cancelled()).finish()
+    }
+}
+
+/// Starts a session: everything that was on the way before its answer belongs to another one.
+pub(super) async fn hello(channel: &dyn Channel) -> Result<(), GuestError> {
+    static SESSION: AtomicU64 = AtomicU64::new(0);
+    // Two daemons after each other must not choose the same number.
+    let mut random = [0u8; 4];
+    getrandom::fill(&mut random).map_err(|error| GuestError::Protocol(error.to_string()))?;
+    let number = SESSION.fetch_add(1, Ordering::Relaxed) & 0xffff_ffff;
+    let session = (u64::from(u32::from_le_bytes(random)) << 32) | number;
+
+    let packet = guest::json_packet(0, Kind::Hello, &Hello { version: GUEST_VERSION, session });
+    channel.send(packet.into()).await.map_err(|_| GuestError::Gone)?;
+    loop {
+        let packet = channel.recv().await.map_err(|_| GuestError::Gone)?;
+        if packet.is_empty() {
+            return Err(GuestError::Gone);
+        }
+        let Ok(frame) = Frame::parse(&packet) else { continue };
+        if frame.kind != Kind::Hello {
+            continue;
+        }
+        let answer: Hello = frame.json().map_err(|bad| GuestError::Protocol(bad.to_string()))?;
+        if answer.version != GUEST_VERSION {
+            let text = format!("it speaks version {}, not {GUEST_VERSION}", answer.version);
+            return Err(GuestError::Protocol(text));
+        }
+        if answer.session == session {
+            return Ok(());
+        }
+    }
+}
+
+/// Starts the tasks that serve the channel.
+pub(super) fn serve(channel: Arc<dyn Channel>) -> Arc<Shared> {
+    let (parting, mut partings) = mpsc::unbounded_channel::<Bytes>();
+    let closed = CancellationToken::new();
+    let shared = Arc::new(Shared {
+        channel: Arc::clone(&channel),
+        streams: Mutex::default(),
+        unread: AtomicUsize::new(0),
+        closed: closed.clone(),
+        parting,
+    });
+    let weak = Arc::downgrade(&shared);
+    let sender = Arc::clone(&channel);
+    let ended = closed.clone();
+    tokio::spawn(async move {
+        // Ends when the last handle is dropped, because `parting` is dropped with it.
+        while let Some(packet) = partings.recv().await {
+            if sender.send(packet).await.is_err() {
+                break;
+            }
+        }
+        ended.cancel();
+    });
+    tokio::spawn(async move {
+        loop {
+            let received = tokio::select! {
+                received = channel.recv() => received,
+                () = closed.cancelled() => break,
+            };
+            let Ok(packet) = received else { break };
+            if packet.is_empty() {
+                break;
+            }
+            let Some(shared) = weak.upgrade() else { break };
+            if let Err(bad) = shared.deliver(packet) {
+                tracing::warn!(error = %bad, "an agent broke the protocol; its channel is closed");
+                break;
+            }
+        }
+        if let Some(shared) = weak.upgrade() {
+            shared.close();
+        }
+    });
+    shared
+}
+
+/// Opens a stream with `request`.
+pub(super) async fn open(shared: &Arc<Shared>, request: &Request) -> Result<Stream, GuestError> {
+    let (items, inbox) = mpsc::unbounded_channel();
+    let credit = Arc::new(Semaphore::new(WINDOW as usize));
+    let id = shared.admit(Inbox { items, credit: Arc::clone(&credit) })?;
+    let stream = Stream::new(id, Arc::clone(shared), inbox, credit);
+    let packet = guest::json_packet(id, Kind::Open, request);
+    if packet.len() > HEADER + guest::MAX_PAYLOAD {
+        let message = format!("a request of {} bytes is too large", packet.len());
+        return Err(GuestError::Refused { code: guest::FailureCode::Invalid, message });
+    }
+    shared.send(packet.into()).await?;
+    Ok(stream)
+}
+
+impl Shared {
+    fn admit(&self, inbox: Inbox) -> Result<u32, GuestError> {
+        let mut streams = self.streams.lock();
+        if self.closed.is_cancelled() {
+            return Err(GuestError::Gone);
+        }
+        if streams.open.len() >= MAX_STREAMS {
+            let message = format!("{MAX_STREAMS} requests to this sandbox are under way");
+            return Err(GuestError::Refused { code: guest::FailureCode::Limit, message });
+        }
+        loop {
+            streams.next = streams.next.wrapping_add(1);
+            let id = streams.next;
+            if id != 0 && !streams.open.contains_key(&id) {
+                streams.open.insert(id, inbox);
+                return Ok(id);
+            }
+        }
+    }
+
+    pub(super) async fn send(&self, packet: Bytes) -> Result<(), GuestError> {
+        tokio::select! {
+            sent = self.channel.send(packet) => sent.map_err(|_| GuestError::Gone),
+            () = self.closed.cancelled() => Err(GuestError::Gone),
+        }
+    }
+
+    /// Sends from a place that can't wait.
+    pub(super) fn send_parting(&self, packet: Vec<u8>) {
+        // An error means that the channel is closed: then there is nobody to tell.
+        let _ = self.parting.send(packet.into());
+    }
+
+    pub(super) fn forget(&self, id: u32) {
+        self.streams.lock().open.remove(&id);
+    }
+
+    pub(super) async fn gone(&self) {
+        self.closed.cancelled().await;
+    }
+
+    /// Every stream ends with "gone": its sender is dropped.
+    fn close(&self) {
+        self.closed.cancel();
+        self.streams.lock().open.clear();
+    }
+
+    fn deliver(&self, packet: Bytes) -> Result<(), GuestError> {
+        let frame = Frame::parse(&packet).map_err(|bad| GuestError::Protocol(bad.to_string()))?;
+        let streams = self.streams.lock();
+        // Frames of a stream that was given up are still on the way.
+        let Some(inbox) = streams.open.get(&frame.stream) else { return Ok(()) };
+        let item = match frame.kind {
+            Kind::Data => Item::Data(packet.slice(HEADER..)),
+            Kind::DataErr => Item::DataErr(packet.slice(HEADER..)),
+            Kind::Reply => {
+                let reply = frame.json::<Reply>();
+                Item::Reply(reply.map_err(|bad| GuestError::Protocol(bad.to_string()))?)
+            }
+            Kind::Credit => {
+                let bytes = frame.credit().map_err(|bad| GuestError::Protocol(bad.to_string()))?;
+                // A lying guest can't make the window larger than it is.
+                let room = (WINDOW as usize).saturating_sub(inbox.credit.available_permits());
+                inbox.credit.add_permits(room.min(bytes as usize));
+                return Ok(());
+            }
+            Kind::End => Item::End,
+            Kind::Reset => Item::Reset,
+            Kind::Hello | Kind::Open => {
+                return Err(GuestError::Protocol(format!("unexpected {:?} frame", frame.kind)));
+            }
+        };
+        let unread = self.unread.fetch_add(packet.len(), Ordering::Relaxed) + packet.len();
+        if unread > UNREAD_MAX {
+            return Err(GuestError::Protocol(format!("{unread} bytes that nobody asked for")));
+        }
+        if inbox.items.send((item, packet.len())).is_err() {
+            self.unread.fetch_sub(packet.len(), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}

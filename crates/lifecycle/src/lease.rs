@@ -1,0 +1,135 @@
+//! A lease: proof that the machine runs, promise that it stays so, and the door to its agent.
+//!
+//! The driver opens the door when the machine answered and closes it before it takes the machine
+//! away. Taking a lease through an open door is a lock and a counter, and never waits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::engine::Meter;
+use crate::guest::Guest;
+
+/// Counts the leases of one sandbox and knows when it was last used.
+pub(crate) struct Door {
+    state: Mutex<DoorState>,
+    /// Rings when the last lease was given back.
+    vacated: Notify,
+    clock: Clock,
+}
+
+struct DoorState {
+    inside: Option<Inside>,
+    leases: usize,
+    last_used_ms: u64,
+}
+
+/// What a lease opens.
+#[derive(Clone)]
+struct Inside {
+    guest: Guest,
+    meter: Arc<dyn Meter>,
+}
+
+impl Door {
+    pub(crate) fn closed(clock: Clock, last_used_ms: u64) -> Self {
+        let state = Mutex::new(DoorState { inside: None, leases: 0, last_used_ms });
+        Self { state, vacated: Notify::new(), clock }
+    }
+
+    pub(crate) fn open(&self, guest: Guest, meter: Arc<dyn Meter>) {
+        let mut state = self.state.lock();
+        state.inside = Some(Inside { guest, meter });
+        state.last_used_ms = self.clock.now_ms();
+    }
+
+    /// Nobody gets in any more; who is inside keeps a lease on something that is gone.
+    pub(crate) fn close(&self) {
+        self.state.lock().inside = None;
+    }
+
+    /// A lease, if the door is open.
+    pub(crate) fn enter(self: &Arc<Self>) -> Option<Lease> {
+        let mut state = self.state.lock();
+        let inside = state.inside.clone()?;
+        state.leases += 1;
+        Some(Lease { inside, door: Arc::clone(self) })
+    }
+
+    /// When somebody last used it: now, while somebody does.
+    pub(crate) fn last_used_ms(&self) -> u64 {
+        let state = self.state.lock();
+        if state.leases > 0 { self.clock.now_ms() } else { state.last_used_ms }
+    }
+
+    /// Who is behind the open door; not a lease.
+    pub(crate) fn guest(&self) -> Option<Guest> {
+        self.state.lock().inside.as_ref().map(|inside| inside.guest.clone())
+    }
+
+    pub(crate) fn meter(&self) -> Option<Arc<dyn Meter>> {
+        self.state.lock().inside.as_ref().map(|inside| Arc::clone(&inside.meter))
+    }
+
+    /// Resolves when nobody was inside for `long`. Cancel-safe.
+    pub(crate) async fn idle_for(&self, long: Duration) {
+        loop {
+            // Registered before the look, so that a lease given back in between is not missed.
+            let vacated = self.vacated.notified();
+            let (leases, last_used_ms) = {
+                let state = self.state.lock();
+                (state.leases, state.last_used_ms)
+            };
+            if leases > 0 {
+                vacated.await;
+                continue;
+            }
+            let long_ms = u64::try_from(long.as_millis()).unwrap_or(u64::MAX);
+            let left = self.clock.until(last_used_ms.saturating_add(long_ms));
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left).await;
+        }
+    }
+
+    fn leave(&self) {
+        let mut state = self.state.lock();
+        state.leases -= 1;
+        state.last_used_ms = self.clock.now_ms();
+        if state.leases == 0 {
+            self.vacated.notify_one();
+        }
+    }
+}
+
+/// Proof that the sandbox's machine runs and stays so. Dropping it lets go.
+pub struct Lease {
+    inside: Inside,
+    door: Arc<Door>,
+}
+
+impl Lease {
+    pub fn guest(&self) -> &Guest {
+        &self.inside.guest
+    }
+
+    pub fn meter(&self) -> &dyn Meter {
+        &*self.inside.meter
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.door.leave();
+    }
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Lease")
+    }
+}

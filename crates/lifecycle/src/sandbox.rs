@@ -1,0 +1,91 @@
+//! The handle everybody holds: cheap to clone, asks the driver.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use torpor_protocol::api::UpdateSandbox;
+use torpor_protocol::{SandboxId, State, Status};
+
+use crate::engine::Usage;
+use crate::lease::{Door, Lease};
+use crate::{Error, Refusal};
+
+/// Requests that may wait for a driver; more callers wait to be let in.
+pub(crate) const INBOX: usize = 256;
+
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, Error>>;
+
+/// What the driver can be asked. Deletion is a token instead: it must pre-empt a stuck boot.
+pub(crate) enum Request {
+    Awake(Reply<Lease>),
+    Update(UpdateSandbox, Reply<()>),
+}
+
+#[derive(Clone)]
+pub struct Sandbox {
+    pub(crate) id: SandboxId,
+    pub(crate) inbox: mpsc::Sender<Request>,
+    pub(crate) status: watch::Receiver<Status>,
+    pub(crate) door: Arc<Door>,
+    pub(crate) delete: CancellationToken,
+}
+
+impl Sandbox {
+    pub fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    pub fn status(&self) -> Status {
+        let mut status = self.status.borrow().clone();
+        status.last_used_at_ms = self.door.last_used_ms();
+        status
+    }
+
+    /// Every change of status; level-triggered, so a slow reader misses steps but never the last.
+    pub fn watch(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+
+    /// A lease: at once if it runs, else when it does.
+    pub async fn awake(&self) -> Result<Lease, Error> {
+        if let Some(lease) = self.door.enter() {
+            return Ok(lease);
+        }
+        self.ask(Request::Awake).await
+    }
+
+    pub async fn update(&self, update: UpdateSandbox) -> Result<(), Error> {
+        self.ask(|reply| Request::Update(update, reply)).await
+    }
+
+    /// Terminates it and waits until nothing of it is left.
+    pub async fn delete(&self) {
+        self.delete.cancel();
+        self.inbox.closed().await;
+    }
+
+    /// What its machine uses; none without a machine.
+    pub fn usage(&self) -> Option<(Usage, u64)> {
+        self.door.meter().map(|meter| (meter.usage(), meter.oom_kills()))
+    }
+
+    async fn ask<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, Error> {
+        let (reply, answer) = oneshot::channel();
+        let sent = self.inbox.send(request(reply)).await;
+        if sent.is_ok()
+            && let Ok(answer) = answer.await
+        {
+            return answer;
+        }
+        Err(self.over())
+    }
+
+    /// Why nobody answered.
+    fn over(&self) -> Error {
+        if self.status.borrow().state == State::Terminated || self.delete.is_cancelled() {
+            return Refusal::Terminated(self.id.to_string()).into();
+        }
+        Refusal::Stopping.into()
+    }
+}

@@ -1,0 +1,311 @@
+//! The data directory: every path in it, and nothing else knows one.
+//!
+//! ```text
+//!  VERSION      format of all below; a newer one than ours is refused, untouched
+//!  lock         held by the daemon that uses the directory; contains its process id
+//!  ledger.db    SQLite (with -wal and -shm beside it)
+//!  images/ID/   one committed image
+//!  staging/     work in progress; emptied at start
+//!  scratch/     overlay disks of machines; belongs to the engine
+//! ```
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use torpor_lifecycle::store::StoreError;
+use torpor_protocol::ImageId;
+
+use crate::files;
+
+/// Raised when a program that does not know of the change would do harm.
+const FORMAT: u32 = 1;
+/// Longest VERSION or lock file that is read: a number and a line end.
+const NUMBER_FILE_MAX: u64 = 64;
+/// What may be in a directory that was never set up: a lock from a crash in the first instant, and
+/// what a fresh filesystem brings.
+const HARMLESS: [&str; 3] = ["lock", "VERSION.draft", "lost+found"];
+
+/// An open data directory. While it lives, no other daemon can open the same one.
+#[derive(Debug)]
+pub struct Layout {
+    root: PathBuf,
+    tag: String,
+    /// The flock goes with the file, also when the process dies.
+    _lock: File,
+}
+
+impl Layout {
+    /// Opens or creates the directory, alone. On `Err` nothing was changed in a directory that is
+    /// not ours, too new, or in use.
+    pub fn open(dir: &Path) -> Result<Self, StoreError> {
+        make_dir(dir)?;
+        let root = dir.canonicalize().map_err(refused(dir, "can't be opened"))?;
+        // Before the lock, which would already be a change.
+        let fresh = check_version(&root)?;
+        let lock = take_lock(&root)?;
+        if fresh {
+            let text = format!("{FORMAT}\n");
+            files::write_whole(&root.join("VERSION"), text.as_bytes())
+                .map_err(files::failed("write the VERSION file of the data directory"))?;
+        }
+        let tag = blake3::hash(root.as_os_str().as_encoded_bytes()).to_hex()[..8].to_owned();
+        let layout = Self { root, tag, _lock: lock };
+        for dir in [layout.images(), layout.staging(), layout.scratch()] {
+            make_dir(&dir)?;
+        }
+        layout.clear_staging();
+        Ok(layout)
+    }
+
+    /// Eight hexadecimal digits that tell this installation from others on the same host.
+    pub fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub fn ledger(&self) -> PathBuf {
+        self.root.join("ledger.db")
+    }
+
+    pub fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    pub fn image(&self, id: &ImageId) -> PathBuf {
+        self.images().join(id.as_str())
+    }
+
+    pub fn scratch(&self) -> PathBuf {
+        self.root.join("scratch")
+    }
+
+    fn staging(&self) -> PathBuf {
+        self.root.join("staging")
+    }
+
+    /// A fresh directory for work in progress, on the same filesystem as everything else.
+    pub fn stage(&self) -> Result<Stage, StoreError> {
+        let mut bytes = [0u8; 8];
+        getrandom::fill(&mut bytes).map_err(StoreError::failed("get a random number"))?;
+        let path = self.staging().join(format!("{:016x}", u64::from_le_bytes(bytes)));
+        make_dir(&path)?;
+        Ok(Stage { path })
+    }
+
+    /// What an earlier daemon left is of no use, and no reason not to start.
+    fn clear_staging(&self) {
+        let left = std::fs::read_dir(self.staging()).into_iter().flatten().flatten();
+        for entry in left {
+            if let Err(error) = files::remove_tree(&entry.path()) {
+                tracing::warn!(path = %entry.path().display(), %error, "staging was not cleared");
+            }
+        }
+    }
+}
+
+/// A directory that goes away with this value, unless it was renamed.
+#[derive(Debug)]
+pub struct Stage {
+    path: PathBuf,
+}
+
+impl Stage {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Err(error) = files::remove_tree(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "staging was not cleared");
+        }
+    }
+}
+
+fn make_dir(dir: &Path) -> Result<(), StoreError> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(refused(dir, "can't be created"))
+}
+
+/// Whether the directory still has to be set up.
+fn check_version(root: &Path) -> Result<bool, StoreError> {
+    let shown = root.display();
+    let path = root.join("VERSION");
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return check_empty(root).map(|()| true);
+        }
+        Err(error) => return Err(refused(&path, "can't be read")(error)),
+    };
+    match read_number(file).map_err(refused(&path, "can't be read"))? {
+        Some(FORMAT) => Ok(false),
+        Some(newer) if newer > FORMAT => Err(StoreError::Invalid(format!(
+            "the data directory {shown} has format {newer}, this program knows up to {FORMAT}: \
+             use a newer torpor, or another data directory"
+        ))),
+        Some(_) | None => Err(StoreError::Invalid(format!(
+            "{} does not contain a format number that torpor ever wrote",
+            path.display()
+        ))),
+    }
+}
+
+/// A directory with somebody's files in it is not ours to empty.
+fn check_empty(root: &Path) -> Result<(), StoreError> {
+    for entry in std::fs::read_dir(root).map_err(refused(root, "can't be read"))? {
+        let name = entry.map_err(refused(root, "can't be read"))?.file_name();
+        if !HARMLESS.iter().any(|harmless| name == *harmless) {
+            return Err(StoreError::Invalid(format!(
+                "{} is not empty and not a data directory of torpor: name an empty or a new one",
+                root.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn take_lock(root: &Path) -> Result<File, StoreError> {
+    let path = root.join("lock");
+    let opened = OpenOptions::new().read(true).write(true).create(true).mode(0o600).open(&path);
+    let mut lock = opened.map_err(refused(root, "can't be written"))?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            let pid = read_number(lock).ok().flatten();
+            let who = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
+            let shown = root.display();
+            return Err(StoreError::Invalid(format!(
+                "another daemon{who} uses this data directory: {shown}"
+            )));
+        }
+        Err(error) => return Err(files::failed("lock the data directory")(error)),
+    }
+    let text = format!("{}\n", std::process::id());
+    let written = lock.set_len(0).and_then(|()| lock.write_all(text.as_bytes()));
+    written.map_err(files::failed("write the lock file of the data directory"))?;
+    Ok(lock)
+}
+
+fn read_number(file: File) -> io::Result<Option<u32>> {
+    let mut text = Vec::new();
+    file.take(NUMBER_FILE_MAX).read_to_end(&mut text)?;
+    Ok(std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok()))
+}
+
+/// The user chose the directory, so what is wrong with it is theirs to know.
+fn refused(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> StoreError {
+    let shown = path.display().to_string();
+    move |error| {
+        if files::is_full(&error) {
+            return StoreError::DiskFull(format!("{shown} {what}"));
+        }
+        StoreError::Invalid(format!("the data directory {shown} {what}: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_daemon_is_told_who_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Layout::open(dir.path()).unwrap();
+        let error = Layout::open(dir.path()).unwrap_err().to_string();
+        let who = format!("another daemon (pid {}) uses this data directory", std::process::id());
+        assert!(error.contains(&who), "{error}");
+        drop(first);
+        Layout::open(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_newer_format_is_refused_and_not_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("VERSION"), "2\n").unwrap();
+        std::fs::create_dir(dir.path().join("staging")).unwrap();
+        std::fs::write(dir.path().join("staging/x"), "x").unwrap();
+        let error = Layout::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("has format 2, this program knows up to 1"), "{error}");
+        assert!(dir.path().join("staging/x").exists());
+        assert!(!dir.path().join("lock").exists());
+    }
+
+    #[test]
+    fn a_directory_of_somebody_else_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("staging")).unwrap();
+        std::fs::write(dir.path().join("staging/thesis"), "x").unwrap();
+        let error = Layout::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("not a data directory of torpor"), "{error}");
+        assert!(dir.path().join("staging/thesis").exists());
+    }
+
+    #[test]
+    fn garbage_in_the_version_file_is_refused() {
+        for text in ["", "one", "-1", "0", "99999999999999999999"] {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("VERSION"), text).unwrap();
+            assert!(Layout::open(dir.path()).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_crash_before_the_version_was_written_is_no_obstacle() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("lock"), "1\n").unwrap();
+        Layout::open(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn staging_is_emptied_at_start_without_following_links() {
+        let outside = tempfile::tempdir().unwrap();
+        std::fs::write(outside.path().join("precious"), "x").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        drop(Layout::open(dir.path()).unwrap());
+        let work = dir.path().join("staging/work/deep");
+        std::fs::create_dir_all(&work).unwrap();
+        std::fs::write(work.join("file"), "x").unwrap();
+        std::os::unix::fs::symlink(outside.path(), work.join("link")).unwrap();
+        let layout = Layout::open(dir.path()).unwrap();
+        assert_eq!(std::fs::read_dir(layout.staging()).unwrap().count(), 0);
+        assert!(outside.path().join("precious").exists());
+    }
+
+    #[test]
+    fn a_stage_goes_away_with_its_value() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::open(dir.path()).unwrap();
+        let stage = layout.stage().unwrap();
+        std::fs::create_dir_all(stage.path().join("a/b")).unwrap();
+        let path = stage.path().to_owned();
+        drop(stage);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_tag_depends_on_the_place_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let tag = Layout::open(dir.path()).unwrap().tag().to_owned();
+        let again = Layout::open(&dir.path().join(".")).unwrap();
+        assert_eq!(tag, again.tag());
+        assert_eq!(tag.len(), 8);
+        let other = tempfile::tempdir().unwrap();
+        assert_ne!(tag, Layout::open(other.path()).unwrap().tag());
+    }
+
+    #[test]
+    fn a_path_that_is_a_file_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = Layout::open(file.path()).unwrap_err().to_string();
+        assert!(error.contains("the data directory"), "{error}");
+    }
+}
