@@ -52,9 +52,16 @@ pub(crate) enum Phase {
     Creating,
     Adopting,
     Running(Box<dyn Machine>),
-    Failed { reason: String },
-    Deleting { machine: Option<Box<dyn Machine>>, reason: Option<String> },
-    Deleted { reason: Option<String> },
+    Failed {
+        reason: String,
+    },
+    Deleting {
+        machine: Option<Box<dyn Machine>>,
+        reason: Option<String>,
+    },
+    Deleted {
+        reason: Option<String>,
+    },
     /// The daemon stops; the machine, if any, goes on without it.
     Left,
 }
@@ -215,10 +222,8 @@ impl Driver {
         })??;
         // From now on the machine may be written to, so the ledger must not call it unborn.
         let running = Record { rest: Rest::Running, ..self.record.clone() };
-        let (greeted, recorded) = tokio::join!(
-            self.greet(machine.channel(), &image),
-            self.world.ledger.record(&running)
-        );
+        let (greeted, recorded) =
+            tokio::join!(self.greet(machine.channel(), &image), self.world.ledger.record(&running));
         self.record = running;
         match (greeted, recorded) {
             (Ok(guest), Ok(())) => Ok((machine, guest)),

@@ -47,7 +47,8 @@ impl Fleet {
         images: Arc<dyn Images>,
     ) -> Result<Self, Error> {
         let records = ledger.all().await?;
-        let keep: HashSet<_> = records.iter().filter(|r| may_run(&r.rest)).map(|r| r.id.clone()).collect();
+        let keep: HashSet<_> =
+            records.iter().filter(|r| may_run(&r.rest)).map(|r| r.id.clone()).collect();
         let swept = engine.sweep(&keep).await?;
         tracing::info!(recorded = records.len(), swept, "recovering");
         let world = World {

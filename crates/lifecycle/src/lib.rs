@@ -28,6 +28,7 @@ mod error;
 pub mod fake;
 mod fleet;
 mod lease;
+mod packet;
 mod sandbox;
 #[cfg(test)]
 mod tests;
@@ -36,4 +37,5 @@ pub use clock::Clock;
 pub use error::{Error, Refusal};
 pub use fleet::Fleet;
 pub use lease::Lease;
+pub use packet::SeqPacket;
 pub use sandbox::Sandbox;

@@ -1,0 +1,413 @@
+//! The life of a sandbox, told as behaviours, on fakes and virtual time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use torpor_protocol::api::UpdateSandbox;
+use torpor_protocol::{Lifetime, Network, Resources, SandboxRef, SandboxSpec, State, Status};
+
+use crate::fake::{FakeEngine, FakeHost, FakeStore, Inside};
+use crate::store::Ledger;
+use crate::{Error, Fleet, Refusal, Sandbox};
+
+/// Longer than anything may take in virtual time.
+const SOON: Duration = Duration::from_secs(600);
+
+struct World {
+    host: Arc<FakeHost>,
+    store: Arc<FakeStore>,
+    fleet: Fleet,
+}
+
+impl World {
+    async fn new() -> Self {
+        let (host, store) = (FakeHost::new(Inside::Scripted), FakeStore::new());
+        let fleet = Self::daemon(&host, &store).await;
+        Self { host, store, fleet }
+    }
+
+    async fn daemon(host: &Arc<FakeHost>, store: &Arc<FakeStore>) -> Fleet {
+        let engine = Arc::new(FakeEngine::new(Arc::clone(host)));
+        Fleet::recover(engine, store.clone(), store.clone()).await.unwrap()
+    }
+
+    /// The daemon stops and another one starts on the same host and ledger.
+    async fn restart(self) -> Self {
+        self.fleet.shutdown().await;
+        let fleet = Self::daemon(&self.host, &self.store).await;
+        Self { fleet, ..self }
+    }
+
+    async fn create(&self, name: &str) -> Sandbox {
+        self.fleet.create(spec(Some(name))).await.unwrap()
+    }
+
+    async fn running(&self, name: &str) -> Sandbox {
+        let sandbox = self.create(name).await;
+        drop(sandbox.awake().await.unwrap());
+        sandbox
+    }
+
+    fn find(&self, name: &str) -> Result<Sandbox, Error> {
+        self.fleet.find(&reference(name))
+    }
+
+    async fn recorded(&self) -> usize {
+        self.store.all().await.unwrap().len()
+    }
+}
+
+fn reference(name: &str) -> SandboxRef {
+    name.parse().unwrap()
+}
+
+fn spec(name: Option<&str>) -> SandboxSpec {
+    SandboxSpec {
+        name: name.map(|name| name.parse().unwrap()),
+        image: "test".to_owned(),
+        image_id: FakeStore::image_id(),
+        resources: Resources::default(),
+        env: [].into(),
+        labels: [].into(),
+        network: Network::default(),
+        lifetime: Lifetime::default(),
+    }
+}
+
+async fn until(sandbox: &Sandbox, state: State) -> Status {
+    let mut status = sandbox.watch();
+    let reached = tokio::time::timeout(SOON, status.wait_for(|status| status.state == state)).await;
+    reached.unwrap_or_else(|_| panic!("never {state:?}: {:?}", sandbox.status())).unwrap().clone()
+}
+
+fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> Refusal {
+    match result {
+        Err(Error::Refused(refusal)) => refusal,
+        other => panic!("expected a refusal, not {other:?}"),
+    }
+}
+
+// === Being created ===
+
+#[tokio::test(start_paused = true)]
+async fn a_created_sandbox_runs_and_answers() {
+    let world = World::new().await;
+    let sandbox = world.create("web").await;
+    let lease = sandbox.awake().await.unwrap();
+    lease.guest().done(&torpor_protocol::guest::Request::Health).await.unwrap();
+    assert_eq!(sandbox.status().state, State::Running);
+    assert_eq!(world.host.alive().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_requests_cause_one_boot() {
+    let world = World::new().await;
+    world.host.boot_takes(Duration::from_secs(3));
+    let sandbox = world.create("web").await;
+    let mut requests = tokio::task::JoinSet::new();
+    for _ in 0..1000 {
+        let sandbox = sandbox.clone();
+        requests.spawn(async move { sandbox.awake().await.is_ok() });
+    }
+    assert!(requests.join_all().await.into_iter().all(|served| served));
+    assert_eq!(world.host.boots(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_is_taken_until_its_sandbox_is_gone() {
+    let world = World::new().await;
+    world.running("web").await;
+    let again = world.fleet.create(spec(Some("web"))).await.map(|_| ());
+    assert!(matches!(refusal(again), Refusal::NameTaken(_)));
+    world.fleet.delete(&reference("web")).await.unwrap();
+    world.running("web").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_boot_fails_the_sandbox_and_says_why() {
+    let world = World::new().await;
+    world.host.fail_boots(1);
+    let sandbox = world.create("web").await;
+    let Refusal::Failed { reason, .. } = refusal(sandbox.awake().await) else { panic!() };
+    assert!(reason.contains("a fake fault"), "{reason}");
+    assert_eq!(until(&sandbox, State::Failed).await.reason, Some(reason));
+    assert!(world.host.alive().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_that_can_not_be_recorded_is_not_created() {
+    let world = World::new().await;
+    world.store.fail(true);
+    let refused = world.fleet.create(spec(Some("web"))).await.map(|_| ());
+    assert!(matches!(refused, Err(Error::Store(_))), "{refused:?}");
+    world.store.fail(false);
+    assert_eq!(world.host.boots(), 0);
+    world.running("web").await;
+}
+
+// === Ending ===
+
+#[tokio::test(start_paused = true)]
+async fn deletion_leaves_nothing() {
+    let world = World::new().await;
+    let sandbox = world.running("web").await;
+    sandbox.delete().await;
+    assert!(world.host.alive().is_empty());
+    assert_eq!(world.recorded().await, 0);
+    assert!(matches!(refusal(world.find("web").map(|_| ())), Refusal::NoSuchSandbox(_)));
+    assert!(matches!(refusal(sandbox.awake().await), Refusal::Terminated(_)));
+    assert_eq!(sandbox.status().state, State::Terminated);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stuck_boot_can_be_deleted() {
+    let world = World::new().await;
+    world.host.boot_takes(Duration::from_secs(10_000));
+    let sandbox = world.create("web").await;
+    let waiter = tokio::spawn({
+        let sandbox = sandbox.clone();
+        async move { sandbox.awake().await }
+    });
+    tokio::task::yield_now().await;
+    sandbox.delete().await;
+    assert!(matches!(refusal(waiter.await.unwrap()), Refusal::Terminated(_)));
+    assert_eq!(world.recorded().await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_boot_that_takes_too_long_fails() {
+    let world = World::new().await;
+    world.host.boot_takes(Duration::from_secs(10_000));
+    let sandbox = world.create("web").await;
+    let reason = until(&sandbox, State::Failed).await.reason.unwrap();
+    assert!(reason.contains("took more than"), "{reason}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_dies_fails_its_sandbox_and_says_why() {
+    let world = World::new().await;
+    let sandbox = world.running("web").await;
+    world.host.crash(sandbox.id(), "out of memory");
+    let status = until(&sandbox, State::Failed).await;
+    assert_eq!(status.reason.as_deref(), Some("out of memory"));
+    assert!(matches!(refusal(sandbox.awake().await), Refusal::Failed { .. }));
+    sandbox.delete().await;
+    assert_eq!(world.recorded().await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_ends_at_its_maximum_age() {
+    let world = World::new().await;
+    let mut spec = spec(Some("web"));
+    spec.lifetime.max_age_secs = Some(3600);
+    let sandbox = world.fleet.create(spec).await.unwrap();
+    drop(sandbox.awake().await.unwrap());
+    tokio::time::sleep(Duration::from_secs(3590)).await;
+    assert_eq!(sandbox.status().state, State::Running);
+    let status = until(&sandbox, State::Terminated).await;
+    assert!(status.reason.unwrap().contains("maximum age"));
+    assert!(world.host.alive().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leased_sandbox_is_not_idle() {
+    let world = World::new().await;
+    let mut spec = spec(Some("web"));
+    spec.lifetime.expire_idle_secs = Some(60);
+    let sandbox = world.fleet.create(spec).await.unwrap();
+    let lease = sandbox.awake().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(sandbox.status().state, State::Running);
+    drop(lease);
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    assert_eq!(sandbox.status().state, State::Running);
+    until(&sandbox, State::Terminated).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_date_in_the_past_ends_a_sandbox_at_once() {
+    let world = World::new().await;
+    let mut spec = spec(None);
+    spec.lifetime.expire_at = Some(1);
+    let sandbox = world.fleet.create(spec).await.unwrap();
+    until(&sandbox, State::Terminated).await;
+    assert_eq!(world.recorded().await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_longer_life_can_be_given_while_it_runs() {
+    let world = World::new().await;
+    let mut spec = spec(Some("web"));
+    spec.lifetime.max_age_secs = Some(100);
+    let sandbox = world.fleet.create(spec).await.unwrap();
+    drop(sandbox.awake().await.unwrap());
+    let lifetime = Some(Lifetime { max_age_secs: Some(1000), ..Lifetime::default() });
+    sandbox.update(UpdateSandbox { lifetime, labels: None }).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(500)).await;
+    assert_eq!(sandbox.status().state, State::Running);
+    until(&sandbox, State::Terminated).await;
+}
+
+// === Being watched ===
+
+#[tokio::test(start_paused = true)]
+async fn a_status_has_a_growing_generation_and_everybody_hears_of_it() {
+    let world = World::new().await;
+    let mut events = world.fleet.events();
+    let sandbox = world.running("web").await;
+    let first = sandbox.status().generation;
+    let labels = Some([("team".to_owned(), "blue".to_owned())].into());
+    sandbox.update(UpdateSandbox { labels, lifetime: None }).await.unwrap();
+    let status = sandbox.status();
+    assert!(status.generation > first);
+    assert_eq!(status.spec.labels["team"], "blue");
+    sandbox.delete().await;
+    let last = async { while events.recv().await.unwrap().state != State::Terminated {} };
+    tokio::time::timeout(SOON, last).await.unwrap();
+}
+
+// === Being brought back ===
+
+#[tokio::test(start_paused = true)]
+async fn a_restarted_daemon_adopts_what_runs() {
+    let world = World::new().await;
+    let id = world.running("web").await.id().clone();
+    let world = world.restart().await;
+    let sandbox = world.find("web").unwrap();
+    sandbox.awake().await.unwrap();
+    assert_eq!(sandbox.id(), &id);
+    assert_eq!(world.host.boots(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_was_lost_meanwhile_is_told() {
+    let world = World::new().await;
+    let id = world.running("web").await.id().clone();
+    world.fleet.shutdown().await;
+    world.host.crash(&id, "power cut");
+    let fleet = World::daemon(&world.host, &world.store).await;
+    let sandbox = fleet.find(&reference("web")).unwrap();
+    let reason = until(&sandbox, State::Failed).await.reason.unwrap();
+    assert!(reason.contains("lost while the daemon was away"), "{reason}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_boot_cut_short_by_a_stop_starts_over() {
+    let world = World::new().await;
+    world.host.boot_takes(Duration::from_secs(50));
+    world.create("web").await;
+    let world = world.restart().await;
+    world.find("web").unwrap().awake().await.unwrap();
+    assert_eq!(world.host.alive().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_sandbox_is_still_failed_after_a_restart() {
+    let world = World::new().await;
+    world.host.fail_boots(1);
+    until(&world.create("web").await, State::Failed).await;
+    let world = world.restart().await;
+    let sandbox = world.find("web").unwrap();
+    assert!(until(&sandbox, State::Failed).await.reason.unwrap().contains("a fake fault"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_nobody_recorded_is_swept_away() {
+    let world = World::new().await;
+    let sandbox = world.running("web").await;
+    world.fleet.shutdown().await;
+    world.store.erase(sandbox.id()).await.unwrap();
+    World::daemon(&world.host, &world.store).await;
+    assert!(world.host.alive().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopping_daemon_creates_nothing() {
+    let world = World::new().await;
+    world.fleet.shutdown().await;
+    let refused = world.fleet.create(spec(None)).await.map(|_| ());
+    assert_eq!(refusal(refused), Refusal::Stopping);
+}
+
+// === Random lives ===
+
+#[derive(Debug, Clone)]
+enum Deed {
+    Create { name: u8 },
+    Use { name: u8 },
+    Delete { name: u8 },
+    Crash { name: u8 },
+    FailNextBoot,
+    Restart,
+    Pass { secs: u8 },
+}
+
+fn deed() -> impl Strategy<Value = Deed> {
+    let name = 0u8..4;
+    prop_oneof![
+        3 => name.clone().prop_map(|name| Deed::Create { name }),
+        3 => name.clone().prop_map(|name| Deed::Use { name }),
+        2 => name.clone().prop_map(|name| Deed::Delete { name }),
+        1 => name.prop_map(|name| Deed::Crash { name }),
+        1 => Just(Deed::FailNextBoot),
+        1 => Just(Deed::Restart),
+        1 => any::<u8>().prop_map(|secs| Deed::Pass { secs }),
+    ]
+}
+
+async fn live(deeds: Vec<Deed>) {
+    let mut world = World::new().await;
+    for deed in deeds {
+        match deed {
+            Deed::Create { name } => {
+                let name = format!("box-{name}");
+                let taken = world.find(&name).is_ok();
+                let created = world.fleet.create(spec(Some(&name))).await;
+                assert_eq!(created.is_err(), taken, "a name is given exactly once");
+            }
+            Deed::Use { name } => {
+                if let Ok(sandbox) = world.find(&format!("box-{name}")) {
+                    let used = sandbox.awake().await.map(|_| ());
+                    let runs = sandbox.status().state == State::Running;
+                    assert_eq!(used.is_ok(), runs, "{used:?}");
+                }
+            }
+            Deed::Delete { name } => {
+                let _ = world.fleet.delete(&reference(&format!("box-{name}"))).await;
+            }
+            Deed::Crash { name } => {
+                if let Ok(sandbox) = world.find(&format!("box-{name}")) {
+                    world.host.crash(sandbox.id(), "crashed");
+                }
+            }
+            Deed::FailNextBoot => world.host.fail_boots(1),
+            Deed::Restart => world = world.restart().await,
+            Deed::Pass { secs } => tokio::time::sleep(Duration::from_secs(secs.into())).await,
+        }
+        check(&world).await;
+    }
+}
+
+/// What holds at any moment.
+async fn check(world: &World) {
+    let listed = world.fleet.list();
+    let recorded = world.store.all().await.unwrap();
+    assert_eq!(listed.len(), recorded.len(), "what is listed is recorded");
+    for id in world.host.alive() {
+        assert!(listed.iter().any(|status| status.id == id), "machine {id} belongs to nobody");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn random_lives_keep_the_invariants(deeds in proptest::collection::vec(deed(), 1..40)) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(live(deeds));
+    }
+}

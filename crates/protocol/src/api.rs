@@ -161,9 +161,7 @@ impl ExitReport {
     pub fn new(exit: Exit, oom_killed: bool) -> Self {
         match exit {
             Exit::Code { code } => Self { exit_code: Some(code), oom_killed, ..Self::default() },
-            Exit::Signal { signal } => {
-                Self { signal: Some(signal), oom_killed, ..Self::default() }
-            }
+            Exit::Signal { signal } => Self { signal: Some(signal), oom_killed, ..Self::default() },
             Exit::TimedOut => Self { timed_out: true, oom_killed, ..Self::default() },
         }
     }
@@ -215,7 +213,9 @@ pub enum ExecInput {
     /// The first message on `…/exec`.
     Start(Box<Command>),
     Resize(Size),
-    Signal { signal: i32 },
+    Signal {
+        signal: i32,
+    },
     /// No more stdin.
     Eof,
 }
@@ -389,13 +389,26 @@ pub struct ImageList {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum ImageEvent {
     /// A step began.
-    Step { number: u32, of: u32, text: String },
+    Step {
+        number: u32,
+        of: u32,
+        text: String,
+    },
     /// Output of a step.
-    Output { text: String },
+    Output {
+        text: String,
+    },
     /// How far the step is, 0 to 100.
-    Progress { percent: u8, text: String },
-    Done { image: Image },
-    Error { error: crate::ErrorBody },
+    Progress {
+        percent: u8,
+        text: String,
+    },
+    Done {
+        image: Image,
+    },
+    Error {
+        error: crate::ErrorBody,
+    },
 }
 
 /// `GET /v1/info`

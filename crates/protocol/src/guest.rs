@@ -292,11 +292,17 @@ pub enum Reply {
     Started(ProcessStatus),
     Exited(ProcessStatus),
     Process(ProcessStatus),
-    Processes { processes: Vec<ProcessStatus> },
+    Processes {
+        processes: Vec<ProcessStatus>,
+    },
     /// So many bytes of output are gone because they were not read in time.
-    Skipped { bytes: u64 },
+    Skipped {
+        bytes: u64,
+    },
     Stat(FileStat),
-    Entries { entries: Vec<FileStat> },
+    Entries {
+        entries: Vec<FileStat>,
+    },
     Changed(FileChange),
     Failed(Failure),
 }
@@ -336,8 +342,12 @@ pub struct ProcessStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "how", rename_all = "snake_case")]
 pub enum Exit {
-    Code { code: i32 },
-    Signal { signal: i32 },
+    Code {
+        code: i32,
+    },
+    Signal {
+        signal: i32,
+    },
     /// It was killed because its time was up.
     TimedOut,
 }
@@ -431,7 +441,8 @@ mod tests {
 
     #[test]
     fn a_request_survives_the_wire() {
-        let request = Request::Run(ProcessSpec { command: vec!["ls".into()], ..Default::default() });
+        let request =
+            Request::Run(ProcessSpec { command: vec!["ls".into()], ..Default::default() });
         let packet = json_packet(1, Kind::Open, &request);
         assert_eq!(Frame::parse(&packet).unwrap().json::<Request>().unwrap(), request);
     }

@@ -179,8 +179,20 @@ mod tests {
     fn hostile_names_are_refused() {
         let long = "a".repeat(64);
         let bad = [
-            "", "-a", "a-", "1web", "Web", "we_b", "../etc", "a/b", "a\0b", "a\nb", "ä", &long,
-            "a.b", "abcdefghijklmnopqrstu",
+            "",
+            "-a",
+            "a-",
+            "1web",
+            "Web",
+            "we_b",
+            "../etc",
+            "a/b",
+            "a\0b",
+            "a\nb",
+            "ä",
+            &long,
+            "a.b",
+            "abcdefghijklmnopqrstu",
         ];
         for text in bad {
             assert!(text.parse::<Name>().is_err(), "{text:?} was accepted");

@@ -20,7 +20,7 @@ use torpor_protocol::guest::{
 
 use crate::engine::Channel;
 pub use mux::UNREAD_MAX;
-pub use stream::{Item, Sender, Stream};
+pub use stream::{Item, Parcel, Sender, Stream};
 
 /// How long the agent may take for an answer that needs no work of unknown length.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
@@ -55,7 +55,9 @@ impl Guest {
         deadline: Duration,
     ) -> Result<Self, GuestError> {
         let hello = mux::hello(&*channel);
-        tokio::time::timeout(deadline, hello).await.map_err(|_| GuestError::Timeout(deadline))??;
+        tokio::time::timeout(deadline, hello)
+            .await
+            .map_err(|_| GuestError::Timeout(deadline))??;
         Ok(Self { shared: mux::serve(channel) })
     }
 

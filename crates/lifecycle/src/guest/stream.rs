@@ -1,11 +1,12 @@
 //! One request and its answer: replies and bytes in, bytes out, with flow control.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use tokio::sync::{Semaphore, mpsc};
-use torpor_protocol::guest::{self, Kind, MAX_PAYLOAD, Reply, WINDOW};
+use torpor_protocol::guest::{self, HEADER, Kind, MAX_PAYLOAD, Reply, WINDOW};
 
 use super::GuestError;
 use super::mux::Shared;
@@ -140,18 +141,52 @@ impl Drop for Stream {
     }
 }
 
+/// Bytes wrapped for the road: copied once, owned, so that a poll-based writer can keep them.
+#[derive(Debug)]
+pub struct Parcel {
+    packet: Vec<u8>,
+}
+
+impl Parcel {
+    /// How many bytes it carries.
+    pub fn len(&self) -> usize {
+        self.packet.len() - HEADER
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 impl Sender {
+    /// Wraps the first of these bytes: as many as one packet holds.
+    pub fn wrap(&self, slices: &[IoSlice<'_>]) -> Parcel {
+        let all: usize = slices.iter().map(|slice| slice.len()).sum();
+        let mut packet = Vec::with_capacity(HEADER + all.min(MAX_PAYLOAD));
+        packet.extend_from_slice(&guest::packet(self.id, Kind::Data, &[]));
+        for slice in slices {
+            let room = HEADER + MAX_PAYLOAD - packet.len();
+            packet.extend_from_slice(&slice[..slice.len().min(room)]);
+        }
+        Parcel { packet }
+    }
+
+    /// Sends what was wrapped, waiting while the agent has not consumed what it got.
+    pub async fn ship(&self, parcel: Parcel) -> Result<(), GuestError> {
+        let needed = u32::try_from(parcel.len()).expect("a parcel is smaller than the window");
+        let granted = tokio::select! {
+            granted = self.credit.acquire_many(needed) => granted,
+            () = self.shared.gone() => return Err(GuestError::Gone),
+        };
+        // Closed credit: the stream was dropped, so nobody wants these bytes.
+        granted.map_err(|_| GuestError::Gone)?.forget();
+        self.shared.send(parcel.packet.into()).await
+    }
+
     /// Sends bytes, waiting while the agent has not consumed what it got.
     pub async fn send(&self, bytes: &[u8]) -> Result<(), GuestError> {
         for chunk in bytes.chunks(MAX_PAYLOAD) {
-            let needed = u32::try_from(chunk.len()).expect("a chunk is smaller than the window");
-            let granted = tokio::select! {
-                granted = self.credit.acquire_many(needed) => granted,
-                () = self.shared.gone() => return Err(GuestError::Gone),
-            };
-            // Closed credit: the stream was dropped, so nobody wants these bytes.
-            granted.map_err(|_| GuestError::Gone)?.forget();
-            self.shared.send(guest::packet(self.id, Kind::Data, chunk).into()).await?;
+            self.ship(self.wrap(&[IoSlice::new(chunk)])).await?;
         }
         Ok(())
     }

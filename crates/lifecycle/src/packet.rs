@@ -1,0 +1,71 @@
+//! A channel over a SEQPACKET socket that the engine was given: the kernel keeps packets whole.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use rustix::net::{RecvFlags, SendFlags};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Mutex;
+use torpor_protocol::guest::{HEADER, MAX_PAYLOAD};
+
+use crate::engine::Channel;
+
+/// When to try again after the kernel had no memory for a packet.
+const NO_BUFFERS_PAUSE: Duration = Duration::from_millis(10);
+
+pub struct SeqPacket {
+    socket: AsyncFd<OwnedFd>,
+    /// Where packets arrive, before a copy of their size is handed on.
+    arrival: Mutex<Vec<u8>>,
+}
+
+impl SeqPacket {
+    /// Must be called inside a tokio runtime.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        let arrival = Mutex::new(vec![0; HEADER + MAX_PAYLOAD]);
+        Ok(Self { socket: AsyncFd::register_with_interest(socket, interest)?, arrival })
+    }
+}
+
+#[async_trait]
+impl Channel for SeqPacket {
+    async fn send(&self, packet: Bytes) -> io::Result<()> {
+        loop {
+            let sent = self.socket.async_io(Interest::WRITABLE, |socket| {
+                Ok(rustix::net::send(socket, &packet, SendFlags::NOSIGNAL)?)
+            });
+            match sent.await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.raw_os_error() == Some(libc_enobufs()) => {
+                    tokio::time::sleep(NO_BUFFERS_PAUSE).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn recv(&self) -> io::Result<Bytes> {
+        let mut arrival = self.arrival.lock().await;
+        let received = self.socket.async_io(Interest::READABLE, |socket| {
+            Ok(rustix::net::recv(socket, &mut arrival[..], RecvFlags::TRUNC)?)
+        });
+        match received.await {
+            Ok((kept, length)) if length > kept => {
+                Err(io::Error::new(io::ErrorKind::InvalidData, "a packet is too large"))
+            }
+            Ok((kept, _)) => Ok(Bytes::copy_from_slice(&arrival[..kept])),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(Bytes::new()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn libc_enobufs() -> i32 {
+    rustix::io::Errno::NOBUFS.raw_os_error()
+}
