@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -27,9 +28,8 @@ impl SeqPacket {
     /// Must be called inside a tokio runtime.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
-        let interest = Interest::READABLE | Interest::WRITABLE;
         let arrival = Mutex::new(vec![0; HEADER + MAX_PAYLOAD]);
-        Ok(Self { socket: AsyncFd::register_with_interest(socket, interest)?, arrival })
+        Ok(Self { socket: watched(socket)?, arrival })
     }
 }
 
@@ -42,7 +42,7 @@ impl Channel for SeqPacket {
             });
             match sent.await {
                 Ok(_) => return Ok(()),
-                Err(error) if error.raw_os_error() == Some(libc_enobufs()) => {
+                Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
                     tokio::time::sleep(NO_BUFFERS_PAUSE).await;
                 }
                 Err(error) => return Err(error),
@@ -66,6 +66,10 @@ impl Channel for SeqPacket {
     }
 }
 
-fn libc_enobufs() -> i32 {
-    rustix::io::Errno::NOBUFS.raw_os_error()
+#[expect(unsafe_code, reason = "tokio asks for a promise about the descriptor")]
+fn watched(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    let interest = Interest::READABLE | Interest::WRITABLE;
+    // SAFETY: an `OwnedFd` is open and the same descriptor until it is dropped, and nobody but the
+    // `AsyncFd` owns it.
+    Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
 }

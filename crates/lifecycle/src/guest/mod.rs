@@ -84,10 +84,11 @@ impl Guest {
     }
 
     pub async fn health(&self) -> Result<Health, GuestError> {
-        match self.call(&Request::Health).await? {
-            Reply::Health(health) => Ok(health),
-            other => Err(unexpected(&other)),
-        }
+        let request = Request::Health;
+        let Reply::Health(health) = self.call(&request).await? else {
+            return Err(unexpected(&request));
+        };
+        Ok(health)
     }
 
     pub async fn start(&self, spec: ProcessSpec) -> Result<ProcessStatus, GuestError> {
@@ -96,38 +97,39 @@ impl Guest {
 
     /// For requests that are answered with a process.
     pub async fn process(&self, request: &Request) -> Result<ProcessStatus, GuestError> {
-        match self.call(request).await? {
-            Reply::Process(status) => Ok(status),
-            other => Err(unexpected(&other)),
-        }
+        let Reply::Process(status) = self.call(request).await? else {
+            return Err(unexpected(request));
+        };
+        Ok(status)
     }
 
     pub async fn processes(&self) -> Result<Vec<ProcessStatus>, GuestError> {
-        match self.call(&Request::Processes).await? {
-            Reply::Processes { processes } => Ok(processes),
-            other => Err(unexpected(&other)),
-        }
+        let request = Request::Processes;
+        let Reply::Processes { processes } = self.call(&request).await? else {
+            return Err(unexpected(&request));
+        };
+        Ok(processes)
     }
 
     /// For requests that are answered with a file's description.
     pub async fn stat(&self, request: &Request) -> Result<FileStat, GuestError> {
-        match self.call(request).await? {
-            Reply::Stat(stat) => Ok(stat),
-            other => Err(unexpected(&other)),
-        }
+        let Reply::Stat(stat) = self.call(request).await? else {
+            return Err(unexpected(request));
+        };
+        Ok(stat)
     }
 
     /// For requests that are only done.
     pub async fn done(&self, request: &Request) -> Result<(), GuestError> {
-        match self.call(request).await? {
-            Reply::Done => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        let Reply::Done = self.call(request).await? else {
+            return Err(unexpected(request));
+        };
+        Ok(())
     }
 }
 
 /// The agent answered something else than the protocol says.
-pub fn unexpected(reply: &Reply) -> GuestError {
-    let text: String = format!("{reply:?}").chars().take(120).collect();
-    GuestError::Protocol(format!("unexpected answer {text}"))
+pub fn unexpected(request: &Request) -> GuestError {
+    let text: String = format!("{request:?}").chars().take(120).collect();
+    GuestError::Protocol(format!("an answer that does not belong to {text}"))
 }
