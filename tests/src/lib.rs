@@ -1,1 +1,33 @@
-//! End to end.
+//! The vocabulary of the end-to-end tests: a [`World`] is a real daemon with a real engine on a free
+//! port, in a data directory of its own.
+//!
+//! Worlds live side by side. When one ends, also by a failed test, its daemon is killed and its
+//! installation purged, so nothing is left on the host.
+
+mod http;
+mod template;
+mod traces;
+mod world;
+
+pub use http::{Answer, request};
+pub use traces::Traces;
+pub use world::{Outcome, World, torpor_binary};
+
+use std::time::{Duration, SystemTime};
+
+/// Longer than anything here takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Asks until the answer is `Some`, or fails the test.
+#[track_caller]
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = SystemTime::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        let waited = start.elapsed().unwrap_or_default();
+        assert!(waited < PATIENCE, "waited {waited:?} in vain for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

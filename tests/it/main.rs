@@ -1,0 +1,15 @@
+//! The real binaries on the real engine, by behaviour: one file per theme.
+
+#![expect(clippy::unwrap_used, reason = "a step that fails fails its test")]
+
+mod create;
+mod daemon;
+mod files;
+mod guests;
+mod images;
+mod network;
+mod previews;
+mod restart;
+mod run;
+mod terminal;
+mod tidy;

@@ -1,0 +1,41 @@
+//! A port inside as an HTTP address outside.
+
+use serde_json::json;
+use torpor_e2e::{Answer, World, request, wait_for};
+
+fn served() -> World {
+    let world = World::start();
+    world.create("web");
+    world.sh("web", "mkdir -p /srv && echo hello >/srv/index.html && head -c 30000000 /dev/urandom >/srv/big").ok();
+    let server = json!({"command": ["python3", "-m", "http.server", "3000", "--bind", "127.0.0.1", "--directory", "/srv"]});
+    assert_eq!(world.post("/v1/sandboxes/web/processes", &server).status, 201);
+    wait_for("the server", || (get(&world, "3000-web.localhost", "/").status == 200).then_some(()));
+    world
+}
+
+fn get(world: &World, host: &str, path: &str) -> Answer {
+    request(world.address(), "GET", path, &format!("host: {host}\r\n"), b"")
+}
+
+#[test]
+fn a_preview_reaches_a_server_on_loopback_inside() {
+    let world = served();
+    assert_eq!(get(&world, "3000-web.example.test", "/").text(), "hello\n");
+    let id = world.inspect("web")["id"].as_str().unwrap().to_owned();
+    assert_eq!(get(&world, &format!("3000-{id}.localhost:8900"), "/").text(), "hello\n");
+    let by_header = request(world.address(), "GET", "/", "x-torpor-preview: 3000-web\r\n", b"");
+    assert_eq!(by_header.text(), "hello\n");
+    let big = get(&world, "3000-web.localhost", "/big");
+    assert_eq!(big.body.len(), 30_000_000);
+}
+
+#[test]
+fn a_preview_of_nothing_says_what_is_missing() {
+    let world = served();
+    let silent = get(&world, "3001-web.localhost", "/");
+    assert_eq!(silent.status, 502);
+    assert_eq!(silent.json()["code"], "port_not_listening", "{silent:?}");
+    let unknown = get(&world, "3000-nobody.localhost", "/");
+    assert_eq!(unknown.status, 404);
+    assert_eq!(unknown.json()["code"], "sandbox_not_found", "{unknown:?}");
+}

@@ -1,0 +1,125 @@
+//! House rules as tests: who may depend on whom, purpose at the top of every file, sizes, words.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// Files that git would know, with these endings.
+fn sources(endings: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut open = vec![root()];
+    while let Some(dir) = open.pop() {
+        for entry in fs::read_dir(&dir).unwrap().flatten() {
+            let path = entry.path();
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if path.is_dir() && !["target", ".git", "node_modules"].contains(&name.as_str()) {
+                open.push(path);
+            } else if endings.iter().any(|ending| name.ends_with(ending)) {
+                found.push(path);
+            }
+        }
+    }
+    assert!(found.len() > 20, "the sources were found");
+    found
+}
+
+#[test]
+fn crates_depend_only_on_what_the_architecture_allows() {
+    let allowed = [
+        ("protocol", vec![]),
+        ("agent", vec!["protocol"]),
+        ("lifecycle", vec!["agent", "lifecycle", "protocol"]),
+        ("engines", vec!["lifecycle", "protocol"]),
+        ("store", vec!["lifecycle", "protocol"]),
+        ("proxy", vec!["lifecycle", "protocol"]),
+        ("daemon", vec!["engines", "lifecycle", "protocol", "proxy", "store"]),
+        ("cli", vec!["daemon", "engines", "lifecycle", "protocol", "store"]),
+    ];
+    for (name, allowed) in allowed {
+        let manifest =
+            fs::read_to_string(root().join("crates").join(name).join("Cargo.toml")).unwrap();
+        let used: BTreeSet<_> = manifest
+            .lines()
+            .filter(|line| !line.starts_with("name"))
+            .filter_map(|line| line.strip_prefix("torpor-"))
+            .filter_map(|line| line.split(['.', ' ', '=']).next())
+            .collect();
+        let allowed: BTreeSet<_> = allowed.into_iter().collect();
+        let extra: Vec<_> = used.difference(&allowed).collect();
+        assert!(extra.is_empty(), "{name} uses {extra:?}; ARCHITECTURE.md says it may not");
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is_and_fits() {
+    for path in sources(&[".rs"]) {
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("//!"), "{} does not say what it is", path.display());
+        let lines = text.lines().count();
+        assert!(lines <= 500, "{} has {lines} lines; two files would be clearer", path.display());
+    }
+}
+
+#[test]
+fn no_file_is_named_after_nothing() {
+    for path in sources(&[".rs"]) {
+        let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let vague = ["utils", "util", "common", "helpers", "helper", "misc", "manager", "types"];
+        assert!(!vague.contains(&stem.as_str()), "{} is no noun of ours", path.display());
+    }
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    let unfinished =
+        [concat!("todo", "!("), concat!("unimplemented", "!("), concat!("#[ign", "ore")];
+    for path in sources(&[".rs"]) {
+        let text = fs::read_to_string(&path).unwrap();
+        for word in unfinished {
+            assert!(!text.contains(word), "{} has {word}", path.display());
+        }
+    }
+}
+
+#[test]
+fn every_error_code_is_documented() {
+    let api = fs::read_to_string(root().join("docs/guide/api.md")).unwrap();
+    let protocol = fs::read_to_string(root().join("crates/protocol/src/error.rs")).unwrap();
+    let codes =
+        protocol.lines().filter_map(|line| line.trim().strip_prefix("Self::")?.strip_suffix(','));
+    let codes: BTreeSet<_> = codes.filter(|code| code.chars().all(char::is_alphanumeric)).collect();
+    assert!(codes.len() > 15, "{codes:?}");
+    for code in codes {
+        let snake: String = code
+            .chars()
+            .enumerate()
+            .flat_map(|(n, c)| {
+                let gap = (n > 0 && c.is_uppercase()).then_some('_');
+                gap.into_iter().chain(c.to_lowercase())
+            })
+            .collect();
+        assert!(api.contains(&format!("`{snake}`")), "docs/guide/api.md does not explain {snake}");
+    }
+}
+
+#[test]
+fn every_promise_names_what_shows_it() {
+    let text = fs::read_to_string(root().join("SPECIFICATION.md")).unwrap();
+    let tests: String =
+        sources(&[".rs"]).iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let mut promises = 0;
+    for row in text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| promise"))
+    {
+        let shown = row.trim_end_matches('|').rsplit('|').next().unwrap().trim();
+        for name in shown.split('`').skip(1).step_by(2) {
+            promises += 1;
+            let known = name.starts_with("torpor bench") || tests.contains(&format!("fn {name}"));
+            assert!(known, "SPECIFICATION.md names {name}, which does not exist");
+        }
+    }
+    assert!(promises > 10, "the promises were found");
+}
