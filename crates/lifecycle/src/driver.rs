@@ -18,6 +18,7 @@ use crate::engine::{BootPlan, Channel, Engine, EngineError, Machine};
 use crate::guest::{Guest, GuestError};
 use crate::lease::{Door, Lease};
 use crate::sandbox::{Reply, Request};
+use crate::steps::Steps;
 use crate::store::{Images, Ledger, Record, Rest, RootImage};
 use crate::{Error, Refusal};
 
@@ -209,7 +210,9 @@ impl Driver {
 
     /// Boots a machine, waits for its agent and tells it who it is.
     async fn boot(&mut self) -> Result<(Box<dyn Machine>, Guest), Error> {
+        let mut steps = Steps::start();
         let image = self.world.images.root(&self.record.spec.image_id).await?;
+        steps.end("image");
         let plan = BootPlan {
             id: self.record.id.clone(),
             spec: self.record.spec.clone(),
@@ -220,11 +223,14 @@ impl Driver {
             action: "boot the machine".to_owned(),
             source: format!("it took more than {BOOT_DEADLINE:?}").into(),
         })??;
+        steps.extend("boot", machine.start_steps());
         // From now on the machine may be written to, so the ledger must not call it unborn.
         let running = Record { rest: Rest::Running, ..self.record.clone() };
         let (greeted, recorded) =
             tokio::join!(self.greet(machine.channel(), &image), self.world.ledger.record(&running));
         self.record = running;
+        steps.end("hello");
+        self.status.send_modify(|status| status.start_steps = steps.done);
         match (greeted, recorded) {
             (Ok(guest), Ok(())) => Ok((machine, guest)),
             (Err(error), _) => {
@@ -421,5 +427,6 @@ pub(crate) fn first_status(record: &Record, engine: &str) -> Status {
         created_at_ms: record.created_at_ms,
         last_used_at_ms: record.last_used_at_ms,
         engine: engine.to_owned(),
+        start_steps: Vec::new(),
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -63,6 +64,10 @@ pub trait Machine: Send + 'static {
     fn channel(&self) -> Arc<dyn Channel>;
     /// What it uses now, and what went wrong in it; cheap and callable from anywhere.
     fn meter(&self) -> Arc<dyn Meter>;
+    /// Where the time of its start went, in order; none if somebody else started it.
+    fn start_steps(&self) -> Vec<(&'static str, Duration)> {
+        Vec::new()
+    }
     /// Stops every instruction inside. Idempotent.
     async fn pause(&mut self) -> Result<(), EngineError>;
     /// Lets it go on. Idempotent.

@@ -30,6 +30,7 @@ mod fleet;
 mod lease;
 mod packet;
 mod sandbox;
+mod steps;
 #[cfg(test)]
 mod tests;
 

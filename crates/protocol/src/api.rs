@@ -416,6 +416,9 @@ pub enum ImageEvent {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Info {
     pub version: String,
+    /// The short name of this data directory on its host: in the names of its cgroups, links and
+    /// firewall table.
+    pub installation: String,
     pub engine: String,
     pub engine_version: String,
     pub sandboxes: usize,

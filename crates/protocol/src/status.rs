@@ -53,4 +53,15 @@ pub struct Status {
     pub last_used_at_ms: u64,
     /// The engine that runs it.
     pub engine: String,
+    /// Where the time of its machine's start went.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub start_steps: Vec<Step>,
+}
+
+/// A part of a longer operation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Step {
+    pub name: String,
+    pub ms: f64,
 }
