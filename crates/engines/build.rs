@@ -5,7 +5,7 @@
 //! would wait for the lock that the outer cargo holds until this script is done.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
@@ -13,10 +13,18 @@ fn main() {
     for input in ["crates/agent", "crates/protocol", "Cargo.lock", "Cargo.toml"] {
         println!("cargo::rerun-if-changed={}", workspace.join(input).display());
     }
+    println!("cargo::rerun-if-env-changed=TORPOR_AGENT_FILE");
+    // For packagers that build the agent themselves.
+    let agent = env::var("TORPOR_AGENT_FILE").unwrap_or_else(|_| build(&workspace));
+    println!("cargo::rustc-env=TORPOR_AGENT={agent}");
+}
+
+/// Builds the agent and gives its path.
+fn build(workspace: &Path) -> String {
     let target = var("TARGET");
     let out = PathBuf::from(var("OUT_DIR")).join("agent");
     let status = Command::new(var("CARGO"))
-        .current_dir(&workspace)
+        .current_dir(workspace)
         .args(["build", "--quiet", "--package", "torpor-agent", "--bin", "torpor-agent"])
         .args(["--profile", "agent", "--target", &target, "--target-dir"])
         .arg(&out)
@@ -28,10 +36,8 @@ fn main() {
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
         .status()
         .expect("cargo, which runs this script, can be started");
-    assert!(status.success(), "the agent does not build: {status}");
-
-    let agent = out.join(target).join("agent").join("torpor-agent");
-    println!("cargo::rustc-env=TORPOR_AGENT={}", agent.display());
+    assert!(status.success(), "the agent does not build (TORPOR_AGENT_FILE names a built one)");
+    out.join(target).join("agent").join("torpor-agent").display().to_string()
 }
 
 fn var(name: &str) -> String {

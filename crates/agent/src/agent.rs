@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
+use rustix::process::{Resource, Rlimit};
 use tokio::time::Instant;
 use torpor_protocol::guest::{Health, Identity};
 
@@ -21,6 +22,8 @@ pub(crate) struct Agent {
     pub(crate) processes: Table,
     /// What the daemon said last; new processes read it.
     pub(crate) identity: RefCell<Identity>,
+    /// The limit of open files that processes get, where the agent raised its own.
+    pub(crate) open_files: Option<Rlimit>,
     since: Instant,
 }
 
@@ -39,6 +42,7 @@ impl Agent {
                 workdir: None,
                 entropy: String::new(),
             }),
+            open_files: (mode == Mode::Init).then(raise_open_files),
             since: Instant::now(),
         })
     }
@@ -53,6 +57,15 @@ impl Agent {
             open_files: open_files().unwrap_or(0),
         }
     }
+}
+
+/// Each process and connection takes a few descriptors of the agent. Returns the limit before.
+fn raise_open_files() -> Rlimit {
+    let before = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: before.maximum, maximum: before.maximum };
+    // With the limit as it was, fewer processes can run at once; nothing else changes.
+    let _ = rustix::process::setrlimit(Resource::Nofile, raised);
+    before
 }
 
 /// The agent's own resident memory.

@@ -12,9 +12,10 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use serde::Serialize;
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::{Mutex, MutexGuard};
 use torpor_protocol::guest::{HEADER, Kind, MAX_PAYLOAD};
+
+use crate::descriptor::{Descriptor, watched};
 
 /// Packets that may wait in the socket: enough to keep both sides busy.
 const SOCKET_BUFFER: usize = 8 * (HEADER + MAX_PAYLOAD);
@@ -22,18 +23,17 @@ const SOCKET_BUFFER: usize = 8 * (HEADER + MAX_PAYLOAD);
 const NO_BUFFERS_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Channel {
-    socket: AsyncFd<OwnedFd>,
+    socket: Descriptor,
     packet: Mutex<Vec<u8>>,
 }
 
 impl Channel {
     pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
-        rustix::io::ioctl_fionbio(&socket, true)?;
         // An engine whose sockets can't be resized works with the size they have.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
         let interest = Interest::READABLE | Interest::WRITABLE;
         Ok(Self {
-            socket: AsyncFd::with_interest(socket, interest)?,
+            socket: watched(socket, interest)?,
             packet: Mutex::new(vec![0; HEADER + MAX_PAYLOAD]),
         })
     }
@@ -60,7 +60,7 @@ impl Channel {
 
 /// The right to send the next packet.
 pub(crate) struct Turn<'a> {
-    socket: &'a AsyncFd<OwnedFd>,
+    socket: &'a Descriptor,
     packet: MutexGuard<'a, Vec<u8>>,
 }
 

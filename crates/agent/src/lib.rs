@@ -19,6 +19,7 @@ mod agent;
 mod answer;
 mod archive;
 mod channel;
+mod descriptor;
 mod failure;
 mod files;
 mod identity;

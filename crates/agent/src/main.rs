@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use rustix::process::{DumpableBehavior, Resource, Rlimit};
+use rustix::process::DumpableBehavior;
 use torpor_agent::{Mode, serve};
 
 fn main() -> io::Result<()> {
@@ -13,18 +13,7 @@ fn main() -> io::Result<()> {
     // Users inside shall not read the agent's memory or borrow its channel. Where the kernel does not
     // know this, there is nothing else to do about it.
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
-    raise_open_files();
     serve(take_channel()?, Mode::Init)
-}
-
-/// Each process and connection takes a few descriptors of the agent; processes get the limit that
-/// the machine was started with back.
-fn raise_open_files() {
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    let _ = rustix::process::setrlimit(
-        Resource::Nofile,
-        Rlimit { current: limit.maximum, maximum: limit.maximum },
-    );
 }
 
 /// Moves the channel away from descriptor 0, which every child inherits.

@@ -1,1 +1,53 @@
-//! cli.
+//! The command line of Torpor: a client of the public HTTP API, plus the verbs that make this
+//! computer a host (`serve`, `doctor`, `purge`).
+//!
+//! ```text
+//!   main ─▶ commands (one file a verb) ─▶ client ─▶ daemon
+//!                │                          └─ body, lines, route
+//!                ├─▶ session, terminal     a process inside at our standard input and output
+//!                ├─▶ archive               tars: packed, and unpacked without trust
+//!                └─▶ output, units, progress
+//! ```
+//!
+//! Invariants
+//! - errors are rendered here and nowhere else;
+//! - standard output carries results only; everything about us goes to standard error.
+
+mod archive;
+mod client;
+mod commands;
+mod error;
+mod output;
+mod progress;
+mod reference;
+mod session;
+mod similar;
+mod terminal;
+mod units;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+pub use reference::markdown;
+
+/// Parses the command line, does what it says and returns what to exit with.
+pub fn main() -> ExitCode {
+    let cli = match commands::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are "errors" of clap too; it knows where they go.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(error::EXIT_USAGE));
+        }
+    };
+    let verbose = cli.verbose;
+    match cli.run() {
+        Ok(code) => code,
+        Err(error) => {
+            let _ = std::io::stderr().write_all(error.render(verbose).as_bytes());
+            error.exit_code()
+        }
+    }
+}

@@ -11,9 +11,15 @@
 //!   probe       whether this host can carry all that, for `torpor doctor`
 //! ```
 
+pub mod disk;
 pub mod gvisor;
 pub mod keeper;
+pub mod limits;
+mod mountinfo;
+pub mod network;
 pub mod probe;
+mod program;
+mod watch;
 
 /// The agent, a static program, to be put at [`torpor_lifecycle::engine::AGENT_PATH`] of every root.
 pub static AGENT: &[u8] = include_bytes!(env!("TORPOR_AGENT"));

@@ -29,10 +29,7 @@ pub(crate) fn failed<E: Into<io::Error>>(
 }
 
 pub(crate) fn is_full(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::NOSPC | Errno::DQUOT)
-    )
+    matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
 }
 
 /// Makes the names in a directory durable.

@@ -175,7 +175,10 @@ fn check_empty(root: &Path) -> Result<(), StoreError> {
 
 fn take_lock(root: &Path) -> Result<File, StoreError> {
     let path = root.join("lock");
-    let opened = OpenOptions::new().read(true).write(true).create(true).mode(0o600).open(&path);
+    // Who holds the lock has its id in there: not truncated before it is ours.
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let opened = options.open(&path);
     let mut lock = opened.map_err(refused(root, "can't be written"))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}

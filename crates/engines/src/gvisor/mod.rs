@@ -1,1 +1,318 @@
-//! gvisor.
+//! The gVisor engine: a machine is a sandbox of `runsc`, an application kernel in user space.
+//!
+//! ```text
+//!            ┌────────────── host ──────────────────────────────────────────────┐
+//!   daemon ──┤ keeper ─▶ runsc create ─▶ sandbox ── stdin ── agent (PID 1 inside) │
+//!      │     └──────────────────────────────│────────────────────────────────────┘
+//!      └── control socket: card, start ─────┘
+//! ```
+//!
+//! Invariants
+//! - the command line is used for `create` only; it costs Go's start-up each time, and its `start`
+//!   does not work on new kernels;
+//! - a machine is found by tag and id alone: its directory, its cgroups, its disk. What is not in a
+//!   whole machine's record is a remainder, and [`remains`] removes it;
+//! - every guest has the same address inside; no guest writes to memory what it writes to "disk";
+//! - the root must have something in `/tmp` (an empty file will do): runsc mounts an unbounded
+//!   memory filesystem over an empty `/tmp`.
+
+mod boot;
+mod image;
+mod layout;
+mod links;
+mod machine;
+mod oci;
+mod record;
+mod remains;
+mod turns;
+mod urpc;
+pub mod version;
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use rustix::fs::Mode;
+use tokio::sync::{Semaphore, oneshot};
+use torpor_lifecycle::engine::{About, BootPlan, Engine, EngineError, Machine};
+use torpor_protocol::SandboxId;
+
+use self::boot::Boot;
+use self::layout::{Layout, MachineDir, RUNTIME_DIR_MAX};
+use self::machine::GvisorMachine;
+use self::record::Record;
+use self::remains::Remains;
+use self::turns::{Turn, Turns};
+use self::version::Build;
+use crate::keeper::Keeper;
+use crate::limits::Hierarchy;
+use crate::network::{Network, remove_traces};
+
+/// What an installation says about itself to the engine.
+#[derive(Debug, Clone)]
+pub struct GvisorConfig {
+    /// The program.
+    pub runsc: PathBuf,
+    /// For sockets and what is known of running machines; made if absent. At most
+    /// 64 bytes long. Not shared with another installation.
+    pub runtime_dir: PathBuf,
+    /// For the machines' disks; made if absent.
+    pub scratch_dir: PathBuf,
+    /// Tells this installation's cgroups and addresses from others on the same host: eight
+    /// lowercase letters and digits.
+    pub tag: String,
+    /// Starts the keeper, to be followed by the path of its socket.
+    pub keeper_command: Vec<OsString>,
+}
+
+impl GvisorConfig {
+    fn layout(&self) -> Layout {
+        Layout { runtime_dir: self.runtime_dir.clone(), scratch_dir: self.scratch_dir.clone() }
+    }
+
+    fn keeper(&self) -> Keeper {
+        let socket = self.layout().keeper_socket();
+        let mut command = self.keeper_command.clone();
+        command.push(socket.clone().into());
+        Keeper::at(command, &socket)
+    }
+}
+
+/// The engine of one installation on this host.
+pub struct Gvisor {
+    host: Arc<Host>,
+    about: About,
+}
+
+/// What all machines of the engine share.
+struct Host {
+    runsc: PathBuf,
+    build: Build,
+    memory_mib: u64,
+    network: Network,
+    remains: Arc<Remains>,
+    /// Boots under way. They are bound by the processor: more at once makes each slower and all
+    /// later.
+    boots: Semaphore,
+    turns: Turns,
+}
+
+impl Gvisor {
+    /// Checks that runsc will do, makes the directories and finds or starts the keeper.
+    pub async fn open(config: GvisorConfig) -> Result<Self, EngineError> {
+        check_paths(&config)?;
+        let build = Build::of(&config.runsc).await.map_err(EngineError::failed("use runsc"))?;
+        let hierarchy =
+            Hierarchy::discover().map_err(EngineError::failed("find the host's cgroups"))?;
+        let missing = hierarchy.missing();
+        if !missing.is_empty() {
+            let detail = format!("{} are missing ({})", missing.join(", "), hierarchy.describe());
+            return Err(EngineError::Capacity { what: "cgroup controllers", detail });
+        }
+        let layout = config.layout();
+        make_dirs(&layout).map_err(EngineError::failed("make the engine's directories"))?;
+        let keeper = config.keeper();
+        keeper.ensure().await.map_err(EngineError::failed("start the keeper"))?;
+        let network =
+            Network::open(&config.tag).await.map_err(EngineError::failed("open the network"))?;
+        let about =
+            About { kind: "gvisor", version: build.text.clone(), nameserver: network.nameserver() };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let host = Host {
+            runsc: config.runsc,
+            build,
+            memory_mib: host_memory_mib(),
+            network,
+            remains: Arc::new(Remains { layout, tag: config.tag, hierarchy, keeper }),
+            boots: Semaphore::new(cores + 1),
+            turns: Turns::default(),
+        };
+        Ok(Self { host: Arc::new(host), about })
+    }
+}
+
+/// Kills and removes everything of this installation on this host, without a daemon.
+pub async fn purge(config: &GvisorConfig) -> Result<usize, EngineError> {
+    let hierarchy =
+        Hierarchy::discover().map_err(EngineError::failed("find the host's cgroups"))?;
+    let (layout, keeper) = (config.layout(), config.keeper());
+    let remains = Arc::new(Remains { layout, tag: config.tag.clone(), hierarchy, keeper });
+    let ids = remains.ids().await;
+    let count = ids.len();
+    remains.clear_all(ids).await?;
+    remove_traces(&config.tag).await.map_err(EngineError::failed("remove the network"))?;
+    remains.clear_shared().await.map_err(EngineError::failed("remove the engine's traces"))?;
+    Ok(count)
+}
+
+#[async_trait]
+impl Engine for Gvisor {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    async fn boot(&self, plan: BootPlan) -> Result<Box<dyn Machine>, EngineError> {
+        self.host.check(&plan)?;
+        let (answer, booted) = oneshot::channel();
+        tokio::spawn(self.host.clone().boot(plan, answer));
+        let booted = booted.await.map_err(EngineError::failed("boot the machine"))??;
+        Ok(Box::new(booted.claim()))
+    }
+
+    async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Machine>>, EngineError> {
+        Ok(self.host.adopt(id).await?.map(|machine| Box::new(machine) as Box<dyn Machine>))
+    }
+
+    async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<usize, EngineError> {
+        let remains = &self.host.remains;
+        let mut ids = remains.ids().await;
+        ids.retain(|id| !keep.contains(id));
+        let count = ids.len();
+        remains.clear_all(ids).await?;
+        Ok(count)
+    }
+
+    async fn close(&self) {
+        if !self.host.remains.ids().await.is_empty() {
+            return;
+        }
+        if let Err(error) = self.host.network.close().await {
+            tracing::warn!(%error, "the network's traces stay on the host");
+        }
+        if let Err(error) = self.host.remains.clear_shared().await {
+            tracing::warn!(%error, "the engine's traces stay on the host");
+        }
+    }
+}
+
+impl Host {
+    /// Refuses what can't work before anything is made.
+    fn check(&self, plan: &BootPlan) -> Result<(), EngineError> {
+        let wanted = plan.spec.resources.memory_mib;
+        if wanted > self.memory_mib {
+            let detail = format!("{wanted} MiB wanted, {} MiB here", self.memory_mib);
+            return Err(EngineError::Capacity { what: "memory", detail });
+        }
+        image::check(&plan.root)
+    }
+
+    async fn boot(
+        self: Arc<Self>,
+        plan: BootPlan,
+        answer: oneshot::Sender<Result<Unclaimed, EngineError>>,
+    ) {
+        let turn = self.turns.take(&plan.id).await;
+        let permit = self.boots.acquire().await.expect("it is never closed");
+        if answer.is_closed() {
+            return;
+        }
+        let boot = Boot { host: &self, plan: &plan };
+        let booted = boot.run(|| !answer.is_closed()).await;
+        if let Err(error) = &booted {
+            tracing::debug!(id = %plan.id, %error, "clearing up after a failed boot");
+            self.clear_up(&plan.id).await;
+        }
+        drop(permit);
+        // If nobody takes it any more, it clears itself up.
+        let _ = answer.send(booted.map(|machine| Unclaimed(Some((machine, turn)))));
+    }
+
+    async fn clear_up(&self, id: &SandboxId) {
+        if let Err(error) = self.remains.clear(id).await {
+            tracing::warn!(%id, %error, "something of a failed boot stays until the next sweep");
+        }
+    }
+
+    async fn adopt(self: &Arc<Self>, id: &SandboxId) -> Result<Option<GvisorMachine>, EngineError> {
+        let _turn = self.turns.take(id).await;
+        let dir = self.remains.layout.machine(id);
+        let Some(record) = Record::read(&dir.record) else { return Ok(None) };
+        let Some(pidfd) = record.process.open() else { return Ok(None) };
+        let channel = self.remains.keeper.channel(id.as_str()).await;
+        let channel = channel.map_err(EngineError::failed("get the machine's channel"))?;
+        // Without its channel nobody can talk to it ever again.
+        let Some(channel) = channel else { return Ok(None) };
+        let slot = self.network.adopt(record.slot, &record.network).await;
+        let slot = slot.map_err(EngineError::failed("take over the machine's network"))?;
+        let group = self.remains.group(id);
+        GvisorMachine::new(self.clone(), record, slot, group, channel, pidfd)
+            .map(Some)
+            .map_err(EngineError::failed("watch the machine"))
+    }
+
+    fn create_command(&self, dir: &MachineDir, id: &SandboxId) -> Vec<String> {
+        let path = |path: &std::path::Path| path.to_string_lossy().into_owned();
+        vec![
+            path(&self.runsc),
+            format!("--root={}", path(&self.remains.layout.runsc_root())),
+            "--platform=systrap".into(),
+            "--network=sandbox".into(),
+            // All files come from the image and one open file: the sandbox needs no way to others.
+            "--directfs=false".into(),
+            "--cpu-num-from-quota".into(),
+            format!("--panic-log={}", path(&dir.panic_log)),
+            "create".into(),
+            format!("--bundle={}", path(&dir.dir)),
+            format!("--pid-file={}", path(&dir.pid)),
+            id.to_string(),
+        ]
+    }
+}
+
+/// A booted machine on its way to whoever asked for it. If they are gone, it is killed; until it is
+/// claimed or cleared no other boot of the same sandbox begins.
+struct Unclaimed(Option<(GvisorMachine, Turn)>);
+
+impl Unclaimed {
+    fn claim(mut self) -> GvisorMachine {
+        self.0.take().expect("claimed once").0
+    }
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        let Some((machine, turn)) = self.0.take() else { return };
+        // Without a runtime the daemon ends; the next one sweeps.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            if let Err(error) = machine.destroy().await {
+                tracing::warn!(%error, "something of an unwanted machine stays until the next sweep");
+            }
+            drop(turn);
+        });
+    }
+}
+
+fn check_paths(config: &GvisorConfig) -> Result<(), EngineError> {
+    let bad = |why: &str| Err(EngineError::failed("use the engine's settings")(why));
+    let runtime_dir = config.runtime_dir.as_os_str().len();
+    if !config.runtime_dir.is_absolute() || runtime_dir > RUNTIME_DIR_MAX {
+        return bad("runtime_dir must be an absolute path of at most 64 bytes");
+    }
+    if !config.scratch_dir.is_absolute() {
+        return bad("scratch_dir must be an absolute path");
+    }
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    if config.tag.len() != 8 || !config.tag.bytes().all(plain) {
+        return bad("tag must consist of eight lowercase letters and digits");
+    }
+    Ok(())
+}
+
+fn make_dirs(layout: &Layout) -> std::io::Result<()> {
+    let own = [layout.empty_root(), layout.runsc_root(), layout.machines()];
+    for dir in own.iter().chain([&layout.scratch_dir]) {
+        std::fs::create_dir_all(dir)?;
+    }
+    for dir in [&layout.runtime_dir, &layout.scratch_dir] {
+        rustix::fs::chmod(dir, Mode::RWXU)?;
+    }
+    Ok(())
+}
+
+fn host_memory_mib() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram * u64::from(info.mem_unit)) >> 20
+}

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::KEEPER_VERSION;
 use super::wire::{self, Ended, RecvError, Reply, Request, Spawn};
+use crate::watch::watch;
 
 /// How long a keeper may take to start: it has nothing to do but to bind a socket.
 const START_MAX: Duration = Duration::from_secs(5);
@@ -52,16 +53,14 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Finds the keeper behind `socket`, or starts one with `command`, which must end in
-    /// [`super::run`] on a socket made by [`super::listen`] at the same path.
-    pub async fn ensure(command: Vec<OsString>, socket: &Path) -> Result<Self, KeeperError> {
-        let keeper = Self { command, socket: socket.to_owned() };
-        keeper.revive().await?;
-        Ok(keeper)
+    /// The keeper behind `socket`. `command` starts it if need be; it must end in [`super::run`] on
+    /// a socket made by [`super::listen`] at the same path.
+    pub fn at(command: Vec<OsString>, socket: &Path) -> Self {
+        Self { command, socket: socket.to_owned() }
     }
 
-    /// Starts the keeper anew if it is gone, or idle and of another version.
-    async fn revive(&self) -> Result<(), KeeperError> {
+    /// Starts the keeper if there is none, or only an idle one of another version.
+    pub async fn ensure(&self) -> Result<(), KeeperError> {
         match self.hello().await {
             Ok(KEEPER_VERSION) => return Ok(()),
             Ok(found) => self.stop().await.map_err(|_| KeeperError::Version { found })?,
@@ -113,7 +112,7 @@ impl Keeper {
         let answer = match self.ask(&request, deadline).await {
             Err(KeeperError::Connection(_)) => {
                 // It died; its machines were lost with it, new ones need not be.
-                self.revive().await?;
+                self.ensure().await?;
                 self.ask(&request, deadline).await
             }
             answer => answer,
@@ -191,9 +190,11 @@ impl Keeper {
         request: &Request,
         wait: Duration,
     ) -> Result<(Reply, Option<OwnedFd>), KeeperError> {
-        let socket = timeout(ANSWER_MAX, self.connect()).await.map_err(|_| KeeperError::Deadline)??;
-        let socket = AsyncFd::new(socket).map_err(KeeperError::Connection)?;
-        wire::send(&socket, request, None).map_err(|errno| KeeperError::Connection(errno.into()))?;
+        let socket =
+            timeout(ANSWER_MAX, self.connect()).await.map_err(|_| KeeperError::Deadline)??;
+        let socket = watch(socket, Interest::READABLE).map_err(KeeperError::Connection)?;
+        wire::send(&socket, request, None)
+            .map_err(|errno| KeeperError::Connection(errno.into()))?;
         let deadline = Instant::now() + wait;
         let answer = async {
             loop {

@@ -2,15 +2,17 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use rustix::process::{Pid, WaitOptions, WaitStatus};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, WaitStatus};
 
 use super::KEEPER_VERSION;
 use super::held::{Held, now};
@@ -37,8 +39,7 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Serves requests on `socket` (from [`listen`]) until asked to stop. The process must have one
-/// thread. It becomes a session of its own and the parent of all orphans among its descendants.
+/// Serves requests on `socket` (from [`listen`]) until asked to stop. The process becomes a session of its own and the parent of all orphans among its descendants.
 pub fn run(socket: OwnedFd) -> io::Result<()> {
     // Refused only to the leader of a process group, who has what is wanted.
     let _ = rustix::process::setsid();
@@ -57,23 +58,34 @@ pub fn run(socket: OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// A descriptor that is readable when a child has ended.
-#[expect(unsafe_code, reason = "rustix has no signalfd")]
+/// Where [`on_child`] rings; -1 until there is somebody to hear it.
+static BELL: AtomicI32 = AtomicI32::new(-1);
+
+/// A descriptor that is readable when a child has ended, whichever thread the signal comes to.
+#[expect(unsafe_code, reason = "there is no safe way to hear of signals in the standard library")]
 fn child_signals() -> io::Result<OwnedFd> {
-    // SAFETY: `mask` is initialised by sigemptyset before anyone reads it and outlives the calls;
-    // signalfd returns a fresh descriptor (checked), which nobody else owns.
+    let (heard, bell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    // Never closed: the handler may run until the process ends.
+    BELL.store(bell.into_raw_fd(), Ordering::Relaxed);
+    // SAFETY: an all-zero sigaction is valid (no flags, empty mask); the handler is a function of
+    // the type SA_SIGINFO-less handlers have, and makes one async-signal-safe call.
+    let done = unsafe {
+        let mut action = std::mem::zeroed::<libc::sigaction>();
+        action.sa_sigaction = on_child as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESTART | libc::SA_NOCLDSTOP;
+        libc::sigaction(libc::SIGCHLD, &action, std::ptr::null_mut())
+    };
+    if done == 0 { Ok(heard) } else { Err(io::Error::last_os_error()) }
+}
+
+#[expect(unsafe_code, reason = "a signal handler may do hardly anything")]
+extern "C" fn on_child(_signal: libc::c_int) {
+    // SAFETY: write is async-signal-safe, the buffer is one static byte; errno, which the
+    // interrupted code may be about to read, is put back. A full pipe rings already.
     unsafe {
-        let mut mask = std::mem::zeroed::<libc::sigset_t>();
-        libc::sigemptyset(&mut mask);
-        libc::sigaddset(&mut mask, libc::SIGCHLD);
-        if libc::sigprocmask(libc::SIG_BLOCK, &mask, std::ptr::null_mut()) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let fd = libc::signalfd(-1, &mask, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(OwnedFd::from_raw_fd(fd))
+        let errno = *libc::__errno_location();
+        libc::write(BELL.load(Ordering::Relaxed), b"!".as_ptr().cast(), 1);
+        *libc::__errno_location() = errno;
     }
 }
 
@@ -164,7 +176,12 @@ impl Desk {
             child: fixed[0],
             listener: accepting && fixed[1],
             peers: (0..peers.len()).filter(|index| peers[*index]).collect(),
-            stderrs: stderrs.iter().zip(pipes).filter(|(_, r)| **r).map(|((id, _), _)| (*id).clone()).collect(),
+            stderrs: stderrs
+                .iter()
+                .zip(pipes)
+                .filter(|(_, r)| **r)
+                .map(|((id, _), _)| (*id).clone())
+                .collect(),
         })
     }
 
@@ -188,7 +205,8 @@ impl Desk {
             Err(RecvError::Closed | RecvError::Io(_)) => return false,
             Err(RecvError::Nonsense(error)) => {
                 let why = error.to_string();
-                return wire::send(&self.peers[index].socket, &Reply::Refused { why }, None).is_ok();
+                return wire::send(&self.peers[index].socket, &Reply::Refused { why }, None)
+                    .is_ok();
             }
         };
         if let Request::Channel { id } = &request
@@ -252,20 +270,21 @@ impl Desk {
 
     fn exit_of(&mut self, pid: i32) -> Result<Reply, Wait> {
         let Some(pid) = Pid::from_raw(pid) else { return Ok(refuse("0 is no process".into())) };
-        // The latest: numbers are used again.
-        if let Some(index) = self.ends.iter().rposition(|(ended, _)| *ended == pid) {
-            let (_, ended) = self.ends.remove(index).expect("the position was just found");
-            return Ok(Reply::Exited { ended });
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        if rustix::process::waitid(WaitId::Pid(pid), look).is_ok() {
+            // A child that runs, or that has ended and is reaped within this turn.
+            return Err(Wait::Exit(pid));
         }
-        match rustix::process::test_kill_process(pid) {
-            Err(Errno::SRCH) => Ok(refuse(format!("process {pid} was not seen to end"))),
-            Ok(()) | Err(_) => Err(Wait::Exit(pid)),
+        // The latest: numbers are used again.
+        match self.ends.iter().rfind(|(ended, _)| *ended == pid) {
+            Some((_, ended)) => Ok(Reply::Exited { ended: *ended }),
+            None => Ok(refuse(format!("process {pid} was not seen to end"))),
         }
     }
 
     /// Reaps everything that ended and tells who waits for it.
     fn reap(&mut self, signals: &OwnedFd) {
-        let mut sink = [0u8; 16 * size_of::<libc::signalfd_siginfo>()];
+        let mut sink = [0u8; 256];
         while rustix::io::read(signals, &mut sink).is_ok_and(|count| count > 0) {}
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             self.ended(pid, end_of(status));
@@ -281,16 +300,14 @@ impl Desk {
         } else {
             (Wait::Exit(pid), Reply::Exited { ended })
         };
-        let mut told = false;
         self.peers.retain_mut(|peer| {
             if peer.waits.as_ref() != Some(&wait) {
                 return true;
             }
             peer.waits = None;
-            told = true;
             wire::send(&peer.socket, &reply, None).is_ok()
         });
-        if !told && matches!(wait, Wait::Exit(_)) {
+        if matches!(wait, Wait::Exit(_)) {
             self.ends.push_back((pid, ended));
             if self.ends.len() > ENDS_MAX {
                 self.ends.pop_front();

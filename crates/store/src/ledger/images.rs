@@ -120,8 +120,8 @@ impl Ledger {
 
     /// Up to two images whose id starts so. The prefix consists of hexadecimal digits.
     pub(crate) async fn images_by_prefix(&self, prefix: &str) -> Result<Vec<ImageId>, StoreError> {
-        let query = sqlx::query("SELECT id FROM images WHERE id GLOB ? LIMIT 2")
-            .bind(format!("{prefix}*"));
+        let query =
+            sqlx::query("SELECT id FROM images WHERE id GLOB ? LIMIT 2").bind(format!("{prefix}*"));
         let rows = query.fetch_all(&self.readers).await.map_err(self.failed("look up an image"))?;
         rows.iter().map(|row| parsed(row, "id")).collect()
     }

@@ -23,7 +23,7 @@ use sqlx::{Row, SqlitePool};
 use torpor_lifecycle::store::{self, Record, StoreError};
 use torpor_protocol::SandboxId;
 
-pub(crate) use images::ImageRow;
+pub(crate) use images::{ImageRow, Removed};
 pub use keys::KeyRow;
 
 static MIGRATIONS: Migrator = sqlx::migrate!();
@@ -70,6 +70,7 @@ impl Ledger {
         Ok(ledger)
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "sqlx may add variants")]
     async fn migrate(&self) -> Result<(), StoreError> {
         let error = match MIGRATIONS.run(&self.writer).await {
             Ok(()) => return Ok(()),

@@ -1,0 +1,66 @@
+//! Every request and what answers it.
+
+use std::rc::Rc;
+
+use torpor_protocol::guest::{Failure, FileStat, Reply, Request, TerminalSize};
+
+use crate::agent::Agent;
+use crate::stream::Stream;
+use crate::{archive, files, identity, ports, process};
+
+/// Answers completely, but for the `End`; or says why not.
+pub(crate) async fn answer(
+    agent: &Rc<Agent>,
+    stream: &Rc<Stream>,
+    request: Request,
+) -> Result<(), Failure> {
+    let stat = |stat: FileStat| Reply::Stat(stat);
+    let done = |()| Reply::Done;
+    let status = |process: Rc<process::Process>| Reply::Process(process.status());
+    let reply = match request {
+        Request::Identify(identity) => identity::assume(agent, identity).map(done),
+        Request::Health => Ok(Reply::Health(agent.health())),
+
+        Request::Run(spec) => return process::run(agent, stream, spec).await,
+        Request::Start(spec) => process::start(agent, spec, false).map(status),
+        Request::Attach { pid, replay, follow } => {
+            return process::attach(agent, stream, pid, replay, follow).await;
+        }
+        Request::Process { pid } => agent.processes.find(pid).map(status),
+        Request::ProcessNamed { name } => agent.processes.find_named(&name).map(status),
+        Request::Processes => return process::list(agent, stream).await,
+        Request::Signal { pid, signal } => process::signal(agent, pid, signal).map(done),
+        Request::Kill { pid } => process::kill(agent, pid).await.map(done),
+        Request::Restart { pid } => process::restart(agent, pid).await.map(Reply::Process),
+        Request::WriteStdin { pid, close } => {
+            return process::write_stdin(agent, stream, pid, close).await;
+        }
+        Request::Resize { pid, cols, rows } => {
+            process::resize(agent, pid, TerminalSize { cols, rows }).map(done)
+        }
+
+        Request::ReadFile { path, offset, length } => {
+            return files::read(stream, &path, offset, length).await;
+        }
+        Request::WriteFile { path, mode, append, owner } => {
+            files::write(stream, &path, mode, append, owner.as_deref()).await.map(stat)
+        }
+        Request::Stat { path } => files::stat(&path).map(stat),
+        Request::List { path, depth } => return files::list(stream, &path, depth).await,
+        Request::MakeDir { path, mode, owner } => {
+            files::make_dir(&path, mode, owner.as_deref()).map(stat)
+        }
+        Request::Move { from, to } => files::rename(&from, &to).await.map(stat),
+        Request::Remove { path, recursive } => files::remove(&path, recursive).await.map(done),
+        Request::Chmod { path, mode } => files::chmod(&path, mode).map(stat),
+        Request::Watch { path, recursive } => return files::watch(stream, &path, recursive).await,
+        Request::Pack { path } => return archive::pack(stream, &path).await,
+        Request::Unpack { path, owner } => {
+            archive::unpack(stream, &path, owner.as_deref()).await.map(done)
+        }
+
+        Request::Connect { port } => return ports::connect(stream, port).await,
+    };
+    stream.reply(&reply?).await;
+    Ok(())
+}

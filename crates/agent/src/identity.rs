@@ -1,0 +1,129 @@
+//! Who the machine is: its name, its name servers, its randomness.
+//!
+//! A fork wakes up as its original and is told here that it is somebody else.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use torpor_protocol::guest::{Failure, FailureCode, Identity};
+
+use crate::Mode;
+use crate::agent::Agent;
+use crate::failure::{cannot, failure};
+use crate::files::make_dirs;
+
+/// The longest name that the kernel takes.
+const HOSTNAME_MAX: usize = 64;
+/// Marks the line of ours in a file that belongs to the image.
+const OURS: &str = "# torpor";
+/// Directories that programs expect, and their modes.
+const DIRECTORIES: [(&str, u32); 3] = [("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755)];
+
+/// Becomes `identity`. In another program's process it is only remembered, for new processes.
+pub(crate) fn assume(agent: &Agent, identity: Identity) -> Result<(), Failure> {
+    check(&identity)?;
+    if agent.mode == Mode::Init {
+        name_machine(&identity.hostname).map_err(cannot("cannot set the hostname"))?;
+        if !identity.nameservers.is_empty() {
+            name_servers(&identity.nameservers).map_err(cannot("cannot write /etc/resolv.conf"))?;
+        }
+        stir(&identity.entropy);
+        // What is missing in an image is made if it can be; processes say what they miss.
+        for (directory, mode) in DIRECTORIES {
+            let _ = make_dirs(Path::new(directory), mode, None);
+        }
+        if let Some(workdir) = &identity.workdir {
+            let _ = make_dirs(Path::new(workdir), 0o755, None);
+        }
+    }
+    *agent.identity.borrow_mut() = identity;
+    Ok(())
+}
+
+fn check(identity: &Identity) -> Result<(), Failure> {
+    let invalid = |message: String| Err(failure(FailureCode::Invalid, message));
+    let name = &identity.hostname;
+    let letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
+    if name.is_empty() || name.len() > HOSTNAME_MAX || !name.bytes().all(letter) {
+        return invalid(format!("{name} is no hostname"));
+    }
+    if let Some(server) = identity.nameservers.iter().find(|it| it.parse::<IpAddr>().is_err()) {
+        return invalid(format!("{server} is no address of a name server"));
+    }
+    let text = |text: &String| !text.contains('\0');
+    let named = |name: &String| !name.is_empty() && !name.contains('=') && text(name);
+    if !identity.env.iter().all(|(name, value)| named(name) && text(value)) {
+        return invalid("an environment variable is not valid".to_owned());
+    }
+    if identity.workdir.as_ref().is_some_and(|workdir| !workdir.starts_with('/')) {
+        return invalid("the working directory is not absolute".to_owned());
+    }
+    Ok(())
+}
+
+fn name_machine(hostname: &str) -> io::Result<()> {
+    rustix::system::sethostname(hostname.as_bytes())?;
+    fs::create_dir_all("/etc")?;
+    replace(Path::new("/etc/hostname"), &format!("{hostname}\n"))?;
+    let before = fs::read_to_string("/etc/hosts").unwrap_or_default();
+    replace(Path::new("/etc/hosts"), &hosts(&before, hostname))
+}
+
+/// The hosts file with a line for this machine, whatever it was called before.
+fn hosts(before: &str, hostname: &str) -> String {
+    let kept = before.lines().filter(|line| !line.ends_with(OURS));
+    let mut lines: Vec<String> = kept.map(str::to_owned).collect();
+    if !lines.iter().any(|line| line.split_whitespace().any(|word| word == "localhost")) {
+        lines.push("127.0.0.1 localhost".to_owned());
+        lines.push("::1 localhost ip6-localhost".to_owned());
+    }
+    lines.push(format!("127.0.1.1 {hostname} {OURS}"));
+    lines.join("\n") + "\n"
+}
+
+fn name_servers(servers: &[String]) -> io::Result<()> {
+    let lines: String = servers.iter().map(|server| format!("nameserver {server}\n")).collect();
+    replace(Path::new("/etc/resolv.conf"), &lines)
+}
+
+/// Replaces a file, or a link that leads elsewhere.
+fn replace(place: &Path, text: &str) -> io::Result<()> {
+    let draft = place.with_extension("torpor");
+    // Whatever lies there is a draft that was not finished.
+    let _ = fs::remove_file(&draft);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&draft)?;
+    file.set_permissions(Permissions::from_mode(0o644))?;
+    file.write_all(text.as_bytes())?;
+    match fs::rename(&draft, place) {
+        Ok(()) => Ok(()),
+        // A file that is mounted can't be replaced, only rewritten.
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+            fs::remove_file(&draft)?;
+            fs::write(place, text)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Adds to the kernel's randomness, where it has any to add to.
+fn stir(entropy: &str) {
+    let random = OpenOptions::new().write(true).open("/dev/urandom");
+    let _ = random.and_then(|mut random| random.write_all(entropy.as_bytes()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hosts_file_names_the_machine_once() {
+        let first = hosts("10.0.0.1 router\n", "one");
+        let second = hosts(&first, "two");
+        assert!(second.contains("10.0.0.1 router\n") && second.contains("127.0.0.1 localhost\n"));
+        assert!(second.contains("127.0.1.1 two") && !second.contains("one"));
+        assert_eq!(second.lines().count(), 4);
+    }
+}

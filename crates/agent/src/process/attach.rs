@@ -1,0 +1,200 @@
+//! Conversations between a stream and a process.
+
+use std::future::pending;
+use std::rc::Rc;
+
+use torpor_protocol::guest::{Failure, FailureCode, Kind, ProcessSpec, Reply};
+
+use super::life::start;
+use super::{Ended, Process, tree, write_all};
+use crate::agent::Agent;
+use crate::descriptor::Descriptor;
+use crate::failure::failure;
+use crate::stream::{Closed, Stream};
+use crate::terminal::END_OF_INPUT;
+
+/// Starts a process and stays attached to it: its output is complete, however slow the reader.
+pub(crate) async fn run(
+    agent: &Rc<Agent>,
+    stream: &Rc<Stream>,
+    spec: ProcessSpec,
+) -> Result<(), Failure> {
+    if spec.supervise.is_some() {
+        return Err(failure(FailureCode::Invalid, "only started processes are supervised"));
+    }
+    let process = start(agent, spec, true)?;
+    let leash = Leash { stream, process: &process };
+    stream.reply(&Reply::Started(process.status())).await;
+    let stdin = feed(stream, &process, process.spec.stdin);
+    let output = show(stream, &process, 0, process.life(), true);
+    let ended = tokio::select! {
+        ended = output => ended,
+        never = forever(stdin) => never,
+    };
+    drop(leash);
+    finish(stream, ended).await;
+    Ok(())
+}
+
+/// Ties a process to the stream that runs it.
+struct Leash<'a> {
+    stream: &'a Stream,
+    process: &'a Process,
+}
+
+impl Drop for Leash<'_> {
+    fn drop(&mut self) {
+        self.process.slow_down_for(None);
+        // A daemon that went away (`Forgotten`) takes no process with it.
+        let given_up = self.stream.closed_because() == Some(Closed::Reset);
+        if given_up && !self.process.spec.survives_detach && !self.process.ended() {
+            let reaped = !self.process.alive();
+            tokio::task::spawn_local(tree::kill(self.process.pid(), reaped));
+        }
+    }
+}
+
+/// Shows what a process wrote and writes, as far as the stream keeps up.
+pub(crate) async fn attach(
+    agent: &Agent,
+    stream: &Stream,
+    pid: u32,
+    replay: bool,
+    follow: bool,
+) -> Result<(), Failure> {
+    let process = agent.processes.find(pid)?;
+    let life = process.life();
+    let from = {
+        let output = process.output.borrow();
+        if replay { output.start() } else { output.end() }
+    };
+    stream.reply(&Reply::Started(process.status())).await;
+    let stdin = feed(stream, &process, false);
+    let output = show(stream, &process, from, life, follow);
+    let ended = tokio::select! {
+        ended = output => ended,
+        never = forever(stdin) => never,
+    };
+    finish(stream, ended).await;
+    Ok(())
+}
+
+async fn finish(stream: &Stream, ended: Option<Rc<Ended>>) {
+    if let Some(ended) = ended {
+        stream.reply(&Reply::Exited(ended.status.clone())).await;
+    }
+}
+
+/// Waits for one thing, and then for ever.
+async fn forever<T>(first: impl Future<Output = ()>) -> T {
+    first.await;
+    pending().await
+}
+
+/// Sends output from `offset` on until the life is over, or until now unless `follow`. Returns how
+/// the life ended, if it has.
+async fn show(
+    stream: &Stream,
+    process: &Process,
+    mut offset: u64,
+    life: u64,
+    follow: bool,
+) -> Option<Rc<Ended>> {
+    let now = process.output.borrow().end();
+    loop {
+        let ended = process.ended_life(life);
+        let (start, end) = {
+            let output = process.output.borrow();
+            (output.start(), output.end())
+        };
+        let until = match &ended {
+            Some(ended) => ended.output_end.min(end),
+            None if follow => end,
+            None => now,
+        };
+        if offset < start {
+            stream.reply(&Reply::Skipped { bytes: start - offset }).await;
+            offset = start;
+        } else if offset < until {
+            offset += send_output(stream, process, offset).await;
+            if process.slowed_by.get().is_some() {
+                process.slow_down_for(Some(offset));
+            }
+        } else if ended.is_some() || !follow {
+            return ended;
+        } else {
+            process.changed.notified().await;
+        }
+    }
+}
+
+/// Sends one packet; nothing if the output was gone when it was our turn.
+async fn send_output(stream: &Stream, process: &Process, offset: u64) -> u64 {
+    let fill = |room: &mut [u8]| {
+        let copied = process.output.borrow().copy(offset, room);
+        let kind = |stderr| if stderr { Kind::DataErr } else { Kind::Data };
+        Ok::<_, std::convert::Infallible>(copied.map(|(stderr, length)| (kind(stderr), length)))
+    };
+    match stream.send_data(fill).await {
+        Ok(sent) => sent as u64,
+        Err(never) => match never {},
+    }
+}
+
+/// Writes what arrives to the process; after the `End` closes its stdin if `close`.
+async fn feed(stream: &Stream, process: &Process, close: bool) {
+    while let Some(bytes) = stream.receive().await {
+        let stdin = process.stdin.borrow().clone();
+        // What a process does not want to read is lost, as with any pipe.
+        if let Some(stdin) = stdin {
+            let _ = write_all(&stdin, &bytes).await;
+        }
+    }
+    if close {
+        close_stdin(process).await;
+    }
+}
+
+async fn close_stdin(process: &Process) {
+    let terminal = process.terminal.borrow().clone();
+    match terminal {
+        // Closing a terminal would hang up; this is what a person types.
+        Some(terminal) => {
+            let _ = write_all(&terminal, END_OF_INPUT).await;
+        }
+        None => drop(process.stdin.take()),
+    }
+}
+
+/// Writes what arrives to a process's stdin, to the last byte.
+pub(crate) async fn write_stdin(
+    agent: &Agent,
+    stream: &Stream,
+    pid: u32,
+    close: bool,
+) -> Result<(), Failure> {
+    let process = agent.processes.find(pid)?;
+    let stdin = open_stdin(&process)?;
+    while let Some(bytes) = stream.receive().await {
+        write_all(&stdin, &bytes).await.map_err(|_| gone(pid))?;
+    }
+    drop(stdin);
+    if close {
+        close_stdin(&process).await;
+    }
+    stream.reply(&Reply::Done).await;
+    Ok(())
+}
+
+fn open_stdin(process: &Process) -> Result<Rc<Descriptor>, Failure> {
+    let pid = process.pid();
+    if process.ended() {
+        return Err(gone(pid));
+    }
+    let message = || format!("process {pid} has no open stdin");
+    process.stdin.borrow().clone().ok_or_else(|| failure(FailureCode::Invalid, message()))
+}
+
+fn gone(pid: u32) -> Failure {
+    failure(FailureCode::NoSuchProcess, format!("process {pid} reads no more"))
+}

@@ -1,0 +1,9 @@
+//! Tars: directories of ours packed, and what a sandbox sends unpacked without trusting it.
+
+mod pack;
+mod place;
+mod unpack;
+
+pub(crate) use pack::{Owners, Packed, pack};
+pub(crate) use place::{Directory, put_file};
+pub(crate) use unpack::unpack;

@@ -1,0 +1,171 @@
+//! A tar of a stranger, unpacked into a directory of ours.
+//!
+//! The tar may be anything. Its names are walked by [`Directory`], which leaves nothing but files,
+//! directories and links below the directory; the extensions for long names are read up to a limit,
+//! never as long as they claim to be; devices and pipes are left out.
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use tar::{Archive, Entry, EntryType, PaxExtensions};
+
+use super::place::Directory;
+
+/// Longest name or link that is believed: a path of the kernel is at most that long.
+const NAME_MAX: u64 = 4096;
+/// Longest block of extensions.
+const EXTENSIONS_MAX: u64 = 256 * 1024;
+
+/// What came out.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unpacked {
+    pub entries: u64,
+    /// Devices, pipes and the like.
+    pub left_out: u64,
+}
+
+/// Unpacks all entries below `directory`, without the first name of each path: the sandbox packs
+/// `notes/a` for `notes`, and what it shall be called here is the user's choice.
+pub(crate) fn unpack(tar: impl Read, directory: &Directory) -> io::Result<Unpacked> {
+    let mut archive = Archive::new(tar);
+    let mut unpacked = Unpacked::default();
+    let mut extensions = Extensions::default();
+    // Raw: the library would read a long name as long as the header says.
+    for entry in archive.entries()?.raw(true) {
+        let mut entry = entry?;
+        if extensions.take(&mut entry)? {
+            continue;
+        }
+        let described = std::mem::take(&mut extensions);
+        let name = described.name(&entry);
+        let kept = place(&mut entry, &described, &without_first(&name), directory);
+        match kept.map_err(|error| about(&name, &error))? {
+            true => unpacked.entries += 1,
+            false => unpacked.left_out += 1,
+        }
+    }
+    Ok(unpacked)
+}
+
+/// Puts one entry where it belongs; false: it is of a kind that we don't put anywhere.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the kinds of tar entries are an open list")]
+fn place<R: Read>(
+    entry: &mut Entry<'_, R>,
+    described: &Extensions,
+    path: &Path,
+    directory: &Directory,
+) -> io::Result<bool> {
+    let mode = entry.header().mode()?;
+    match entry.header().entry_type() {
+        EntryType::Directory => directory.make(path, mode)?,
+        EntryType::Regular | EntryType::Continuous => {
+            let size = entry.header().entry_size()?;
+            let modified = i64::try_from(entry.header().mtime()?).ok();
+            directory.file(path, mode, modified, Some(size), entry)?;
+        }
+        EntryType::Symlink => directory.symlink(path, described.link(entry)?.as_os_str())?,
+        EntryType::Link => {
+            directory.hard_link(path, &without_first(&described.link(entry)?))?;
+        }
+        EntryType::GNUSparse => {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "a sparse file in the archive"));
+        }
+        // Char, Block, Fifo, and whatever else a byte can say.
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// `notes/a/b` → `a/b`. What must be refused (`..`, `/`) stays in, to be refused.
+fn without_first(name: &Path) -> PathBuf {
+    let relative = name.strip_prefix(".").unwrap_or(name);
+    let mut rest = relative.components();
+    match rest.next() {
+        Some(std::path::Component::Normal(_)) => rest.as_path().to_owned(),
+        Some(_) | None => relative.to_owned(),
+    }
+}
+
+/// What entries say about the one that follows them.
+#[derive(Debug, Default)]
+struct Extensions {
+    name: Option<PathBuf>,
+    link: Option<PathBuf>,
+}
+
+impl Extensions {
+    /// True: the entry was an extension and has been taken in.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the kinds of tar entries are an open list")]
+    fn take<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> io::Result<bool> {
+        match entry.header().entry_type() {
+            EntryType::GNULongName => self.name = Some(long_name(entry)?),
+            EntryType::GNULongLink => self.link = Some(long_name(entry)?),
+            EntryType::XHeader => self.take_pax(&limited(entry, EXTENSIONS_MAX)?)?,
+            EntryType::XGlobalHeader => drop(limited(entry, EXTENSIONS_MAX)?),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn take_pax(&mut self, block: &[u8]) -> io::Result<()> {
+        for extension in PaxExtensions::new(block) {
+            let extension = extension?;
+            let path = || PathBuf::from(OsString::from_vec(extension.value_bytes().to_vec()));
+            match extension.key_bytes() {
+                b"path" => self.name = Some(path()),
+                b"linkpath" => self.link = Some(path()),
+                // The size decides where the next header is; headers hold any size by themselves.
+                b"size" => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::Unsupported,
+                        "a size outside of the header",
+                    ));
+                }
+                _ => (),
+            }
+        }
+        Ok(())
+    }
+
+    fn name<R: Read>(&self, entry: &Entry<'_, R>) -> PathBuf {
+        let bytes = || entry.header().path_bytes().into_owned();
+        self.name.clone().unwrap_or_else(|| PathBuf::from(OsString::from_vec(bytes())))
+    }
+
+    fn link<R: Read>(&self, entry: &Entry<'_, R>) -> io::Result<PathBuf> {
+        let from_header = || {
+            let bytes = entry.header().link_name_bytes()?;
+            Some(PathBuf::from(OsString::from_vec(bytes.into_owned())))
+        };
+        let missing = || io::Error::new(io::ErrorKind::InvalidData, "a link to nothing");
+        self.link.clone().or_else(from_header).ok_or_else(missing)
+    }
+}
+
+fn long_name<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<PathBuf> {
+    let mut name = limited(entry, NAME_MAX)?;
+    while name.last() == Some(&0) {
+        name.pop();
+    }
+    Ok(PathBuf::from(OsString::from_vec(name)))
+}
+
+fn limited<R: Read>(entry: &mut Entry<'_, R>, limit: u64) -> io::Result<Vec<u8>> {
+    if entry.header().entry_size()? > limit {
+        let why = format!("a name or extension of over {limit} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    let mut bytes = Vec::new();
+    entry.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn about(name: &Path, error: &io::Error) -> io::Error {
+    let shown: Vec<u8> = name.as_os_str().as_bytes().iter().take(200).copied().collect();
+    io::Error::new(error.kind(), format!("{}: {error}", String::from_utf8_lossy(&shown)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,35 @@
+//! What the figures were measured on.
+
+use serde::Serialize;
+use torpor_protocol::api::Info;
+
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Machine {
+    pub(super) torpor: String,
+    pub(super) engine: String,
+    pub(super) kernel: String,
+    pub(super) processor: String,
+    pub(super) cores: usize,
+    pub(super) memory_gib: u64,
+    /// Load average before the benchmark: others' work.
+    pub(super) load: String,
+}
+
+pub(super) fn describe(info: &Info) -> Machine {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let field = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name));
+        line.and_then(|line| line.split(':').nth(1)).unwrap_or("").trim().to_owned()
+    };
+    let memory = field(&read("/proc/meminfo"), "MemTotal");
+    let kib: u64 = memory.split(' ').next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
+    Machine {
+        torpor: info.version.clone(),
+        engine: format!("{} {}", info.engine, info.engine_version),
+        kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+        processor: field(&read("/proc/cpuinfo"), "model name"),
+        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        memory_gib: kib.div_ceil(1024 * 1024),
+        load: read("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" "),
+    }
+}

@@ -1,0 +1,100 @@
+//! `/bin/true` in a running sandbox: through the API, and with `runsc exec` in the same sandbox.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use torpor_protocol::api::{Command, RunResult};
+
+use super::Bench;
+use super::load::{Summary, on_schedule};
+use super::report::Report;
+use crate::client::{Client, Route};
+use crate::error::{Error, Result};
+
+/// Runs before the first one that counts: connections, page cache.
+const WARM_UP: u32 = 5;
+
+pub(super) async fn measure(bench: &Bench, client: &Client, report: &mut Report) -> Result<()> {
+    let status = bench.create(client).await?;
+    let route = Route::sandbox(&status.id).then("/run");
+    for _ in 0..WARM_UP {
+        api(client, &route).await?;
+    }
+    let runsc = Runsc::find(status.id.as_str());
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..bench.rounds {
+        ours.push(timed(api(client, &route)).await?);
+        if let Some(runsc) = &runsc {
+            theirs.push(timed(runsc.exec()).await?);
+        }
+    }
+    let mine = Summary::of(&ours);
+    if !theirs.is_empty() {
+        let other = Summary::of(&theirs);
+        report.figure("runsc exec / run, p50", other.p50 / mine.p50, "×");
+        report.figure("runsc exec / run, p95", other.p95 / mine.p95, "×");
+        report.latency("runsc exec /bin/true, alternately", other);
+    }
+    report.latency("run /bin/true, one after another", mine);
+    let count = bench.rounds.saturating_mul(5);
+    let times = on_schedule(bench.rate, count, |_| {
+        let (client, route) = (client.clone(), route.clone());
+        async move { api(&client, &route).await }
+    });
+    let name = format!("run /bin/true, {} a second", bench.rate);
+    report.latency(name, Summary::of(&times.await?));
+    client.delete(&Route::sandbox(&status.id)).await
+}
+
+async fn api(client: &Client, route: &Route) -> Result<()> {
+    let command = Command { command: vec!["/bin/true".into()], ..Command::default() };
+    let result: RunResult = client.post(route, &command).await?;
+    if result.exit.exit_code == Some(0) {
+        return Ok(());
+    }
+    Err(Error::failed(format!("/bin/true ended with {:?}", result.exit)))
+}
+
+async fn timed(job: impl Future<Output = Result<()>>) -> Result<Duration> {
+    let begun = Instant::now();
+    job.await?;
+    Ok(begun.elapsed())
+}
+
+/// The engine's own command line, for comparison.
+struct Runsc {
+    program: PathBuf,
+    root: String,
+    id: String,
+}
+
+impl Runsc {
+    /// Finds the sandbox's process on this host; none if the daemon is elsewhere.
+    fn find(id: &str) -> Option<Self> {
+        for entry in std::fs::read_dir("/proc").ok()?.flatten() {
+            let Ok(line) = std::fs::read_to_string(entry.path().join("cmdline")) else { continue };
+            let words: Vec<&str> = line.split('\0').collect();
+            if !words.contains(&"boot") || !line.contains(id) {
+                continue;
+            }
+            let root = words.iter().find_map(|word| word.strip_prefix("--root="))?.to_owned();
+            let program = std::fs::read_link(entry.path().join("exe")).ok()?;
+            return Some(Self { program, root, id: id.to_owned() });
+        }
+        None
+    }
+
+    async fn exec(&self) -> Result<()> {
+        let status = tokio::process::Command::new(&self.program)
+            .arg(format!("--root={}", self.root))
+            .args(["exec", &self.id, "/bin/true"])
+            .status()
+            .await
+            .map_err(|error| Error::local("run runsc", error))?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(Error::failed(format!("runsc exec ended with {status}")))
+    }
+}

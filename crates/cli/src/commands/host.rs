@@ -1,0 +1,78 @@
+//! What `serve`, `doctor` and `purge` share: which installation on this computer is meant.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use torpor_daemon::Config;
+use torpor_daemon::config::{EngineKind, Overrides};
+
+use crate::error::{Error, Result};
+
+/// Where an installation is.
+#[derive(Debug, Args)]
+pub(super) struct HostArgs {
+    /// Configuration file [default: /etc/torpor/torpor.toml, if it is there].
+    #[arg(long, env = "TORPOR_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Directory for images, the ledger and disks [default: /var/lib/torpor].
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Directory for sockets and state of running machines [default: /run/torpor].
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+    /// Isolation engine [default: auto].
+    #[arg(long)]
+    engine: Option<Engine>,
+    /// The runsc program [default: the first one in PATH].
+    #[arg(long, value_name = "FILE")]
+    runsc: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Engine {
+    /// The best one that works on this host.
+    Auto,
+    Gvisor,
+}
+
+impl HostArgs {
+    /// The configuration; `more` adds what only one verb knows.
+    pub(super) fn load(self, more: impl FnOnce(&mut Overrides)) -> Result<Config> {
+        let mut overrides = Overrides {
+            data_dir: self.data_dir.map(absolute).transpose()?,
+            runtime_dir: self.runtime_dir.map(absolute).transpose()?,
+            engine: self.engine.map(|engine| match engine {
+                Engine::Auto => EngineKind::Auto,
+                Engine::Gvisor => EngineKind::Gvisor,
+            }),
+            runsc_path: self.runsc,
+            ..Overrides::default()
+        };
+        more(&mut overrides);
+        Config::load(self.config.as_deref(), overrides).map_err(|error| Error::Usage {
+            message: error.to_string(),
+            hint: None,
+        })
+    }
+}
+
+/// The keeper and the machines live elsewhere than the shell that said it.
+fn absolute(path: PathBuf) -> Result<PathBuf> {
+    std::path::absolute(&path)
+        .map_err(|error| Error::local(format!("can't find {}", path.display()), error))
+}
+
+/// An error of the daemon's libraries with everything below it.
+pub(super) fn failed(error: &dyn std::error::Error) -> Error {
+    let mut causes = Vec::new();
+    let mut inner = error.source();
+    while let Some(source) = inner {
+        causes.push(source.to_string());
+        inner = source.source();
+    }
+    let message = match &causes[..] {
+        [] => error.to_string(),
+        causes => format!("{error}: {}", causes.join(": ")),
+    };
+    Error::failed(message)
+}

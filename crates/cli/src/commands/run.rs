@@ -1,0 +1,96 @@
+//! `torpor run`
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use torpor_protocol::SandboxRef;
+use torpor_protocol::api::{Command, ExecInput, Process, Supervise};
+use torpor_protocol::guest::RestartPolicy;
+
+use super::process::{self, ProcessArgs};
+use crate::client::{Client, Route};
+use crate::error::Result;
+use crate::session::{self, Input, Seat};
+use crate::{output, terminal, units};
+
+/// Run a command in a sandbox; its output, its input and its exit code become ours.
+///
+/// Exits with the command's code, with 128 + N if signal N ended it, with 124 if its time was up,
+/// with 127 if it can't be started. Input is passed on if it is piped or redirected.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  torpor run web -- ls -l /\n  \
+    echo 'print(6*7)' | torpor run web -- python3 -\n  \
+    torpor run web -d --name app --restart always -- npm start")]
+pub(super) struct Run {
+    /// Name or id.
+    sandbox: SandboxRef,
+    #[command(flatten)]
+    process: ProcessArgs,
+    /// Kill it with everything it started after so long, such as 30s.
+    #[arg(long, value_name = "DURATION", value_parser = units::parse_duration)]
+    timeout: Option<Duration>,
+    /// Leave it in the background and print its process id.
+    #[arg(short, long)]
+    detach: bool,
+    /// A name for the process, unique in the sandbox.
+    #[arg(long, requires = "detach")]
+    name: Option<String>,
+    /// When to start it again after it ended.
+    #[arg(long, requires = "detach", value_name = "WHEN")]
+    restart: Option<Restart>,
+    /// Program and arguments; no shell is involved.
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub(super) command: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Restart {
+    Never,
+    OnFailure,
+    Always,
+}
+
+impl From<Restart> for RestartPolicy {
+    fn from(restart: Restart) -> Self {
+        match restart {
+            Restart::Never => Self::Never,
+            Restart::OnFailure => Self::OnFailure,
+            Restart::Always => Self::Always,
+        }
+    }
+}
+
+impl Run {
+    pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
+        let timeout_ms =
+            self.timeout.map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
+        let command = Command { timeout_ms, ..self.process.command(self.command) };
+        let route = Route::sandbox(&self.sandbox);
+        if self.detach {
+            let supervise = supervise(self.name, self.restart);
+            let command = Command { supervise, ..command };
+            let started: Process = match client.post(&route.then("/processes"), &command).await {
+                Ok(started) => started,
+                Err(error) => return process::cannot_start(error),
+            };
+            output::line(&started.pid.to_string())?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let socket = client.socket(&route.then("/exec")).await?;
+        let input = if terminal::stdin_is_terminal() { Input::Nothing } else { Input::Ours };
+        let seat = Seat { input, terminal: false, detach_keys: false, pass_signals: true };
+        match session::sit(socket, Some(ExecInput::Start(Box::new(command))), seat).await {
+            Ok(end) => Ok(process::ended(end, &self.sandbox, self.timeout)),
+            Err(error) => process::cannot_start(error),
+        }
+    }
+}
+
+fn supervise(name: Option<String>, restart: Option<Restart>) -> Option<Supervise> {
+    if name.is_none() && restart.is_none() {
+        return None;
+    }
+    let restart = restart.map_or(RestartPolicy::Never, RestartPolicy::from);
+    Some(Supervise { name, restart, ..Supervise::default() })
+}

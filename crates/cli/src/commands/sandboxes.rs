@@ -1,0 +1,43 @@
+//! Lists of sandboxes, as several verbs need them.
+
+use torpor_protocol::Status;
+use torpor_protocol::api::SandboxList;
+
+use crate::client::{Client, Route};
+use crate::error::Result;
+
+/// All sandboxes with these labels, page by page.
+pub(super) async fn list(
+    client: &Client,
+    labels: &[(String, String)],
+    state: Option<&str>,
+) -> Result<Vec<Status>> {
+    let mut all = Vec::new();
+    let mut after: Option<String> = None;
+    loop {
+        let mut route = Route::new("/v1/sandboxes");
+        for (key, value) in labels {
+            route = route.query("label", &format!("{key}={value}"));
+        }
+        if let Some(state) = state {
+            route = route.query("state", state);
+        }
+        if let Some(after) = &after {
+            route = route.query("after", after);
+        }
+        let page: SandboxList = client.get(&route).await?;
+        all.extend(page.sandboxes);
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return Ok(all),
+        }
+    }
+}
+
+/// What people call it: its name, else its id.
+pub(super) fn title(status: &Status) -> &str {
+    match &status.spec.name {
+        Some(name) => name.as_str(),
+        None => status.id.as_str(),
+    }
+}

@@ -1,0 +1,98 @@
+//! `torpor serve`
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use torpor_daemon::Config;
+use torpor_daemon::config::LogFormat;
+
+use super::host::{HostArgs, failed};
+use crate::error::{EXIT_INTERRUPTED, Error, Result};
+use crate::output;
+
+/// Run the daemon on this computer.
+///
+/// SIGTERM or ctrl-c stop it; sandboxes go on and are found again. A second ctrl-c does not wait for
+/// requests that are under way.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  torpor serve\n  \
+    TORPOR_API_KEY=… torpor serve --listen 0.0.0.0:8900 --data-dir /srv/torpor")]
+pub(super) struct Serve {
+    /// Address and port [default: 127.0.0.1:8900].
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    #[command(flatten)]
+    host: HostArgs,
+    /// What to log: error, warn, info, debug, trace, or a filter [default: info].
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+    /// How to log [default: text].
+    #[arg(long)]
+    log_format: Option<Format>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+impl Serve {
+    pub(super) fn run(self) -> Result<ExitCode> {
+        let Self { listen, host, log_level, log_format } = self;
+        let config = host.load(|overrides| {
+            overrides.listen = listen;
+            overrides.log_level = log_level;
+            overrides.log_format = log_format.map(|format| match format {
+                Format::Text => LogFormat::Text,
+                Format::Json => LogFormat::Json,
+            });
+        })?;
+        torpor_daemon::telemetry::start(&config.log)
+            .map_err(|error| Error::usage(format!("the log level is no filter: {error}")))?;
+        for name in Config::unknown_variables() {
+            output::note(&format!("torpor: warning: {name} is set and means nothing to us"));
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| Error::local("start", error))?;
+        let result = runtime.block_on(Box::pin(serve(config)));
+        // What could end well has ended.
+        runtime.shutdown_background();
+        result
+    }
+}
+
+async fn serve(config: Config) -> Result<ExitCode> {
+    let (mut interrupts, mut stops) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    let listener = torpor_daemon::bind(&config).await.map_err(|error| failed(&error))?;
+    let address = listener.local_addr().map_err(|error| Error::local("listen", error))?;
+    output::line(&format!("torpor listens on http://{address}"))?;
+    let (stop, stopped) = tokio::sync::oneshot::channel();
+    let shutdown = async {
+        // The sender lives as long as we do.
+        let _ = stopped.await;
+    };
+    let impatient = async {
+        tokio::select! {
+            _ = interrupts.recv() => (),
+            _ = stops.recv() => (),
+        }
+        output::note("torpor: stopping; sandboxes go on");
+        let _ = stop.send(());
+        interrupts.recv().await;
+    };
+    tokio::select! {
+        served = torpor_daemon::serve(config, listener, shutdown) => {
+            served.map(|()| ExitCode::SUCCESS).map_err(|error| failed(&error))
+        }
+        () = impatient => Err(Error::Exit(EXIT_INTERRUPTED)),
+    }
+}
+
+fn listen(kind: SignalKind) -> Result<Signal> {
+    signal(kind).map_err(|error| Error::local("listen for signals", error))
+}

@@ -1,0 +1,270 @@
+//! What can go wrong for somebody at a command line, what they are told and how we exit.
+//!
+//! Commands return an [`Error`]; it is rendered once, in `lib.rs`. Exit codes: 1 the request was
+//! refused or failed, 2 wrong usage, 70 our fault or the daemon's; `run` and `exec` also pass on the
+//! code of the command inside.
+
+use std::io;
+use std::process::ExitCode;
+
+use torpor_protocol::{ErrorBody, ErrorCode};
+
+use crate::output;
+
+/// The request was refused, or failed for a reason outside of Torpor.
+pub(crate) const EXIT_FAILED: u8 = 1;
+/// The command line makes no sense.
+pub(crate) const EXIT_USAGE: u8 = 2;
+/// Our fault, or the daemon's (`EX_SOFTWARE`).
+pub(crate) const EXIT_INTERNAL: u8 = 70;
+/// What a shell reports for a program that was ended by SIGPIPE.
+pub(crate) const EXIT_BROKEN_PIPE: u8 = 141;
+/// What a shell reports for a program that was ended by SIGINT.
+pub(crate) const EXIT_INTERRUPTED: u8 = 130;
+/// What `timeout` and shells report when time was up.
+pub(crate) const EXIT_TIMED_OUT: u8 = 124;
+/// What shells report for a command that can't be started.
+pub(crate) const EXIT_CANNOT_START: u8 = 127;
+
+/// Why a command did not do what it should.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// Nobody answers at the address of the daemon.
+    #[error("can't reach the daemon at {server}")]
+    Unreachable { server: String, why: String },
+    /// The daemon said no.
+    #[error("{}", body.message)]
+    Refused {
+        body: Box<ErrorBody>,
+        /// The sandbox the request was about.
+        sandbox: Option<String>,
+    },
+    /// What answers does not speak our API, or not to its end.
+    #[error("{what}")]
+    Garbled { what: String, why: Option<String> },
+    /// Something on this computer: a file, the terminal.
+    #[error("{what}")]
+    Local {
+        what: String,
+        #[source]
+        source: io::Error,
+    },
+    /// It can't be done, and the user can do something about it.
+    #[error("{message}")]
+    Failed { message: String, hint: Option<String> },
+    /// The arguments don't fit together.
+    #[error("{message}")]
+    Usage { message: String, hint: Option<String> },
+    /// Whoever read our output has gone; not worth a word.
+    #[error("the reader of the output has gone")]
+    BrokenPipe,
+    /// The user pressed ctrl-c.
+    #[error("interrupted")]
+    Interrupted,
+    /// Everything has been said already.
+    #[error("exit code {0}")]
+    Exit(u8),
+    /// Our fault.
+    #[error("{what}")]
+    Internal { what: String, why: Option<String> },
+}
+
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error of a file, the terminal or the like. A broken pipe stays what it is.
+    pub(crate) fn local(what: impl Into<String>, source: io::Error) -> Self {
+        if source.kind() == io::ErrorKind::BrokenPipe {
+            return Self::BrokenPipe;
+        }
+        Self::Local { what: what.into(), source }
+    }
+
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self::Failed { message: message.into(), hint: None }
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::Usage { message: message.into(), hint: None }
+    }
+
+    pub(crate) fn garbled(what: impl Into<String>, why: impl ToString) -> Self {
+        Self::Garbled { what: what.into(), why: Some(why.to_string()) }
+    }
+
+    /// The code of a refusal.
+    pub(crate) fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Self::Refused { body, .. } => Some(body.code),
+            Self::Unreachable { .. }
+            | Self::Garbled { .. }
+            | Self::Local { .. }
+            | Self::Failed { .. }
+            | Self::Usage { .. }
+            | Self::BrokenPipe
+            | Self::Interrupted
+            | Self::Exit(_)
+            | Self::Internal { .. } => None,
+        }
+    }
+
+    /// The sandbox that was asked for and does not exist.
+    pub(crate) fn missing_sandbox(&self) -> Option<&str> {
+        match self {
+            Self::Refused { body, sandbox } if body.code == ErrorCode::SandboxNotFound => {
+                sandbox.as_deref()
+            }
+            Self::Refused { .. }
+            | Self::Unreachable { .. }
+            | Self::Garbled { .. }
+            | Self::Local { .. }
+            | Self::Failed { .. }
+            | Self::Usage { .. }
+            | Self::BrokenPipe
+            | Self::Interrupted
+            | Self::Exit(_)
+            | Self::Internal { .. } => None,
+        }
+    }
+
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Refused { body, .. } if body.code == ErrorCode::Internal => EXIT_INTERNAL,
+            Self::Refused { .. }
+            | Self::Unreachable { .. }
+            | Self::Local { .. }
+            | Self::Failed { .. } => EXIT_FAILED,
+            Self::Usage { .. } => EXIT_USAGE,
+            Self::BrokenPipe => EXIT_BROKEN_PIPE,
+            Self::Interrupted => EXIT_INTERRUPTED,
+            Self::Exit(code) => *code,
+            Self::Garbled { .. } | Self::Internal { .. } => EXIT_INTERNAL,
+        })
+    }
+
+    fn cause(&self) -> Option<String> {
+        match self {
+            Self::Unreachable { why, .. } => Some(why.clone()),
+            Self::Local { source, .. } => Some(source.to_string()),
+            Self::Garbled { why, .. } | Self::Internal { why, .. } => why.clone(),
+            Self::Refused { .. }
+            | Self::Failed { .. }
+            | Self::Usage { .. }
+            | Self::BrokenPipe
+            | Self::Interrupted
+            | Self::Exit(_) => None,
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Unreachable { .. } => Some("start it with: torpor serve".to_owned()),
+            Self::Refused { body, .. } => body.hint.clone().or_else(|| match body.code {
+                ErrorCode::Unauthenticated => {
+                    Some("give a key with --api-key or TORPOR_API_KEY".to_owned())
+                }
+                ErrorCode::SandboxNotFound => Some("list them with: torpor ps".to_owned()),
+                ErrorCode::ImageNotFound => Some("list them with: torpor image ls".to_owned()),
+                ErrorCode::Internal => {
+                    Some(format!("the daemon's log says more under {}", body.request_id))
+                }
+                ErrorCode::InvalidRequest
+                | ErrorCode::ProcessNotFound
+                | ErrorCode::FileNotFound
+                | ErrorCode::NotFound
+                | ErrorCode::MethodNotAllowed
+                | ErrorCode::AlreadyExists
+                | ErrorCode::InUse
+                | ErrorCode::SandboxFailed
+                | ErrorCode::SandboxTerminated
+                | ErrorCode::CommandFailed
+                | ErrorCode::FileRefused
+                | ErrorCode::PortNotListening
+                | ErrorCode::TooLarge
+                | ErrorCode::CapacityReached
+                | ErrorCode::ImageCorrupt
+                | ErrorCode::Timeout
+                | ErrorCode::Unsupported
+                | ErrorCode::ShuttingDown => None,
+            }),
+            Self::Failed { hint, .. } | Self::Usage { hint, .. } => hint.clone(),
+            Self::Garbled { .. } => Some("is that a Torpor daemon of this version?".to_owned()),
+            Self::Local { .. }
+            | Self::BrokenPipe
+            | Self::Interrupted
+            | Self::Exit(_)
+            | Self::Internal { .. } => None,
+        }
+    }
+
+    /// Replaces the hint of a refusal.
+    pub(crate) fn with_hint(mut self, text: String) -> Self {
+        if let Self::Refused { body, .. } = &mut self {
+            body.hint = Some(text);
+        }
+        self
+    }
+
+    /// What is printed, without terminal escapes whoever wrote the message; empty: nothing.
+    pub(crate) fn render(&self, verbose: bool) -> String {
+        if matches!(self, Self::BrokenPipe | Self::Interrupted | Self::Exit(_)) {
+            return String::new();
+        }
+        let mut lines = vec![format!("error: {}", output::plain_lines(&self.to_string()))];
+        if let Some(cause) = self.cause() {
+            lines.push(format!("caused by: {}", output::plain_lines(&cause)));
+        }
+        if let Some(hint) = self.hint() {
+            lines.push(format!("hint: {}", output::plain_lines(&hint)));
+        }
+        if let Self::Refused { body, .. } = self
+            && verbose
+        {
+            lines.push(format!("request id: {}", output::plain(&body.request_id)));
+        }
+        lines.push(String::new());
+        lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(code: ErrorCode, message: &str) -> Error {
+        let body =
+            ErrorBody { code, message: message.into(), hint: None, request_id: "r-1".to_owned() };
+        Error::Refused { body: Box::new(body), sandbox: Some("web".into()) }
+    }
+
+    #[test]
+    fn a_refusal_says_what_and_what_to_do() {
+        let error = refused(ErrorCode::Unauthenticated, "no API key");
+        assert_eq!(
+            error.render(true),
+            "error: no API key\nhint: give a key with --api-key or TORPOR_API_KEY\nrequest id: r-1\n"
+        );
+        assert!(!error.render(false).contains("r-1"));
+    }
+
+    #[test]
+    fn an_error_message_cannot_drive_the_terminal() {
+        let text = refused(ErrorCode::InvalidRequest, "bad \x1b]0;owned\x07").render(false);
+        assert_eq!(text, "error: bad \\u{1b}]0;owned\\u{7}\n");
+    }
+
+    #[test]
+    fn a_broken_pipe_is_silent() {
+        let error = Error::local("write", io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!(error.render(true), "");
+    }
+
+    #[test]
+    fn only_an_internal_error_exits_with_70() {
+        for code in ErrorCode::ALL {
+            let expected = if code == ErrorCode::Internal { EXIT_INTERNAL } else { EXIT_FAILED };
+            let exit = format!("{:?}", refused(code, "x").exit_code());
+            assert_eq!(exit, format!("{:?}", ExitCode::from(expected)), "{code:?}");
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The terminal we were started in: its size, and raw mode for as long as a guard lives.
+
+use std::io::{self, IsTerminal};
+
+use rustix::stdio;
+use rustix::termios::{self, OptionalActions, Termios};
+use torpor_protocol::api::Size;
+
+use crate::error::{Error, Result};
+
+/// What a terminal has that does not say its size.
+const FALLBACK: Size = Size { cols: 80, rows: 24 };
+
+pub(crate) fn stdin_is_terminal() -> bool {
+    io::stdin().is_terminal()
+}
+
+/// The size of our terminal; 80 × 24 if there is none.
+pub(crate) fn size() -> Size {
+    let sizes = [termios::tcgetwinsize(stdio::stdout()), termios::tcgetwinsize(stdio::stdin())];
+    sizes
+        .into_iter()
+        .flatten()
+        .find(|size| size.ws_col > 0 && size.ws_row > 0)
+        .map_or(FALLBACK, |size| Size { cols: size.ws_col, rows: size.ws_row })
+}
+
+/// Keys go through as they are (ctrl-c too) while this lives; dropping it, also in a panic, brings
+/// back what was.
+#[derive(Debug)]
+pub(crate) struct RawMode {
+    before: Termios,
+}
+
+impl RawMode {
+    /// None if standard input is no terminal.
+    pub(crate) fn enter() -> Result<Option<Self>> {
+        if !stdin_is_terminal() {
+            return Ok(None);
+        }
+        let failed = |error: rustix::io::Errno| Error::local("set up the terminal", error.into());
+        let before = termios::tcgetattr(stdio::stdin()).map_err(failed)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        let guard = Self { before };
+        termios::tcsetattr(stdio::stdin(), OptionalActions::Now, &raw).map_err(failed)?;
+        Ok(Some(guard))
+    }
+}
+
+impl Drop for RawMode {
+    fn drop(&mut self) {
+        // Nothing is left to do if the terminal is gone.
+        let _ = termios::tcsetattr(stdio::stdin(), OptionalActions::Now, &self.before);
+    }
+}

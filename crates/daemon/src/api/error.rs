@@ -1,0 +1,260 @@
+//! The one place where an error becomes a status code.
+//!
+//! - What the client can act on is told as it is; what is our fault is told by its code and request
+//!   id only, and its causes go to the log.
+//! - A handler does not know its request id: [`crate::telemetry`] puts it into the body on the way
+//!   out, and writes the log line.
+
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use torpor_lifecycle::engine::EngineError;
+use torpor_lifecycle::guest::GuestError;
+use torpor_lifecycle::store::StoreError;
+use torpor_lifecycle::{Error, Refusal};
+use torpor_protocol::guest::FailureCode;
+use torpor_protocol::{ErrorBody, ErrorCode};
+
+pub type Result<T> = std::result::Result<T, ApiError>;
+
+/// Why a request was not fulfilled.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    #[error(transparent)]
+    Lifecycle(#[from] Error),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// The API itself says no.
+    #[error("{message}")]
+    Refused { code: ErrorCode, message: String, hint: Option<String> },
+}
+
+impl ApiError {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self::Refused { code, message: message.into(), hint: None }
+    }
+
+    pub fn with_hint(
+        code: ErrorCode,
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Self {
+        Self::Refused { code, message: message.into(), hint: Some(hint.into()) }
+    }
+
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::InvalidRequest, message)
+    }
+
+    /// What the client is told.
+    pub fn told(&self, request_id: &str) -> ErrorBody {
+        let Told { code, message, hint } = self.tell();
+        let request_id = request_id.to_owned();
+        if !is_ours(code) {
+            return ErrorBody { code, message, hint, request_id };
+        }
+        let message = "something went wrong in the daemon".to_owned();
+        let hint = Some(format!("the daemon's log has the details under {request_id}"));
+        ErrorBody { code, message, hint, request_id }
+    }
+
+    /// What the log is told, if the error is ours.
+    pub fn blame(&self) -> Option<String> {
+        is_ours(self.tell().code).then(|| chain(self))
+    }
+
+    /// Whether the way to the agent broke, as opposed to the agent saying no.
+    pub fn lost_agent(&self) -> bool {
+        let guest = match self {
+            Self::Guest(guest) | Self::Lifecycle(Error::Guest(guest)) => guest,
+            Self::Lifecycle(Error::Refused(_) | Error::Engine(_) | Error::Store(_))
+            | Self::Store(_)
+            | Self::Refused { .. } => return false,
+        };
+        match guest {
+            GuestError::Gone | GuestError::Protocol(_) | GuestError::Timeout(_) => true,
+            GuestError::Refused { .. } => false,
+        }
+    }
+
+    pub fn status(&self) -> StatusCode {
+        status_of(self.tell().code)
+    }
+
+    fn tell(&self) -> Told {
+        match self {
+            Self::Lifecycle(Error::Refused(refusal)) => refused(refusal),
+            Self::Lifecycle(Error::Engine(error)) => engine(error),
+            Self::Lifecycle(Error::Store(error)) | Self::Store(error) => store(error),
+            Self::Lifecycle(Error::Guest(error)) | Self::Guest(error) => guest(error),
+            Self::Refused { code, message, hint } => {
+                Told { code: *code, message: message.clone(), hint: hint.clone() }
+            }
+        }
+    }
+}
+
+struct Told {
+    code: ErrorCode,
+    message: String,
+    hint: Option<String>,
+}
+
+impl Told {
+    fn new(code: ErrorCode, error: &dyn std::error::Error) -> Self {
+        Self { code, message: error.to_string(), hint: None }
+    }
+
+    fn hint(self, hint: &str) -> Self {
+        Self { hint: Some(hint.to_owned()), ..self }
+    }
+}
+
+fn refused(refusal: &Refusal) -> Told {
+    match refusal {
+        Refusal::NoSuchSandbox(_) => Told::new(ErrorCode::SandboxNotFound, refusal),
+        Refusal::NameTaken(_) => Told::new(ErrorCode::AlreadyExists, refusal)
+            .hint("choose another name, or use or delete the sandbox of that name"),
+        Refusal::Failed { .. } => Told::new(ErrorCode::SandboxFailed, refusal)
+            .hint("delete it and create it anew"),
+        Refusal::Terminated(_) => Told::new(ErrorCode::SandboxTerminated, refusal),
+        Refusal::Stopping => Told::new(ErrorCode::ShuttingDown, refusal)
+            .hint("try again when the daemon is back; sandboxes go on meanwhile"),
+    }
+}
+
+fn engine(error: &EngineError) -> Told {
+    match error {
+        EngineError::Capacity { .. } => Told::new(ErrorCode::CapacityReached, error)
+            .hint("delete sandboxes, ask for less, or use a larger host"),
+        EngineError::Image(_) => Told::new(ErrorCode::ImageCorrupt, error)
+            .hint("build or import the image again"),
+        EngineError::Unsupported { .. } => Told::new(ErrorCode::Unsupported, error),
+        EngineError::Failed { .. } => Told::new(ErrorCode::Internal, error),
+    }
+}
+
+fn store(error: &StoreError) -> Told {
+    match error {
+        StoreError::NoSuchImage(_) => Told::new(ErrorCode::ImageNotFound, error)
+            .hint("`torpor image list` shows the images of this host"),
+        StoreError::CorruptImage { .. } => Told::new(ErrorCode::ImageCorrupt, error)
+            .hint("delete the image and build or import it again"),
+        StoreError::InUse { .. } => Told::new(ErrorCode::InUse, error),
+        StoreError::Invalid(_) => Told::new(ErrorCode::InvalidRequest, error),
+        StoreError::DiskFull(_) => Told::new(ErrorCode::CapacityReached, error)
+            .hint("free some space in the daemon's data directory"),
+        StoreError::Failed { .. } => Told::new(ErrorCode::Internal, error),
+    }
+}
+
+fn guest(error: &GuestError) -> Told {
+    match error {
+        GuestError::Refused { code, .. } => Told::new(failure(*code), error),
+        GuestError::Gone => Told::new(ErrorCode::SandboxFailed, error)
+            .hint("the status of the sandbox says why"),
+        // The guest is not trusted: what it broke is its sandbox's trouble, not ours.
+        GuestError::Protocol(_) => Told::new(ErrorCode::SandboxFailed, error),
+        GuestError::Timeout(_) => Told::new(ErrorCode::Timeout, error),
+    }
+}
+
+fn failure(code: FailureCode) -> ErrorCode {
+    match code {
+        FailureCode::Invalid => ErrorCode::InvalidRequest,
+        FailureCode::NoSuchProcess => ErrorCode::ProcessNotFound,
+        FailureCode::NoSuchFile => ErrorCode::FileNotFound,
+        FailureCode::NotADirectory
+        | FailureCode::IsADirectory
+        | FailureCode::NotEmpty
+        | FailureCode::Denied
+        | FailureCode::Io => ErrorCode::FileRefused,
+        FailureCode::Exists => ErrorCode::AlreadyExists,
+        FailureCode::DiskFull | FailureCode::Limit => ErrorCode::CapacityReached,
+        FailureCode::CannotStart => ErrorCode::CommandFailed,
+        FailureCode::NotListening => ErrorCode::PortNotListening,
+    }
+}
+
+/// The status code of every error code.
+pub fn status_of(code: ErrorCode) -> StatusCode {
+    match code {
+        ErrorCode::InvalidRequest => StatusCode::BAD_REQUEST,
+        ErrorCode::Unauthenticated => StatusCode::UNAUTHORIZED,
+        ErrorCode::SandboxNotFound
+        | ErrorCode::ImageNotFound
+        | ErrorCode::ProcessNotFound
+        | ErrorCode::FileNotFound
+        | ErrorCode::NotFound => StatusCode::NOT_FOUND,
+        ErrorCode::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+        ErrorCode::AlreadyExists | ErrorCode::InUse | ErrorCode::SandboxFailed => {
+            StatusCode::CONFLICT
+        }
+        ErrorCode::SandboxTerminated => StatusCode::GONE,
+        ErrorCode::CommandFailed | ErrorCode::FileRefused => StatusCode::UNPROCESSABLE_ENTITY,
+        ErrorCode::PortNotListening => StatusCode::BAD_GATEWAY,
+        ErrorCode::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        ErrorCode::CapacityReached => StatusCode::INSUFFICIENT_STORAGE,
+        ErrorCode::Timeout => StatusCode::GATEWAY_TIMEOUT,
+        ErrorCode::Unsupported => StatusCode::NOT_IMPLEMENTED,
+        ErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorCode::ImageCorrupt | ErrorCode::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+/// Whether the details are nobody's business but the operator's.
+fn is_ours(code: ErrorCode) -> bool {
+    code == ErrorCode::Internal
+}
+
+/// An error and its causes in one line, for the log.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+impl IntoResponse for ApiError {
+    /// Without a body: [`crate::telemetry::observe`] writes it.
+    fn into_response(self) -> Response {
+        let mut response = self.status().into_response();
+        response.extensions_mut().insert(std::sync::Arc::new(self));
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_of_our_own_failures_stay_in_the_log() {
+        let error = ApiError::from(StoreError::failed("write /secret/path")("disk on fire"));
+        let body = error.told("r1");
+        assert_eq!(body.code, ErrorCode::Internal);
+        assert!(!format!("{body:?}").contains("secret"), "{body:?}");
+        assert!(body.hint.unwrap().contains("r1"));
+        assert_eq!(error.blame().unwrap(), "could not write /secret/path: disk on fire");
+    }
+
+    #[test]
+    fn a_refusal_is_told_and_not_logged() {
+        let error = ApiError::from(Error::from(Refusal::NameTaken("web".parse().unwrap())));
+        assert_eq!(error.status(), StatusCode::CONFLICT);
+        assert_eq!(error.told("r1").message, "the name web is taken");
+        assert_eq!(error.blame(), None);
+    }
+
+    #[test]
+    fn every_code_has_an_error_status() {
+        for code in ErrorCode::ALL {
+            let status = status_of(code);
+            assert!(status.is_client_error() || status.is_server_error(), "{code:?}");
+        }
+    }
+}

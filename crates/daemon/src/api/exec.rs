@@ -1,0 +1,276 @@
+//! A process on a WebSocket: with a terminal or pipes, started here (`exec`) or found running
+//! (`attach`).
+//!
+//! Input and output are two loops that never wait for each other, so a process that echoes what it
+//! reads can't stand still because both sides are full.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::extract::ws::{WebSocket, WebSocketUpgrade};
+use axum::response::Response;
+use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::FutureExt;
+use serde::Deserialize;
+use torpor_lifecycle::guest::{Guest, GuestError, Sender};
+use torpor_lifecycle::{Error, Refusal};
+use torpor_protocol::api::{
+    ExecInput, ExecOutput, OutputStream, STDERR_BYTE, STDOUT_BYTE, Size,
+};
+use torpor_protocol::guest::{FailureCode, Request};
+use tracing::Instrument;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::command::{self, ProcessPath};
+use super::error::{ApiError, Result};
+use super::extract::{Awake, Path, Query, RequestId};
+use super::output::{Output, Said};
+use super::socket::{self, Ear, Heard, Left, Mouth};
+use crate::app::App;
+
+/// How long a client may take to say what it wants to run.
+const FIRST_MESSAGE: Duration = Duration::from_secs(30);
+/// Packets of output that are sent together if they are there together.
+const BATCH: usize = 16;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(exec)).routes(routes!(attach))
+}
+
+/// Start a process on a WebSocket.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{sandbox}/exec",
+    params(("sandbox" = String, Path, description = "Id or name")),
+    responses((
+        status = 101,
+        description = "A WebSocket. The client's first text message is {\"do\":\"start\", …Command}; \
+            then {\"do\":\"resize\",\"cols\":…,\"rows\":…}, {\"do\":\"signal\",\"signal\":…} and \
+            {\"do\":\"eof\"}; binary messages go to standard input. The daemon's text messages are \
+            {\"event\":\"started\",\"pid\":…}, {\"event\":\"skipped\",\"bytes\":…}, \
+            {\"event\":\"exited\", …ExitReport} and {\"event\":\"error\", …ErrorBody}; binary \
+            messages are output, after a first byte 1 (standard output) or 2 (standard error).",
+    ))
+)]
+async fn exec(
+    State(app): State<Arc<App>>,
+    id: RequestId,
+    awake: Awake,
+    upgrade: WebSocketUpgrade,
+) -> Response {
+    let talk = async |socket: WebSocket, app, id| {
+        let (mut ear, mut mouth) = socket::split(socket);
+        let begun = begin(&mut ear, awake).await;
+        converse(app, id, ear, &mut mouth, begun).await;
+    };
+    upgraded(app, id, upgrade, talk)
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct AttachQuery {
+    /// Send the output that was kept, too.
+    #[serde(default)]
+    replay: bool,
+}
+
+/// Attach a WebSocket to a process that runs.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{sandbox}/processes/{pid}/attach",
+    params(
+        ("sandbox" = String, Path, description = "Id or name"),
+        ("pid" = String, Path, description = "Process id, or name of a supervised process"),
+        AttachQuery,
+    ),
+    responses((status = 101, description = "A WebSocket as in `exec`, without `start`."))
+)]
+async fn attach(
+    State(app): State<Arc<App>>,
+    id: RequestId,
+    Path(path): Path<ProcessPath>,
+    Query(query): Query<AttachQuery>,
+    awake: Awake,
+    upgrade: WebSocketUpgrade,
+) -> Result<Response> {
+    let pid = path.pid.pid(awake.lease.guest()).await?;
+    let request = Request::Attach { pid, replay: query.replay, follow: true };
+    let output = Output::open(awake, &request, None).await?;
+    let talk = async |socket: WebSocket, app, id| {
+        let (ear, mut mouth) = socket::split(socket);
+        converse(app, id, ear, &mut mouth, Ok(output)).await;
+    };
+    Ok(upgraded(app, id, upgrade, talk))
+}
+
+/// Talks on the upgraded connection in a task that a shutdown waits for.
+pub(super) fn upgraded<F>(
+    app: Arc<App>,
+    id: RequestId,
+    upgrade: WebSocketUpgrade,
+    talk: impl FnOnce(WebSocket, Arc<App>, RequestId) -> F + Send + 'static,
+) -> Response
+where
+    F: Future<Output = ()> + Send,
+{
+    let token = app.tasks.token();
+    let span = tracing::Span::current();
+    socket::limited(upgrade).on_upgrade(move |socket| {
+        async move {
+            talk(socket, app, id).await;
+            drop(token);
+        }
+        .instrument(span)
+    })
+}
+
+/// Waits for the first message and starts what it says.
+async fn begin(ear: &mut Ear, awake: Awake) -> Result<Output> {
+    let first = tokio::time::timeout(FIRST_MESSAGE, ear.hear()).await.ok().flatten();
+    let Some(Heard::Text(text)) = first else {
+        return Err(ApiError::invalid("the first message must be a text that says `start`"));
+    };
+    let ExecInput::Start(command) = parse(&text)? else {
+        return Err(ApiError::invalid("the first message must say `start`"));
+    };
+    let spec = command::interactive(*command)?;
+    Output::open(awake, &Request::Run(spec), None).await
+}
+
+fn parse(text: &str) -> Result<ExecInput> {
+    serde_json::from_str(text).map_err(|error| ApiError::invalid(error.to_string()))
+}
+
+/// Until the process ended, the client left, or the daemon stops.
+async fn converse(
+    app: Arc<App>,
+    id: RequestId,
+    mut ear: Ear,
+    mouth: &mut Mouth,
+    begun: Result<Output>,
+) {
+    let ended = match begun {
+        Ok(mut output) => {
+            let sender = output.stream.sender();
+            let guest = output.awake().lease.guest().clone();
+            let pid = output.started.pid;
+            tokio::select! {
+                ended = speak(&mut output, mouth) => ended,
+                ended = listen(&mut ear, &sender, &guest, pid) => ended,
+                () = app.stopping.cancelled() => Err(Error::from(Refusal::Stopping).into()),
+            }
+        }
+        Err(error) => Err(error),
+    };
+    match ended {
+        Ok(End::Exited) => {
+            mouth.close(socket::NORMAL, "").await;
+            ear.wait_for_close().await;
+        }
+        Ok(End::Left) => tracing::debug!("the client left"),
+        Err(error) => {
+            if let Some(blame) = error.blame() {
+                tracing::error!(error = blame, "a conversation failed");
+            }
+            let _ = mouth.say(&ExecOutput::Error(error.told(&id.0))).await;
+            mouth.close(socket::ERROR, "").await;
+            ear.wait_for_close().await;
+        }
+    }
+}
+
+enum End {
+    Exited,
+    Left,
+}
+
+impl From<Left> for End {
+    fn from(_: Left) -> Self {
+        Self::Left
+    }
+}
+
+/// What the process says goes to the client.
+async fn speak(output: &mut Output, mouth: &mut Mouth) -> Result<End> {
+    if mouth.say(&ExecOutput::Started { pid: output.started.pid }).await.is_err() {
+        return Ok(End::Left);
+    }
+    loop {
+        let mut next = tokio::select! {
+            next = output.next() => Some(next?),
+            left = mouth.keep_alive() => return Ok(left.into()),
+        };
+        for _ in 0..BATCH {
+            let said = match next {
+                Some(Some(said)) => said,
+                Some(None) => return Ok(End::Exited),
+                None => break,
+            };
+            if pass_on(said, mouth).await.is_err() {
+                return Ok(End::Left);
+            }
+            next = output.next().now_or_never().transpose()?;
+        }
+        if let Some(Some(said)) = next
+            && pass_on(said, mouth).await.is_err()
+        {
+            return Ok(End::Left);
+        }
+        if mouth.flush().await.is_err() {
+            return Ok(End::Left);
+        }
+    }
+}
+
+async fn pass_on(said: Said, mouth: &mut Mouth) -> std::result::Result<(), Left> {
+    match said {
+        Said::Bytes(OutputStream::Stdout, bytes) => mouth.feed(marked(STDOUT_BYTE, &bytes)).await,
+        Said::Bytes(OutputStream::Stderr, bytes) => mouth.feed(marked(STDERR_BYTE, &bytes)).await,
+        Said::Skipped(bytes) => mouth.say(&ExecOutput::Skipped { bytes }).await,
+        Said::Exited(report) => mouth.say(&ExecOutput::Exited(report)).await,
+    }
+}
+
+fn marked(mark: u8, bytes: &Bytes) -> Bytes {
+    let mut message = BytesMut::with_capacity(1 + bytes.len());
+    message.put_u8(mark);
+    message.put_slice(bytes);
+    message.freeze()
+}
+
+/// What the client says goes to the process.
+async fn listen(ear: &mut Ear, sender: &Sender, guest: &Guest, pid: u32) -> Result<End> {
+    while let Some(heard) = ear.hear().await {
+        let passed = match heard {
+            Heard::Bytes(bytes) => sender.send(&bytes).await,
+            Heard::Text(text) => obey(parse(&text)?, sender, guest, pid).await?,
+        };
+        match passed {
+            Ok(()) => {}
+            // It has just ended: its exit is on the way to the client.
+            Err(GuestError::Refused { code: FailureCode::NoSuchProcess, .. }) => {}
+            // The other loop hears the same, and knows better why.
+            Err(GuestError::Gone) => return std::future::pending().await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(End::Left)
+}
+
+async fn obey(
+    input: ExecInput,
+    sender: &Sender,
+    guest: &Guest,
+    pid: u32,
+) -> Result<std::result::Result<(), GuestError>> {
+    Ok(match input {
+        ExecInput::Start(_) => return Err(ApiError::invalid("it was started already")),
+        ExecInput::Resize(Size { cols, rows }) => {
+            guest.done(&Request::Resize { pid, cols, rows }).await
+        }
+        ExecInput::Signal { signal } => guest.done(&Request::Signal { pid, signal }).await,
+        ExecInput::Eof => sender.finish().await,
+    })
+}

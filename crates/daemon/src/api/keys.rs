@@ -1,0 +1,58 @@
+//! API keys.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use torpor_protocol::api::{ApiKey, CreateKey, KeyList};
+use torpor_store::KeyRow;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::error::Result;
+use super::extract::{Json, Path};
+use super::{Answer, no_content, with_status};
+use crate::app::App;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(delete))
+}
+
+fn shown(row: KeyRow, secret: Option<String>) -> ApiKey {
+    let KeyRow { id, label, prefix, created_at_ms, last_used_at_ms: _ } = row;
+    ApiKey { id, label, prefix, created_at_ms, secret }
+}
+
+/// Create a key. From then on every request needs one.
+#[utoipa::path(
+    post, path = "/v1/keys", request_body = CreateKey,
+    responses((status = 201, description = "The key; its secret is shown only now.", body = ApiKey))
+)]
+async fn create(
+    State(app): State<Arc<App>>,
+    Json(CreateKey { label }): Json<CreateKey>,
+) -> Result<Response> {
+    let (row, secret) = app.keys.create(&label).await?;
+    Ok(with_status(StatusCode::CREATED, shown(row, Some(secret))))
+}
+
+/// List the keys.
+#[utoipa::path(
+    get, path = "/v1/keys",
+    responses((status = 200, description = "All keys, oldest first.", body = KeyList))
+)]
+async fn list(State(app): State<Arc<App>>) -> Answer<KeyList> {
+    let keys = app.keys.list().await?;
+    Ok(Json(KeyList { keys: keys.into_iter().map(|row| shown(row, None)).collect() }))
+}
+
+/// Revoke a key.
+#[utoipa::path(
+    delete, path = "/v1/keys/{key}", params(("key" = String, Path, description = "Id of the key")),
+    responses((status = 204, description = "It is not valid any more."))
+)]
+async fn delete(State(app): State<Arc<App>>, Path(key): Path<String>) -> Result<Response> {
+    app.keys.revoke(&key).await?;
+    Ok(no_content())
+}

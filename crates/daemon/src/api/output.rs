@@ -1,0 +1,265 @@
+//! The output of a process as events, one a line (NDJSON).
+//!
+//! Output stays text where it is text: a character that is cut by a packet's end waits for its rest,
+//! and only bytes that are no UTF-8 go as base64.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+use torpor_lifecycle::guest::{GuestError, Item, Stream, unexpected};
+use torpor_lifecycle::{Error, Refusal};
+use torpor_protocol::api::{ExitReport, OutputStream, RunEvent};
+use torpor_protocol::guest::{Exit, ProcessStatus, Reply, Request};
+
+use super::error::{ApiError, Result};
+use super::extract::Awake;
+
+/// How long the agent may take to start a process.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+
+/// A process that the agent tells about; dropping it gives the lease back and detaches.
+pub(super) struct Output {
+    pub(super) started: ProcessStatus,
+    pub(super) stream: Stream,
+    awake: Awake,
+    ooms_before: u64,
+}
+
+/// What a process said.
+pub(super) enum Said {
+    Bytes(OutputStream, Bytes),
+    Skipped(u64),
+    Exited(ExitReport),
+}
+
+impl Output {
+    /// Opens `Run` or `Attach` and waits for the process to be there. `stdin` is all it reads; it
+    /// must fit into the window of a stream.
+    pub(super) async fn open(awake: Awake, request: &Request, stdin: Option<&str>) -> Result<Self> {
+        let ooms_before = awake.lease.meter().oom_kills();
+        let mut stream = awake.lease.guest().open(request).await?;
+        if let Some(stdin) = stdin {
+            let sender = stream.sender();
+            sender.send(stdin.as_bytes()).await?;
+            sender.finish().await?;
+        }
+        let reply = tokio::time::timeout(START_DEADLINE, stream.reply()).await;
+        let reply = reply.map_err(|_| GuestError::Timeout(START_DEADLINE))??;
+        let Reply::Started(started) = reply else { return Err(unexpected(request).into()) };
+        Ok(Self { started, stream, awake, ooms_before })
+    }
+
+    pub(super) fn awake(&self) -> &Awake {
+        &self.awake
+    }
+
+    /// Cancel-safe. `None` after the end.
+    pub(super) async fn next(&mut self) -> Result<Option<Said>> {
+        let item = self.stream.next().await.map_err(|error| self.explain(error))?;
+        Ok(Some(match item {
+            Some(Item::Data(bytes)) => Said::Bytes(OutputStream::Stdout, bytes),
+            Some(Item::DataErr(bytes)) => Said::Bytes(OutputStream::Stderr, bytes),
+            Some(Item::Reply(Reply::Skipped { bytes })) => Said::Skipped(bytes),
+            Some(Item::Reply(Reply::Exited(status))) => Said::Exited(self.report(&status)),
+            Some(Item::Reply(_)) => return Err(unexpected(&Request::Processes).into()),
+            Some(Item::End | Item::Reset) | None => return Ok(None),
+        }))
+    }
+
+    fn report(&self, status: &ProcessStatus) -> ExitReport {
+        let exit = status.exit.unwrap_or(Exit::Code { code: 0 });
+        let well = exit == Exit::Code { code: 0 };
+        ExitReport::new(exit, !well && self.starved())
+    }
+
+    /// Whether the host killed something in the sandbox since the process was opened.
+    fn starved(&self) -> bool {
+        self.awake.lease.meter().oom_kills() > self.ooms_before
+    }
+
+    /// The machine as a whole may be what was killed for want of memory.
+    fn explain(&self, error: GuestError) -> ApiError {
+        match error {
+            GuestError::Gone if self.starved() => ApiError::with_hint(
+                torpor_protocol::ErrorCode::SandboxFailed,
+                "the sandbox used up its memory and was killed",
+                "create it with more memory_mib",
+            ),
+            GuestError::Gone
+            | GuestError::Refused { .. }
+            | GuestError::Protocol(_)
+            | GuestError::Timeout(_) => error.into(),
+        }
+    }
+
+    /// All of it as NDJSON, until it ends, `until` is cancelled, or the client goes away.
+    pub(super) fn into_response(self, until: CancellationToken) -> Response {
+        let started = RunEvent::Started {
+            pid: self.started.pid,
+            started_at_ms: self.started.started_at_ms,
+        };
+        let lines = Lines {
+            output: self,
+            until,
+            due: VecDeque::from([started]),
+            stdout: Text::default(),
+            stderr: Text::default(),
+            over: false,
+        };
+        ndjson(futures_util::stream::unfold(lines, async |mut lines| {
+            let event = lines.next().await?;
+            Some((event, lines))
+        }))
+    }
+}
+
+/// An answer of one JSON value a line.
+pub(super) fn ndjson<T: Serialize>(
+    values: impl futures_util::Stream<Item = T> + Send + 'static,
+) -> Response {
+    use futures_util::StreamExt;
+    let lines = values.map(|value| -> std::result::Result<Bytes, serde_json::Error> {
+        let mut line = serde_json::to_vec(&value)?;
+        line.push(b'\n');
+        Ok(line.into())
+    });
+    ([(CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
+}
+
+struct Lines {
+    output: Output,
+    until: CancellationToken,
+    due: VecDeque<RunEvent>,
+    stdout: Text,
+    stderr: Text,
+    over: bool,
+}
+
+impl Lines {
+    async fn next(&mut self) -> Option<RunEvent> {
+        loop {
+            if let Some(event) = self.due.pop_front() {
+                return Some(event);
+            }
+            if self.over {
+                return None;
+            }
+            let said = tokio::select! {
+                biased;
+                said = self.output.next() => said,
+                () = self.until.cancelled() => {
+                    Err(ApiError::from(Error::from(Refusal::Stopping)))
+                }
+            };
+            self.take(said);
+        }
+    }
+
+    fn take(&mut self, said: Result<Option<Said>>) {
+        match said {
+            Ok(Some(Said::Bytes(stream, bytes))) => {
+                let text = match stream {
+                    OutputStream::Stdout => &mut self.stdout,
+                    OutputStream::Stderr => &mut self.stderr,
+                };
+                self.due.extend(text.push(stream, &bytes));
+            }
+            Ok(Some(Said::Skipped(bytes))) => {
+                self.flush();
+                self.due.push_back(RunEvent::Skipped { bytes });
+            }
+            Ok(Some(Said::Exited(exit))) => {
+                self.flush();
+                self.due.push_back(RunEvent::Exited { exit });
+            }
+            Ok(None) => {
+                self.flush();
+                self.over = true;
+            }
+            Err(error) => {
+                self.flush();
+                self.due.push_back(RunEvent::Error { message: error.told("").message });
+                self.over = true;
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        self.due.extend(self.stdout.flush(OutputStream::Stdout));
+        self.due.extend(self.stderr.flush(OutputStream::Stderr));
+    }
+}
+
+/// Keeps the beginning of a character until its end is there.
+#[derive(Default)]
+struct Text {
+    /// At most three bytes.
+    begun: Vec<u8>,
+}
+
+impl Text {
+    fn push(&mut self, stream: OutputStream, bytes: &[u8]) -> Option<RunEvent> {
+        let mut whole = std::mem::take(&mut self.begun);
+        whole.extend_from_slice(bytes);
+        if let Err(error) = std::str::from_utf8(&whole)
+            && error.error_len().is_none()
+        {
+            self.begun = whole.split_off(error.valid_up_to());
+        }
+        (!whole.is_empty()).then(|| event(stream, whole))
+    }
+
+    fn flush(&mut self, stream: OutputStream) -> Option<RunEvent> {
+        let rest = std::mem::take(&mut self.begun);
+        (!rest.is_empty()).then(|| event(stream, rest))
+    }
+}
+
+fn event(stream: OutputStream, bytes: Vec<u8>) -> RunEvent {
+    match String::from_utf8(bytes) {
+        Ok(text) => RunEvent::Output { stream, text: Some(text), base64: None },
+        Err(error) => {
+            let base64 = Some(STANDARD.encode(error.as_bytes()));
+            RunEvent::Output { stream, text: None, base64 }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text_of(event: Option<RunEvent>) -> String {
+        match event {
+            Some(RunEvent::Output { text: Some(text), .. }) => text,
+            Some(RunEvent::Output { base64: Some(base64), .. }) => format!("base64:{base64}"),
+            other => format!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_character_that_is_cut_in_two_stays_text() {
+        let mut text = Text::default();
+        let bytes = "aä€".as_bytes();
+        assert_eq!(text_of(text.push(OutputStream::Stdout, &bytes[..2])), "a");
+        assert_eq!(text_of(text.push(OutputStream::Stdout, &bytes[2..4])), "ä");
+        assert_eq!(text_of(text.push(OutputStream::Stdout, &bytes[4..])), "€");
+        assert_eq!(text.flush(OutputStream::Stdout), None);
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_not_lost() {
+        let mut text = Text::default();
+        assert_eq!(text_of(text.push(OutputStream::Stdout, &[0xff, 0xfe])), "base64://4=");
+        assert_eq!(text.push(OutputStream::Stdout, &[0xe2]), None);
+        assert_eq!(text_of(text.flush(OutputStream::Stdout)), "base64:4g==");
+    }
+}

@@ -1,0 +1,308 @@
+//! Sandboxes: create, list, get, update, delete.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use serde::Deserialize;
+use tokio::time::Instant;
+use torpor_lifecycle::Sandbox;
+use torpor_protocol::api::{
+    CreateSandbox, DEFAULT_IMAGE, SandboxList, UpdateSandbox, UsageReport,
+};
+use torpor_protocol::{ErrorCode, SandboxId, SandboxSpec, State as SandboxState, Status};
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::error::{ApiError, Result};
+use super::extract::{Json, Named, Query};
+use super::{Answer, no_content, with_status};
+use crate::admission::{self, Inadmissible, Resolved, Terms};
+use crate::app::App;
+
+/// Sandboxes in one page of a listing, unless the client asks for another number up to this.
+const PAGE_MAX: usize = 1000;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(create, list))
+        .routes(routes!(get, update, delete))
+        .routes(routes!(usage))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct CreateQuery {
+    /// Answer when it runs (default), or at once.
+    wait: Option<bool>,
+}
+
+/// Create a sandbox.
+#[utoipa::path(
+    post, path = "/v1/sandboxes", params(CreateQuery), request_body = CreateSandbox,
+    responses(
+        (status = 201, description = "It runs.", body = Status),
+        (status = 202, description = "It will run (`wait=false`).", body = Status),
+    )
+)]
+async fn create(
+    State(app): State<Arc<App>>,
+    Query(query): Query<CreateQuery>,
+    request: Option<Json<CreateSandbox>>,
+) -> Result<Response> {
+    let started = Instant::now();
+    let request = request.map(|Json(request)| request).unwrap_or_default();
+    let spec = admit(&app, request).await?;
+    let named = spec.name.is_some();
+    let sandbox = app.fleet.create(spec).await?;
+    if query.wait == Some(false) {
+        return Ok(with_status(StatusCode::ACCEPTED, sandbox.status()));
+    }
+    let unanswered = Unanswered { sandbox: Some(sandbox.clone()), named };
+    if let Err(error) = sandbox.awake().await {
+        // Whoever gets an error has nothing to clean up.
+        sandbox.delete().await;
+        return Err(error.into());
+    }
+    unanswered.answered();
+    app.metrics.created(started.elapsed());
+    Ok(with_status(StatusCode::CREATED, sandbox.status()))
+}
+
+/// A sandbox without a name that its creator does not know of yet: if the creator goes away now,
+/// nobody will ever ask for it.
+struct Unanswered {
+    sandbox: Option<Sandbox>,
+    named: bool,
+}
+
+impl Unanswered {
+    fn answered(mut self) {
+        self.sandbox = None;
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(sandbox) = self.sandbox.take().filter(|_| !self.named) {
+            tokio::spawn(async move { sandbox.delete().await });
+        }
+    }
+}
+
+pub(crate) async fn admit(app: &App, request: CreateSandbox) -> Result<SandboxSpec> {
+    let name = request.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
+    let id = app.images.resolve(&name).await?;
+    let terms = Terms {
+        defaults: &app.config.defaults,
+        host: app.host,
+        present: app.fleet.sandboxes().len(),
+        allowed: app.config.limits.sandboxes,
+        now_ms: app.fleet.clock().now_ms(),
+    };
+    Ok(admission::admit(request, Resolved { name, id }, &terms)?)
+}
+
+impl From<Inadmissible> for ApiError {
+    fn from(error: Inadmissible) -> Self {
+        match error {
+            Inadmissible::Invalid { .. } => Self::invalid(error.to_string()),
+            Inadmissible::Memory { .. } => Self::with_hint(
+                ErrorCode::CapacityReached,
+                error.to_string(),
+                "ask for less memory_mib, or use a larger host",
+            ),
+            Inadmissible::Full(_) => Self::with_hint(
+                ErrorCode::CapacityReached,
+                error.to_string(),
+                "delete sandboxes, or raise limits.sandboxes in the configuration",
+            ),
+        }
+    }
+}
+
+/// What a listing is asked for. `label` may be repeated: all must match.
+#[derive(Debug, Default, PartialEq, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct ListQuery {
+    /// `key=value`; may be repeated.
+    label: Vec<String>,
+    #[param(inline)]
+    state: Option<SandboxState>,
+    /// Only those after this id: `next` of the page before.
+    after: Option<String>,
+    /// Default and maximum: 1000.
+    limit: Option<usize>,
+}
+
+impl ListQuery {
+    fn parse(pairs: Vec<(String, String)>) -> Result<Self> {
+        let mut query = Self::default();
+        for (key, value) in pairs {
+            let bad = || ApiError::invalid(format!("{key}={value:.80} can't be read"));
+            match key.as_str() {
+                "label" if value.contains('=') => query.label.push(value),
+                "state" => {
+                    let state = SandboxState::ALL.into_iter().find(|s| s.as_str() == value);
+                    query.state = Some(state.ok_or_else(bad)?);
+                }
+                "after" => {
+                    let id: SandboxId = value.parse().map_err(|_| bad())?;
+                    query.after = Some(id.to_string());
+                }
+                "limit" => query.limit = Some(value.parse().map_err(|_| bad())?),
+                _ => return Err(bad()),
+            }
+        }
+        Ok(query)
+    }
+
+    fn admits(&self, status: &Status) -> bool {
+        self.state.is_none_or(|state| status.state == state)
+            && self.after.as_ref().is_none_or(|after| status.id.as_str() > after.as_str())
+            && self.label.iter().filter_map(|label| label.split_once('=')).all(|(key, value)| {
+                status.spec.labels.get(key).is_some_and(|has| has == value)
+            })
+    }
+
+    fn page(&self, all: Vec<Status>) -> SandboxList {
+        let limit = self.limit.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX);
+        let mut rest = all.into_iter().filter(|status| self.admits(status));
+        let sandboxes: Vec<_> = rest.by_ref().take(limit).collect();
+        let more = rest.next().is_some();
+        let next = sandboxes.last().filter(|_| more).map(|last| last.id.to_string());
+        SandboxList { sandboxes, next }
+    }
+}
+
+/// List sandboxes, sorted by id.
+#[utoipa::path(
+    get, path = "/v1/sandboxes", params(ListQuery),
+    responses((status = 200, description = "A page of sandboxes.", body = SandboxList))
+)]
+async fn list(
+    State(app): State<Arc<App>>,
+    Query(pairs): Query<Vec<(String, String)>>,
+) -> Answer<SandboxList> {
+    let query = ListQuery::parse(pairs)?;
+    Ok(Json(query.page(app.fleet.list())))
+}
+
+/// Get a sandbox.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{sandbox}",
+    params(("sandbox" = String, Path, description = "Id or name")),
+    responses((status = 200, description = "The sandbox.", body = Status))
+)]
+async fn get(Named(sandbox): Named) -> Json<Status> {
+    Json(sandbox.status())
+}
+
+/// Change labels or lifetime.
+#[utoipa::path(
+    patch, path = "/v1/sandboxes/{sandbox}",
+    params(("sandbox" = String, Path, description = "Id or name")),
+    request_body = UpdateSandbox,
+    responses((status = 200, description = "The sandbox as it is now.", body = Status))
+)]
+async fn update(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    Json(update): Json<UpdateSandbox>,
+) -> Answer<Status> {
+    admission::check_update(&update, app.fleet.clock().now_ms())?;
+    sandbox.update(update).await?;
+    Ok(Json(sandbox.status()))
+}
+
+/// Delete a sandbox with everything in it.
+#[utoipa::path(
+    delete, path = "/v1/sandboxes/{sandbox}",
+    params(("sandbox" = String, Path, description = "Id or name")),
+    responses((status = 204, description = "Nothing of it is left."))
+)]
+async fn delete(Named(sandbox): Named) -> Response {
+    sandbox.delete().await;
+    no_content()
+}
+
+/// What a sandbox uses of its host.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{sandbox}/usage",
+    params(("sandbox" = String, Path, description = "Id or name")),
+    responses((status = 200, description = "All 0 if it has no machine.", body = UsageReport))
+)]
+async fn usage(Named(sandbox): Named) -> Json<UsageReport> {
+    let (usage, oom_kills) = sandbox.usage().unwrap_or_default();
+    Json(UsageReport {
+        memory_bytes: usage.memory_bytes,
+        cpu_micros: usage.cpu_micros,
+        disk_bytes: usage.disk_bytes,
+        oom_kills,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(id: &str, labels: &[(&str, &str)]) -> Status {
+        let spec = serde_json::json!({
+            "name": null, "image": "x", "image_id": "0".repeat(64), "resources": {},
+            "labels": labels.iter().copied().collect::<std::collections::BTreeMap<_, _>>(),
+        });
+        Status {
+            id: id.parse().unwrap(),
+            spec: serde_json::from_value(spec).unwrap(),
+            state: SandboxState::Running,
+            reason: None,
+            generation: 1,
+            created_at_ms: 0,
+            last_used_at_ms: 0,
+            engine: "fake".into(),
+            start_steps: Vec::new(),
+        }
+    }
+
+    fn parse(pairs: &[(&str, &str)]) -> Result<ListQuery> {
+        let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        ListQuery::parse(pairs.collect())
+    }
+
+    #[test]
+    fn pages_follow_each_other_without_gap_or_overlap() {
+        let ids: Vec<_> = (0..5).map(|n| n.to_string().repeat(21)).collect();
+        let all: Vec<_> = ids.iter().map(|id| status(id, &[])).collect();
+        let (mut seen, mut after) = (Vec::new(), None);
+        loop {
+            let query = ListQuery { limit: Some(2), after: after.clone(), ..Default::default() };
+            let page = query.page(all.clone());
+            seen.extend(page.sandboxes.iter().map(|status| status.id.to_string()));
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(seen, ids);
+    }
+
+    #[test]
+    fn all_labels_must_match() {
+        let status = status(&"a".repeat(21), &[("team", "blue"), ("env", "a=b")]);
+        assert!(parse(&[("label", "team=blue"), ("label", "env=a=b")]).unwrap().admits(&status));
+        assert!(!parse(&[("label", "team=blue"), ("label", "x=")]).unwrap().admits(&status));
+        assert!(!parse(&[("state", "failed")]).unwrap().admits(&status));
+    }
+
+    #[test]
+    fn what_can_not_be_read_is_refused() {
+        for pair in
+            [("label", "team"), ("state", "asleep"), ("after", "x"), ("limit", "-1"), ("lim", "1")]
+        {
+            assert!(parse(&[pair]).is_err(), "{pair:?}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The daemon itself: what it is, and its metrics.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::header::CONTENT_TYPE;
+use torpor_protocol::ErrorCode;
+use torpor_protocol::api::Info;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::error::{ApiError, Result};
+use super::extract::Json;
+use crate::app::App;
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(info))
+}
+
+/// What runs here.
+#[utoipa::path(
+    get, path = "/v1/info",
+    responses((status = 200, description = "Versions and numbers.", body = Info))
+)]
+async fn info(State(app): State<Arc<App>>) -> Json<Info> {
+    let about = app.fleet.about();
+    Json(Info {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        installation: app.installation.clone(),
+        engine: about.kind.to_owned(),
+        engine_version: about.version.clone(),
+        sandboxes: app.fleet.sandboxes().len(),
+        uptime_ms: u64::try_from(app.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+    })
+}
+
+pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response> {
+    let text = app.metrics.render(&app.fleet);
+    let text = text.map_err(|_| ApiError::new(ErrorCode::Internal, "metrics can't be written"))?;
+    Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())
+}

@@ -1,0 +1,114 @@
+//! TCP to a port inside a sandbox, over a WebSocket.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::extract::ws::{WebSocket, WebSocketUpgrade};
+use axum::response::Response;
+use serde::Deserialize;
+use torpor_lifecycle::guest::{GuestError, Sender, Stream, unexpected};
+use torpor_protocol::guest::{Reply, Request};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::error::{ApiError, Result};
+use super::exec::upgraded;
+use super::extract::{Awake, Path, RequestId};
+use super::socket::{self, Ear, Heard, Mouth};
+use crate::app::App;
+
+/// How long a server inside may take to accept.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(tunnel))
+}
+
+#[derive(Debug, Deserialize)]
+struct TunnelPath {
+    port: u16,
+}
+
+/// Connect to a port inside.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{sandbox}/tunnel/{port}",
+    params(
+        ("sandbox" = String, Path, description = "Id or name"),
+        ("port" = u16, Path, description = "A TCP port on loopback inside"),
+    ),
+    responses((
+        status = 101,
+        description = "A WebSocket: binary messages are the bytes. An empty message says that the \
+                       client will send no more. 502 if nothing listens.",
+    ))
+)]
+async fn tunnel(
+    State(app): State<Arc<App>>,
+    id: RequestId,
+    Path(TunnelPath { port }): Path<TunnelPath>,
+    awake: Awake,
+    upgrade: WebSocketUpgrade,
+) -> Result<Response> {
+    if port == 0 {
+        return Err(ApiError::invalid("0 is no port"));
+    }
+    let stream = connect(&awake, port).await?;
+    Ok(upgraded(app, id, upgrade, async move |socket, app, _| {
+        carry(&app, socket, stream).await;
+        drop(awake);
+    }))
+}
+
+async fn connect(awake: &Awake, port: u16) -> Result<Stream> {
+    let request = Request::Connect { port };
+    let connect = async {
+        let mut stream = awake.lease.guest().open(&request).await?;
+        let Reply::Done = stream.reply().await? else { return Err(unexpected(&request)) };
+        Ok(stream)
+    };
+    let connected = tokio::time::timeout(CONNECT_DEADLINE, connect).await;
+    Ok(connected.map_err(|_| GuestError::Timeout(CONNECT_DEADLINE))??)
+}
+
+/// Until either side is done, or the daemon stops.
+async fn carry(app: &App, socket: WebSocket, mut stream: Stream) {
+    let (mut ear, mut mouth) = socket::split(socket);
+    let sender = stream.sender();
+    let over = tokio::select! {
+        over = outward(&mut stream, &mut mouth) => over,
+        () = inward(&mut ear, &sender) => false,
+        () = app.stopping.cancelled() => true,
+    };
+    if over {
+        mouth.close(socket::NORMAL, "").await;
+        ear.wait_for_close().await;
+    }
+}
+
+/// Whether the server inside said everything, as opposed to the client being gone.
+async fn outward(stream: &mut Stream, mouth: &mut Mouth) -> bool {
+    loop {
+        let data = tokio::select! {
+            data = stream.data() => data,
+            _ = mouth.keep_alive() => return false,
+        };
+        let Ok(Some(bytes)) = data else { return true };
+        if mouth.feed(bytes).await.is_err() || mouth.flush().await.is_err() {
+            return false;
+        }
+    }
+}
+
+async fn inward(ear: &mut Ear, sender: &Sender) {
+    while let Some(heard) = ear.hear().await {
+        let sent = match heard {
+            Heard::Bytes(bytes) if bytes.is_empty() => sender.finish().await,
+            Heard::Bytes(bytes) => sender.send(&bytes).await,
+            Heard::Text(_) => return,
+        };
+        if sent.is_err() {
+            return std::future::pending().await;
+        }
+    }
+}

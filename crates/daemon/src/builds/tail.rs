@@ -1,0 +1,55 @@
+//! The output of a step: whole characters to pass on, and its end for the error message.
+
+/// Bytes of the end that are kept: a screenful.
+const KEPT: usize = 2000;
+
+#[derive(Debug, Default)]
+pub(super) struct Tail {
+    /// The beginning of a character whose rest has not come; at most three bytes.
+    begun: Vec<u8>,
+    kept: String,
+}
+
+impl Tail {
+    /// What can be shown now. Bytes that are no text show as U+FFFD.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> String {
+        let mut whole = std::mem::take(&mut self.begun);
+        whole.extend_from_slice(bytes);
+        if let Err(error) = std::str::from_utf8(&whole)
+            && error.error_len().is_none()
+        {
+            self.begun = whole.split_off(error.valid_up_to());
+        }
+        let text = String::from_utf8_lossy(&whole).into_owned();
+        self.kept.push_str(&text);
+        let mut cut = self.kept.len().saturating_sub(KEPT);
+        while !self.kept.is_char_boundary(cut) {
+            cut += 1;
+        }
+        self.kept.drain(..cut);
+        text
+    }
+
+    /// The last thing that was said.
+    pub(super) fn last(&self) -> Option<&str> {
+        Some(self.kept.trim()).filter(|kept| !kept.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn characters_stay_whole_and_the_end_is_kept() {
+        let mut tail = Tail::default();
+        let bytes = "ä".as_bytes();
+        assert_eq!(tail.push(&bytes[..1]), "");
+        assert_eq!(tail.push(&bytes[1..]), "ä");
+        tail.push("ö".repeat(5000).as_bytes());
+        tail.push(b"the end\n");
+        let last = tail.last().unwrap();
+        assert!(last.len() <= KEPT && last.ends_with("the end"), "{last}");
+        assert_eq!(Tail::default().last(), None);
+    }
+}

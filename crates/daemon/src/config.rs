@@ -1,0 +1,433 @@
+//! Configuration: defaults, then the file, then the environment, then the command line.
+//!
+//! - This is the only reader of the environment.
+//! - [`KEYS`] lists every key; the name of its environment variable follows from it, and the
+//!   reference in `docs/guide/configuration.md` is generated from it.
+//! - A key that is not known is refused by its name.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use figment::Figment;
+use figment::providers::{Format, Serialized, Toml};
+use serde::{Deserialize, Serialize};
+use torpor_protocol::Resources;
+
+/// Read if it is there and no other file is named.
+pub const DEFAULT_FILE: &str = "/etc/torpor/torpor.toml";
+
+/// Everything `torpor serve` can be told.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub listen: SocketAddr,
+    pub data_dir: PathBuf,
+    pub runtime_dir: PathBuf,
+    pub api_key: Option<Secret>,
+    pub engine: EngineConfig,
+    pub defaults: Resources,
+    pub limits: Limits,
+    pub log: Log,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineConfig {
+    pub kind: EngineKind,
+    pub runsc_path: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EngineKind {
+    /// The best one that works on this host.
+    #[default]
+    Auto,
+    Gvisor,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    pub sandboxes: usize,
+    pub connections: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    pub format: LogFormat,
+    pub level: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// A text that is not shown when its owner is printed.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8900)),
+            data_dir: "/var/lib/torpor".into(),
+            runtime_dir: "/run/torpor".into(),
+            api_key: None,
+            engine: EngineConfig::default(),
+            defaults: Resources::default(),
+            limits: Limits { sandboxes: 10_000, connections: 10_000 },
+            log: Log { format: LogFormat::Text, level: "info".to_owned() },
+        }
+    }
+}
+
+/// What the command line says; it has the last word.
+#[derive(Debug, Clone, Default)]
+pub struct Overrides {
+    pub listen: Option<SocketAddr>,
+    pub data_dir: Option<PathBuf>,
+    pub runtime_dir: Option<PathBuf>,
+    pub engine: Option<EngineKind>,
+    pub runsc_path: Option<PathBuf>,
+    pub log_level: Option<String>,
+    pub log_format: Option<LogFormat>,
+}
+
+/// A key of the configuration.
+pub struct Key {
+    pub name: &'static str,
+    /// As it stands in the file.
+    pub default: &'static str,
+    pub help: &'static str,
+}
+
+impl Key {
+    /// `engine.runsc_path` is `TORPOR_ENGINE_RUNSC_PATH`.
+    pub fn variable(&self) -> String {
+        format!("TORPOR_{}", self.name.replace('.', "_").to_uppercase())
+    }
+}
+
+/// Every key there is.
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "listen",
+        default: "\"127.0.0.1:8900\"",
+        help: "Address and port of the API, previews and metrics. Anything but loopback needs an \
+               API key.",
+    },
+    Key {
+        name: "data_dir",
+        default: "\"/var/lib/torpor\"",
+        help: "Images, the ledger and the disks of sandboxes. One daemon at a time.",
+    },
+    Key {
+        name: "runtime_dir",
+        default: "\"/run/torpor\"",
+        help: "Sockets and state of running machines; may be lost at a reboot.",
+    },
+    Key {
+        name: "api_key",
+        default: "none",
+        help: "A key that is always valid, besides those made with `torpor key create`.",
+    },
+    Key {
+        name: "engine.kind",
+        default: "\"auto\"",
+        help: "`gvisor`, or `auto`: the best one that works on this host.",
+    },
+    Key {
+        name: "engine.runsc_path",
+        default: "none",
+        help: "The runsc program. Default: the first one in PATH.",
+    },
+    Key {
+        name: "defaults.cpus",
+        default: "1.0",
+        help: "Processor cores of a sandbox that does not say.",
+    },
+    Key {
+        name: "defaults.memory_mib",
+        default: "1024",
+        help: "Memory of a sandbox that does not say.",
+    },
+    Key {
+        name: "defaults.disk_mib",
+        default: "10240",
+        help: "What a sandbox may write that does not say.",
+    },
+    Key {
+        name: "defaults.pids",
+        default: "4096",
+        help: "Host tasks of a sandbox that does not say; not less than 4096.",
+    },
+    Key {
+        name: "limits.sandboxes",
+        default: "10000",
+        help: "Sandboxes on this host; more are refused.",
+    },
+    Key {
+        name: "limits.connections",
+        default: "10000",
+        help: "Connections at the same time; more wait to be accepted.",
+    },
+    Key { name: "log.format", default: "\"text\"", help: "`text` or `json`." },
+    Key {
+        name: "log.level",
+        default: "\"info\"",
+        help: "`error`, `warn`, `info`, `debug`, `trace`, or a filter such as \
+               `info,torpor_engines=debug`.",
+    },
+];
+
+/// Variables that mean something to other parts of Torpor.
+const OTHER_VARIABLES: &[&str] = &["TORPOR_URL", "TORPOR_CONFIG", "TORPOR_AGENT"];
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("the configuration file {0} does not exist")]
+    NoSuchFile(PathBuf),
+    #[error("the configuration is not valid: {0}")]
+    Invalid(Box<figment::Error>),
+    #[error("the configuration is not valid: {0}")]
+    Senseless(String),
+}
+
+impl Config {
+    /// Reads the file (`None`: [`DEFAULT_FILE`] if it exists) and the environment.
+    pub fn load(file: Option<&Path>, overrides: Overrides) -> Result<Self, ConfigError> {
+        Self::assemble(file, |name| std::env::var(name).ok(), overrides)
+    }
+
+    /// Variables of the environment that look like ours and mean nothing, for a warning.
+    pub fn unknown_variables() -> Vec<String> {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        unknown_among(names)
+    }
+
+    fn assemble(
+        file: Option<&Path>,
+        variable: impl Fn(&str) -> Option<String>,
+        overrides: Overrides,
+    ) -> Result<Self, ConfigError> {
+        if let Some(missing) = file.filter(|path| !path.exists()) {
+            return Err(ConfigError::NoSuchFile(missing.to_owned()));
+        }
+        let file = file.unwrap_or(Path::new(DEFAULT_FILE));
+        let mut figment = Figment::from(Serialized::defaults(Self::default()));
+        figment = figment.merge(Toml::file_exact(file));
+        for key in KEYS {
+            if let Some(text) = variable(&key.variable()) {
+                figment = figment.merge(Serialized::default(key.name, parse(&text)));
+            }
+        }
+        let mut config: Self =
+            figment.extract().map_err(|error| ConfigError::Invalid(Box::new(error)))?;
+        overrides.apply(&mut config);
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let senseless = |text: &str| Err(ConfigError::Senseless(text.to_owned()));
+        if self.api_key.as_ref().is_some_and(|key| key.0.len() < 16) {
+            return senseless("api_key is shorter than 16 characters, so it can be guessed");
+        }
+        if !self.data_dir.is_absolute() || !self.runtime_dir.is_absolute() {
+            return senseless("data_dir and runtime_dir must be absolute paths");
+        }
+        if self.limits.connections == 0 {
+            return senseless("limits.connections is 0, so nobody could connect");
+        }
+        crate::admission::check_resources(&self.defaults)
+            .map_err(|error| ConfigError::Senseless(format!("defaults: {error}")))
+    }
+}
+
+impl Overrides {
+    fn apply(self, config: &mut Config) {
+        let Self { listen, data_dir, runtime_dir, engine, runsc_path, log_level, log_format } =
+            self;
+        set(&mut config.listen, listen);
+        set(&mut config.data_dir, data_dir);
+        set(&mut config.runtime_dir, runtime_dir);
+        set(&mut config.engine.kind, engine);
+        set(&mut config.log.level, log_level);
+        set(&mut config.log.format, log_format);
+        config.engine.runsc_path = runsc_path.or(config.engine.runsc_path.take());
+    }
+}
+
+fn set<T>(slot: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *slot = value;
+    }
+}
+
+/// A number if it looks like one, else a text.
+fn parse(text: &str) -> figment::value::Value {
+    text.parse().expect("whatever is no other value is a text")
+}
+
+fn unknown_among(names: impl Iterator<Item = String>) -> Vec<String> {
+    let known: Vec<_> = KEYS.iter().map(Key::variable).collect();
+    let mut unknown: Vec<_> = names
+        .filter(|name| name.starts_with("TORPOR_"))
+        .filter(|name| !known.contains(name) && !OTHER_VARIABLES.contains(&name.as_str()))
+        .collect();
+    unknown.sort();
+    unknown
+}
+
+/// Where programs are.
+pub(crate) fn search_path() -> Vec<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).filter(|dir| dir.is_absolute()).collect()
+}
+
+/// The reference for people, as Markdown.
+pub fn reference() -> String {
+    let mut text = String::from(
+        "# Configuration\n\n\
+         `torpor serve` reads, each overriding the one before: its defaults, the file\n\
+         `/etc/torpor/torpor.toml` (or the one named with `--config`), environment variables, and\n\
+         its command line. A key that is not known is refused. In the file, `engine.kind` is `kind`\n\
+         in the table `[engine]`.\n\n\
+         | key | environment variable | default | meaning |\n|---|---|---|---|\n",
+    );
+    for key in KEYS {
+        let line =
+            format!("| `{}` | `{}` | `{}` | {} |\n", key.name, key.variable(), key.default, key.help);
+        text.push_str(&line);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(
+        toml: &str,
+        variables: &[(&str, &str)],
+        overrides: Overrides,
+    ) -> Result<Config, ConfigError> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), toml).unwrap();
+        let variable = |name: &str| {
+            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        };
+        Config::assemble(Some(file.path()), variable, overrides)
+    }
+
+    #[test]
+    fn the_command_line_has_the_last_word_before_environment_and_file() {
+        let toml = "listen = '127.0.0.1:1'\ndata_dir = '/file'\nruntime_dir = '/file'\n";
+        let variables = [("TORPOR_LISTEN", "127.0.0.1:2"), ("TORPOR_DATA_DIR", "/env")];
+        let overrides =
+            Overrides { listen: Some("127.0.0.1:3".parse().unwrap()), ..Overrides::default() };
+        let config = with(toml, &variables, overrides).unwrap();
+        assert_eq!(config.listen.port(), 3);
+        assert_eq!(config.data_dir, Path::new("/env"));
+        assert_eq!(config.runtime_dir, Path::new("/file"));
+    }
+
+    #[test]
+    fn nested_keys_have_variables_of_their_own() {
+        let variables = [
+            ("TORPOR_ENGINE_RUNSC_PATH", "/opt/runsc"),
+            ("TORPOR_DEFAULTS_MEMORY_MIB", "512"),
+            ("TORPOR_LOG_FORMAT", "json"),
+        ];
+        let config = with("", &variables, Overrides::default()).unwrap();
+        assert_eq!(config.engine.runsc_path.as_deref(), Some(Path::new("/opt/runsc")));
+        assert_eq!(config.defaults.memory_mib, 512);
+        assert_eq!(config.log.format, LogFormat::Json);
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_by_name() {
+        for toml in ["liste = 'x'", "[engine]\nrunsc_pth = '/x'", "[defaults]\nmemory = 3"] {
+            let error = with(toml, &[], Overrides::default()).unwrap_err().to_string();
+            let key = toml.split([' ', '\n']).rev().nth(2).unwrap();
+            assert!(error.contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_is_refused_with_its_key() {
+        let error = with("listen = 'here'", &[], Overrides::default()).unwrap_err().to_string();
+        assert!(error.contains("listen"), "{error}");
+        let error = with("[defaults]\ncpus = 0.0", &[], Overrides::default()).unwrap_err();
+        assert!(error.to_string().contains("cpus"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_named_must_exist() {
+        let missing = Path::new("/does/not/exist.toml");
+        let error = Config::assemble(Some(missing), |_| None, Overrides::default()).unwrap_err();
+        assert!(error.to_string().contains("/does/not/exist.toml"), "{error}");
+    }
+
+    #[test]
+    fn a_misspelt_variable_is_noticed() {
+        let names = ["TORPOR_LISTN", "TORPOR_LISTEN", "TORPOR_URL", "PATH"];
+        assert_eq!(unknown_among(names.map(str::to_owned).into_iter()), ["TORPOR_LISTN"]);
+    }
+
+    #[test]
+    fn a_key_is_not_printed() {
+        let config = with("api_key = 'tpk_0123456789abcdef'", &[], Overrides::default()).unwrap();
+        assert!(!format!("{config:?}").contains("0123456789"));
+    }
+
+    /// The table, the struct and the document say the same.
+    #[test]
+    fn every_key_is_documented_with_its_default() {
+        let defaults = serde_json::to_value(Config::default()).unwrap();
+        let mut leaves = Vec::new();
+        collect("", &defaults, &mut leaves);
+        let documented: Vec<_> =
+            KEYS.iter().map(|key| (key.name.to_owned(), key.default.to_owned())).collect();
+        for leaf in &leaves {
+            assert!(documented.contains(leaf), "{leaf:?} is not in KEYS");
+        }
+        assert_eq!(leaves.len(), documented.len());
+    }
+
+    fn collect(prefix: &str, value: &serde_json::Value, leaves: &mut Vec<(String, String)>) {
+        if let Some(table) = value.as_object() {
+            for (key, value) in table {
+                let name = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+                collect(&name, value, leaves);
+            }
+            return;
+        }
+        let text = if value.is_null() { "none".to_owned() } else { value.to_string() };
+        leaves.push((prefix.to_owned(), text));
+    }
+
+    #[test]
+    fn the_reference_is_up_to_date() {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/configuration.md");
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, reference()).unwrap();
+        }
+        let written = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(written == reference(), "run `UPDATE=1 cargo test -p torpor-daemon` and commit");
+    }
+}

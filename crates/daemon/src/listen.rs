@@ -1,0 +1,203 @@
+//! Connections: HTTP/1 and HTTP/2 without TLS on one listener, for the API and for previews.
+//!
+//! Who connects and does not ask in time is cut off; who asked may take as long as it needs, because
+//! bodies are streams. A shutdown lets running requests end within [`GRACE`].
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use rustix::net::sockopt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use torpor_proxy::Proxy;
+use tower::ServiceExt;
+
+use crate::app::App;
+use crate::config::Config;
+use crate::{ServeError, api};
+
+/// How long running requests may go on after a shutdown began.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long the head of a request may take to arrive, the first one from the connection on.
+const HEAD_DEADLINE: Duration = Duration::from_secs(30);
+/// How long to wait when the host has no file descriptors left: somebody else must close some.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Read ahead of a connection at most; large enough for full speed, small enough for many.
+const READ_AHEAD: usize = 512 * 1024;
+/// What may be under way on one HTTP/2 stream and connection: 300 MB/s at a few milliseconds.
+const H2_WINDOW: u32 = 4 * 1024 * 1024;
+/// Silence after which the kernel, or HTTP/2, asks whether the peer is still there.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+
+/// Takes the address that is configured.
+pub async fn bind(config: &Config) -> Result<TcpListener, ServeError> {
+    let address = config.listen;
+    TcpListener::bind(address).await.map_err(|source| match source.kind() {
+        std::io::ErrorKind::AddrInUse => ServeError::PortInUse(address),
+        _ => ServeError::Listen { address, source },
+    })
+}
+
+/// Accepts until `shutdown` resolves, then lets what runs come to its end.
+pub(crate) async fn serve(
+    app: &Arc<App>,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()>,
+) {
+    raise_file_limit();
+    let front = Front {
+        router: api::router(app),
+        proxy: Proxy::new(app.fleet.clone()),
+        stopping: app.stopping.clone(),
+        places: Arc::new(Semaphore::new(app.config.limits.connections)),
+        connections: TaskTracker::new(),
+    };
+    let mut shutdown = pin!(shutdown);
+    loop {
+        tokio::select! {
+            () = &mut shutdown => break,
+            () = front.accept(&listener) => {}
+        }
+    }
+    drop(listener);
+    tracing::info!("stopping");
+    app.stopping.cancel();
+    front.connections.close();
+    app.tasks.close();
+    let ended = async { tokio::join!(front.connections.wait(), app.tasks.wait()) };
+    if tokio::time::timeout(GRACE, ended).await.is_err() {
+        tracing::warn!("requests that took longer than {GRACE:?} were cut off");
+    }
+}
+
+/// What serves a connection.
+struct Front {
+    router: Router,
+    proxy: Proxy,
+    stopping: CancellationToken,
+    places: Arc<Semaphore>,
+    connections: TaskTracker,
+}
+
+impl Front {
+    /// Takes one connection in. Cancel-safe.
+    async fn accept(&self, listener: &TcpListener) {
+        let place = Arc::clone(&self.places).acquire_owned().await;
+        let place = place.expect("the semaphore is never closed");
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "could not accept a connection");
+                return tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        };
+        prepare(&stream);
+        let connection =
+            connection(stream, peer, self.router.clone(), self.proxy.clone(), self.stopping.clone());
+        self.connections.spawn(async move {
+            connection.await;
+            drop(place);
+        });
+    }
+}
+
+fn prepare(stream: &TcpStream) {
+    // Without these a connection works all the same.
+    let _ = stream.set_nodelay(true);
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, KEEP_ALIVE);
+    let _ = sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE / 3);
+    let _ = sockopt::set_tcp_keepcnt(stream, 3);
+}
+
+async fn connection(
+    stream: TcpStream,
+    peer: SocketAddr,
+    router: Router,
+    proxy: Proxy,
+    stopping: CancellationToken,
+) {
+    let asked = CancellationToken::new();
+    let first = asked.clone();
+    let service = service_fn(move |request: Request<Incoming>| {
+        asked.cancel();
+        answer(router.clone(), proxy.clone(), request, peer)
+    });
+    let builder = builder();
+    let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+    let mut late = pin!(tokio::time::sleep(HEAD_DEADLINE));
+    let mut told = false;
+    loop {
+        tokio::select! {
+            ended = serving.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(%peer, error, "a connection broke");
+                }
+                return;
+            }
+            () = late.as_mut(), if !first.is_cancelled() => {
+                if !first.is_cancelled() {
+                    return;
+                }
+            }
+            () = stopping.cancelled(), if !told => {
+                told = true;
+                serving.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+fn builder() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_DEADLINE)
+        .max_buf_size(READ_AHEAD);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(H2_WINDOW)
+        .initial_connection_window_size(H2_WINDOW)
+        .max_send_buf_size(READ_AHEAD)
+        .keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE);
+    builder
+}
+
+/// A preview goes to its sandbox, everything else to the API.
+async fn answer(
+    router: Router,
+    proxy: Proxy,
+    request: Request<Incoming>,
+    peer: SocketAddr,
+) -> Result<Response<Body>, Infallible> {
+    match torpor_proxy::route(&request) {
+        Some(target) => Ok(proxy.handle(target, request, Some(peer)).await.map(Body::new)),
+        None => router.oneshot(request).await,
+    }
+}
+
+/// Every sandbox and connection takes a few descriptors; the usual soft limit of 1024 is for
+/// programs that use `select`.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}

@@ -1,0 +1,16 @@
+//! HTTP in, HTTP out: a daemon in this process, with a real store and a fake engine whose machines
+//! run the real agent. "Inside" is the test's own host, so tests stay in their own directories.
+
+mod client;
+mod daemon;
+mod events;
+mod exec;
+mod files;
+mod keys;
+mod openapi;
+mod processes;
+mod run;
+mod sandboxes;
+mod transfer;
+mod tunnel;
+mod world;

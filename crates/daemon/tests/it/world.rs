@@ -1,0 +1,145 @@
+//! A daemon on a free port, with verbs.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Method;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use torpor_daemon::{Config, Parts, ServeError, serve_with};
+use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
+use torpor_store::{ImageConfig, Images, Layout, Ledger};
+
+use crate::client::{self, Answer, Open, PATIENCE, Socket, encoded};
+
+pub struct World {
+    pub address: SocketAddr,
+    pub host: Arc<FakeHost>,
+    /// For the files of the test; goes away with the world.
+    pub dir: PathBuf,
+    stop: Option<oneshot::Sender<()>>,
+    daemon: Option<JoinHandle<Result<(), ServeError>>>,
+    _temp: TempDir,
+}
+
+impl World {
+    pub async fn new() -> Self {
+        Self::with(Config::default()).await
+    }
+
+    pub async fn with(config: Config) -> Self {
+        let temp = tempfile::tempdir().unwrap();
+        let host = FakeHost::new(Inside::RealAgent);
+        let parts = parts(temp.path(), &host).await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let shutdown = async {
+            let _ = stopped.await;
+        };
+        let daemon = tokio::spawn(serve_with(parts, config, listener, shutdown));
+        let dir = temp.path().join("inside");
+        std::fs::create_dir(&dir).unwrap();
+        Self { address, host, dir, stop: Some(stop), daemon: Some(daemon), _temp: temp }
+    }
+
+    /// A world with one sandbox called `web`.
+    pub async fn with_sandbox() -> Self {
+        let world = Self::new().await;
+        world.create(json!({"name": "web"})).await.expect(201);
+        world
+    }
+
+    /// Stops the daemon and gives what it ended with.
+    pub async fn stop(&mut self) -> Result<(), ServeError> {
+        let _ = self.stop.take().unwrap().send(());
+        let daemon = self.daemon.take().unwrap();
+        tokio::time::timeout(PATIENCE, daemon).await.expect("it stops").unwrap()
+    }
+
+    pub fn path(&self, name: &str) -> String {
+        self.dir.join(name).to_str().unwrap().to_owned()
+    }
+
+    /// `name` of the test's directory, for a query.
+    pub fn query(&self, name: &str) -> String {
+        encoded(&self.path(name))
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        client::send(self.address, client::request(Method::GET, path, "")).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Answer {
+        client::send(self.address, client::request(Method::DELETE, path, "")).await
+    }
+
+    pub async fn put(&self, path: &str, body: impl Into<Bytes>) -> Answer {
+        client::send(self.address, client::request(Method::PUT, path, body)).await
+    }
+
+    pub async fn post(&self, path: &str, body: Value) -> Answer {
+        client::send(self.address, client::with_json(Method::POST, path, &body)).await
+    }
+
+    pub async fn patch(&self, path: &str, body: Value) -> Answer {
+        client::send(self.address, client::with_json(Method::PATCH, path, &body)).await
+    }
+
+    pub async fn open(&self, path: &str) -> Open {
+        client::open(self.address, client::request(Method::GET, path, "")).await
+    }
+
+    pub async fn open_post(&self, path: &str, body: Value) -> Open {
+        client::open(self.address, client::with_json(Method::POST, path, &body)).await
+    }
+
+    pub async fn socket(&self, path: &str) -> Socket {
+        Socket::open(self.address, path).await.unwrap_or_else(|error| panic!("{error:?}"))
+    }
+
+    pub async fn create(&self, body: Value) -> Answer {
+        self.post("/v1/sandboxes", body).await
+    }
+
+    /// Runs a shell command in `web`.
+    pub async fn sh(&self, script: &str) -> Value {
+        self.run(json!({"command": ["sh", "-c", script]})).await.expect(200)
+    }
+
+    pub async fn run(&self, command: Value) -> Answer {
+        self.post("/v1/sandboxes/web/run", command).await
+    }
+}
+
+/// Waits for a value with a deadline.
+#[track_caller]
+pub fn until(what: &'static str, mut holds: impl FnMut() -> bool) -> impl Future<Output = ()> {
+    let poll = async move {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    async move { tokio::time::timeout(PATIENCE, poll).await.expect(what) }
+}
+
+/// A store with the default image in it, and a fake engine.
+pub async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
+    let layout = Arc::new(Layout::open(&dir.join("data")).unwrap());
+    let ledger = Ledger::open(&layout).await.unwrap();
+    let images = Images::open(Arc::clone(&layout), ledger.clone(), b"no agent").await.unwrap();
+    let root = dir.join("root");
+    std::fs::create_dir_all(root.join("tmp")).unwrap();
+    let name = "torpor/base".parse().unwrap();
+    let config = ImageConfig::default();
+    images.import_directory(Some(&name), root, config, Arc::new(|_| {})).await.unwrap();
+    let installation = layout.tag().to_owned();
+    let engine = Arc::new(FakeEngine::new(Arc::clone(host)));
+    Parts { installation, engine, ledger, images }
+}

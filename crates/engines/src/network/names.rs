@@ -1,0 +1,137 @@
+//! Names, addresses and hardware addresses: everything that is chosen once and for all.
+//!
+//! Every slot looks the same from inside, so that a machine can go to sleep on one and wake up on
+//! another. Outside each slot has an address of its own.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use super::NetworkError;
+
+/// The guest's own address.
+pub(super) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+/// Where the guest sends everything, and where it asks for names. No interface carries it.
+pub(super) const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+/// Of the network of these two.
+pub(super) const PREFIX: u8 = 30;
+/// Locally administered addresses, the same in every slot: a pair has no other neighbours.
+pub(super) const GUEST_MAC: [u8; 6] = [0x02, 0x74, 0x70, 0, 0, 2];
+pub(super) const GATEWAY_MAC: [u8; 6] = [0x02, 0x74, 0x70, 0, 0, 1];
+/// The parked end itself is nobody: frames for the guest are read by its packet socket, and the
+/// kernel of the parking namespace ignores them as meant for somebody else.
+pub(super) const FAR_MAC: [u8; 6] = [0x02, 0x74, 0x70, 0, 0, 3];
+
+/// How many installations one host can carry.
+pub(super) const BLOCKS: u8 = 64;
+/// How many slots one installation can have: a block is a /22.
+pub(super) const SLOTS: u16 = 1022;
+/// Prefix length of a block.
+const BLOCK_PREFIX: u8 = 22;
+
+/// Where named network namespaces are, by convention of all tools.
+const NAMESPACES: &str = "/run/netns";
+
+/// The names of one installation on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Names {
+    tag: String,
+}
+
+impl Names {
+    /// Tags become parts of names and of firewall scripts: nothing but eight letters and digits.
+    pub(super) fn new(tag: &str) -> Result<Self, NetworkError> {
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        if tag.len() != 8 || !tag.bytes().all(plain) {
+            return Err(NetworkError::Tag(tag.to_owned()));
+        }
+        Ok(Self { tag: tag.to_owned() })
+    }
+
+    pub(super) fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    pub(super) fn namespace(&self) -> PathBuf {
+        Path::new(NAMESPACES).join(format!("torpor-{}", self.tag))
+    }
+
+    pub(super) fn table(&self) -> String {
+        format!("torpor_{}", self.tag)
+    }
+
+    /// Of all host ends. The kernel allows 15 bytes with the number.
+    pub(super) fn link_prefix(&self) -> String {
+        format!("tp{}-", &self.tag[..6])
+    }
+
+    pub(super) fn link(&self, slot: u16) -> String {
+        format!("{}{slot}", self.link_prefix())
+    }
+
+    /// The slot that a link belongs to, if it is one of ours.
+    pub(super) fn slot_of(&self, link: &str) -> Option<u16> {
+        let number = link.strip_prefix(&self.link_prefix())?.parse().ok()?;
+        (1..=SLOTS).contains(&number).then_some(number)
+    }
+}
+
+/// The parked end of a slot, in the parking namespace.
+pub(super) fn far_link(slot: u16) -> String {
+    format!("far{slot}")
+}
+
+/// The addresses of one installation: a part of 10.213.0.0/16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Block(pub(super) u8);
+
+impl Block {
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        (0..BLOCKS).map(Self)
+    }
+
+    fn base(self) -> u32 {
+        u32::from(Ipv4Addr::new(10, 213, 0, 0)) + (u32::from(self.0) << (32 - BLOCK_PREFIX))
+    }
+
+    /// What the slot's guest is called outside of it.
+    pub(super) fn address(self, slot: u16) -> Ipv4Addr {
+        Ipv4Addr::from(self.base() + u32::from(slot))
+    }
+
+    /// As text, for the firewall.
+    pub(super) fn network(self) -> String {
+        format!("{}/{BLOCK_PREFIX}", Ipv4Addr::from(self.base()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_the_kernel_and_lead_back_to_the_slot() {
+        let names = Names::new("0a1b2c3d").expect("a tag");
+        assert!(names.link(SLOTS).len() <= 15);
+        assert_eq!(names.slot_of(&names.link(17)), Some(17));
+        for stranger in ["tp0a1b2c-0", "tp0a1b2c-1023", "tp0a1b2c-x", "tpffffff-1", "eth0"] {
+            assert_eq!(names.slot_of(stranger), None, "{stranger}");
+        }
+    }
+
+    #[test]
+    fn a_tag_that_could_mean_something_to_the_firewall_is_refused() {
+        for tag in ["", "short", "toolonganame", "0a1b2c3\n", "0a1b;c3d", "0A1B2C3D", "../../.."] {
+            assert!(Names::new(tag).is_err(), "{tag:?}");
+        }
+    }
+
+    #[test]
+    fn blocks_do_not_overlap_and_stay_in_their_range() {
+        let first = Block(0);
+        assert_eq!(first.network(), "10.213.0.0/22");
+        assert_eq!(first.address(1), Ipv4Addr::new(10, 213, 0, 1));
+        assert_eq!(first.address(SLOTS), Ipv4Addr::new(10, 213, 3, 254));
+        assert_eq!(Block(1).address(1), Ipv4Addr::new(10, 213, 4, 1));
+        assert_eq!(Block(BLOCKS - 1).address(SLOTS), Ipv4Addr::new(10, 213, 255, 254));
+    }
+}

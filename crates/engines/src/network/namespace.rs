@@ -1,0 +1,121 @@
+//! The parking namespace: where the far ends of all slots of an installation are.
+//!
+//! It has a name in the filesystem, so it outlives the daemon. Nothing in it has an address or a
+//! route. A thread that enters it never comes back but ends, so that no other work of the process
+//! ever runs there by mistake.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::thread;
+
+use rustix::fs::statfs;
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+use super::names::{Names, far_link};
+use super::packet;
+
+/// Type of the filesystem that mounted namespaces belong to.
+const NSFS_MAGIC: u64 = 0x6e73_6673;
+
+#[derive(Debug)]
+pub(super) struct Namespace {
+    file: OwnedFd,
+    /// False if it was there already.
+    pub(super) fresh: bool,
+}
+
+impl Namespace {
+    /// Makes the namespace, or takes over the one that an earlier daemon left.
+    pub(super) fn ensure(names: &Names) -> io::Result<Self> {
+        let path = names.namespace();
+        let fresh = !exists(&path);
+        if fresh {
+            make(&path)?;
+        }
+        Ok(Self { file: File::open(&path)?.into(), fresh })
+    }
+
+    /// A packet socket on the far end of a slot: what comes in there from now on.
+    pub(super) fn packet_socket(&self, slot: u16) -> io::Result<OwnedFd> {
+        self.enter(move || packet::open(&far_link(slot)))
+    }
+
+    /// Those of `slots` whose far end has a packet socket, wherever that socket is now.
+    pub(super) fn in_use(&self, slots: Vec<u16>) -> io::Result<Vec<u16>> {
+        self.enter(move || {
+            let table = fs::read_to_string("/proc/thread-self/net/packet")?;
+            let used = packet::interfaces_in_use(&table);
+            let any =
+                socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+            let is_used =
+                |slot: &u16| name_to_index(&any, &far_link(*slot)).is_ok_and(|i| used.contains(&i));
+            Ok(slots.into_iter().filter(is_used).collect())
+        })
+    }
+
+    /// Runs `work` on a thread of its own inside the namespace. Blocks for its time.
+    pub(super) fn enter<T: Send>(
+        &self,
+        work: impl FnOnce() -> io::Result<T> + Send,
+    ) -> io::Result<T> {
+        on_a_thread(|| {
+            move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))?;
+            work()
+        })
+    }
+}
+
+pub(super) fn exists(path: &Path) -> bool {
+    // The file alone is what a host leaves that stopped between making and mounting.
+    statfs(path).is_ok_and(|fs| fs.f_type.cast_unsigned() == NSFS_MAGIC)
+}
+
+/// Takes the name away; the namespace ends with its last socket. Idempotent.
+pub(super) fn remove(names: &Names) -> io::Result<()> {
+    let path = names.namespace();
+    while exists(&path) {
+        unmount(&path, UnmountFlags::DETACH)?;
+    }
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+fn make(path: &Path) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    File::create(path)?;
+    let made = on_a_thread(|| {
+        leave_network()?;
+        for scope in ["all", "default"] {
+            super::host::disable_ipv6(scope)?;
+        }
+        mount_bind("/proc/thread-self/ns/net", path)?;
+        Ok(())
+    });
+    if made.is_err() {
+        let _ = fs::remove_file(path);
+    }
+    made
+}
+
+#[expect(unsafe_code, reason = "only unsharing of files could be unsafe, and this is the network")]
+pub(super) fn leave_network() -> io::Result<()> {
+    // SAFETY: the file table, which other threads rely on, stays shared.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
+    Ok(())
+}
+
+fn on_a_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    thread::scope(|scope| {
+        let worker = thread::Builder::new().name("parking".to_owned()).spawn_scoped(scope, work)?;
+        worker.join().unwrap_or_else(|_| Err(io::Error::other("the parking thread panicked")))
+    })
+}

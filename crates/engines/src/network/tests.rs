@@ -1,0 +1,7 @@
+//! Slots on the real kernel, each test on a host of its own: the test's thread has a network
+//! namespace for itself, with an uplink to a small world that the test plays. They need root and
+//! nft, and say so when they are skipped.
+
+mod life;
+mod reach;
+mod world;

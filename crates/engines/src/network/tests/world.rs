@@ -1,0 +1,298 @@
+//! A host, a world behind its uplink and guests, all of them namespaces.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::super::names::{GATEWAY, GATEWAY_MAC, GUEST, GUEST_MAC, Names, far_link};
+use super::super::namespace::{self, Namespace};
+use super::super::{Network, NetworkError, Slot};
+
+/// In the world, and to be reached.
+pub(super) const PUBLIC: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
+/// In the world, to be reached only as 10.0.0.1 port 53.
+pub(super) const RESOLVER: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 53);
+/// The host on its uplink, and the router there.
+pub(super) const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+pub(super) const ROUTER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+/// In the world, and answering, so that only the firewall keeps guests from them.
+pub(super) const FORBIDDEN: [&str; 9] = [
+    "10.255.255.53",
+    "100.64.1.1",
+    "168.63.129.16",
+    "169.254.169.254",
+    "172.16.5.5",
+    "192.0.0.192",
+    "192.168.7.7",
+    "198.18.0.1",
+    "240.1.2.3",
+];
+/// Where the TCP servers are.
+pub(super) const PORT: u16 = 8000;
+/// For what must come: a first packet may be lost and is sent again after a second.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// For what must not come: many times what an answer takes.
+const DOUBT: Duration = Duration::from_millis(700);
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+pub(super) fn fresh_tag() -> String {
+    // Ten bits of count and twenty of process: unique among tests that run at the same time.
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let number = (std::process::id() << 10) ^ count;
+    // Links carry the first six digits, which must differ too.
+    format!("{:06x}ff", number & 0xff_ffff)
+}
+
+/// Runs a test on a host of its own.
+pub(super) fn on_a_host(test: impl AsyncFnOnce(&World) + Send) {
+    let nft = Command::new("nft").env("PATH", crate::program::search_path()).arg("-v").output();
+    if !rustix::process::geteuid().is_root() || nft.is_err() {
+        println!("skipped, because slots need root and nft");
+        return;
+    }
+    std::thread::scope(|scope| {
+        let host = scope.spawn(|| {
+            namespace::leave_network().expect("a host");
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async {
+                let world = World::new();
+                test(&world).await;
+            });
+        });
+        if let Err(panic) = host.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+pub(super) struct World {
+    beyond: Place,
+}
+
+/// A namespace with a name, gone at the end of the test.
+pub(super) struct Place {
+    names: Names,
+    namespace: Namespace,
+}
+
+impl Place {
+    pub(super) fn new() -> Self {
+        let names = Names::new(&fresh_tag()).expect("a tag");
+        let namespace = Namespace::ensure(&names).expect("a namespace");
+        let place = Self { names, namespace };
+        place.ip("link set lo up");
+        place
+    }
+
+    pub(super) fn name(&self) -> String {
+        let path = self.names.namespace();
+        path.file_name().and_then(|name| name.to_str()).expect("plain letters").to_owned()
+    }
+
+    pub(super) fn ip(&self, arguments: &str) {
+        self.inside(|| {
+            ip(arguments);
+            Ok(())
+        })
+        .expect("inside");
+    }
+
+    pub(super) fn inside<T: Send>(
+        &self,
+        work: impl FnOnce() -> io::Result<T> + Send,
+    ) -> io::Result<T> {
+        self.namespace.enter(work)
+    }
+
+    /// Answers each connection with the caller's address and then sends back what it is sent.
+    pub(super) fn serve(&self) {
+        serve(self.inside(|| TcpListener::bind(("0.0.0.0", PORT))).expect("a server"));
+    }
+
+    pub(super) fn connect(&self, to: Ipv4Addr) -> io::Result<TcpStream> {
+        let address = SocketAddr::from((to, PORT));
+        self.inside(|| TcpStream::connect_timeout(&address, PATIENCE))
+    }
+
+    /// Whether a connection gets no answer at all.
+    pub(super) fn unheard(&self, to: Ipv4Addr) -> bool {
+        let address = SocketAddr::from((to, PORT));
+        let connected = self.inside(|| TcpStream::connect_timeout(&address, DOUBT));
+        connected.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut)
+    }
+
+    /// Sends a datagram and waits for the answer.
+    pub(super) fn ask(&self, to: Ipv4Addr, port: u16) -> io::Result<String> {
+        self.inside(|| {
+            let socket = UdpSocket::bind("0.0.0.0:0")?;
+            socket.set_read_timeout(Some(PATIENCE))?;
+            socket.connect((to, port))?;
+            socket.send(b"who")?;
+            let mut answer = [0; 100];
+            let length = socket.recv(&mut answer)?;
+            Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = namespace::remove(&self.names);
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        ip("link set lo up");
+        let beyond = Place::new();
+        ip(&format!("link add up0 mtu 1400 type veth peer name down0 netns {}", beyond.name()));
+        ip("link set up0 up");
+        ip(&format!("addr add {HOST}/24 dev up0"));
+        ip(&format!("route add default via {ROUTER}"));
+        beyond.ip(&format!("addr add {ROUTER}/24 dev down0"));
+        beyond.ip("link set down0 mtu 1400 up");
+        for address in FORBIDDEN.into_iter().chain(["198.51.100.7"]) {
+            beyond.ip(&format!("addr add {address}/32 dev lo"));
+        }
+        beyond.serve();
+        let names = beyond.inside(|| UdpSocket::bind((RESOLVER, 53))).expect("a name server");
+        answer_names(names);
+        serve(TcpListener::bind(("0.0.0.0", PORT)).expect("a server of the host"));
+        Self { beyond }
+    }
+
+    pub(super) fn beyond(&self) -> &Place {
+        &self.beyond
+    }
+
+    pub(super) async fn network(&self, tag: &str) -> Opened {
+        Opened::new(tag).await
+    }
+}
+
+/// A network whose traces go with the test, however it ends.
+pub(super) struct Opened {
+    pub(super) tag: String,
+    network: Option<Network>,
+}
+
+impl std::ops::Deref for Opened {
+    type Target = Network;
+    fn deref(&self) -> &Network {
+        self.network.as_ref().expect("it is open")
+    }
+}
+
+impl Opened {
+    async fn new(tag: &str) -> Self {
+        let network = Network::open_with(tag, Some(RESOLVER)).await.expect("a network");
+        Self { tag: tag.to_owned(), network: Some(network) }
+    }
+
+    /// What a daemon leaves that is killed.
+    pub(super) fn crash(mut self) -> String {
+        self.network.take();
+        self.tag.clone()
+    }
+
+    /// A guest with a kernel of its own on this slot: it takes the far end out of the parking place.
+    pub(super) fn guest(&self, slot: &Slot) -> Place {
+        let guest = Place::new();
+        let parking = Namespace::ensure(&Names::new(&self.tag).expect("a tag")).expect("parking");
+        let far = far_link(slot.number());
+        let (mac, gateway_mac) = (text(GUEST_MAC), text(GATEWAY_MAC));
+        let move_it = format!("link set {far} netns {}", guest.name());
+        let moved = parking.enter(|| {
+            ip(&move_it);
+            Ok(())
+        });
+        moved.expect("moved");
+        guest.ip(&format!("link set {far} address {mac} up"));
+        guest.ip(&format!("addr add {GUEST}/30 dev {far}"));
+        guest.ip(&format!("neigh add {GATEWAY} lladdr {gateway_mac} dev {far}"));
+        guest.ip(&format!("route add default via {GATEWAY}"));
+        guest
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // A crash was asked for: the test goes on with what is left.
+        if self.network.take().is_some() {
+            let names = Names::new(&self.tag).expect("a tag");
+            let _ = namespace::remove(&names);
+            let claims = super::super::block::Claims::lock().expect("the lock");
+            claims.give_up(&names);
+        }
+    }
+}
+
+pub(super) fn ip(arguments: &str) {
+    let output = Command::new("ip")
+        .env("PATH", crate::program::search_path())
+        .args(arguments.split_whitespace())
+        .output()
+        .expect("ip runs");
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Who the server saw, if it answers at all.
+pub(super) fn greeting(stream: &mut TcpStream) -> io::Result<String> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut length = [0];
+    stream.read_exact(&mut length)?;
+    let mut text = vec![0; usize::from(length[0])];
+    stream.read_exact(&mut text)?;
+    String::from_utf8(text).map_err(io::Error::other)
+}
+
+pub(super) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        if let Some(value) = look().await {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "{what} did not happen in time");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+pub(super) async fn close(network: Opened) -> Result<(), NetworkError> {
+    let closed = network.close().await;
+    network.crash();
+    closed
+}
+
+fn text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// Threads of servers end with the test's process.
+fn serve(listener: TcpListener) {
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            std::thread::spawn(move || -> io::Result<()> {
+                let caller = stream.peer_addr()?.ip().to_string();
+                stream.write_all(&[u8::try_from(caller.len()).expect("short")])?;
+                stream.write_all(caller.as_bytes())?;
+                let mut back = stream.try_clone()?;
+                io::copy(&mut stream, &mut back)?;
+                Ok(())
+            });
+        }
+    });
+}
+
+fn answer_names(socket: UdpSocket) {
+    std::thread::spawn(move || {
+        let mut question = [0; 512];
+        while let Ok((_, from)) = socket.recv_from(&mut question) {
+            let _ = socket.send_to(from.ip().to_string().as_bytes(), from);
+        }
+    });
+}

@@ -1,0 +1,190 @@
+//! What is particular to gVisor: limits, its traps, and what a crash of the daemon can leave.
+
+use std::collections::HashSet;
+use std::process::Command;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use torpor_lifecycle::engine::{Engine, EngineError};
+use torpor_protocol::guest::Exit;
+use torpor_protocol::{Resources, SandboxId};
+
+use crate::world::{PATIENCE, boot, eventually, plant, say, shell, spec, world};
+
+const MIB: u64 = 1 << 20;
+
+#[tokio::test]
+async fn kill_leaves_nothing_and_takes_less_than_a_second() {
+    let Some(world) = world().await else { return };
+    let plan = world.plan();
+    let (machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    say(&guest, "sleep 1000 & sleep 1000 & echo x > /root/x").await;
+    assert!(!world.traces(&plan.id).is_empty(), "traces are found while it lives");
+    let begun = Instant::now();
+    machine.kill().await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert_eq!(world.traces(&plan.id), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn the_guest_sees_its_limits() {
+    let Some(world) = world().await else { return };
+    let (machine, guest) = boot(&**world.engine(), world.plan()).await;
+    let meminfo = say(&guest, "head -1 /proc/meminfo").await;
+    let kib: u64 = meminfo.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!(kib <= 256 * 1024, "{meminfo}");
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_full_disk_is_an_error_inside_and_no_more() {
+    let Some(world) = world().await else { return };
+    let (machine, guest) = boot(&**world.engine(), world.plan()).await;
+    for target in ["/root/big", "/tmp/big"] {
+        let script = format!("dd if=/dev/zero of={target} bs=1M count=200 2>&1");
+        let (text, exit) = shell(&guest, &script).await;
+        assert_eq!(exit, Exit::Code { code: 1 }, "{text}");
+        assert!(text.contains("No space left"), "{text}");
+        say(&guest, &format!("rm {target}")).await;
+    }
+    assert_eq!(say(&guest, "echo fine > /root/small; cat /root/small").await, "fine");
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_guest_writes_is_on_disk_and_not_in_its_memory() {
+    let Some(world) = world().await else { return };
+    let (machine, guest) = boot(&**world.engine(), world.plan()).await;
+    let meter = machine.meter();
+    let before = meter.usage();
+    for target in ["/root/big", "/tmp/big"] {
+        say(&guest, &format!("dd if=/dev/urandom of={target} bs=1M count=20; sync")).await;
+    }
+    eventually("40 MiB of disk are counted", || {
+        meter.usage().disk_bytes >= before.disk_bytes + 40 * MIB
+    })
+    .await;
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_process_that_takes_too_much_memory_dies_of_it_and_is_counted() {
+    let Some(world) = world().await else { return };
+    let (machine, guest) = boot(&**world.engine(), world.plan()).await;
+    let meter = machine.meter();
+    assert_eq!(meter.oom_kills(), 0);
+    let (text, exit) = shell(&guest, "x=aaaaaaaa; while :; do x=$x$x; done").await;
+    assert_ne!(exit, Exit::Code { code: 0 }, "{text}");
+    assert!(meter.oom_kills() > 0);
+    assert_eq!(say(&guest, "echo alive").await, "alive");
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_fork_bomb_hurts_only_its_own_machine() {
+    let Some(world) = world().await else { return };
+    let mut bombed = world.plan();
+    bombed.spec = spec(Resources { pids: 300, memory_mib: 512, ..Resources::default() });
+    let (mut machine, guest) = boot(&**world.engine(), bombed).await;
+    let (neighbour, beside) = boot(&**world.engine(), world.plan()).await;
+    let bomb = tokio::spawn(async move {
+        shell(&guest, "bomb() { bomb | bomb & }; bomb; sleep 1000").await;
+    });
+    let reason = tokio::time::timeout(PATIENCE, machine.exited()).await.expect("it crashes");
+    assert_eq!(reason, "crashed: process limit reached (pids.max)");
+    bomb.abort();
+    assert_eq!(say(&beside, "echo alive").await, "alive");
+    machine.kill().await.unwrap();
+    neighbour.kill().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_is_one_process_without_a_gofer() {
+    let Some(world) = world().await else { return };
+    let plan = world.plan();
+    let (machine, _guest) = boot(&**world.engine(), plan.clone()).await;
+    let processes = world.processes(&plan.id);
+    assert!(processes.iter().any(|line| line.starts_with("runsc-sandbox")), "{processes:?}");
+    assert!(!processes.iter().any(|line| line.contains("gofer ")), "{processes:?}");
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_image_with_packed_files_is_refused_with_the_remedy() {
+    let Some(world) = world().await else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (tree, image) = (dir.path().join("tree"), dir.path().join("packed.erofs"));
+    plant(&tree);
+    let mut mkfs = Command::new("mkfs.erofs");
+    assert!(mkfs.args(["-x-1", "--quiet"]).arg(&image).arg(&tree).status().unwrap().success());
+    let mut plan = world.plan();
+    plan.root = image;
+    let Err(error) = world.engine().boot(plan.clone()).await else { panic!("it booted") };
+    assert!(matches!(error, EngineError::Image(_)), "{error}");
+    assert!(error.to_string().contains("noinline_data"), "{error}");
+    assert_eq!(world.traces(&plan.id), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn an_image_without_an_agent_is_refused() {
+    let Some(world) = world().await else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (tree, image) = (dir.path().join("tree"), dir.path().join("bare.erofs"));
+    std::fs::create_dir_all(tree.join("proc")).unwrap();
+    let mut mkfs = Command::new("mkfs.erofs");
+    mkfs.args(["-x-1", "-E", "noinline_data", "--quiet"]).arg(&image).arg(&tree);
+    assert!(mkfs.status().unwrap().success());
+    let mut plan = world.plan();
+    plan.root = image;
+    let Err(error) = world.engine().boot(plan.clone()).await else { panic!("it booted") };
+    assert!(matches!(error, EngineError::Image(_)), "{error}");
+    assert_eq!(world.traces(&plan.id), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn what_a_crash_between_two_steps_leaves_is_swept() {
+    let Some(world) = world().await else { return };
+    let (dir, image, group) = (SandboxId::random(), SandboxId::random(), SandboxId::random());
+    let machines = world.config.runtime_dir.join("machines");
+    std::fs::create_dir(machines.join(dir.as_str())).unwrap();
+    std::fs::write(machines.join(dir.as_str()).join("config.json"), "{}").unwrap();
+    std::fs::write(world.config.scratch_dir.join(format!("{image}.img")), "").unwrap();
+    let hierarchy = torpor_engines::limits::Hierarchy::discover().unwrap();
+    let resources = Resources::default();
+    torpor_engines::limits::Group::create(
+        &hierarchy,
+        &world.config.tag,
+        group.as_str(),
+        &resources,
+    )
+    .unwrap();
+    assert_eq!(world.engine().sweep(&HashSet::new()).await.unwrap(), 3);
+    for id in [dir, image, group] {
+        assert_eq!(world.traces(&id), Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
+async fn a_machine_whose_keeper_died_is_not_adopted_and_the_next_one_boots() {
+    let Some(mut world) = world().await else { return };
+    let plan = world.plan();
+    let (machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    drop((machine, guest));
+    world.kill_keeper();
+    world.reopen().await;
+    assert!(world.engine().adopt(&plan.id).await.unwrap().is_none());
+    assert_eq!(world.engine().sweep(&HashSet::new()).await.unwrap(), 1);
+    assert_eq!(world.traces(&plan.id), Vec::<String>::new());
+    let (machine, guest) = boot(&**world.engine(), world.plan()).await;
+    guest.health().await.unwrap();
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_keeper_that_dies_is_replaced_at_the_next_boot() {
+    let Some(world) = world().await else { return };
+    world.kill_keeper();
+    let (machine, guest) = boot(&**world.engine(), world.plan()).await;
+    guest.health().await.unwrap();
+    machine.kill().await.unwrap();
+}

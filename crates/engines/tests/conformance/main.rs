@@ -1,0 +1,10 @@
+//! What every engine promises, asked of the real gVisor on this host.
+//!
+//! Cases are functions over an engine where nothing in them is particular to gVisor (`contract`);
+//! what is particular stands in `gvisor`. Every test has its own installation (tag, directories,
+//! keeper) and removes it when it ends, however it ends.
+
+mod contract;
+mod gvisor;
+mod measure;
+mod world;

@@ -1,0 +1,81 @@
+//! How long the steps of a boot take on this host:
+//! `cargo test -p torpor-engines --release --test conformance -- --ignored --nocapture measure`.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use torpor_lifecycle::engine::Engine;
+use tracing::field::{Field, Visit};
+use tracing::span;
+
+use crate::world::{greet, world};
+
+const BOOTS: usize = 60;
+
+type Samples = Arc<Mutex<BTreeMap<String, Vec<f64>>>>;
+
+/// Collects the numbers that the engine logs.
+struct Collector(Samples);
+
+impl Visit for Collector {
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.0.lock().entry(field.name().into()).or_default().push(value);
+    }
+    fn record_debug(&mut self, _: &Field, _: &dyn Debug) {}
+}
+
+impl tracing::Subscriber for Collector {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("torpor_engines")
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut Collector(self.0.clone()));
+    }
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn the_steps_of_a_boot() {
+    let Some(world) = world().await else { return };
+    let samples = Samples::default();
+    let _guard = tracing::subscriber::set_default(Collector(samples.clone()));
+    let note = |name: &str, since: Instant| {
+        let millis = since.elapsed().as_secs_f64() * 1e3;
+        samples.lock().entry(name.into()).or_default().push(millis);
+    };
+    for _ in 0..BOOTS {
+        let begun = Instant::now();
+        let mut machine = world.engine().boot(world.plan()).await.unwrap();
+        note("boot (all steps)", begun);
+        let guest = greet(machine.channel()).await;
+        note("boot to hello", begun);
+        let begun = Instant::now();
+        guest.health().await.unwrap();
+        note("round trip", begun);
+        let begun = Instant::now();
+        machine.pause().await.unwrap();
+        note("pause", begun);
+        let begun = Instant::now();
+        machine.resume().await.unwrap();
+        guest.health().await.unwrap();
+        note("resume to answer", begun);
+        let begun = Instant::now();
+        machine.kill().await.unwrap();
+        note("kill", begun);
+    }
+    for (name, values) in &mut *samples.lock() {
+        values.sort_by(f64::total_cmp);
+        let at = |share: f64| values[((values.len() - 1) as f64 * share) as usize];
+        println!("{name:>18}: min {:7.2}  p50 {:7.2}  p95 {:7.2} ms", at(0.), at(0.5), at(0.95));
+    }
+}

@@ -1,0 +1,267 @@
+//! One request: in through a lease, out through a stream.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU16;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{self, HeaderValue};
+use http::uri::PathAndQuery;
+use http::{Request, Response, StatusCode, Uri, Version};
+use http_body_util::BodyExt;
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use hyper::client::conn::{http1, http2};
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+use torpor_lifecycle::{Fleet, Lease};
+
+use crate::connect::connect;
+use crate::crowd::{Crowd, Place};
+use crate::error::Error;
+use crate::headers;
+use crate::route::Target;
+use crate::wire::Wire;
+
+/// How long an application may think before it answers. The client may give up much earlier, and
+/// then nobody waits; this only ends waits that everybody forgot.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(3600);
+/// How long both sides may take to leave HTTP after they agreed to.
+const UPGRADE_DEADLINE: Duration = Duration::from_secs(30);
+/// How long one direction of an upgraded connection may go on when the other has ended.
+const LINGER: Duration = Duration::from_secs(60);
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// The body of an answer.
+pub type Body = UnsyncBoxBody<Bytes, BoxError>;
+
+/// Passes requests on to ports of sandboxes.
+#[derive(Clone)]
+pub struct Proxy {
+    fleet: Fleet,
+    crowd: Arc<Crowd>,
+}
+
+/// What one request holds while it lasts. Dropping it closes the connection inside.
+struct Visit {
+    _connection: AbortOnDropHandle<()>,
+    _lease: Lease,
+    _place: Place,
+}
+
+impl Proxy {
+    pub fn new(fleet: Fleet) -> Self {
+        Self { fleet, crowd: Arc::default() }
+    }
+
+    /// Answers in any case. Dropping the future, or the body of the answer, ends the request inside.
+    /// `peer` is who connected to us. Errors carry the `x-request-id` of the request.
+    pub async fn handle<B>(
+        &self,
+        target: Target,
+        request: Request<B>,
+        peer: Option<SocketAddr>,
+    ) -> Response<Body>
+    where
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let asked = request.headers().clone();
+        let request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+        match Box::pin(self.forward(target, request, peer)).await {
+            Ok(response) => response,
+            Err(error) => error.answer(&asked).map(|body| {
+                let never = |never: std::convert::Infallible| match never {};
+                body.map_err(never).boxed_unsync()
+            }),
+        }
+    }
+
+    async fn forward(
+        &self,
+        target: Target,
+        mut request: Request<Body>,
+        peer: Option<SocketAddr>,
+    ) -> Result<Response<Body>, Error> {
+        headers::check(&request)?;
+        let sandbox = self.fleet.find(&target.sandbox)?;
+        let place = self.crowd.enter(sandbox.id())?;
+        let (lease, wire) = connect(&sandbox, target.port).await?;
+        let grpc = headers::is_grpc(&request);
+        let protocol = headers::upgrade(&request);
+        let client = protocol.as_ref().map(|_| hyper::upgrade::on(&mut request));
+        headers::prepare(&mut request, target.port.get(), peer);
+        let bad_answer =
+            |error: hyper::Error| Error::BadAnswer { port: target.port, source: error.into() };
+
+        let asked = async {
+            if grpc { ask_http2(wire, request).await } else { ask(wire, request, protocol).await }
+        };
+        let answered = timeout(ANSWER_DEADLINE, asked).await;
+        let slow = |_| Error::Slow { what: "an answer", limit: ANSWER_DEADLINE };
+        let (response, connection) = answered.map_err(slow)?.map_err(bad_answer)?;
+        let visit = Visit { _connection: connection, _lease: lease, _place: place };
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return switch(response, client, visit, target.port);
+        }
+        Ok(stream(response, visit))
+    }
+}
+
+/// HTTP/1.1 inside, whatever the client speaks.
+async fn ask(
+    wire: Wire,
+    mut request: Request<Body>,
+    protocol: Option<HeaderValue>,
+) -> hyper::Result<(Response<Incoming>, AbortOnDropHandle<()>)> {
+    *request.version_mut() = Version::HTTP_11;
+    *request.uri_mut() = Uri::from(path(request.uri()));
+    let unknown_size =
+        !request.body().is_end_stream() && request.body().size_hint().exact().is_none();
+    let headers = request.headers_mut();
+    if unknown_size && !headers.contains_key(header::CONTENT_LENGTH) {
+        // Said here, because for GET it would not be assumed, and the body would be lost.
+        headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
+    let connection = match &protocol {
+        Some(_) => "upgrade",
+        None if headers.contains_key(header::TE) => "close, te",
+        None => "close",
+    };
+    headers.insert(header::CONNECTION, HeaderValue::from_static(connection));
+    if let Some(protocol) = protocol {
+        headers.insert(header::UPGRADE, protocol);
+    }
+    let (mut sender, connection) = http1::handshake(TokioIo::new(wire)).await?;
+    let connection = drive(connection.with_upgrades());
+    Ok((sender.send_request(request).await?, connection))
+}
+
+/// HTTP/2 with prior knowledge, for gRPC.
+async fn ask_http2(
+    wire: Wire,
+    mut request: Request<Body>,
+) -> hyper::Result<(Response<Incoming>, AbortOnDropHandle<()>)> {
+    // `:authority` says what Host says.
+    let host = request.headers_mut().remove(header::HOST);
+    let authority = host.as_ref().and_then(|host| host.to_str().ok()).unwrap_or("localhost");
+    let target =
+        Uri::builder().scheme("http").authority(authority).path_and_query(path(request.uri()));
+    *request.uri_mut() = target.build().unwrap_or_else(|_| Uri::from(path(request.uri())));
+    *request.version_mut() = Version::HTTP_2;
+    let (mut sender, connection) =
+        http2::handshake(TokioExecutor::new(), TokioIo::new(wire)).await?;
+    let connection = drive(connection);
+    Ok((sender.send_request(request).await?, connection))
+}
+
+fn path(uri: &Uri) -> PathAndQuery {
+    uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"))
+}
+
+fn drive(
+    connection: impl Future<Output = hyper::Result<()>> + Send + 'static,
+) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        // Whoever reads the response gets the error too.
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a connection inside broke");
+        }
+    }))
+}
+
+/// An ordinary answer.
+fn stream(mut response: Response<Incoming>, visit: Visit) -> Response<Body> {
+    let headers = response.headers_mut();
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        // A length beside an encoding is a lie that the client must not see.
+        headers.remove(header::CONTENT_LENGTH);
+    }
+    headers::strip(headers);
+    *response.version_mut() = Version::HTTP_11;
+    response.map(|inner| Streamed { inner, _visit: visit }.boxed_unsync())
+}
+
+/// An answer that ends HTTP on this connection: from now on bytes go both ways as they are.
+fn switch(
+    mut response: Response<Incoming>,
+    client: Option<OnUpgrade>,
+    visit: Visit,
+    port: NonZeroU16,
+) -> Result<Response<Body>, Error> {
+    let Some(client) = client else {
+        let source = "it switched protocols without being asked to".into();
+        return Err(Error::BadAnswer { port, source });
+    };
+    let inside = hyper::upgrade::on(&mut response);
+    tokio::spawn(async move {
+        let both = async { tokio::try_join!(client, inside) };
+        match timeout(UPGRADE_DEADLINE, both).await {
+            Ok(Ok((client, inside))) => tunnel(client, inside).await,
+            Ok(Err(error)) => tracing::debug!(%error, "an upgrade did not happen"),
+            Err(_) => tracing::debug!("an upgrade took too long"),
+        }
+        drop(visit);
+    });
+    let protocol = response.headers_mut().remove(header::UPGRADE);
+    let headers = response.headers_mut();
+    headers::strip(headers);
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    if let Some(protocol) = protocol {
+        headers.insert(header::UPGRADE, protocol);
+    }
+    Ok(response
+        .map(|_| http_body_util::Empty::new().map_err(|never| match never {}).boxed_unsync()))
+}
+
+async fn tunnel(client: Upgraded, inside: Upgraded) {
+    let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
+    let (from_inside, to_inside) = tokio::io::split(TokioIo::new(inside));
+    let mut inward = std::pin::pin!(pass(from_client, to_inside));
+    let mut outward = std::pin::pin!(pass(from_inside, to_client));
+    // Half-open connections are fine for a while, but not for ever: they hold a lease.
+    let _ = tokio::select! {
+        () = &mut inward => timeout(LINGER, outward).await,
+        () = &mut outward => timeout(LINGER, inward).await,
+    };
+}
+
+/// One direction. When it breaks, its other end learns by the end.
+async fn pass(mut from: ReadHalf<TokioIo<Upgraded>>, mut to: WriteHalf<TokioIo<Upgraded>>) {
+    if let Err(error) = tokio::io::copy(&mut from, &mut to).await {
+        tracing::trace!(%error, "an upgraded connection broke");
+    }
+    let _ = to.shutdown().await;
+}
+
+/// The body of an answer, which keeps the sandbox awake until its last byte.
+struct Streamed {
+    inner: Incoming,
+    _visit: Visit,
+}
+
+impl HttpBody for Streamed {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.inner).poll_frame(cx).map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

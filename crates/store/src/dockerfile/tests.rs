@@ -1,0 +1,238 @@
+use super::*;
+use proptest::prelude::*;
+
+fn steps(text: &str) -> Vec<Instruction> {
+    let file = Dockerfile::parse(&format!("FROM base\n{text}"), &BTreeMap::new()).unwrap();
+    let steps = file.steps(&[("PATH".to_owned(), "/bin".to_owned())]).unwrap();
+    steps.into_iter().map(|step| step.instruction).collect()
+}
+
+fn error(text: &str) -> String {
+    Dockerfile::parse(text, &BTreeMap::new()).unwrap_err().to_string()
+}
+
+fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
+    list.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
+fn shell(text: &str) -> Instruction {
+    Instruction::Run { command: Command::Shell(text.to_owned()), args: BTreeMap::new() }
+}
+
+fn exec(words: &[&str]) -> Command {
+    Command::Exec(words.iter().map(|word| (*word).to_owned()).collect())
+}
+
+#[test]
+fn a_usual_file_is_understood() {
+    let text = "# syntax=docker/dockerfile:1\n\
+        # A comment\n\
+        ARG VERSION=3\n\
+        FROM python:${VERSION} AS app\n\
+        \n\
+        workdir /app\n\
+        COPY --chown=1000:1000 --chmod=755 a.py b.py ./\n\
+        RUN pip install \\\n\
+        # in between\n\
+        \x20   flask && \\\n\
+        \x20   echo $HOME\n\
+        ENV A=1 B=\"two words\" C=three\\ words\n\
+        EXPOSE 80/tcp 443\n\
+        USER app\n\
+        HEALTHCHECK NONE\n\
+        ENTRYPOINT [\"python\", \"a.py\"]\n\
+        CMD serve --port 80\n";
+    let file = Dockerfile::parse(text, &BTreeMap::new()).unwrap();
+    assert_eq!(file.base(), "python:3");
+    let steps = file.steps(&[]).unwrap();
+    let copy = Copy {
+        sources: vec!["a.py".to_owned(), "b.py".to_owned()],
+        destination: "./".to_owned(),
+        chown: Some("1000:1000".to_owned()),
+        chmod: Some("755".to_owned()),
+    };
+    let expected = [
+        Instruction::Workdir("/app".to_owned()),
+        Instruction::Copy(copy),
+        shell("pip install     flask &&     echo $HOME"),
+        Instruction::Env(pairs(&[("A", "1"), ("B", "two words"), ("C", "three words")])),
+        Instruction::Expose(vec!["80/tcp".to_owned(), "443".to_owned()]),
+        Instruction::User("app".to_owned()),
+        Instruction::Ignored,
+        Instruction::Entrypoint(exec(&["python", "a.py"])),
+        Instruction::Cmd(Command::Shell("serve --port 80".to_owned())),
+    ];
+    let found: Vec<_> = steps.iter().map(|step| step.instruction.clone()).collect();
+    assert_eq!(found, expected);
+    let lines: Vec<_> = steps.iter().map(|step| step.line).collect();
+    assert_eq!(lines, [6, 7, 8, 12, 13, 14, 15, 16, 17]);
+}
+
+#[test]
+fn variables_of_the_base_image_and_of_the_file_are_replaced() {
+    let found = steps(
+        "ENV PATH=/app:$PATH NAME=web\n\
+         ENV GREETING=\"${NAME}-${MISSING:-none}-${NAME:+set}-${MISSING:+set}\" RAW='$NAME' E=\\$NAME\n\
+         WORKDIR /srv/${NAME}\n\
+         LABEL name=$NAME",
+    );
+    assert_eq!(found[0], Instruction::Env(pairs(&[("PATH", "/app:/bin"), ("NAME", "web")])));
+    let env = pairs(&[("GREETING", "web-none-set-"), ("RAW", "$NAME"), ("E", "$NAME")]);
+    assert_eq!(found[1], Instruction::Env(env));
+    assert_eq!(found[2], Instruction::Workdir("/srv/web".to_owned()));
+    assert_eq!(found[3], Instruction::Label(pairs(&[("name", "web")])));
+}
+
+#[test]
+fn the_old_form_of_env_takes_the_rest_of_the_line() {
+    let found = steps("ENV TITLE A long = title");
+    assert_eq!(found, [Instruction::Env(pairs(&[("TITLE", "A long = title")]))]);
+}
+
+#[test]
+fn build_arguments_are_seen_by_commands_until_a_variable_hides_them() {
+    let given = BTreeMap::from([("A".to_owned(), "given".to_owned())]);
+    let text = "ARG G=global\nFROM base\nARG A=default\nARG B=b-$A\nARG C\nARG G\nRUN one\n\
+        ENV A=env\nRUN two";
+    let file = Dockerfile::parse(text, &given).unwrap();
+    let args: Vec<_> = file
+        .steps(&[])
+        .unwrap()
+        .into_iter()
+        .filter_map(|step| {
+            let Instruction::Run { args, .. } = step.instruction else { return None };
+            Some(args.into_iter().collect::<Vec<_>>())
+        })
+        .collect();
+    assert_eq!(args[0], pairs(&[("A", "given"), ("B", "b-given"), ("G", "global")]));
+    assert_eq!(args[1], pairs(&[("B", "b-given"), ("G", "global")]));
+}
+
+#[test]
+fn commands_keep_their_variables_for_the_shell() {
+    let found = steps("RUN echo \"$PATH\" 'a  b' \\$x");
+    assert_eq!(found, [shell("echo \"$PATH\" 'a  b' \\$x")]);
+}
+
+#[test]
+fn another_shell_is_used_from_its_line_on() {
+    let found = steps("SHELL [\"/bin/bash\", \"-c\"]\nRUN echo hi");
+    let command = exec(&["/bin/bash", "-c", "echo hi"]);
+    assert_eq!(found, [Instruction::Run { command, args: BTreeMap::new() }]);
+}
+
+#[test]
+fn the_escape_character_can_be_a_backtick() {
+    let text = "# escape=`\nFROM base\nRUN dir `\nc:\\\nWORKDIR c:\\app";
+    let file = Dockerfile::parse(text, &BTreeMap::new()).unwrap();
+    let found: Vec<_> = file.steps(&[]).unwrap().into_iter().map(|s| s.instruction).collect();
+    assert_eq!(found, [shell("dir c:\\"), Instruction::Workdir("c:\\app".to_owned())]);
+}
+
+#[test]
+fn copy_can_be_a_list_for_names_with_spaces() {
+    let found = steps("COPY [\"my file\", \"/to here/\"]");
+    let Instruction::Copy(copy) = &found[0] else { panic!("{found:?}") };
+    assert_eq!((copy.sources[0].as_str(), copy.destination.as_str()), ("my file", "/to here/"));
+}
+
+#[test]
+fn what_is_not_supported_is_refused_with_its_line() {
+    let cases = [
+        ("", "line 1", "no FROM"),
+        ("RUN x\nFROM a", "line 1", "RUN comes before FROM"),
+        ("FROM a\nFROM b", "line 2", "several stages"),
+        ("FROM a\n\nCOPY --from=x a b", "line 3", "several stages"),
+        ("FROM a\nADD https://example.test/x /x", "line 2", "does not download"),
+        ("FROM a\nRUN <<EOF\necho\nEOF", "line 2", "here-documents"),
+        ("FROM a\nCOPY <<-'EOF' /x\nEOF", "line 2", "here-documents"),
+        ("FROM a\nRUN --mount=type=cache,target=/x y", "line 2", "RUN --mount is not supported"),
+        ("FROM a\nFLY", "line 2", "\"FLY\" is no instruction"),
+        ("FROM a\nONBUILD RUN x", "line 2", "ONBUILD"),
+        ("FROM a\nCOPY a", "line 2", "where to"),
+        ("FROM a\nCOPY --chmod=rwx a b", "line 2", "no mode"),
+        ("FROM a\nCOPY --wild a b", "line 2", "--wild is not supported"),
+        ("FROM a\nENV", "line 2", "ENV needs"),
+        ("FROM a\nENV A", "line 2", "needs a value"),
+        ("FROM a\nENV A=1 B", "line 2", "has no value"),
+        ("FROM a\nENV =x", "line 2", "no name"),
+        ("FROM a\nENV A=\"x", "line 2", "quote"),
+        ("FROM a\nENV A=${B", "line 2", "not supported"),
+        ("FROM a\nENV A=${B?x}", "line 2", "not supported"),
+        ("FROM a\nWORKDIR $NOTHING", "line 2", "WORKDIR needs"),
+        ("FROM a\nARG 1x=2", "line 2", "no name"),
+        ("FROM a\nRUN []", "line 2", "RUN needs"),
+        ("FROM a\nRUN", "line 2", "RUN needs"),
+        ("FROM --platform=plan9/mips a", "line 1", "platform"),
+        ("FROM $X", "line 1", "names no image"),
+        ("FROM a b c d", "line 1", "FROM needs"),
+        ("# escape=x\nFROM a", "line 1", "escape"),
+    ];
+    for (text, line, why) in cases {
+        let error = error(text);
+        assert!(error.starts_with(line) && error.contains(why), "{text:?}: {error}");
+    }
+}
+
+#[test]
+fn a_value_that_doubles_itself_is_stopped() {
+    let mut text = "FROM a\nENV A=0123456789abcdef\n".to_owned();
+    text.push_str(&"ENV A=$A$A\n".repeat(60));
+    assert!(error(&text).contains("longer than"));
+    let deep = format!("FROM a\nENV A={}", "${B:-".repeat(5000));
+    assert!(error(&deep).contains("too deep"));
+    assert!(error(&"#".repeat(TEXT_MAX + 1)).contains("more than"));
+}
+
+fn fragments() -> impl Strategy<Value = String> {
+    let fragment = prop_oneof![
+        Just("FROM a\n"),
+        Just("RUN "),
+        Just("ENV "),
+        Just("COPY "),
+        Just("ADD "),
+        Just("ARG "),
+        Just("LABEL "),
+        Just("\n"),
+        Just("\\\n"),
+        Just("\\"),
+        Just("\""),
+        Just("'"),
+        Just("$"),
+        Just("${"),
+        Just("}"),
+        Just(":-"),
+        Just("="),
+        Just("["),
+        Just("]"),
+        Just("a"),
+        Just(" "),
+        Just("--"),
+        Just("#"),
+        Just("escape=`"),
+        Just("ä"),
+        Just("<<"),
+        Just("\0"),
+        Just("SHELL "),
+    ];
+    proptest::collection::vec(fragment, 0..40).prop_map(|parts| parts.concat())
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_it_panic(text in "\\PC*") {
+        let _ = Dockerfile::parse(&text, &BTreeMap::new());
+        let _ = Dockerfile::parse(&format!("FROM a\n{text}"), &BTreeMap::new());
+    }
+
+    #[test]
+    fn no_combination_of_its_own_words_makes_it_panic(text in fragments()) {
+        let _ = Dockerfile::parse(&format!("FROM a\n{text}"), &BTreeMap::new());
+    }
+
+    #[test]
+    fn a_quoted_value_arrives_as_it_is(value in "[a-zA-Z0-9 .,:/=#-]{0,40}") {
+        let found = steps(&format!("ENV A='{value}' B=\"{value}\""));
+        prop_assert_eq!(&found[0], &Instruction::Env(pairs(&[("A", &value), ("B", &value)])));
+    }
+}

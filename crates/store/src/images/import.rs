@@ -1,0 +1,287 @@
+//! Imports: from a source, through a staged tree, to a committed image.
+
+use std::fs::File;
+use std::io::{BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+use torpor_lifecycle::store::StoreError;
+use torpor_protocol::ImageId;
+
+use super::blobs::Blobs;
+use super::erofs::{Expected, measure, pack};
+use super::layer::Role;
+use super::limits::Budget;
+use super::tree::{TREE_DIR, Tree, unreadable};
+use super::{
+    Image, ImageConfig, ImageName, Images, OnProgress, Progress, Step, blocking, describe,
+    directory, layer, layered, reader, stream,
+};
+use crate::files;
+use crate::layout::Stage;
+use crate::ledger::ImageRow;
+
+/// Name of the directory that is renamed to become the image.
+const PACKED_DIR: &str = "packed";
+/// Name of the file that an archive is spooled to.
+const ARCHIVE_FILE: &str = "archive";
+/// Read from a source at a time.
+const BUFFER: usize = 256 * 1024;
+
+impl Images {
+    /// Imports a root filesystem from a directory of the host.
+    pub async fn import_directory(
+        &self,
+        name: Option<&ImageName>,
+        dir: PathBuf,
+        config: ImageConfig,
+        progress: OnProgress,
+    ) -> Result<Image, StoreError> {
+        let fill = move |tree: &mut Tree, _: &Path| {
+            directory::unpack(&dir, tree)?;
+            Ok(config)
+        };
+        self.import_with(name, progress, fill).await
+    }
+
+    /// Imports what is at a path of the host: a root filesystem as directory or tar, a `docker save`
+    /// archive, or an OCI layout as directory or tar; plain or gzip.
+    pub async fn import_path(
+        &self,
+        name: Option<&ImageName>,
+        path: PathBuf,
+        progress: OnProgress,
+    ) -> Result<Image, StoreError> {
+        let tell = progress.clone();
+        let fill = move |tree: &mut Tree, stage: &Path| {
+            let cant =
+                |error| StoreError::Invalid(format!("{} can't be opened: {error}", path.display()));
+            if !path.metadata().map_err(cant)?.is_dir() {
+                let file = File::open(&path).map_err(cant)?;
+                return archive(&mut BufReader::with_capacity(BUFFER, file), stage, tree, &tell);
+            }
+            let blobs = Blobs::dir(&path)?;
+            match layered::detect(&blobs) {
+                Some(format) => layered::unpack(&blobs, format, tree, &tell),
+                None => directory::unpack(&path, tree).map(|()| ImageConfig::default()),
+            }
+        };
+        self.import_with(name, progress, fill).await
+    }
+
+    /// Imports an archive of any supported kind from a stream, through a file in the stage.
+    pub async fn import_stream(
+        &self,
+        name: Option<&ImageName>,
+        mut reader: impl Read + Send + 'static,
+        progress: OnProgress,
+    ) -> Result<Image, StoreError> {
+        let tell = progress.clone();
+        let fill = move |tree: &mut Tree, stage: &Path| archive(&mut reader, stage, tree, &tell);
+        self.import_with(name, progress, fill).await
+    }
+
+    /// Imports a root filesystem from a tar stream, plain or gzip, as it comes.
+    pub async fn import_tar_stream(
+        &self,
+        name: Option<&ImageName>,
+        reader: impl Read + Send + 'static,
+        config: ImageConfig,
+        progress: OnProgress,
+    ) -> Result<Image, StoreError> {
+        let tell = progress.clone();
+        let fill = move |tree: &mut Tree, _: &Path| {
+            let limits = tree.budget.limits;
+            layer::apply(stream::plain(reader, &limits)?, Role::Root, tree, &tell)?;
+            Ok(config)
+        };
+        self.import_with(name, progress, fill).await
+    }
+
+    /// Stages a tree with `fill`, which also says what the image is configured to be and may use
+    /// the directory for files of its own; then commits it.
+    pub(crate) async fn import_with(
+        &self,
+        name: Option<&ImageName>,
+        progress: OnProgress,
+        fill: impl FnOnce(&mut Tree, &Path) -> Result<ImageConfig, StoreError> + Send + 'static,
+    ) -> Result<Image, StoreError> {
+        let stage = self.shared.layout.stage()?;
+        let (limits, agent) = (self.shared.limits, self.shared.agent);
+        progress(Progress::step(Step::Unpacking));
+        let (stage, config, id) = blocking(move || {
+            let mut tree = Tree::create(&stage.path().join(TREE_DIR), Budget::new(limits))?;
+            let config = fill(&mut tree, stage.path())?;
+            let id = complete(&mut tree, &stage, &config, agent)?;
+            Ok((stage, config, id))
+        })
+        .await?;
+        progress(Progress::step(Step::Packing));
+        self.commit(stage, id, config, name).await
+    }
+
+    /// Commits a finished tree. If the image is there already and sound, only the name is new.
+    async fn commit(
+        &self,
+        stage: Stage,
+        id: ImageId,
+        config: ImageConfig,
+        name: Option<&ImageName>,
+    ) -> Result<Image, StoreError> {
+        let name = name.map(ImageName::as_str);
+        if let Some(row) = self.shared.ledger.image(&id).await?
+            && self.check(&row, Expected::verify).await.is_ok()
+        {
+            // A removal may have come in between; then the name has nothing to stand for.
+            let named = match name {
+                Some(name) => self.shared.ledger.name_image(name, &id).await,
+                None => Ok(()),
+            };
+            match named {
+                Err(StoreError::NoSuchImage(_)) => {}
+                Err(error) => return Err(error),
+                Ok(()) => return self.inspect(id.as_str()).await,
+            }
+        }
+        let row = self.pack_stage(&stage, id, config).await?;
+        self.install(stage, &row, name).await?;
+        self.inspect(row.id.as_str()).await
+    }
+
+    /// Gives an image the present agent: same id, another root file. Machines that run from the old
+    /// file keep it open.
+    pub(super) async fn renew(&self, old: ImageRow) -> Result<ImageRow, StoreError> {
+        tracing::info!(image = %old.id, "giving an image the present agent");
+        let stage = self.shared.layout.stage()?;
+        let (from, agent) = (self.path_of(&old), self.shared.agent);
+        // It was within limits once; a few entries of ours must not make it too large now.
+        let limits = super::Limits { bytes: u64::MAX, entries: u64::MAX, ..self.shared.limits };
+        let config = old.config.clone();
+        let (stage, id) = blocking(move || {
+            let mut tree = Tree::create(&stage.path().join(TREE_DIR), Budget::new(limits))?;
+            reader::unpack(&from, &mut tree)?;
+            let id = complete(&mut tree, &stage, &config, agent)?;
+            Ok((stage, id))
+        })
+        .await?;
+        if id != old.id {
+            return Err(StoreError::CorruptImage {
+                id: old.id.to_string(),
+                detail: format!("the tree in {} is that of {id}", self.path_of(&old).display()),
+            });
+        }
+        let row = self.pack_stage(&stage, id, old.config).await?;
+        let row = ImageRow { created_at_ms: old.created_at_ms, ..row };
+        self.install(stage, &row, None).await?;
+        Ok(row)
+    }
+
+    /// Makes the root file, still in the stage.
+    async fn pack_stage(
+        &self,
+        stage: &Stage,
+        id: ImageId,
+        config: ImageConfig,
+    ) -> Result<ImageRow, StoreError> {
+        let dir = stage.path().join(PACKED_DIR);
+        std::fs::create_dir(&dir).map_err(files::failed("create a staging directory"))?;
+        let agent_hash = self.shared.agent_hash.clone();
+        // Another agent is another file, so that the ledger always names a file that is right.
+        let file = format!("{}.erofs", &agent_hash[..16]);
+        let path = dir.join(&file);
+        pack(&stage.path().join(TREE_DIR), &path).await?;
+        let (file_bytes, file_hash) = blocking(move || {
+            let measured = measure(&path).map_err(files::failed("read the packed image"))?;
+            files::sync_dir(&dir).map_err(files::failed("write the image to disk"))?;
+            Ok(measured)
+        })
+        .await?;
+        let row =
+            ImageRow { id, config, file, file_bytes, file_hash, agent_hash, created_at_ms: 0 };
+        Ok(row.created_now())
+    }
+
+    /// Moves the root file to its place and records it, in this order: a crash in between leaves a
+    /// file that nobody refers to.
+    async fn install(
+        &self,
+        stage: Stage,
+        row: &ImageRow,
+        name: Option<&str>,
+    ) -> Result<(), StoreError> {
+        let _turn = self.shared.commit.lock().await;
+        let (images, dir) = (self.shared.layout.images(), self.shared.layout.image(&row.id));
+        let file = row.file.clone();
+        blocking(move || {
+            let packed = stage.path().join(PACKED_DIR);
+            place(&packed, &file, &dir, &images)
+                .map_err(files::failed("move an image to its place"))
+        })
+        .await?;
+        self.shared.ledger.commit_image(row, name).await?;
+        let (dir, keep) = (self.shared.layout.image(&row.id), self.path_of(row));
+        blocking(move || {
+            for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+                if entry.path() != keep {
+                    super::discard(&entry.path());
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// Unpacks an archive of a kind that is only known once all of it is there: `docker save` writes its
+/// manifest last.
+fn archive(
+    input: &mut dyn Read,
+    stage: &Path,
+    tree: &mut Tree,
+    progress: &OnProgress,
+) -> Result<ImageConfig, StoreError> {
+    let limits = tree.budget.limits;
+    let path = stage.join(ARCHIVE_FILE);
+    let file = File::create_new(&path).map_err(files::failed("create a staging file"))?;
+    spool(&mut stream::plain(input, &limits)?, file)?;
+    let open = || File::open(&path).map_err(files::failed("open a staging file"));
+    let blobs = Blobs::tar(open()?, &mut Budget::new(limits))?;
+    if let Some(format) = layered::detect(&blobs) {
+        return layered::unpack(&blobs, format, tree, progress);
+    }
+    layer::apply(BufReader::with_capacity(BUFFER, open()?), Role::Root, tree, progress)?;
+    Ok(ImageConfig::default())
+}
+
+fn spool(input: &mut dyn Read, mut file: File) -> Result<(), StoreError> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let count = input.read(&mut buffer).map_err(unreadable)?;
+        if count == 0 {
+            return Ok(());
+        }
+        file.write_all(&buffer[..count]).map_err(files::failed("write a staging file"))?;
+    }
+}
+
+/// The rest of a tree once its source is in it; gives its id.
+fn complete(
+    tree: &mut Tree,
+    stage: &Stage,
+    config: &ImageConfig,
+    agent: &[u8],
+) -> Result<ImageId, StoreError> {
+    tree.finish()?;
+    let id = describe::image_id(&stage.path().join(TREE_DIR), config)?;
+    tree.add_agent(agent)?;
+    Ok(id)
+}
+
+/// `dir` may be there: from a crash, with a corrupt file, or with the file for another agent.
+fn place(packed: &Path, file: &str, dir: &Path, images: &Path) -> std::io::Result<()> {
+    if dir.exists() {
+        std::fs::rename(packed.join(file), dir.join(file))?;
+        return files::sync_dir(dir);
+    }
+    std::fs::rename(packed, dir)?;
+    files::sync_dir(images)
+}

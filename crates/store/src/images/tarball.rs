@@ -1,0 +1,276 @@
+//! A tar archive, entry by entry. Nothing is unpacked here.
+//!
+//! Headers are taken apart by the `tar` crate; what stands between them is read here, because an
+//! extended header can claim any size and must not be read into memory before that is looked at.
+//! Understood: ustar, GNU long names, PAX (path, link, size, owner, time).
+
+use std::io::{self, Read};
+
+use tar::{EntryType, Header, PaxExtensions};
+use torpor_lifecycle::store::StoreError;
+
+use super::path::refused;
+use super::tree::{Meta, unreadable};
+
+const BLOCK: u64 = 512;
+/// Largest extended header: the longest path many times over.
+const EXTENDED_MAX: u64 = 1024 * 1024;
+
+/// What an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryKind {
+    File,
+    Dir,
+    Symlink,
+    Hardlink,
+    /// Devices and FIFOs, which no image needs.
+    Special,
+}
+
+/// One entry; its content is read with [`Tarball::body`] before the next one.
+#[derive(Debug)]
+pub struct Entry {
+    pub path: Vec<u8>,
+    pub link: Vec<u8>,
+    pub kind: EntryKind,
+    pub meta: Meta,
+    pub size: u64,
+    /// Where the content starts in the archive.
+    pub at: u64,
+}
+
+pub struct Tarball<R> {
+    input: R,
+    at: u64,
+    /// Content of the present entry that was not read yet, and the padding after it.
+    left: u64,
+    padding: u64,
+}
+
+/// What extended headers say about the entry after them.
+#[derive(Default)]
+struct Extended {
+    path: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    size: Option<u64>,
+    uid: Option<u64>,
+    gid: Option<u64>,
+    mtime: Option<i64>,
+}
+
+impl<R: Read> Tarball<R> {
+    pub fn new(input: R) -> Self {
+        Self { input, at: 0, left: 0, padding: 0 }
+    }
+
+    /// The next entry; `None` at the end.
+    pub fn next(&mut self) -> Result<Option<Entry>, StoreError> {
+        let mut extended = Extended::default();
+        loop {
+            let Some(header) = self.header()? else { return Ok(None) };
+            let kind = header.entry_type();
+            let size = header.entry_size().map_err(unreadable)?;
+            if kind.is_pax_local_extensions() {
+                let text = self.extended(size)?;
+                extended.read_pax(&text)?;
+            } else if kind.is_gnu_longname() {
+                extended.path = Some(until_nul(self.extended(size)?));
+            } else if kind.is_gnu_longlink() {
+                extended.link = Some(until_nul(self.extended(size)?));
+            } else if kind.is_pax_global_extensions() || kind.as_byte() == b'V' {
+                self.extended(size)?;
+            } else {
+                return self.entry(&header, size, extended).map(Some);
+            }
+        }
+    }
+
+    /// The content of the present entry.
+    pub fn body(&mut self) -> Body<'_, R> {
+        Body { tarball: self }
+    }
+
+    /// Passes over the content of the present entry by moving in the input.
+    pub(crate) fn skip_body(&mut self, skip: impl FnOnce(&mut R, u64)) {
+        let left = std::mem::take(&mut self.left);
+        skip(&mut self.input, left);
+        self.at += left;
+    }
+
+    /// The rest of the input, for whoever hashes it.
+    pub(crate) fn into_inner(self) -> R {
+        self.input
+    }
+
+    #[expect(clippy::wildcard_enum_match_arm, reason = "tar has types nobody has heard of")]
+    fn entry(
+        &mut self,
+        header: &Header,
+        size: u64,
+        extended: Extended,
+    ) -> Result<Entry, StoreError> {
+        let path = extended.path.unwrap_or_else(|| header.path_bytes().into_owned());
+        let kind = match header.entry_type() {
+            EntryType::Regular | EntryType::Continuous if path.ends_with(b"/") => EntryKind::Dir,
+            EntryType::Regular | EntryType::Continuous => EntryKind::File,
+            EntryType::Directory => EntryKind::Dir,
+            EntryType::Symlink => EntryKind::Symlink,
+            EntryType::Link => EntryKind::Hardlink,
+            EntryType::Char | EntryType::Block | EntryType::Fifo => EntryKind::Special,
+            EntryType::GNUSparse => return Err(refused(&path, "sparse files are not supported")),
+            other => {
+                let kind = char::from(other.as_byte());
+                return Err(refused(&path, &format!("its type {kind:?} is not known")));
+            }
+        };
+        let link = extended.link.or_else(|| header.link_name_bytes().map(|link| link.into_owned()));
+        let owner = |id: Option<u64>, own: io::Result<u64>| {
+            let id = id.map_or(own, Ok).map_err(unreadable)?;
+            u32::try_from(id).map_err(|_| refused(&path, "its owner is out of range"))
+        };
+        let mtime = extended.mtime.or_else(|| i64::try_from(header.mtime().ok()?).ok());
+        let meta = Meta {
+            mode: header.mode().map_err(unreadable)? & 0o7777,
+            uid: owner(extended.uid, header.uid())?,
+            gid: owner(extended.gid, header.gid())?,
+            mtime: mtime.unwrap_or(0),
+        };
+        // Only files have content; some programs note a size for links and directories too.
+        let size = if kind == EntryKind::File { extended.size.unwrap_or(size) } else { 0 };
+        self.expect_body(size);
+        Ok(Entry { path, link: link.unwrap_or_default(), kind, meta, size, at: self.at })
+    }
+
+    fn header(&mut self) -> Result<Option<Header>, StoreError> {
+        self.skip_rest()?;
+        let mut header = Header::new_old();
+        let bytes = header.as_mut_bytes();
+        let count = read_full(&mut self.input, bytes).map_err(unreadable)?;
+        self.at += count as u64;
+        // Two blocks of zeros end an archive; one, or nothing at all, is what careless tools write.
+        if count == 0 || bytes.iter().all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        if count < bytes.len() {
+            return Err(truncated());
+        }
+        let sum = checksum(bytes);
+        if header.cksum().ok() != Some(sum) {
+            return Err(StoreError::Invalid(
+                "the archive is no tar archive, or damaged: a header has a wrong checksum".into(),
+            ));
+        }
+        Ok(Some(header))
+    }
+
+    fn extended(&mut self, size: u64) -> Result<Vec<u8>, StoreError> {
+        if size > EXTENDED_MAX {
+            return Err(StoreError::Invalid(format!(
+                "the archive has an extended header of {size} bytes, allowed are {EXTENDED_MAX}"
+            )));
+        }
+        self.expect_body(size);
+        let mut text = Vec::new();
+        self.body().read_to_end(&mut text).map_err(unreadable)?;
+        Ok(text)
+    }
+
+    fn expect_body(&mut self, size: u64) {
+        self.left = size;
+        self.padding = (BLOCK - size % BLOCK) % BLOCK;
+    }
+
+    fn skip_rest(&mut self) -> Result<(), StoreError> {
+        io::copy(&mut self.body(), &mut io::sink()).map_err(unreadable)?;
+        let padding = std::mem::take(&mut self.padding);
+        let skipped = io::copy(&mut self.input.by_ref().take(padding), &mut io::sink());
+        self.at += padding;
+        // Some tools leave the padding of the very last entry away.
+        skipped.map(drop).map_err(unreadable)
+    }
+}
+
+impl Extended {
+    fn read_pax(&mut self, text: &[u8]) -> Result<(), StoreError> {
+        let bad = || StoreError::Invalid("the archive has a damaged extended header".to_owned());
+        for pair in PaxExtensions::new(text) {
+            let pair = pair.map_err(|_| bad())?;
+            let (key, value) = (pair.key_bytes(), pair.value_bytes());
+            let number = || {
+                let text = std::str::from_utf8(value).ok();
+                text.and_then(|text| text.parse::<u64>().ok()).ok_or_else(bad)
+            };
+            match key {
+                b"path" => self.path = Some(value.to_vec()),
+                b"linkpath" => self.link = Some(value.to_vec()),
+                b"size" => self.size = Some(number()?),
+                b"uid" => self.uid = Some(number()?),
+                b"gid" => self.gid = Some(number()?),
+                b"mtime" => self.mtime = Some(seconds(value).ok_or_else(bad)?),
+                key if key.starts_with(b"GNU.sparse.") => {
+                    return Err(StoreError::Invalid(
+                        "the archive has sparse files, which are not supported".to_owned(),
+                    ));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The content of one entry.
+pub struct Body<'a, R> {
+    tarball: &'a mut Tarball<R>,
+}
+
+impl<R: Read> Read for Body<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = usize::try_from(self.tarball.left).unwrap_or(usize::MAX).min(buffer.len());
+        if most == 0 {
+            return Ok(0);
+        }
+        let count = self.tarball.input.read(&mut buffer[..most])?;
+        if count == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the archive is cut off"));
+        }
+        self.tarball.left -= count as u64;
+        self.tarball.at += count as u64;
+        Ok(count)
+    }
+}
+
+fn read_full(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match input.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+/// The sum of a header's bytes, its own place counted as spaces.
+fn checksum(bytes: &[u8]) -> u32 {
+    let own = 148..156;
+    let value = |(at, byte): (usize, &u8)| if own.contains(&at) { 32 } else { u32::from(*byte) };
+    bytes.iter().enumerate().map(value).sum()
+}
+
+/// Whole seconds of a time like `1700000000.25` or `-5`.
+fn seconds(value: &[u8]) -> Option<i64> {
+    std::str::from_utf8(value).ok()?.split('.').next()?.parse().ok()
+}
+
+fn until_nul(mut text: Vec<u8>) -> Vec<u8> {
+    let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+    text.truncate(end);
+    text
+}
+
+fn truncated() -> StoreError {
+    StoreError::Invalid("the archive is cut off".to_owned())
+}

@@ -1,0 +1,119 @@
+//! What survives: a writer killed at any instant, a newer program's database.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use torpor_lifecycle::store::{Ledger as _, StoreError};
+use torpor_store::{Layout, Ledger, Limits};
+
+use crate::world::{AGENT, World, record, sample};
+
+/// Set for the process that plays the daemon.
+const WRITER_DIR: &str = "TORPOR_TEST_WRITER_DIR";
+/// Acknowledged rows before the writer is killed.
+const ACKNOWLEDGED: usize = 40;
+
+struct Writer(Child);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Not a test of its own: the other process of the one below, which writes until it is killed and
+/// says what was acknowledged.
+#[tokio::test]
+async fn writer_process() {
+    let Some(dir) = std::env::var_os(WRITER_DIR) else { return };
+    let layout = Layout::open(dir.as_ref()).unwrap();
+    let ledger = Ledger::open(&layout).await.unwrap();
+    let image = std::env::var("TORPOR_TEST_IMAGE").unwrap().parse().unwrap();
+    loop {
+        let record = record(&image, None);
+        ledger.record(&record).await.unwrap();
+        println!("\nacknowledged {}", record.id);
+    }
+}
+
+#[tokio::test]
+async fn every_acknowledged_row_survives_a_killed_writer() {
+    let source = tempfile::tempdir().unwrap();
+    sample(source.path());
+    let mut world = World::new().await;
+    let image = world.import_dir("sample", source.path()).await.unwrap();
+    let mut acknowledged = Vec::new();
+    for _ in 0..3 {
+        let closed = world.close().await;
+        acknowledged.extend(kill_a_writer(&closed.dir, image.id.as_str()));
+        world = closed.open(AGENT).await;
+        let found = world.ledger.all().await.unwrap();
+        for id in &acknowledged {
+            assert!(found.iter().any(|record| record.id.as_str() == id), "{id} is lost");
+        }
+    }
+}
+
+fn kill_a_writer(dir: &std::path::Path, image: &str) -> Vec<String> {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "crash::writer_process", "--nocapture"])
+        .env(WRITER_DIR, dir)
+        .env("TORPOR_TEST_IMAGE", image)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut writer = Writer(child);
+    let lines = BufReader::new(writer.0.stdout.take().unwrap()).lines();
+    let mut found = Vec::new();
+    for line in lines.map_while(Result::ok) {
+        if let Some(id) = line.strip_prefix("acknowledged ") {
+            found.push(id.to_owned());
+        }
+        if found.len() == ACKNOWLEDGED {
+            writer.0.kill().unwrap();
+        }
+    }
+    assert!(found.len() >= ACKNOWLEDGED, "the writer said {} rows", found.len());
+    found
+}
+
+#[tokio::test]
+async fn a_database_of_a_newer_program_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let world = World::open(&data, AGENT, Limits::default()).await.unwrap();
+    world.ledger.close().await;
+    drop(world);
+    let sql = "INSERT INTO _sqlx_migrations VALUES (9999, 'future', '2030-01-01', 1, x'00', 1)";
+    sqlite(&data.join("ledger.db"), sql).await;
+    let Err(error) = World::open(&data, AGENT, Limits::default()).await else {
+        panic!("it was opened")
+    };
+    assert!(matches!(error, StoreError::Invalid(_)), "{error:?}");
+    assert!(error.to_string().contains("newer torpor (it has migration 9999)"), "{error}");
+    sqlite(&data.join("ledger.db"), "DELETE FROM _sqlx_migrations WHERE version = 9999").await;
+    World::open(&data, AGENT, Limits::default()).await.unwrap();
+}
+
+async fn sqlite(path: &std::path::Path, sql: &'static str) {
+    use sqlx::Connection;
+    let url = format!("sqlite:{}", path.display());
+    let mut connection = sqlx::SqliteConnection::connect(&url).await.unwrap();
+    sqlx::query(sql).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_database_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    drop(Layout::open(&data).unwrap());
+    std::fs::write(data.join("ledger.db"), "this is no database, it is a letter".repeat(100))
+        .unwrap();
+    let Err(error) = World::open(&data, AGENT, Limits::default()).await else {
+        panic!("it was opened")
+    };
+    assert!(error.to_string().contains("could not open the ledger"), "{error}");
+}

@@ -1,0 +1,123 @@
+//! A full disk is called a full disk, loses nothing that was acknowledged, and passes.
+
+use std::path::{Path, PathBuf};
+
+use torpor_lifecycle::store::{Ledger as _, StoreError};
+use torpor_store::Limits;
+
+use crate::world::{AGENT, World, record, sample};
+
+/// A small filesystem that goes away with this value.
+struct SmallDisk {
+    dir: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    fn mount(kib: u32) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let options = format!("size={kib}k,mode=700");
+        let status = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &options, "torpor-test"])
+            .arg(dir.path())
+            .status()
+            .unwrap();
+        assert!(status.success());
+        Self { dir }
+    }
+
+    fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    /// Leaves no byte free.
+    fn fill(&self) -> PathBuf {
+        let path = self.dir.path().join("filler");
+        let mut file = std::fs::File::create(&path).unwrap();
+        let full = std::io::copy(&mut std::io::repeat(1), &mut file).unwrap_err();
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+        path
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(self.dir.path()).status();
+    }
+}
+
+async fn open(disk: &SmallDisk) -> Result<World, StoreError> {
+    World::open(&disk.data(), AGENT, Limits::default()).await
+}
+
+fn big(dir: &Path, bytes: usize) {
+    sample(dir);
+    std::fs::write(dir.join("big"), vec![3; bytes]).unwrap();
+}
+
+#[tokio::test]
+async fn an_import_that_does_not_fit_says_so_and_leaves_nothing() {
+    let disk = SmallDisk::mount(8 * 1024);
+    let world = open(&disk).await.unwrap();
+    // Too large to stage; and small enough to stage but not to pack as well.
+    for bytes in [12 << 20, 6 << 20] {
+        let source = tempfile::tempdir().unwrap();
+        big(source.path(), bytes);
+        let error = world.import_dir("big", source.path()).await.unwrap_err();
+        assert!(matches!(error, StoreError::DiskFull(_)), "{bytes}: {error:?}");
+        assert_eq!(world.leftovers(), (vec![], vec![]));
+    }
+    let source = tempfile::tempdir().unwrap();
+    sample(source.path());
+    world.import_dir("small", source.path()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_ledger_on_a_full_disk_refuses_writes_and_keeps_what_it_has() {
+    let disk = SmallDisk::mount(8 * 1024);
+    let world = open(&disk).await.unwrap();
+    let source = tempfile::tempdir().unwrap();
+    sample(source.path());
+    let image = world.import_dir("sample", source.path()).await.unwrap();
+    let filler = disk.fill();
+    let mut kept = Vec::new();
+    let error = loop {
+        let record = record(&image.id, None);
+        match world.ledger.record(&record).await {
+            Ok(()) => kept.push(record.id),
+            Err(error) => break error,
+        }
+        assert!(kept.len() < 100_000, "the disk never became full");
+    };
+    assert!(matches!(error, StoreError::DiskFull(_)), "{error:?}");
+    let found = world.ledger.all().await.unwrap();
+    assert_eq!(found.len(), kept.len());
+    // With room again it goes on, without a restart.
+    std::fs::remove_file(filler).unwrap();
+    world.ledger.record(&record(&image.id, None)).await.unwrap();
+    world.ledger.close().await;
+    drop(world);
+    let world = open(&disk).await.unwrap();
+    assert_eq!(world.ledger.all().await.unwrap().len(), kept.len() + 1);
+}
+
+#[tokio::test]
+async fn a_data_directory_on_a_full_disk_is_called_that() {
+    let disk = SmallDisk::mount(256);
+    disk.fill();
+    let Err(error) = open(&disk).await else { panic!("it was opened") };
+    assert!(matches!(error, StoreError::DiskFull(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_written_is_refused() {
+    let disk = SmallDisk::mount(1024);
+    std::fs::create_dir(disk.data()).unwrap();
+    let status = std::process::Command::new("mount")
+        .args(["-o", "remount,ro"])
+        .arg(disk.dir.path())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let Err(error) = open(&disk).await else { panic!("it was opened") };
+    assert!(error.to_string().contains("can't be written: Read-only"), "{error}");
+}

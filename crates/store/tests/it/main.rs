@@ -1,0 +1,11 @@
+//! The store from outside, on a real disk, with the real tools.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't be set up has failed")]
+
+mod archives;
+mod base_image;
+mod commit;
+mod crash;
+mod disk_full;
+mod layered;
+mod world;
