@@ -2,11 +2,13 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use rustix::process::{Resource, Rlimit};
+use rustix::thread::CapabilitySet;
 use tokio::time::Instant;
 use torpor_protocol::guest::{Health, Identity};
 
@@ -24,11 +26,16 @@ pub(crate) struct Agent {
     pub(crate) identity: RefCell<Identity>,
     /// The limit of open files that processes get, where the agent raised its own.
     pub(crate) open_files: Option<Rlimit>,
+    /// The stdin of processes that have none.
+    pub(crate) null: OwnedFd,
     since: Instant,
 }
 
 impl Agent {
     pub(crate) fn new(channel: OwnedFd, mode: Mode) -> io::Result<Self> {
+        if mode == Mode::Init {
+            confine();
+        }
         Ok(Self {
             mode,
             channel: Rc::new(Channel::new(channel)?),
@@ -43,6 +50,7 @@ impl Agent {
                 entropy: String::new(),
             }),
             open_files: (mode == Mode::Init).then(raise_open_files),
+            null: File::open("/dev/null")?.into(),
             since: Instant::now(),
         })
     }
@@ -57,6 +65,13 @@ impl Agent {
             open_files: open_files().unwrap_or(0),
         }
     }
+}
+
+/// Mounting, setting the hostname and the like are the agent's: no program that it executes gets
+/// that right, not even root's.
+fn confine() {
+    // An engine whose kernel knows no bounding set has its own bounds.
+    let _ = rustix::thread::remove_capability_from_bounding_set(CapabilitySet::SYS_ADMIN);
 }
 
 /// Each process and connection takes a few descriptors of the agent. Returns the limit before.

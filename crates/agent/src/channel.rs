@@ -3,9 +3,12 @@
 //! There is one outgoing packet buffer. Whoever wants to send waits for a [`Turn`], in order of
 //! asking, fills the buffer and sends it; so memory does not grow with the number of streams, and no
 //! stream can crowd out the others.
+//!
+//! The socket is watched for writing only while it is full. Otherwise each packet that the daemon
+//! takes would wake the machine once more, for nothing.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -15,7 +18,7 @@ use tokio::io::Interest;
 use tokio::sync::{Mutex, MutexGuard};
 use torpor_protocol::guest::{HEADER, Kind, MAX_PAYLOAD};
 
-use crate::descriptor::{Descriptor, watched};
+use crate::descriptor::{Descriptor, watched, writable};
 
 /// Packets that may wait in the socket: enough to keep both sides busy.
 const SOCKET_BUFFER: usize = 8 * (HEADER + MAX_PAYLOAD);
@@ -24,6 +27,8 @@ const NO_BUFFERS_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Channel {
     socket: Descriptor,
+    /// The same socket once more: a descriptor can be watched by one waiter only.
+    outgoing: OwnedFd,
     packet: Mutex<Vec<u8>>,
 }
 
@@ -31,9 +36,9 @@ impl Channel {
     pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
         // An engine whose sockets can't be resized works with the size they have.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
-        let interest = Interest::READABLE | Interest::WRITABLE;
         Ok(Self {
-            socket: watched(socket, interest)?,
+            outgoing: socket.try_clone()?,
+            socket: watched(socket, Interest::READABLE)?,
             packet: Mutex::new(vec![0; HEADER + MAX_PAYLOAD]),
         })
     }
@@ -54,13 +59,13 @@ impl Channel {
     }
 
     pub(crate) async fn turn(&self) -> Turn<'_> {
-        Turn { socket: &self.socket, packet: self.packet.lock().await }
+        Turn { socket: self.outgoing.as_fd(), packet: self.packet.lock().await }
     }
 }
 
 /// The right to send the next packet.
 pub(crate) struct Turn<'a> {
-    socket: &'a Descriptor,
+    socket: BorrowedFd<'a>,
     packet: MutexGuard<'a, Vec<u8>>,
 }
 
@@ -76,12 +81,12 @@ impl Turn<'_> {
         packet[..4].copy_from_slice(&stream.to_le_bytes());
         packet[4] = kind as u8;
         loop {
-            let sent = self.socket.async_io(Interest::WRITABLE, |socket| {
-                Ok(rustix::net::send(socket, packet, SendFlags::NOSIGNAL)?)
-            });
-            match sent.await.map_err(|error| Errno::from_io_error(&error)) {
+            match rustix::net::send(self.socket, packet, SendFlags::NOSIGNAL) {
                 Ok(_) => return,
-                Err(Some(Errno::NOBUFS | Errno::NOMEM)) => {
+                Err(Errno::AGAIN) if writable(self.socket).await.is_ok() => {}
+                Err(Errno::INTR) => {}
+                // No memory for the packet, or for waiting.
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => {
                     tokio::time::sleep(NO_BUFFERS_PAUSE).await;
                 }
                 Err(_) => std::future::pending().await,

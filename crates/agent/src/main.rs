@@ -8,8 +8,8 @@ use rustix::process::DumpableBehavior;
 use torpor_agent::{Mode, serve};
 
 fn main() -> io::Result<()> {
-    // Files that the agent makes get the mode it means.
-    rustix::process::umask(rustix::fs::Mode::empty());
+    // For processes; what the agent makes itself gets its mode after it is made.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     // Users inside shall not read the agent's memory or borrow its channel. Where the kernel does not
     // know this, there is nothing else to do about it.
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);

@@ -16,6 +16,8 @@ use crate::failure::failure;
 
 /// Consumed bytes are granted again in lumps, so that credits do not double the packets.
 const CREDIT_LUMP: usize = 256 * 1024;
+/// Packets up to this size are put together, so that many tiny ones take no more room than they say.
+const SMALL: usize = 4 * 1024;
 
 /// Why a stream was closed before its answer was complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +80,10 @@ impl Stream {
             return Err(Overrun);
         }
         inbox.bytes += payload.len();
-        inbox.chunks.push_back(payload.to_vec());
+        match inbox.chunks.back_mut() {
+            Some(last) if last.len() + payload.len() <= SMALL => last.extend_from_slice(payload),
+            Some(_) | None => inbox.chunks.push_back(payload.to_vec()),
+        }
         self.arrived.notify_waiters();
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The terminal we were started in: its size, and raw mode for as long as a guard lives.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, BufRead, IsTerminal};
 
 use rustix::stdio;
 use rustix::termios::{self, OptionalActions, Termios};
@@ -13,6 +13,21 @@ const FALLBACK: Size = Size { cols: 80, rows: 24 };
 
 pub(crate) fn stdin_is_terminal() -> bool {
     io::stdin().is_terminal()
+}
+
+/// Asks; an error if nobody is there who could answer.
+pub(crate) fn confirmed(question: &str) -> Result<bool> {
+    if !stdin_is_terminal() {
+        return Err(Error::Usage {
+            message: format!("nobody is there to be asked: {question}"),
+            hint: Some("say -y if you mean it".to_owned()),
+        });
+    }
+    crate::output::note(&format!("{question} [y/N]"));
+    let mut answer = String::new();
+    let read = io::stdin().lock().read_line(&mut answer);
+    read.map_err(|error| Error::local("read the answer", error))?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 /// The size of our terminal; 80 × 24 if there is none.

@@ -26,7 +26,7 @@ pub struct Host {
 impl Host {
     pub fn here() -> Self {
         let info = rustix::system::sysinfo();
-        let bytes = u64::from(info.totalram).saturating_mul(u64::from(info.mem_unit));
+        let bytes = info.totalram.saturating_mul(u64::from(info.mem_unit));
         Self { memory_mib: bytes / (1024 * 1024) }
     }
 }

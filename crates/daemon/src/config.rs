@@ -193,7 +193,7 @@ pub const KEYS: &[Key] = &[
 ];
 
 /// Variables that mean something to other parts of Torpor.
-const OTHER_VARIABLES: &[&str] = &["TORPOR_URL", "TORPOR_CONFIG", "TORPOR_AGENT"];
+const OTHER_VARIABLES: &[&str] = &["TORPOR_SERVER", "TORPOR_CONFIG", "TORPOR_AGENT"];
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -227,7 +227,9 @@ impl Config {
         }
         let file = file.unwrap_or(Path::new(DEFAULT_FILE));
         let mut figment = Figment::from(Serialized::defaults(Self::default()));
-        figment = figment.merge(Toml::file_exact(file));
+        if file.exists() {
+            figment = figment.merge(Toml::file_exact(file));
+        }
         for key in KEYS {
             if let Some(text) = variable(&key.variable()) {
                 figment = figment.merge(Serialized::default(key.name, parse(&text)));
@@ -308,8 +310,13 @@ pub fn reference() -> String {
          | key | environment variable | default | meaning |\n|---|---|---|---|\n",
     );
     for key in KEYS {
-        let line =
-            format!("| `{}` | `{}` | `{}` | {} |\n", key.name, key.variable(), key.default, key.help);
+        let line = format!(
+            "| `{}` | `{}` | `{}` | {} |\n",
+            key.name,
+            key.variable(),
+            key.default,
+            key.help
+        );
         text.push_str(&line);
     }
     text
@@ -383,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_misspelt_variable_is_noticed() {
-        let names = ["TORPOR_LISTN", "TORPOR_LISTEN", "TORPOR_URL", "PATH"];
+        let names = ["TORPOR_LISTN", "TORPOR_LISTEN", "TORPOR_SERVER", "PATH"];
         assert_eq!(unknown_among(names.map(str::to_owned).into_iter()), ["TORPOR_LISTN"]);
     }
 
@@ -421,8 +428,7 @@ mod tests {
 
     #[test]
     fn the_reference_is_up_to_date() {
-        let path =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/configuration.md");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/configuration.md");
         if std::env::var_os("UPDATE").is_some() {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(&path, reference()).unwrap();

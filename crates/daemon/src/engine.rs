@@ -17,16 +17,26 @@ pub(crate) async fn open(config: &Config, layout: &Layout) -> Result<Arc<dyn Eng
     match config.engine.kind {
         EngineKind::Auto | EngineKind::Gvisor => {
             let runsc = find_runsc(config).ok_or_else(|| {
-                ServeError::NoEngine("runsc is not installed (or name it: engine.runsc_path)".into())
+                ServeError::NoEngine(
+                    "runsc is not installed (or name it: engine.runsc_path)".into(),
+                )
             })?;
             Ok(Arc::new(Gvisor::open(gvisor(config, layout, runsc)?).await?))
         }
     }
 }
 
+/// Ends every machine of this installation and removes its traces; no daemon may be running.
+pub(crate) async fn purge(config: &Config, layout: &Layout) -> Result<usize, ServeError> {
+    // Nothing is started, so any runsc will do, also one that is not there any more.
+    let runsc = find_runsc(config).unwrap_or_else(|| PathBuf::from("runsc"));
+    Ok(torpor_engines::gvisor::purge(&gvisor(config, layout, runsc)?).await?)
+}
+
 fn gvisor(config: &Config, layout: &Layout, runsc: PathBuf) -> Result<GvisorConfig, ServeError> {
-    let program = std::env::current_exe()
-        .map_err(|error| ServeError::NoEngine(format!("this program can't find itself: {error}")))?;
+    let program = std::env::current_exe().map_err(|error| {
+        ServeError::NoEngine(format!("this program can't find itself: {error}"))
+    })?;
     Ok(GvisorConfig {
         runsc,
         runtime_dir: config.runtime_dir.clone(),

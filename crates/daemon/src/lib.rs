@@ -41,7 +41,7 @@ use torpor_store::{Images, Layout, Ledger};
 use app::App;
 pub use app::Parts;
 pub use config::Config;
-pub use doctor::{Finding, doctor};
+pub use doctor::{Finding, Verdict, doctor};
 pub use listen::bind;
 
 /// Why the daemon does not run. Display says what to do about it, too.
@@ -121,6 +121,13 @@ pub async fn serve_with(
     app.fleet.shutdown().await;
     ledger.close().await;
     Ok(())
+}
+
+/// Ends every machine of the installation and removes what they have on this host; gives how many
+/// there were. Images and the ledger stay. Refused while a daemon runs on the same data directory.
+pub async fn purge(config: &Config) -> Result<usize, ServeError> {
+    let layout = Layout::open(&config.data_dir)?;
+    engine::purge(config, &layout).await
 }
 
 fn address_of(listener: &TcpListener) -> Result<SocketAddr, ServeError> {

@@ -44,9 +44,11 @@ const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// Takes the address that is configured.
 pub async fn bind(config: &Config) -> Result<TcpListener, ServeError> {
     let address = config.listen;
-    TcpListener::bind(address).await.map_err(|source| match source.kind() {
-        std::io::ErrorKind::AddrInUse => ServeError::PortInUse(address),
-        _ => ServeError::Listen { address, source },
+    TcpListener::bind(address).await.map_err(|source| {
+        if source.kind() == std::io::ErrorKind::AddrInUse {
+            return ServeError::PortInUse(address);
+        }
+        ServeError::Listen { address, source }
     })
 }
 
@@ -104,8 +106,13 @@ impl Front {
             }
         };
         prepare(&stream);
-        let connection =
-            connection(stream, peer, self.router.clone(), self.proxy.clone(), self.stopping.clone());
+        let connection = connection(
+            stream,
+            peer,
+            self.router.clone(),
+            self.proxy.clone(),
+            self.stopping.clone(),
+        );
         self.connections.spawn(async move {
             connection.await;
             drop(place);

@@ -27,8 +27,7 @@ const REQUEST_ID_MAX: usize = 128;
 /// Starts writing the log to standard error. Once per process; again does nothing.
 pub fn start(log: &Log) -> Result<(), ParseError> {
     let filter = EnvFilter::builder().parse(&log.level)?;
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // An error means that a log is being written already.
     let _ = match log.format {
         LogFormat::Text => builder.with_ansi(false).try_init(),

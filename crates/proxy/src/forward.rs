@@ -21,6 +21,7 @@ use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use torpor_lifecycle::{Fleet, Lease};
+use torpor_protocol::api::REQUEST_ID_HEADER;
 
 use crate::connect::connect;
 use crate::crowd::{Crowd, Place};
@@ -61,7 +62,8 @@ impl Proxy {
     }
 
     /// Answers in any case. Dropping the future, or the body of the answer, ends the request inside.
-    /// `peer` is who connected to us. Errors carry the `x-request-id` of the request.
+    /// `peer` is who connected to us. A request without an `x-request-id` gets one, which the
+    /// application sees too.
     pub async fn handle<B>(
         &self,
         target: Target,
@@ -72,15 +74,18 @@ impl Proxy {
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        let mut request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+        let id = headers::request_id(request.headers_mut());
         let asked = request.headers().clone();
-        let request = request.map(|body| body.map_err(Into::into).boxed_unsync());
-        match Box::pin(self.forward(target, request, peer)).await {
+        let mut response = match Box::pin(self.forward(target, request, peer)).await {
             Ok(response) => response,
             Err(error) => error.answer(&asked).map(|body| {
                 let never = |never: std::convert::Infallible| match never {};
                 body.map_err(never).boxed_unsync()
             }),
-        }
+        };
+        response.headers_mut().entry(REQUEST_ID_HEADER).or_insert(id);
+        response
     }
 
     async fn forward(

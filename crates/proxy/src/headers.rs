@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use http::header::{self, Entry, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Version};
 use hyper::body::Body;
-use torpor_protocol::api::PREVIEW_HEADER;
+use torpor_protocol::api::{PREVIEW_HEADER, REQUEST_ID_HEADER};
 
 use crate::error::Error;
 
@@ -21,6 +21,9 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// How keys of the API begin.
 const KEY_PREFIX: &str = "tpk_";
 
+/// Longest request id that is taken over from a client.
+const REQUEST_ID_MAX: usize = 128;
+
 /// They concern one connection. `Trailer` is not among them: it announces what the body ends with.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
@@ -33,6 +36,23 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     header::TRANSFER_ENCODING,
     header::UPGRADE,
 ];
+
+/// The id of a request: its own if it can stand in a log, else a fresh one that is put in.
+pub(crate) fn request_id(headers: &mut HeaderMap) -> HeaderValue {
+    let sane = |id: &&HeaderValue| {
+        (1..=REQUEST_ID_MAX).contains(&id.len())
+            && id.as_bytes().iter().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
+    };
+    if let Some(id) = headers.get(REQUEST_ID_HEADER).filter(sane) {
+        return id.clone();
+    }
+    let mut bytes = [0u8; 8];
+    getrandom::fill(&mut bytes).expect("the system has entropy");
+    let id = HeaderValue::try_from(format!("{:016x}", u64::from_le_bytes(bytes)));
+    let id = id.expect("digits are fit for a header");
+    headers.insert(REQUEST_ID_HEADER, id.clone());
+    id
+}
 
 /// Refuses what two parsers could read in two ways.
 pub(crate) fn check<B>(request: &Request<B>) -> Result<(), Error> {

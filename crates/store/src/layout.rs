@@ -13,6 +13,7 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -28,6 +29,11 @@ const NUMBER_FILE_MAX: u64 = 64;
 /// What may be in a directory that was never set up: a lock from a crash in the first instant, and
 /// what a fresh filesystem brings.
 const HARMLESS: [&str; 3] = ["lock", "VERSION.draft", "lost+found"];
+
+/// How often, and how far apart, removal of an abandoned stage is tried: five seconds in all, within
+/// which a killed process is gone.
+const ABANDON_TRIES: usize = 50;
+const ABANDON_PAUSE: Duration = Duration::from_millis(100);
 
 /// An open data directory. While it lives, no other daemon can open the same one.
 #[derive(Debug)]
@@ -119,6 +125,20 @@ pub struct Stage {
 impl Stage {
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Removes it in the background, patiently: processes that are being killed may still write.
+    pub(crate) fn abandon(self) {
+        std::thread::spawn(move || {
+            for _ in 0..ABANDON_TRIES {
+                if files::remove_tree(&self.path).is_ok() {
+                    break;
+                }
+                std::thread::sleep(ABANDON_PAUSE);
+            }
+            // What is left now is complained about, and goes at the next start.
+            drop(self);
+        });
     }
 }
 

@@ -4,12 +4,13 @@
 //! is wrong: no such user, no such directory, command not found.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::rc::Rc;
 
 use rustix::io::Errno;
@@ -17,15 +18,16 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::Interest;
 use torpor_protocol::guest::{Failure, FailureCode, Identity, ProcessSpec, TerminalSize};
 
-use super::child::prepare as prepare_child;
+use super::child::{self, Birth, Ids};
 use super::user::{self, Account};
-use crate::Mode;
 use crate::agent::Agent;
 use crate::descriptor::{Descriptor, watched};
 use crate::failure::{failure, reason};
 use crate::terminal;
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Runs scripts that do not say what runs them.
+const SHELL: &str = "/bin/sh";
 
 /// A child that runs.
 pub(super) struct Spawned {
@@ -44,48 +46,44 @@ pub(super) struct Outlets {
 /// What will be executed, where, and as whom.
 struct Plan {
     program: PathBuf,
+    arguments: Vec<String>,
     env: BTreeMap<String, String>,
     cwd: PathBuf,
-    account: Account,
-    /// Whether the child has to become somebody else than the agent is.
-    switch: bool,
-}
-
-impl Plan {
-    fn user(&self) -> Option<&Account> {
-        self.switch.then_some(&self.account)
-    }
+    /// Whom the child has to become, if not who the agent is.
+    user: Option<Account>,
 }
 
 /// Starts the child. Whatever fails, no child and no descriptor is left.
 pub(super) fn spawn(agent: &Agent, spec: &ProcessSpec) -> Result<Spawned, Failure> {
-    let plan = plan(agent.mode, &agent.identity.borrow(), spec)?;
-    let mut command = Command::new(&plan.program);
-    command.arg0(&spec.command[0]).args(&spec.command[1..]);
-    command.env_clear().envs(&plan.env).current_dir(&plan.cwd);
-    match spec.terminal {
-        Some(size) => with_terminal(agent, &plan, command, size),
-        None => with_pipes(agent, &plan, command, spec.stdin),
-    }
-    .map_err(|error| describe(&plan, spec, &error))
+    let mut plan = plan(&agent.identity.borrow(), spec)?;
+    let spawned = match start(agent, &plan, spec) {
+        // A script that does not say what runs it is for the shell, as everywhere.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NOEXEC) => {
+            plan.arguments[0] = plan.program.to_string_lossy().into_owned();
+            plan.arguments.insert(0, SHELL.to_owned());
+            plan.program = PathBuf::from(SHELL);
+            start(agent, &plan, spec)
+        }
+        spawned => spawned,
+    };
+    spawned.map_err(|error| describe(&plan, spec, &error))
 }
 
-fn with_terminal(
-    agent: &Agent,
-    plan: &Plan,
-    mut command: Command,
-    size: TerminalSize,
-) -> io::Result<Spawned> {
-    let (ours, theirs) = terminal::open(size)?;
-    if plan.switch {
-        // Programs in the terminal open it by name. Those that can't are rare.
-        let uid = rustix::fs::Uid::from_raw(plan.account.uid);
-        let _ = rustix::fs::fchown(&theirs, Some(uid), None);
+fn start(agent: &Agent, plan: &Plan, spec: &ProcessSpec) -> io::Result<Spawned> {
+    match spec.terminal {
+        Some(size) => with_terminal(agent, plan, size),
+        None => with_pipes(agent, plan, spec.stdin),
     }
-    command.stdin(theirs.try_clone()?).stdout(theirs.try_clone()?).stderr(theirs);
-    prepare_child(&mut command, agent, plan.user(), true);
+}
+
+fn with_terminal(agent: &Agent, plan: &Plan, size: TerminalSize) -> io::Result<Spawned> {
+    let (ours, theirs) = terminal::open(size)?;
+    if let Some(user) = &plan.user {
+        // Programs in the terminal open it by name. Those that can't are rare.
+        let _ = rustix::fs::fchown(&theirs, Some(rustix::fs::Uid::from_raw(user.uid)), None);
+    }
     let ours = Rc::new(watched(ours, Interest::READABLE | Interest::WRITABLE)?);
-    let pid = command.spawn()?.id();
+    let pid = plan.give_birth(agent, [theirs.as_fd(); 3], true)?;
     Ok(Spawned {
         pid,
         stdin: Some(ours.clone()),
@@ -94,34 +92,60 @@ fn with_terminal(
     })
 }
 
-fn with_pipes(
-    agent: &Agent,
-    plan: &Plan,
-    mut command: Command,
-    wants_stdin: bool,
-) -> io::Result<Spawned> {
+fn with_pipes(agent: &Agent, plan: &Plan, wants_stdin: bool) -> io::Result<Spawned> {
     let (stdout, their_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, their_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
-    command.stdout(their_stdout).stderr(their_stderr).stdin(Stdio::null());
-    let stdin = if wants_stdin {
-        let (their_stdin, stdin) = pipe_with(PipeFlags::CLOEXEC)?;
-        command.stdin(their_stdin);
-        Some(Rc::new(watched(stdin, Interest::WRITABLE)?))
-    } else {
-        None
-    };
-    prepare_child(&mut command, agent, plan.user(), false);
     let outlets = Outlets {
         stdout: Some(Rc::new(watched(stdout, Interest::READABLE)?)),
         stderr: Some(Rc::new(watched(stderr, Interest::READABLE)?)),
     };
-    let pid = command.spawn()?.id();
+    let (their_stdin, stdin) = if wants_stdin {
+        let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
+        (Some(theirs), Some(Rc::new(watched(ours, Interest::WRITABLE)?)))
+    } else {
+        (None, None)
+    };
+    let their_stdin = their_stdin.as_ref().map_or(agent.null.as_fd(), AsFd::as_fd);
+    let stdio = [their_stdin, their_stdout.as_fd(), their_stderr.as_fd()];
+    let pid = plan.give_birth(agent, stdio, false)?;
     Ok(Spawned { pid, stdin, terminal: None, outlets })
+}
+
+impl Plan {
+    fn give_birth(
+        &self,
+        agent: &Agent,
+        stdio: [BorrowedFd<'_>; 3],
+        terminal: bool,
+    ) -> io::Result<u32> {
+        let text = |text: &[u8]| CString::new(text).map_err(io::Error::from);
+        let arguments = self.arguments.iter().map(|word| text(word.as_bytes()));
+        let variables = self.env.iter().map(|(name, value)| format!("{name}={value}"));
+        child::give(&Birth {
+            program: &text(self.program.as_os_str().as_bytes())?,
+            arguments: &arguments.collect::<io::Result<Vec<_>>>()?,
+            environment: &variables
+                .map(|it| text(it.as_bytes()))
+                .collect::<io::Result<Vec<_>>>()?,
+            cwd: &text(self.cwd.as_os_str().as_bytes())?,
+            stdio,
+            terminal,
+            open_files: agent.open_files.map(|limit| libc::rlimit {
+                rlim_cur: limit.current.unwrap_or(libc::RLIM_INFINITY),
+                rlim_max: limit.maximum.unwrap_or(libc::RLIM_INFINITY),
+            }),
+            user: self.user.as_ref().map(|account| Ids {
+                uid: account.uid,
+                gid: account.gid,
+                groups: &account.groups,
+            }),
+        })
+    }
 }
 
 // === Before the fork ===
 
-fn plan(mode: Mode, identity: &Identity, spec: &ProcessSpec) -> Result<Plan, Failure> {
+fn plan(identity: &Identity, spec: &ProcessSpec) -> Result<Plan, Failure> {
     check_text(spec)?;
     let cannot_start = |message: String| failure(FailureCode::CannotStart, message);
     let wanted = spec.user.as_ref().or(identity.user.as_ref());
@@ -130,14 +154,14 @@ fn plan(mode: Mode, identity: &Identity, spec: &ProcessSpec) -> Result<Plan, Fai
         None => user::current(),
     };
     let own = rustix::process::geteuid();
-    let switch = own.is_root() && (mode == Mode::Init || wanted.is_some());
     if !own.is_root() && account.uid != own.as_raw() {
         return Err(cannot_start(format!("only root can start processes as uid {}", account.uid)));
     }
     let env = environment(identity, spec, &account);
     let cwd = directory(identity, spec, &env)?;
     let program = look_up(&spec.command[0], &cwd, env.get("PATH").map_or(PATH, |path| path))?;
-    Ok(Plan { program, env, cwd, account, switch })
+    let user = (own.is_root() && wanted.is_some()).then_some(account);
+    Ok(Plan { program, arguments: spec.command.clone(), env, cwd, user })
 }
 
 /// The kernel takes text that ends at the first NUL; what would be cut is refused.

@@ -41,9 +41,10 @@ pub(crate) async fn kill(root: u32, reaped: bool) {
     let mut known = HashSet::from([root]);
     for look in 0..LOOKS {
         let living = add_relatives(&mut known, &entries());
-        if living.is_empty() {
+        if living.is_empty() && (look > 0 || reaped) {
             return;
         }
+        let _ = kill_process_group(leader, Signal::KILL);
         for pid in living {
             if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
                 let _ = kill_process(pid, Signal::KILL);

@@ -94,14 +94,19 @@ impl Daemon {
     }
 
     pub(crate) fn send_packet(&self, packet: &[u8]) {
-        rustix::net::send(self.socket.as_ref().unwrap(), packet, SendFlags::NOSIGNAL).unwrap();
+        let socket = self.socket.as_ref().unwrap();
+        let send = || rustix::net::send(socket, packet, SendFlags::NOSIGNAL);
+        rustix::io::retry_on_intr(send).unwrap();
     }
 
     fn receive_packet(&self) -> Vec<u8> {
         let mut buffer = vec![0; HEADER + MAX_PAYLOAD];
         let socket = self.socket.as_ref().unwrap();
-        let (length, _) = rustix::net::recv(socket, &mut buffer[..], RecvFlags::empty())
-            .expect("the agent answers in time");
+        // The agent's children end, and their signals interrupt whom they find.
+        let (length, _) = rustix::io::retry_on_intr(|| {
+            rustix::net::recv(socket, &mut buffer[..], RecvFlags::empty())
+        })
+        .expect("the agent answers in time");
         assert!(length > 0, "the agent is gone");
         buffer.truncate(length);
         buffer

@@ -1,5 +1,11 @@
 //! The agent as the daemon meets it: over a packet socket, through `serve`.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::wildcard_enum_match_arm,
+    reason = "in a test what is not expected ends it, wherever it happens"
+)]
+
 mod archives;
 mod client;
 mod files;

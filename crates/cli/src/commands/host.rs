@@ -49,11 +49,18 @@ impl HostArgs {
             ..Overrides::default()
         };
         more(&mut overrides);
-        Config::load(self.config.as_deref(), overrides).map_err(|error| Error::Usage {
-            message: error.to_string(),
-            hint: None,
-        })
+        Config::load(self.config.as_deref(), overrides)
+            .map_err(|error| Error::Usage { message: error.to_string(), hint: None })
     }
+}
+
+/// Runs something of the daemon's libraries to its end.
+pub(super) fn block_on<T>(work: impl Future<Output = T>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::local("start", error))?;
+    Ok(runtime.block_on(Box::pin(work)))
 }
 
 /// The keeper and the machines live elsewhere than the shell that said it.

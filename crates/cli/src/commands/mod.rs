@@ -7,9 +7,12 @@ mod cat;
 mod completions;
 mod cp;
 mod create;
+mod doctor;
 mod exec;
+mod host;
 mod image;
 mod inspect;
+mod keeper;
 mod key;
 mod kill;
 mod logs;
@@ -18,9 +21,11 @@ mod port_forward;
 mod process;
 mod processes;
 mod ps;
+mod purge;
 mod rm;
 mod run;
 mod sandboxes;
+mod serve;
 mod version;
 
 use std::process::ExitCode;
@@ -66,6 +71,8 @@ pub(crate) struct Connection {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Serve(serve::Serve),
+    Doctor(doctor::Doctor),
     Create(create::Create),
     Run(run::Run),
     Exec(exec::Exec),
@@ -85,6 +92,10 @@ enum Command {
     Bench(bench::Bench),
     Completions(completions::Completions),
     Version(version::Version),
+    #[command(hide = true)]
+    Purge(purge::Purge),
+    #[command(hide = true)]
+    Keeper(keeper::Keeper),
 }
 
 impl Cli {
@@ -92,6 +103,8 @@ impl Cli {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let client = || Client::new(self.connection.server, self.connection.api_key.as_deref());
         match self.command {
+            Command::Serve(verb) => verb.run(),
+            Command::Doctor(verb) => verb.run(),
             Command::Create(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Run(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Exec(verb) => online(client()?, async |client| verb.run(client).await),
@@ -110,6 +123,8 @@ impl Cli {
             Command::Key(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Bench(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Completions(verb) => verb.run(),
+            Command::Purge(verb) => verb.run(),
+            Command::Keeper(verb) => verb.run(),
             Command::Version(verb) => online(client()?, async |client| verb.run(client).await),
         }
     }

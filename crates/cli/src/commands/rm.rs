@@ -1,6 +1,5 @@
 //! `torpor rm`
 
-use std::io::BufRead;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -39,7 +38,7 @@ impl Rm {
             let statuses = sandboxes::list(client, &[], None).await?;
             let titles: Vec<String> =
                 statuses.iter().map(|status| sandboxes::title(status).to_owned()).collect();
-            if titles.is_empty() || !(self.yes || confirmed(titles.len()).await?) {
+            if titles.is_empty() || !(self.yes || confirmed(titles.len())?) {
                 return Ok(ExitCode::SUCCESS);
             }
             titles
@@ -78,19 +77,6 @@ impl Rm {
     }
 }
 
-async fn confirmed(count: usize) -> Result<bool> {
-    if !terminal::stdin_is_terminal() {
-        return Err(Error::Usage {
-            message: format!("this would remove all {count} sandboxes, and nobody is there to ask"),
-            hint: Some("say -y if you mean it".to_owned()),
-        });
-    }
-    output::note(&format!("remove all {count} sandboxes with everything in them? [y/N]"));
-    let read = tokio::task::spawn_blocking(|| {
-        let mut answer = String::new();
-        std::io::stdin().lock().read_line(&mut answer).map(|_| answer)
-    });
-    let answer = read.await.expect("reading a line does not panic");
-    let answer = answer.map_err(|error| Error::local("read the answer", error))?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+fn confirmed(count: usize) -> Result<bool> {
+    terminal::confirmed(&format!("remove all {count} sandboxes with everything in them?"))
 }

@@ -67,7 +67,8 @@ impl Serve {
 }
 
 async fn serve(config: Config) -> Result<ExitCode> {
-    let (mut interrupts, mut stops) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    let (mut interrupts, mut stops) =
+        (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
     let listener = torpor_daemon::bind(&config).await.map_err(|error| failed(&error))?;
     let address = listener.local_addr().map_err(|error| Error::local("listen", error))?;
     output::line(&format!("torpor listens on http://{address}"))?;

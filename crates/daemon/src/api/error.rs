@@ -35,11 +35,7 @@ impl ApiError {
         Self::Refused { code, message: message.into(), hint: None }
     }
 
-    pub fn with_hint(
-        code: ErrorCode,
-        message: impl Into<String>,
-        hint: impl Into<String>,
-    ) -> Self {
+    pub fn with_hint(code: ErrorCode, message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Refused { code, message: message.into(), hint: Some(hint.into()) }
     }
 
@@ -116,8 +112,9 @@ fn refused(refusal: &Refusal) -> Told {
         Refusal::NoSuchSandbox(_) => Told::new(ErrorCode::SandboxNotFound, refusal),
         Refusal::NameTaken(_) => Told::new(ErrorCode::AlreadyExists, refusal)
             .hint("choose another name, or use or delete the sandbox of that name"),
-        Refusal::Failed { .. } => Told::new(ErrorCode::SandboxFailed, refusal)
-            .hint("delete it and create it anew"),
+        Refusal::Failed { .. } => {
+            Told::new(ErrorCode::SandboxFailed, refusal).hint("delete it and create it anew")
+        }
         Refusal::Terminated(_) => Told::new(ErrorCode::SandboxTerminated, refusal),
         Refusal::Stopping => Told::new(ErrorCode::ShuttingDown, refusal)
             .hint("try again when the daemon is back; sandboxes go on meanwhile"),
@@ -128,8 +125,9 @@ fn engine(error: &EngineError) -> Told {
     match error {
         EngineError::Capacity { .. } => Told::new(ErrorCode::CapacityReached, error)
             .hint("delete sandboxes, ask for less, or use a larger host"),
-        EngineError::Image(_) => Told::new(ErrorCode::ImageCorrupt, error)
-            .hint("build or import the image again"),
+        EngineError::Image(_) => {
+            Told::new(ErrorCode::ImageCorrupt, error).hint("build or import the image again")
+        }
         EngineError::Unsupported { .. } => Told::new(ErrorCode::Unsupported, error),
         EngineError::Failed { .. } => Told::new(ErrorCode::Internal, error),
     }
@@ -152,8 +150,9 @@ fn store(error: &StoreError) -> Told {
 fn guest(error: &GuestError) -> Told {
     match error {
         GuestError::Refused { code, .. } => Told::new(failure(*code), error),
-        GuestError::Gone => Told::new(ErrorCode::SandboxFailed, error)
-            .hint("the status of the sandbox says why"),
+        GuestError::Gone => {
+            Told::new(ErrorCode::SandboxFailed, error).hint("the status of the sandbox says why")
+        }
         // The guest is not trusted: what it broke is its sandbox's trouble, not ours.
         GuestError::Protocol(_) => Told::new(ErrorCode::SandboxFailed, error),
         GuestError::Timeout(_) => Told::new(ErrorCode::Timeout, error),

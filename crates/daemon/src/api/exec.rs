@@ -15,9 +15,7 @@ use futures_util::FutureExt;
 use serde::Deserialize;
 use torpor_lifecycle::guest::{Guest, GuestError, Sender};
 use torpor_lifecycle::{Error, Refusal};
-use torpor_protocol::api::{
-    ExecInput, ExecOutput, OutputStream, STDERR_BYTE, STDOUT_BYTE, Size,
-};
+use torpor_protocol::api::{ExecInput, ExecOutput, OutputStream, STDERR_BYTE, STDOUT_BYTE, Size};
 use torpor_protocol::guest::{FailureCode, Request};
 use tracing::Instrument;
 use utoipa::IntoParams;
@@ -26,7 +24,7 @@ use utoipa_axum::routes;
 
 use super::command::{self, ProcessPath};
 use super::error::{ApiError, Result};
-use super::extract::{Awake, Path, Query, RequestId};
+use super::extract::{Awake, Path, Query, RequestId, Upgrade};
 use super::output::{Output, Said};
 use super::socket::{self, Ear, Heard, Left, Mouth};
 use crate::app::App;
@@ -58,7 +56,7 @@ async fn exec(
     State(app): State<Arc<App>>,
     id: RequestId,
     awake: Awake,
-    upgrade: WebSocketUpgrade,
+    Upgrade(upgrade): Upgrade,
 ) -> Response {
     let talk = async |socket: WebSocket, app, id| {
         let (mut ear, mut mouth) = socket::split(socket);
@@ -93,7 +91,7 @@ async fn attach(
     Path(path): Path<ProcessPath>,
     Query(query): Query<AttachQuery>,
     awake: Awake,
-    upgrade: WebSocketUpgrade,
+    Upgrade(upgrade): Upgrade,
 ) -> Result<Response> {
     let pid = path.pid.pid(awake.lease.guest()).await?;
     let request = Request::Attach { pid, replay: query.replay, follow: true };

@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::ws::WebSocketUpgrade;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{FromRequest, FromRequestParts, OptionalFromRequest, RawPathParams, Request};
 use axum::response::IntoResponse;
-use http::StatusCode;
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
 use http::request::Parts;
+use http::{HeaderMap, StatusCode};
 use serde::de::DeserializeOwned;
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef};
@@ -17,14 +21,14 @@ use crate::app::App;
 /// Largest JSON body: a command with its standard input fits, and fits into the window of a stream.
 pub const JSON_MAX: usize = 1024 * 1024;
 
-/// A JSON body of at most [`JSON_MAX`] bytes; as an answer, a JSON body.
+/// A JSON object of at most [`JSON_MAX`] bytes; as an answer, any JSON.
 pub struct Json<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let parsed = <axum::Json<T> as FromRequest<S>>::from_request(request, state).await;
-        parsed.map(|axum::Json(value)| Self(value)).map_err(|error| refuse_json(&error))
+        let typed = is_json(request.headers());
+        parse_json(&whole_body(request, state).await?, typed)
     }
 }
 
@@ -32,28 +36,52 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
 impl<S: Send + Sync, T: DeserializeOwned> OptionalFromRequest<S> for Json<T> {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &S) -> Result<Option<Self>, ApiError> {
-        let parsed = <axum::Json<T> as OptionalFromRequest<S>>::from_request(request, state).await;
-        let parsed = parsed.map_err(|error| refuse_json(&error))?;
-        Ok(parsed.map(|axum::Json(value)| Self(value)))
+        let typed = is_json(request.headers());
+        let body = whole_body(request, state).await?;
+        if body.is_empty() { Ok(None) } else { parse_json(&body, typed).map(Some) }
     }
+}
+
+async fn whole_body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
+    Bytes::from_request(request, state).await.map_err(|error| {
+        if error.status() == StatusCode::PAYLOAD_TOO_LARGE {
+            return ApiError::with_hint(
+                ErrorCode::TooLarge,
+                format!("a JSON body has at most {JSON_MAX} bytes"),
+                "send large input as a file (PUT …/files) or to a process (PUT …/stdin)",
+            );
+        }
+        ApiError::invalid(error.body_text())
+    })
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default();
+    kind.trim().eq_ignore_ascii_case("application/json")
+}
+
+/// The type is demanded so that no web page can send it unasked; see [`super::auth`].
+fn parse_json<T: DeserializeOwned>(body: &[u8], typed: bool) -> Result<Json<T>, ApiError> {
+    if !typed {
+        return Err(ApiError::invalid(
+            "the body needs the header `content-type: application/json`",
+        ));
+    }
+    // Serde would take a list for an object without names.
+    if body.trim_ascii_start().first() == Some(&b'[') {
+        return Err(ApiError::invalid("the body must be a JSON object, not a list"));
+    }
+    let parsed = axum::Json::from_bytes(body);
+    parsed
+        .map(|axum::Json(value)| Json(value))
+        .map_err(|error| ApiError::invalid(error.body_text()))
 }
 
 impl<T: serde::Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> axum::response::Response {
         axum::Json(self.0).into_response()
     }
-}
-
-fn refuse_json(error: &JsonRejection) -> ApiError {
-    if error.status() == StatusCode::PAYLOAD_TOO_LARGE {
-        let message = format!("a JSON body has at most {JSON_MAX} bytes");
-        return ApiError::with_hint(
-            ErrorCode::TooLarge,
-            message,
-            "send large input as a file (PUT …/files) or to a process (PUT …/stdin)",
-        );
-    }
-    ApiError::invalid(error.body_text())
 }
 
 /// The query string; parameters that are not known are refused by the types themselves.
@@ -89,8 +117,10 @@ impl FromRequestParts<Arc<App>> for Named {
         let params = RawPathParams::from_request_parts(parts, app).await;
         let params = params.map_err(|error| ApiError::invalid(error.body_text()))?;
         let text = params.iter().find(|(name, _)| *name == "sandbox").map(|(_, text)| text);
-        let reference: SandboxRef =
-            text.unwrap_or_default().parse().map_err(|error| ApiError::invalid(format!("{error}")))?;
+        let reference: SandboxRef = text
+            .unwrap_or_default()
+            .parse()
+            .map_err(|error| ApiError::invalid(format!("{error}")))?;
         let sandbox = app.fleet.find(&reference)?;
         tracing::Span::current().record("sandbox", sandbox.id().as_str());
         Ok(Self(sandbox))
@@ -109,6 +139,24 @@ impl FromRequestParts<Arc<App>> for Awake {
         let Named(sandbox) = Named::from_request_parts(parts, app).await?;
         let lease = sandbox.awake().await?;
         Ok(Self { sandbox, lease })
+    }
+}
+
+/// A request to speak WebSocket.
+pub struct Upgrade(pub WebSocketUpgrade);
+
+impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await;
+        let refuse = |error: WebSocketUpgradeRejection| {
+            ApiError::with_hint(
+                ErrorCode::InvalidRequest,
+                error.body_text(),
+                "this route is a WebSocket",
+            )
+        };
+        upgrade.map(Self).map_err(refuse)
     }
 }
 

@@ -102,10 +102,8 @@ impl Output {
 
     /// All of it as NDJSON, until it ends, `until` is cancelled, or the client goes away.
     pub(super) fn into_response(self, until: CancellationToken) -> Response {
-        let started = RunEvent::Started {
-            pid: self.started.pid,
-            started_at_ms: self.started.started_at_ms,
-        };
+        let started =
+            RunEvent::Started { pid: self.started.pid, started_at_ms: self.started.started_at_ms };
         let lines = Lines {
             output: self,
             until,

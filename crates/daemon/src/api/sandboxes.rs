@@ -8,9 +8,7 @@ use http::StatusCode;
 use serde::Deserialize;
 use tokio::time::Instant;
 use torpor_lifecycle::Sandbox;
-use torpor_protocol::api::{
-    CreateSandbox, DEFAULT_IMAGE, SandboxList, UpdateSandbox, UsageReport,
-};
+use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, SandboxList, UpdateSandbox, UsageReport};
 use torpor_protocol::{ErrorCode, SandboxId, SandboxSpec, State as SandboxState, Status};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -163,9 +161,11 @@ impl ListQuery {
     fn admits(&self, status: &Status) -> bool {
         self.state.is_none_or(|state| status.state == state)
             && self.after.as_ref().is_none_or(|after| status.id.as_str() > after.as_str())
-            && self.label.iter().filter_map(|label| label.split_once('=')).all(|(key, value)| {
-                status.spec.labels.get(key).is_some_and(|has| has == value)
-            })
+            && self
+                .label
+                .iter()
+                .filter_map(|label| label.split_once('='))
+                .all(|(key, value)| status.spec.labels.get(key).is_some_and(|has| has == value))
     }
 
     fn page(&self, all: Vec<Status>) -> SandboxList {

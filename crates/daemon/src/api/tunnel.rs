@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::extract::ws::{WebSocket, WebSocketUpgrade};
+use axum::extract::ws::WebSocket;
 use axum::response::Response;
 use serde::Deserialize;
 use torpor_lifecycle::guest::{GuestError, Sender, Stream, unexpected};
@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
 use super::exec::upgraded;
-use super::extract::{Awake, Path, RequestId};
+use super::extract::{Awake, Path, RequestId, Upgrade};
 use super::socket::{self, Ear, Heard, Mouth};
 use crate::app::App;
 
@@ -48,7 +48,7 @@ async fn tunnel(
     id: RequestId,
     Path(TunnelPath { port }): Path<TunnelPath>,
     awake: Awake,
-    upgrade: WebSocketUpgrade,
+    Upgrade(upgrade): Upgrade,
 ) -> Result<Response> {
     if port == 0 {
         return Err(ApiError::invalid("0 is no port"));

@@ -45,7 +45,7 @@ impl Context {
         let mut context =
             Self { archive: archive.try_clone().map_err(unreadable)?, nodes: BTreeMap::new() };
         let mut tarball = Tarball::new(plain(BufReader::new(archive), &limits())?);
-        while let Some(entry) = tarball.next()? {
+        while let Some(entry) = tarball.next_entry()? {
             context.add(&entry)?;
             if context.nodes.len() > ENTRIES_MAX {
                 let text = format!("the build context has more than {ENTRIES_MAX} entries");
@@ -137,7 +137,9 @@ impl Context {
     pub(super) fn is_archive(&self, path: &str) -> bool {
         let Some(Node::File { at, size, .. }) = self.node(path) else { return false };
         let archive = plain(self.content(*at, *size), &limits());
-        archive.and_then(|archive| Tarball::new(archive).next()).is_ok_and(|first| first.is_some())
+        archive
+            .and_then(|archive| Tarball::new(archive).next_entry())
+            .is_ok_and(|first| first.is_some())
     }
 
     #[cfg(test)]
@@ -230,11 +232,14 @@ mod tests {
         builder.into_inner().unwrap()
     }
 
-    fn file(builder: &mut tar::Builder<Vec<u8>>, path: &str, text: &str) {
+    fn file(builder: &mut tar::Builder<Vec<u8>>, path: &str, content: impl AsRef<[u8]>) {
         let mut header = tar::Header::new_gnu();
-        header.set_size(text.len() as u64);
+        header.set_size(content.as_ref().len() as u64);
         header.set_mode(0o640);
-        builder.append_data(&mut header, path, text.as_bytes()).unwrap();
+        header.set_uid(1000);
+        header.set_gid(1000);
+        header.set_mtime(0);
+        builder.append_data(&mut header, path, content.as_ref()).unwrap();
     }
 
     fn open(bytes: &[u8]) -> Result<Context, StoreError> {
@@ -294,9 +299,7 @@ mod tests {
         assert!(open(b"no archive at all, but longer than nothing").is_err());
         let inner = sample();
         let outer = archive(|builder| {
-            let mut header = tar::Header::new_gnu();
-            header.set_size(inner.len() as u64);
-            builder.append_data(&mut header, "inner.tar", inner.as_slice()).unwrap();
+            file(builder, "inner.tar", &inner);
             file(builder, "plain.txt", "text");
             file(builder, "empty", "");
         });

@@ -18,40 +18,40 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Longer than anything here takes on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A whole answer.
 #[derive(Debug)]
-pub struct Answer {
-    pub status: StatusCode,
-    pub headers: HeaderMap,
-    pub body: Bytes,
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 impl Answer {
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body)
             .unwrap_or_else(|error| panic!("{error}: {:?}", self.text()))
     }
 
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    pub fn header(&self, name: &str) -> &str {
+    pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
     /// The body, if it has this status.
     #[track_caller]
-    pub fn expect(self, status: u16) -> Value {
+    pub(crate) fn expect(self, status: u16) -> Value {
         assert_eq!(self.status.as_u16(), status, "{}", self.text());
         if self.body.is_empty() { Value::Null } else { self.json() }
     }
 
     /// Checks that it is an error of this kind, in the form that all errors have.
     #[track_caller]
-    pub fn expect_error(self, status: u16, code: &str) -> Value {
+    pub(crate) fn expect_error(self, status: u16, code: &str) -> Value {
         assert_eq!(self.status.as_u16(), status, "{}", self.text());
         let body = self.json();
         assert_eq!(body["code"], code, "{body}");
@@ -63,9 +63,9 @@ impl Answer {
 }
 
 /// An answer whose body is still coming. Dropping it cuts the connection.
-pub struct Open {
-    pub status: StatusCode,
-    pub headers: HeaderMap,
+pub(crate) struct Open {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
     body: Incoming,
     rest: BytesMut,
     _connection: AbortOnDropHandle<()>,
@@ -73,27 +73,28 @@ pub struct Open {
 
 impl Open {
     /// The next part of the body; `None` at its end.
-    pub async fn part(&mut self) -> Option<Bytes> {
+    pub(crate) async fn part(&mut self) -> Option<Bytes> {
         let frame = timeout(PATIENCE, self.body.frame()).await.expect("the body goes on");
         Some(frame?.expect("the body is whole").into_data().expect("no trailers"))
     }
 
-    pub async fn line(&mut self) -> Option<String> {
+    pub(crate) async fn line(&mut self) -> Option<String> {
         loop {
             if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
                 let line = self.rest.split_to(end + 1);
                 return Some(String::from_utf8_lossy(&line[..end]).into_owned());
             }
-            self.rest.extend_from_slice(&self.part().await?);
+            let part = self.part().await?;
+            self.rest.extend_from_slice(&part);
         }
     }
 
     /// The next line, as JSON.
-    pub async fn event(&mut self) -> Option<Value> {
+    pub(crate) async fn event(&mut self) -> Option<Value> {
         self.line().await.map(|line| serde_json::from_str(&line).unwrap())
     }
 
-    pub async fn events(mut self) -> Vec<Value> {
+    pub(crate) async fn events(mut self) -> Vec<Value> {
         let mut events = Vec::new();
         while let Some(event) = self.event().await {
             events.push(event);
@@ -111,7 +112,7 @@ impl Open {
 }
 
 /// Sends a request and gives back its answer as soon as its head is there.
-pub async fn open<B>(address: SocketAddr, mut request: Request<B>) -> Open
+pub(crate) async fn open<B>(address: SocketAddr, mut request: Request<B>) -> Open
 where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: std::error::Error + Send + Sync,
@@ -129,7 +130,7 @@ where
     Open { status: head.status, headers: head.headers, body, rest, _connection: connection }
 }
 
-pub async fn send<B>(address: SocketAddr, request: Request<B>) -> Answer
+pub(crate) async fn send<B>(address: SocketAddr, request: Request<B>) -> Answer
 where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: std::error::Error + Send + Sync,
@@ -137,18 +138,18 @@ where
     open(address, request).await.whole().await
 }
 
-pub fn request(method: Method, path: &str, body: impl Into<Bytes>) -> Request<Full<Bytes>> {
+pub(crate) fn request(method: Method, path: &str, body: impl Into<Bytes>) -> Request<Full<Bytes>> {
     Request::builder().method(method).uri(path).body(Full::new(body.into())).unwrap()
 }
 
-pub fn with_json(method: Method, path: &str, body: &Value) -> Request<Full<Bytes>> {
+pub(crate) fn with_json(method: Method, path: &str, body: &Value) -> Request<Full<Bytes>> {
     let mut request = request(method, path, body.to_string());
     request.headers_mut().insert("content-type", "application/json".parse().unwrap());
     request
 }
 
 /// `a b/ä` as it stands in a query.
-pub fn encoded(text: &str) -> String {
+pub(crate) fn encoded(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'/' => {
@@ -160,11 +161,11 @@ pub fn encoded(text: &str) -> String {
 }
 
 /// A WebSocket to the daemon.
-pub struct Socket(WebSocketStream<TcpStream>);
+pub(crate) struct Socket(WebSocketStream<TcpStream>);
 
 /// What came on a WebSocket.
 #[derive(Debug, PartialEq)]
-pub enum Heard {
+pub(crate) enum Heard {
     Json(Value),
     Bytes(Bytes),
     Closed,
@@ -172,7 +173,7 @@ pub enum Heard {
 
 impl Socket {
     /// The answer instead, if it is not the upgrade.
-    pub async fn open(address: SocketAddr, path: &str) -> Result<Self, (StatusCode, Value)> {
+    pub(crate) async fn open(address: SocketAddr, path: &str) -> Result<Self, (StatusCode, Value)> {
         let stream = TcpStream::connect(address).await.unwrap();
         let url = format!("ws://{address}{path}");
         match tokio_tungstenite::client_async(url, stream).await {
@@ -185,15 +186,15 @@ impl Socket {
         }
     }
 
-    pub async fn say(&mut self, value: Value) {
+    pub(crate) async fn say(&mut self, value: Value) {
         self.0.send(Message::text(value.to_string())).await.unwrap();
     }
 
-    pub async fn send(&mut self, bytes: impl Into<Bytes>) {
+    pub(crate) async fn send(&mut self, bytes: impl Into<Bytes>) {
         self.0.send(Message::Binary(bytes.into())).await.unwrap();
     }
 
-    pub async fn hear(&mut self) -> Heard {
+    pub(crate) async fn hear(&mut self) -> Heard {
         loop {
             let message = timeout(PATIENCE, self.0.next()).await.expect("a message in time");
             match message {
@@ -208,7 +209,7 @@ impl Socket {
     }
 
     /// The next text message; output before it is put aside.
-    pub async fn event(&mut self) -> Value {
+    pub(crate) async fn event(&mut self) -> Value {
         loop {
             match self.hear().await {
                 Heard::Json(value) => return value,
@@ -219,7 +220,7 @@ impl Socket {
     }
 
     /// Collects output of one mark until it contains `text`.
-    pub async fn wait_for(&mut self, mark: u8, text: &str) -> String {
+    pub(crate) async fn wait_for(&mut self, mark: u8, text: &str) -> String {
         let mut seen = String::new();
         while !seen.contains(text) {
             match self.hear().await {
@@ -227,7 +228,8 @@ impl Socket {
                     seen.push_str(&String::from_utf8_lossy(&bytes[1..]));
                 }
                 Heard::Bytes(_) => {}
-                other => panic!("{other:?} before {text:?}, after {seen:?}"),
+                Heard::Json(event) => panic!("{event} before {text:?}, after {seen:?}"),
+                Heard::Closed => panic!("closed before {text:?}, after {seen:?}"),
             }
         }
         seen

@@ -1,11 +1,14 @@
 //! HTTP in, HTTP out: a daemon in this process, with a real store and a fake engine whose machines
 //! run the real agent. "Inside" is the test's own host, so tests stay in their own directories.
 
+#![expect(clippy::unwrap_used, reason = "a test that can't go on stops")]
+
 mod client;
 mod daemon;
 mod events;
 mod exec;
 mod files;
+mod images;
 mod keys;
 mod openapi;
 mod processes;

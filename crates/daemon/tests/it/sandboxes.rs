@@ -68,7 +68,7 @@ async fn what_can_not_be_is_refused_and_nothing_is_left() {
         (json!({"env": {"A=B": "x"}}), "env"),
         (json!({"labels": {"k": "v".repeat(300)}}), "labels"),
         (json!({"lifetime": {"expire_at": 1}}), "lifetime"),
-        (json!([]), "map"),
+        (json!([]), "list"),
     ] {
         let error = world.create(body).await.expect_error(400, "invalid_request");
         assert!(error["message"].as_str().unwrap().contains(says), "{error}");
@@ -138,7 +138,8 @@ async fn a_listing_filters_by_label_and_state_and_comes_in_pages() {
     let names = async |query: &str| {
         let list = world.get(&format!("/v1/sandboxes?{query}")).await.expect(200);
         let all = list["sandboxes"].as_array().unwrap().clone();
-        let mut names: Vec<_> = all.iter().map(|s| s["name"].as_str().unwrap().to_owned()).collect();
+        let mut names: Vec<_> =
+            all.iter().map(|s| s["name"].as_str().unwrap().to_owned()).collect();
         names.sort();
         names
     };
@@ -183,9 +184,12 @@ async fn a_sandbox_tells_what_it_uses() {
 #[tokio::test]
 async fn a_machine_that_dies_fails_its_sandbox_and_who_waits_for_it() {
     let world = World::with_sandbox().await;
-    let running = world.open_post("/v1/sandboxes/web/run?stream=true", json!({
-        "command": ["sleep", "3600"],
-    }));
+    let running = world.open_post(
+        "/v1/sandboxes/web/run?stream=true",
+        json!({
+            "command": ["sleep", "3600"],
+        }),
+    );
     let mut running = running.await;
     assert_eq!(running.event().await.unwrap()["event"], "started");
     let id = world.host.alive().into_iter().next().unwrap();

@@ -1,1 +1,58 @@
-//! ...
+//! TCP to a port inside.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use crate::client::{Heard, Socket};
+use crate::world::World;
+
+#[tokio::test]
+async fn bytes_go_both_ways_until_each_side_has_ended() {
+    let world = World::with_sandbox().await;
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = server.local_addr().unwrap().port();
+    let served = tokio::spawn(async move {
+        let (mut stream, _) = server.accept().await.unwrap();
+        stream.write_all(b"welcome").await.unwrap();
+        let mut heard = Vec::new();
+        stream.read_to_end(&mut heard).await.unwrap();
+        stream.write_all(format!("{} bytes", heard.len()).as_bytes()).await.unwrap();
+    });
+    let mut socket = world.socket(&format!("/v1/sandboxes/web/tunnel/{port}")).await;
+    assert_eq!(socket.hear().await, Heard::Bytes("welcome".into()));
+    for _ in 0..40 {
+        socket.send(vec![7; 100_000]).await;
+    }
+    // The client has said everything, and still hears the answer.
+    socket.send("").await;
+    assert_eq!(socket.hear().await, Heard::Bytes("4000000 bytes".into()));
+    assert_eq!(socket.hear().await, Heard::Closed);
+    served.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_port_without_a_server_is_said_before_the_upgrade() {
+    let world = World::with_sandbox().await;
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let path = format!("/v1/sandboxes/web/tunnel/{free}");
+    let (status, body) = Socket::open(world.address, &path).await.err().unwrap();
+    assert_eq!(status, 502);
+    assert_eq!(body["code"], "port_not_listening");
+    for bad in ["0", "65536", "http"] {
+        let path = format!("/v1/sandboxes/web/tunnel/{bad}");
+        let (status, _) = Socket::open(world.address, &path).await.err().unwrap();
+        assert_eq!(status, 400, "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_closes_the_connection_inside() {
+    let world = World::with_sandbox().await;
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = server.local_addr().unwrap().port();
+    let socket = world.socket(&format!("/v1/sandboxes/web/tunnel/{port}")).await;
+    let (mut stream, _) = server.accept().await.unwrap();
+    drop(socket);
+    let ended = tokio::time::timeout(crate::client::PATIENCE, stream.read(&mut [0; 8])).await;
+    assert!(matches!(ended.expect("it ends"), Ok(0) | Err(_)));
+}

@@ -18,22 +18,22 @@ use torpor_store::{ImageConfig, Images, Layout, Ledger};
 
 use crate::client::{self, Answer, Open, PATIENCE, Socket, encoded};
 
-pub struct World {
-    pub address: SocketAddr,
-    pub host: Arc<FakeHost>,
+pub(crate) struct World {
+    pub(crate) address: SocketAddr,
+    pub(crate) host: Arc<FakeHost>,
     /// For the files of the test; goes away with the world.
-    pub dir: PathBuf,
+    pub(crate) dir: PathBuf,
     stop: Option<oneshot::Sender<()>>,
     daemon: Option<JoinHandle<Result<(), ServeError>>>,
     _temp: TempDir,
 }
 
 impl World {
-    pub async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         Self::with(Config::default()).await
     }
 
-    pub async fn with(config: Config) -> Self {
+    pub(crate) async fn with(config: Config) -> Self {
         let temp = tempfile::tempdir().unwrap();
         let host = FakeHost::new(Inside::RealAgent);
         let parts = parts(temp.path(), &host).await;
@@ -50,77 +50,80 @@ impl World {
     }
 
     /// A world with one sandbox called `web`.
-    pub async fn with_sandbox() -> Self {
+    pub(crate) async fn with_sandbox() -> Self {
         let world = Self::new().await;
         world.create(json!({"name": "web"})).await.expect(201);
         world
     }
 
     /// Stops the daemon and gives what it ended with.
-    pub async fn stop(&mut self) -> Result<(), ServeError> {
+    pub(crate) async fn stop(&mut self) -> Result<(), ServeError> {
         let _ = self.stop.take().unwrap().send(());
         let daemon = self.daemon.take().unwrap();
         tokio::time::timeout(PATIENCE, daemon).await.expect("it stops").unwrap()
     }
 
-    pub fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         self.dir.join(name).to_str().unwrap().to_owned()
     }
 
     /// `name` of the test's directory, for a query.
-    pub fn query(&self, name: &str) -> String {
+    pub(crate) fn query(&self, name: &str) -> String {
         encoded(&self.path(name))
     }
 
-    pub async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> Answer {
         client::send(self.address, client::request(Method::GET, path, "")).await
     }
 
-    pub async fn delete(&self, path: &str) -> Answer {
+    pub(crate) async fn delete(&self, path: &str) -> Answer {
         client::send(self.address, client::request(Method::DELETE, path, "")).await
     }
 
-    pub async fn put(&self, path: &str, body: impl Into<Bytes>) -> Answer {
+    pub(crate) async fn put(&self, path: &str, body: impl Into<Bytes>) -> Answer {
         client::send(self.address, client::request(Method::PUT, path, body)).await
     }
 
-    pub async fn post(&self, path: &str, body: Value) -> Answer {
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
         client::send(self.address, client::with_json(Method::POST, path, &body)).await
     }
 
-    pub async fn patch(&self, path: &str, body: Value) -> Answer {
+    pub(crate) async fn patch(&self, path: &str, body: Value) -> Answer {
         client::send(self.address, client::with_json(Method::PATCH, path, &body)).await
     }
 
-    pub async fn open(&self, path: &str) -> Open {
+    pub(crate) async fn open(&self, path: &str) -> Open {
         client::open(self.address, client::request(Method::GET, path, "")).await
     }
 
-    pub async fn open_post(&self, path: &str, body: Value) -> Open {
+    pub(crate) async fn open_post(&self, path: &str, body: Value) -> Open {
         client::open(self.address, client::with_json(Method::POST, path, &body)).await
     }
 
-    pub async fn socket(&self, path: &str) -> Socket {
+    pub(crate) async fn socket(&self, path: &str) -> Socket {
         Socket::open(self.address, path).await.unwrap_or_else(|error| panic!("{error:?}"))
     }
 
-    pub async fn create(&self, body: Value) -> Answer {
+    pub(crate) async fn create(&self, body: Value) -> Answer {
         self.post("/v1/sandboxes", body).await
     }
 
     /// Runs a shell command in `web`.
-    pub async fn sh(&self, script: &str) -> Value {
+    pub(crate) async fn sh(&self, script: &str) -> Value {
         self.run(json!({"command": ["sh", "-c", script]})).await.expect(200)
     }
 
-    pub async fn run(&self, command: Value) -> Answer {
+    pub(crate) async fn run(&self, command: Value) -> Answer {
         self.post("/v1/sandboxes/web/run", command).await
     }
 }
 
 /// Waits for a value with a deadline.
 #[track_caller]
-pub fn until(what: &'static str, mut holds: impl FnMut() -> bool) -> impl Future<Output = ()> {
+pub(crate) fn until(
+    what: &'static str,
+    mut holds: impl FnMut() -> bool,
+) -> impl Future<Output = ()> {
     let poll = async move {
         while !holds() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -130,7 +133,7 @@ pub fn until(what: &'static str, mut holds: impl FnMut() -> bool) -> impl Future
 }
 
 /// A store with the default image in it, and a fake engine.
-pub async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
+pub(crate) async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
     let layout = Arc::new(Layout::open(&dir.join("data")).unwrap());
     let ledger = Ledger::open(&layout).await.unwrap();
     let images = Images::open(Arc::clone(&layout), ledger.clone(), b"no agent").await.unwrap();

@@ -96,6 +96,10 @@ impl GvisorMachine {
         }
         match ended {
             Some(Ended::Signal { signal }) => format!("killed by the host: signal {signal}"),
+            // As shells tell a signal.
+            Some(Ended::Code { code }) if code > 128 => {
+                format!("agent was killed: signal {}", code - 128)
+            }
             Some(Ended::Code { code }) => {
                 let tail = keeper.tail(self.record.id.as_str()).await.unwrap_or_default();
                 match tail.lines().rfind(|line| !line.trim().is_empty()) {

@@ -29,8 +29,6 @@ const CAPABILITIES: [&str; 14] = [
 
 /// Open files of one process.
 const NOFILE: u64 = 65_536;
-/// Room for device nodes and symbolic links; it is memory, so it has a bound.
-const DEV_MIB: u64 = 1;
 
 /// Everything `config.json` depends on.
 #[derive(Debug, Clone, Copy)]
@@ -50,7 +48,6 @@ impl Description<'_> {
         let shm_mib = (self.plan.spec.resources.memory_mib / 4).max(1);
         let mount = |at: &str, kind: &str, options: &[&str]| json!({ "destination": at, "type": kind, "source": kind, "options": options });
         let shm = format!("size={shm_mib}m");
-        let dev = format!("size={DEV_MIB}m");
         json!({
             "ociVersion": "1.0.2",
             "hostname": id,
@@ -73,7 +70,7 @@ impl Description<'_> {
             "mounts": [
                 mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
                 mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
-                mount("/dev", "tmpfs", &["nosuid", "mode=755", &dev]),
+                mount("/dev", "tmpfs", &["nosuid", "mode=755"]),
                 mount("/dev/pts", "devpts", &["nosuid", "noexec", "mode=0620", "ptmxmode=0666"]),
                 mount("/dev/shm", "tmpfs", &["nosuid", "nodev", "mode=1777", &shm]),
             ],

@@ -111,8 +111,8 @@ fn start(spawn: &Spawn, stdin: OwnedFd, stderr: OwnedFd) -> io::Result<Pid> {
     let mut command = Command::new(program);
     command.args(args).current_dir(&spawn.cwd);
     command.stdin(Stdio::from(stdin)).stdout(Stdio::null()).stderr(Stdio::from(stderr));
-    // SAFETY: the closure runs in a forked child of a process with one thread, and makes system
-    // calls only: it takes no lock and allocates nothing.
+    // SAFETY: the closure, which runs in the forked child, makes system calls only: it takes no lock
+    // and allocates nothing.
     unsafe {
         command.pre_exec(move || {
             for group in &groups {

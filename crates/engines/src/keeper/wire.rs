@@ -143,9 +143,9 @@ pub(super) fn recv<T: DeserializeOwned>(
     if received.bytes == 0 {
         return Err(RecvError::Closed);
     }
-    let fd = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
+    let fd = control.drain().find_map(|message| {
+        let RecvAncillaryMessage::ScmRights(mut fds) = message else { return None };
+        fds.next()
     });
     Ok((serde_json::from_slice(&packet[..received.bytes])?, fd))
 }

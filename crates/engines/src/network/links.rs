@@ -82,7 +82,7 @@ impl Links {
     /// Makes a pair: the far end here, up; the host end in the namespace `host`, still down.
     pub(super) async fn add_pair(
         &self,
-        far: &str,
+        (far, far_index): (&str, u32),
         name: &str,
         host: BorrowedFd<'_>,
         mtu: u32,
@@ -97,6 +97,7 @@ impl Links {
             .setns_by_fd(host.as_raw_fd())
             .build();
         let pair = LinkVeth::new(far, "")
+            .index(far_index)
             .mtu(mtu)
             .address(FAR_MAC.to_vec())
             .up()

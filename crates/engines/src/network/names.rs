@@ -28,6 +28,9 @@ pub(super) const SLOTS: u16 = 1022;
 /// Prefix length of a block.
 const BLOCK_PREFIX: u8 = 22;
 
+/// Numbers of far ends begin far above those of a host's links, which count from one.
+const FAR_INDICES: u32 = 1_000_000_000;
+
 /// Where named network namespaces are, by convention of all tools.
 const NAMESPACES: &str = "/run/netns";
 
@@ -78,6 +81,12 @@ impl Names {
 /// The parked end of a slot, in the parking namespace.
 pub(super) fn far_link(slot: u16) -> String {
     format!("far{slot}")
+}
+
+/// The kernel's number for it: one that no host end has. For two ends with equal numbers the kernel
+/// takes up to a second until it lets packets pass.
+pub(super) fn far_index(slot: u16) -> u32 {
+    FAR_INDICES + u32::from(slot)
 }
 
 /// The addresses of one installation: a part of 10.213.0.0/16.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::links::Links;
-use super::names::{Block, Names, far_link};
+use super::names::{Block, Names, far_index, far_link};
 use super::pool::Pool;
 use super::{NetworkError, Shared, conntrack, host};
 
@@ -58,7 +58,8 @@ async fn make(shared: &Shared, number: u16) -> Result<u32, NetworkError> {
     let parking = shared.parking.lock().clone().ok_or(NetworkError::Closed)?;
     let (links, name) = (&shared.links, shared.names.link(number));
     let host = parking.host.as_fd();
-    parking.links.add_pair(&far_link(number), &name, host, shared.mtu).await?;
+    let far = far_link(number);
+    parking.links.add_pair((&far, far_index(number)), &name, host, shared.mtu).await?;
     let index = links.index(&name).await?;
     match finish(links, &name, index, shared.block, number).await {
         Ok(()) => Ok(index),

@@ -177,10 +177,10 @@ pub(super) fn swap() -> Finding {
 
 /// Says which program is missing rather than "no such file".
 fn as_error(error: io::Error) -> io::Error {
-    match error.kind() {
-        io::ErrorKind::NotFound => io::Error::new(error.kind(), "it is not installed"),
-        _ => error,
+    if error.kind() == io::ErrorKind::NotFound {
+        return io::Error::new(error.kind(), "it is not installed");
     }
+    error
 }
 
 #[cfg(test)]

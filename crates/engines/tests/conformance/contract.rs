@@ -9,7 +9,7 @@ use torpor_protocol::guest::Exit;
 
 use crate::world::{PATIENCE, boot, eventually, greet, say, shell, spec, world};
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_machine_boots_and_its_agent_says_hello() {
     let Some(world) = world().await else { return };
     let (machine, guest) = boot(&**world.engine(), world.plan()).await;
@@ -17,7 +17,7 @@ async fn a_machine_boots_and_its_agent_says_hello() {
     machine.kill().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_process_runs_inside_and_its_end_is_told() {
     let Some(world) = world().await else { return };
     let (machine, guest) = boot(&**world.engine(), world.plan()).await;
@@ -26,7 +26,7 @@ async fn a_process_runs_inside_and_its_end_is_told() {
     machine.kill().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn machines_share_nothing() {
     let Some(world) = world().await else { return };
     let (one, in_one) = boot(&**world.engine(), world.plan()).await;
@@ -38,7 +38,7 @@ async fn machines_share_nothing() {
     two.kill().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_paused_machine_does_nothing_and_goes_on_when_resumed() {
     let Some(world) = world().await else { return };
     let (mut machine, guest) = boot(&**world.engine(), world.plan()).await;
@@ -57,7 +57,7 @@ async fn a_paused_machine_does_nothing_and_goes_on_when_resumed() {
     machine.kill().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_machine_that_is_paused_can_be_killed() {
     let Some(world) = world().await else { return };
     let plan = world.plan();
@@ -67,7 +67,7 @@ async fn a_machine_that_is_paused_can_be_killed() {
     assert_eq!(world.traces(&plan.id), Vec::<String>::new());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_machine_outlives_its_daemon_and_is_adopted_by_the_next() {
     let Some(mut world) = world().await else { return };
     let plan = world.plan();
@@ -90,7 +90,7 @@ async fn a_machine_outlives_its_daemon_and_is_adopted_by_the_next() {
     assert!(world.engine().adopt(&plan.id).await.unwrap().is_none(), "the dead are not adopted");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn sweep_removes_what_is_not_kept_and_nothing_else() {
     let Some(mut world) = world().await else { return };
     let (kept, gone) = (world.plan(), world.plan());
@@ -106,7 +106,7 @@ async fn sweep_removes_what_is_not_kept_and_nothing_else() {
     machine.kill().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_boot_that_nobody_waits_for_any_more_leaves_nothing() {
     let Some(world) = world().await else { return };
     // From before the first step to after the last.
@@ -122,7 +122,7 @@ async fn a_boot_that_nobody_waits_for_any_more_leaves_nothing() {
     assert!(!world.config.runtime_dir.exists(), "close finds nothing left");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_can_be_booted_again_at_once_after_a_boot_was_given_up() {
     let Some(world) = world().await else { return };
     let plan = world.plan();
@@ -135,7 +135,7 @@ async fn a_sandbox_can_be_booted_again_at_once_after_a_boot_was_given_up() {
     machine.kill().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn more_memory_than_the_host_has_is_refused_before_anything_is_made() {
     let Some(world) = world().await else { return };
     let mut plan = world.plan();
@@ -145,7 +145,7 @@ async fn more_memory_than_the_host_has_is_refused_before_anything_is_made() {
     assert_eq!(world.traces(&plan.id), Vec::<String>::new());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn many_boots_at_once_all_come_up() {
     let Some(world) = world().await else { return };
     let mut boots = tokio::task::JoinSet::new();
@@ -164,7 +164,7 @@ async fn many_boots_at_once_all_come_up() {
     assert!(!world.config.runtime_dir.exists(), "nothing is left");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_machine_that_is_killed_from_outside_says_so() {
     let Some(world) = world().await else { return };
     let plan = world.plan();
@@ -181,7 +181,7 @@ async fn a_machine_that_is_killed_from_outside_says_so() {
     assert_eq!(world.traces(&plan.id), Vec::<String>::new());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn close_leaves_machines_alone_and_removes_the_engines_traces_after_the_last() {
     let Some(mut world) = world().await else { return };
     let plan = world.plan();

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use torpor_lifecycle::engine::{Engine, EngineError};
-use torpor_protocol::guest::Exit;
+use torpor_protocol::guest::{Exit, ProcessSpec};
 use torpor_protocol::{Resources, SandboxId};
 
 use crate::world::{PATIENCE, boot, eventually, plant, say, shell, spec, world};
 
 const MIB: u64 = 1 << 20;
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn kill_leaves_nothing_and_takes_less_than_a_second() {
     let Some(world) = world().await else { return };
     let plan = world.plan();
@@ -26,7 +26,7 @@ async fn kill_leaves_nothing_and_takes_less_than_a_second() {
     assert_eq!(world.traces(&plan.id), Vec::<String>::new());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn the_guest_sees_its_limits() {
     let Some(world) = world().await else { return };
     let (machine, guest) = boot(&**world.engine(), world.plan()).await;
@@ -36,7 +36,7 @@ async fn the_guest_sees_its_limits() {
     machine.kill().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_is_an_error_inside_and_no_more() {
     let Some(world) = world().await else { return };
     let (machine, guest) = boot(&**world.engine(), world.plan()).await;
@@ -51,7 +51,7 @@ async fn a_full_disk_is_an_error_inside_and_no_more() {
     machine.kill().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_guest_writes_is_on_disk_and_not_in_its_memory() {
     let Some(world) = world().await else { return };
     let (machine, guest) = boot(&**world.engine(), world.plan()).await;
@@ -67,7 +67,7 @@ async fn what_a_guest_writes_is_on_disk_and_not_in_its_memory() {
     machine.kill().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_takes_too_much_memory_dies_of_it_and_is_counted() {
     let Some(world) = world().await else { return };
     let (machine, guest) = boot(&**world.engine(), world.plan()).await;
@@ -80,7 +80,7 @@ async fn a_process_that_takes_too_much_memory_dies_of_it_and_is_counted() {
     machine.kill().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_fork_bomb_hurts_only_its_own_machine() {
     let Some(world) = world().await else { return };
     let mut bombed = world.plan();
@@ -98,7 +98,7 @@ async fn a_fork_bomb_hurts_only_its_own_machine() {
     neighbour.kill().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_machine_is_one_process_without_a_gofer() {
     let Some(world) = world().await else { return };
     let plan = world.plan();
@@ -109,7 +109,7 @@ async fn a_machine_is_one_process_without_a_gofer() {
     machine.kill().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn an_image_with_packed_files_is_refused_with_the_remedy() {
     let Some(world) = world().await else { return };
     let dir = tempfile::tempdir().unwrap();
@@ -125,7 +125,7 @@ async fn an_image_with_packed_files_is_refused_with_the_remedy() {
     assert_eq!(world.traces(&plan.id), Vec::<String>::new());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn an_image_without_an_agent_is_refused() {
     let Some(world) = world().await else { return };
     let dir = tempfile::tempdir().unwrap();
@@ -141,7 +141,7 @@ async fn an_image_without_an_agent_is_refused() {
     assert_eq!(world.traces(&plan.id), Vec::<String>::new());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_crash_between_two_steps_leaves_is_swept() {
     let Some(world) = world().await else { return };
     let (dir, image, group) = (SandboxId::random(), SandboxId::random(), SandboxId::random());
@@ -164,7 +164,7 @@ async fn what_a_crash_between_two_steps_leaves_is_swept() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_machine_whose_keeper_died_is_not_adopted_and_the_next_one_boots() {
     let Some(mut world) = world().await else { return };
     let plan = world.plan();
@@ -180,11 +180,66 @@ async fn a_machine_whose_keeper_died_is_not_adopted_and_the_next_one_boots() {
     machine.kill().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_keeper_that_dies_is_replaced_at_the_next_boot() {
     let Some(world) = world().await else { return };
     world.kill_keeper();
     let (machine, guest) = boot(&**world.engine(), world.plan()).await;
     guest.health().await.unwrap();
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_guest_has_the_same_address() {
+    let Some(world) = world().await else { return };
+    let (one, in_one) = boot(&**world.engine(), world.plan()).await;
+    let (two, in_two) = boot(&**world.engine(), world.plan()).await;
+    let script = "ip -4 -o addr show dev eth0; ip route";
+    let (first, second) = (say(&in_one, script).await, say(&in_two, script).await);
+    assert!(first.contains("10.0.0.2") && first.contains("default"), "{first}");
+    assert_eq!(first, second);
+    one.kill().await.unwrap();
+    two.kill().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_costs_the_whole_machine_for_want_of_memory_is_told() {
+    let Some(world) = world().await else { return };
+    let (mut machine, guest) = boot(&**world.engine(), world.plan()).await;
+    let meter = machine.meter();
+    // Filled by the guest's kernel and not by the guest, so either may be the one that is killed.
+    let greedy = tokio::spawn(async move { shell(&guest, "tail /dev/zero").await });
+    tokio::select! {
+        reason = machine.exited() => assert_eq!(reason, "killed by the host: out of memory"),
+        _ = greedy => assert!(meter.oom_kills() > 0),
+        () = tokio::time::sleep(PATIENCE) => panic!("neither died"),
+    }
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_is_killed_from_inside_ends_its_machine() {
+    let Some(world) = world().await else { return };
+    let plan = world.plan();
+    let (mut machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    let command = ["/bin/bash", "-c", "kill -9 1"].map(str::to_owned).to_vec();
+    // Whether its start is still answered is a matter of luck.
+    let _ = guest.start(ProcessSpec { command, ..ProcessSpec::default() }).await;
+    let reason = tokio::time::timeout(PATIENCE, machine.exited()).await.unwrap();
+    assert_eq!(reason, "agent was killed: signal 9");
+    machine.kill().await.unwrap();
+    assert_eq!(world.traces(&plan.id), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_inside_are_not_as_mighty_as_the_agent() {
+    let Some(world) = world().await else { return };
+    let (machine, guest) = boot(&**world.engine(), world.plan()).await;
+    let status = say(&guest, "cat /proc/self/status").await;
+    let bounding = status.lines().find_map(|line| line.strip_prefix("CapBnd:\t")).unwrap();
+    let bounding = u64::from_str_radix(bounding, 16).unwrap();
+    let has = |capability: u32| bounding & (1 << capability) != 0;
+    let (net_raw, sys_admin, mknod, setuid) = (13, 21, 27, 7);
+    assert!(!has(net_raw) && !has(sys_admin) && !has(mknod) && has(setuid), "{bounding:x}");
     machine.kill().await.unwrap();
 }

@@ -4,7 +4,13 @@
 //! what is particular stands in `gvisor`. Every test has its own installation (tag, directories,
 //! keeper) and removes it when it ends, however it ends.
 
+#[cfg(test)]
 mod contract;
+#[cfg(test)]
 mod gvisor;
+#[cfg(test)]
+mod keeper;
+#[cfg(test)]
 mod measure;
+#[cfg(test)]
 mod world;

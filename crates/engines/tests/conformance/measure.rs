@@ -43,12 +43,13 @@ impl tracing::Subscriber for Collector {
     fn exit(&self, _: &span::Id) {}
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement"]
 async fn the_steps_of_a_boot() {
     let Some(world) = world().await else { return };
     let samples = Samples::default();
-    let _guard = tracing::subscriber::set_default(Collector(samples.clone()));
+    // Boots run on other threads than this one.
+    tracing::subscriber::set_global_default(Collector(samples.clone())).unwrap();
     let note = |name: &str, since: Instant| {
         let millis = since.elapsed().as_secs_f64() * 1e3;
         samples.lock().entry(name.into()).or_default().push(millis);

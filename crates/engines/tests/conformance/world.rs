@@ -20,9 +20,9 @@ use torpor_protocol::{Network, Resources, SandboxId, SandboxSpec};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Programs of this host that the test root has.
-const PROGRAMS: [&str; 20] = [
-    "bash", "cat", "chmod", "dd", "df", "echo", "head", "kill", "ls", "mkdir", "nproc", "rm", "sh",
-    "sleep", "stat", "sync", "tail", "touch", "true", "wc",
+const PROGRAMS: [&str; 21] = [
+    "bash", "cat", "chmod", "dd", "df", "echo", "head", "ip", "kill", "ls", "mkdir", "nproc", "rm",
+    "sh", "sleep", "stat", "sync", "tail", "touch", "true", "wc",
 ];
 
 /// An installation. Dropping it kills and removes everything it has on the host.
@@ -71,7 +71,7 @@ fn random() -> [u8; 8] {
 }
 
 /// This test binary, told to be a keeper; its socket's path follows.
-fn keeper_command() -> Vec<OsString> {
+pub(crate) fn keeper_command() -> Vec<OsString> {
     let me = std::env::current_exe().expect("the test binary has a path");
     let mut command: Vec<OsString> = vec![me.into()];
     let flags = ["--exact", "--ignored", "--test-threads=1", "world::keeper_process"];

@@ -31,6 +31,21 @@ async fn a_port_where_nobody_listens_is_a_bad_gateway_with_a_hint() {
 }
 
 #[tokio::test]
+async fn every_answer_has_a_request_id_and_the_application_sees_it() {
+    let world = World::new().await;
+    let app = application(|request: Request<hyper::body::Incoming>| async move {
+        Response::new(text(request.headers()["x-request-id"].as_bytes().to_vec()))
+    })
+    .await;
+    let answer = world.get(app.port, "/").await;
+    let id = answer.header("x-request-id").unwrap().to_owned();
+    assert_eq!(answer.text().await, id);
+    let answer = world.get(free_port().await, "/").await;
+    let id = answer.header("x-request-id").unwrap().to_owned();
+    assert_eq!(error(answer).await.request_id, id);
+}
+
+#[tokio::test]
 async fn a_person_gets_a_page() {
     let world = World::new().await;
     let port = free_port().await;

@@ -145,6 +145,30 @@ async fn grpc_is_http2_all_the_way_and_keeps_its_trailers() {
 }
 
 #[tokio::test]
+async fn a_grpc_call_that_is_given_up_ends_inside() {
+    let world = World::new().await;
+    let (begun, mut calls) = tokio::sync::mpsc::unbounded_channel();
+    let app = application(move |_| {
+        let begun = begun.clone();
+        async move {
+            let (ended, end) = tokio::sync::oneshot::channel::<()>();
+            begun.send(end).unwrap();
+            std::future::pending::<()>().await;
+            drop(ended);
+            Response::new(text(""))
+        }
+    })
+    .await;
+    let request =
+        ask_http2(app.port, "/pkg.Service/Call").header("content-type", "application/grpc");
+    let request = request.method(Method::POST).body(text("ask")).unwrap();
+    let call = tokio::spawn(async move { world.http2(request).await.status() });
+    let end = soon(calls.recv()).await.unwrap();
+    call.abort();
+    assert!(soon(end).await.is_err(), "the call was dropped, not answered");
+}
+
+#[tokio::test]
 async fn trailers_of_http1_pass_for_a_client_that_takes_them() {
     let world = World::new().await;
     let app = application(|_| async {

@@ -45,7 +45,7 @@ impl Blobs {
         let file = Arc::new(file);
         let mut index = HashMap::new();
         let mut tarball = Tarball::new(Seeking { file: file.clone(), at: 0 });
-        while let Some(entry) = tarball.next()? {
+        while let Some(entry) = tarball.next_entry()? {
             budget.spend_entry()?;
             let Ok(path) = TreePath::parse(&entry.path, &budget.limits) else { continue };
             let place = match entry.kind {

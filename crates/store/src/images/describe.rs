@@ -25,7 +25,7 @@ use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ImageId;
 
 use super::ImageConfig;
-use super::path::{OURS, TreePath};
+use super::path::{IN_TMP, OURS, TreePath};
 use crate::files;
 
 const HEADING: &[u8] = b"torpor image 1\n";
@@ -56,7 +56,7 @@ impl Description {
     fn content_of(&mut self, dir: BorrowedFd<'_>, path: &TreePath) -> io::Result<()> {
         for (name, kind) in files::entries(dir)? {
             let path = path.child(&name);
-            if path.bytes() == OURS {
+            if path.bytes() == OURS || path.bytes() == IN_TMP.as_bytes() {
                 continue;
             }
             match kind {

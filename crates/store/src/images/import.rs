@@ -80,7 +80,8 @@ impl Images {
         self.import_with(name, progress, fill).await
     }
 
-    /// Imports a root filesystem from a tar stream, plain or gzip, as it comes.
+    /// Imports a root filesystem from a tar stream, plain or gzip, as it comes. How long a stream may
+    /// stall is the reader's business: an error from it ends the import.
     pub async fn import_tar_stream(
         &self,
         name: Option<&ImageName>,
@@ -139,11 +140,21 @@ impl Images {
             match named {
                 Err(StoreError::NoSuchImage(_)) => {}
                 Err(error) => return Err(error),
-                Ok(()) => return self.inspect(id.as_str()).await,
+                Ok(()) => {
+                    // Removing a tree takes a while.
+                    let tidy = move || {
+                        drop(stage);
+                        Ok(())
+                    };
+                    blocking(tidy).await?;
+                    return self.inspect(id.as_str()).await;
+                }
             }
         }
         let row = self.pack_stage(&stage, id, config).await?;
         self.install(stage, &row, name).await?;
+        // If it was corrupt, what is remembered of it is not true any more.
+        self.shared.verified.lock().remove(&row.id);
         self.inspect(row.id.as_str()).await
     }
 

@@ -40,7 +40,7 @@ pub(crate) fn apply<R: Read>(
     let mut tarball = Tarball::new(archive);
     let mut told = layer.tree.budget.bytes();
     let mut empty = true;
-    while let Some(entry) = tarball.next()? {
+    while let Some(entry) = tarball.next_entry()? {
         empty = false;
         layer.take(&entry, &mut tarball)?;
         let bytes = layer.tree.budget.bytes();

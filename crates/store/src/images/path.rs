@@ -15,6 +15,8 @@ const PART_MAX: usize = 255;
 const MOUNTED: [&[u8]; 3] = [b"proc", b"sys", b"dev"];
 /// Where the agent lives.
 pub(crate) const OURS: &[u8] = b".torpor";
+/// An empty file of ours: gVisor covers an empty `/tmp` with an unlimited filesystem in memory.
+pub(crate) const IN_TMP: &str = "tmp/.torpor";
 
 /// A safe path; empty for the root itself.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -88,7 +90,9 @@ impl TreePath {
     pub(crate) fn is_ignored(&self) -> bool {
         let mut parts = self.0.split(|b| *b == b'/');
         let first = parts.next().unwrap_or_default();
-        first == OURS || (MOUNTED.contains(&first) && parts.next().is_some())
+        first == OURS
+            || self.0 == IN_TMP.as_bytes()
+            || (MOUNTED.contains(&first) && parts.next().is_some())
     }
 }
 
@@ -133,7 +137,7 @@ mod tests {
 
     #[test]
     fn places_of_the_engine_and_the_agent_are_ignored() {
-        for raw in ["proc/1", "sys/a/b", "dev/null", ".torpor", ".torpor/agent"] {
+        for raw in ["proc/1", "sys/a/b", "dev/null", ".torpor", ".torpor/agent", "tmp/.torpor"] {
             assert!(parse(raw.as_bytes()).unwrap().is_ignored(), "{raw}");
         }
         for raw in ["", "proc", "dev", "process", "home/dev/x", "etc/.torpor"] {

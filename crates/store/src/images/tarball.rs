@@ -23,7 +23,8 @@ pub enum EntryKind {
     Dir,
     Symlink,
     Hardlink,
-    /// Devices and FIFOs, which no image needs.
+    /// Devices and FIFOs: no image needs them, and through a device node an old runsc can be
+    /// escaped (CVE-2026-96812).
     Special,
 }
 
@@ -64,7 +65,7 @@ impl<R: Read> Tarball<R> {
     }
 
     /// The next entry; `None` at the end.
-    pub fn next(&mut self) -> Result<Option<Entry>, StoreError> {
+    pub fn next_entry(&mut self) -> Result<Option<Entry>, StoreError> {
         let mut extended = Extended::default();
         loop {
             let Some(header) = self.header()? else { return Ok(None) };

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use torpor_lifecycle::store::StoreError;
 
 use super::limits::Budget;
-use super::path::{OURS, TreePath, refused};
+use super::path::{IN_TMP, OURS, TreePath, refused};
 use crate::files;
 
 /// How much of a file is copied at a time.
@@ -210,7 +210,8 @@ impl Tree {
         files::remove_at(self.root.as_fd(), OsStr::from_bytes(OURS))
             .map_err(files::failed("make room for the agent"))?;
         self.dir(&TreePath::known(".torpor"), Meta::root_owned(0o755))?;
-        self.file(&TreePath::known(".torpor/agent"), Meta::root_owned(0o755), &mut agent)
+        self.file(&TreePath::known(".torpor/agent"), Meta::root_owned(0o755), &mut agent)?;
+        self.file(&TreePath::known(IN_TMP), Meta::root_owned(0o444), &mut std::io::empty())
     }
 
     fn place<'p>(

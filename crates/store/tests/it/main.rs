@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up has failed")]
 
 mod archives;
-mod base_image;
 mod commit;
 mod crash;
 mod disk_full;

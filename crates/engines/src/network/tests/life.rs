@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::io::Read;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::UdpSocket;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
@@ -12,9 +12,11 @@ use tokio::time::Instant;
 use torpor_protocol::Network as Policy;
 
 use super::super::links::Links;
-use super::super::names::{GATEWAY_MAC, GUEST_MAC, Names};
+use super::super::names::{GUEST, Names};
 use super::super::{NetworkError, remove_traces};
-use super::world::{PUBLIC, close, eventually, fresh_tag, greeting, on_a_host};
+use super::world::{
+    DATAGRAM_PORT, PUBLIC, close, datagram, eventually, fresh_tag, greeting, ip, on_a_host,
+};
 
 const ON: Policy = Policy { internet: true };
 
@@ -161,7 +163,7 @@ fn a_packet_socket_sees_what_comes_after_it_and_carries_its_header() {
             let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
             socket.send_to(text.as_bytes(), (slot.address(), 9)).expect("sent");
         };
-        let former = slot.packet_socket().expect("a socket");
+        let former = network.card(&slot);
         send("for the former owner");
         let mut packet = read(former);
         assert!(packet.ends_with(b"for the former owner"));
@@ -178,15 +180,44 @@ fn a_packet_socket_sees_what_comes_after_it_and_carries_its_header() {
 }
 
 #[test]
+fn a_guest_without_the_internet_gets_no_late_answers_either() {
+    on_a_host(async |world| {
+        let network = world.network(&fresh_tag()).await;
+        let slot = network.take(&ON).await.expect("a slot");
+        let server = world.beyond().listen(PUBLIC, DATAGRAM_PORT);
+        let card = network.card(&slot);
+        rustix::io::write(&card, &datagram(GUEST, PUBLIC, b"hi")).expect("sent");
+        let (_, caller) = server.recv_from(&mut [0; 100]).expect("a datagram");
+        network.set_policy(&slot, &Policy { internet: false }).await.expect("switched off");
+        server.send_to(b"too late", caller).expect("sent");
+        let host = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+        host.send_to(b"the first packet", (slot.address(), 9)).expect("sent");
+        assert!(read(card).ends_with(b"the first packet"));
+    });
+}
+
+#[test]
+fn the_host_has_no_ipv6_on_its_end() {
+    on_a_host(async |world| {
+        let network = world.network(&fresh_tag()).await;
+        let slot = network.take(&ON).await.expect("a slot");
+        let link = Names::new(&network.tag).expect("a tag").link(slot.number());
+        assert!(ip("-6 addr show dev up0").contains("inet6"), "other links have it");
+        assert_eq!(ip(&format!("-6 addr show dev {link}")), "");
+    });
+}
+
+#[test]
 fn what_the_world_still_sends_to_a_former_guest_reaches_nobody() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
         let slot = network.take(&ON).await.expect("a slot");
         let number = slot.number();
-        let server = world.beyond().inside(|| UdpSocket::bind((PUBLIC, 5000))).expect("a server");
+        let server =
+            world.beyond().inside(|| UdpSocket::bind((PUBLIC, DATAGRAM_PORT))).expect("a server");
         server.set_read_timeout(Some(Duration::from_secs(5))).expect("a timeout");
-        let former = slot.packet_socket().expect("a socket");
-        rustix::io::write(&former, &datagram(PUBLIC, 5000)).expect("sent");
+        let former = network.card(&slot);
+        rustix::io::write(&former, &datagram(GUEST, PUBLIC, b"hi")).expect("sent");
         let (_, caller) = server.recv_from(&mut [0; 100]).expect("a datagram");
         server.send_to(b"in time", caller).expect("sent");
         assert!(read(former).ends_with(b"in time"));
@@ -196,24 +227,12 @@ fn what_the_world_still_sends_to_a_former_guest_reaches_nobody() {
             (slot.number() == number).then_some(slot)
         })
         .await;
-        let socket = slot.packet_socket().expect("a socket");
+        let socket = network.card(&slot);
         server.send_to(b"too late", caller).expect("sent");
         let host = UdpSocket::bind("0.0.0.0:0").expect("a socket");
         host.send_to(b"the first packet", (slot.address(), 9)).expect("sent");
         assert!(read(socket).ends_with(b"the first packet"));
     });
-}
-
-/// A frame of the guest, with the header that tells the kernel that nothing is left to do.
-fn datagram(to: Ipv4Addr, port: u16) -> Vec<u8> {
-    let mut ip = vec![0x45, 0, 0, 30, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 2];
-    ip.extend(to.octets());
-    let words = ip.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
-    let sum: u32 = words.sum();
-    let checksum = !u16::try_from((sum >> 16) + (sum & 0xffff)).expect("folded");
-    ip[10..12].copy_from_slice(&checksum.to_be_bytes());
-    let udp = [4000_u16.to_be_bytes(), port.to_be_bytes(), [0, 10], [0, 0], *b"hi"].concat();
-    [&[0; 10][..], &GATEWAY_MAC, &GUEST_MAC, &[8, 0], &ip, &udp].concat()
 }
 
 fn read(socket: OwnedFd) -> Vec<u8> {

@@ -1,12 +1,14 @@
 //! What a guest reaches, and what it does not.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpStream, UdpSocket};
 
 use torpor_protocol::Network as Policy;
 
-use super::super::names::{GATEWAY, far_link};
-use super::world::{FORBIDDEN, HOST, PUBLIC, ROUTER, fresh_tag, greeting, on_a_host};
+use super::super::names::{GATEWAY, GUEST};
+use super::world::{
+    DATAGRAM_PORT, FORBIDDEN, HOST, PORT, PUBLIC, ROUTER, datagram, fresh_tag, greeting, on_a_host,
+};
 
 const ON: Policy = Policy { internet: true };
 const OFF: Policy = Policy { internet: false };
@@ -52,7 +54,7 @@ fn private_and_special_addresses_are_refused() {
         let guest = network.guest(&slot);
         for address in FORBIDDEN {
             let address: Ipv4Addr = address.parse().expect("an address");
-            let open = std::net::TcpStream::connect((address, super::world::PORT));
+            let open = TcpStream::connect((address, PORT));
             // The kernel itself routes nothing to reserved addresses on some versions.
             assert!(
                 open.is_ok() || address.octets()[0] >= 240,
@@ -71,7 +73,7 @@ fn the_host_and_its_network_are_refused() {
         let slot = network.take(&ON).await.expect("a slot");
         let guest = network.guest(&slot);
         for address in [HOST, ROUTER] {
-            std::net::TcpStream::connect((address, super::world::PORT)).expect("the host may");
+            TcpStream::connect((address, PORT)).expect("the host may");
             let error = guest.connect(address).expect_err("refused");
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{address}");
         }
@@ -91,17 +93,32 @@ fn guests_do_not_reach_each_other() {
         let (guest, other) = (network.guest(&one), network.guest(&two));
         other.serve();
         // From the host it is reached: routes and translation are right.
-        let address = (two.address(), super::world::PORT);
-        std::net::TcpStream::connect(address).expect("the host reaches its guest");
+        let address = (two.address(), PORT);
+        TcpStream::connect(address).expect("the host reaches its guest");
         guest.connect(two.address()).expect_err("another guest does not");
         // Both at the same time, with the same address inside.
         for guest in [&guest, &other] {
             let mut stream = guest.connect(PUBLIC).expect("connected");
             greeting(&mut stream).expect("a greeting");
         }
-        // Nor does the world, although it knows the way.
+    });
+}
+
+#[test]
+fn nobody_in_the_world_comes_in_unasked() {
+    on_a_host(async |world| {
+        let network = world.network(&fresh_tag()).await;
+        let slot = network.take(&ON).await.expect("a slot");
+        let guest = network.guest(&slot).listen(Ipv4Addr::UNSPECIFIED, 9);
+        // Although it knows the way, and an answer would find its own.
         world.beyond().ip(&format!("route add 10.213.0.0/16 via {HOST}"));
-        assert!(world.beyond().unheard(two.address()), "nobody comes in unasked");
+        let stranger = world.beyond().listen(PUBLIC, 9);
+        stranger.send_to(b"from the world", (slot.address(), 9)).expect("sent");
+        let host = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+        host.send_to(b"from the host", (slot.address(), 9)).expect("sent");
+        let mut text = [0; 100];
+        let length = guest.recv(&mut text).expect("the host is let in");
+        assert_eq!(&text[..length], b"from the host");
     });
 }
 
@@ -126,14 +143,16 @@ fn a_false_source_address_gets_nowhere() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
         let slot = network.take(&ON).await.expect("a slot");
-        let guest = network.guest(&slot);
-        greeting(&mut guest.connect(PUBLIC).expect("connected")).expect("a greeting");
-        for address in ["10.9.9.9", "192.0.2.77", &slot.address().to_string()] {
-            guest.ip(&format!("addr add {address}/32 dev {}", far_link(slot.number())));
-            let route = format!("route replace default via {GATEWAY} src {address}");
-            guest.ip(&route);
-            assert!(guest.unheard(PUBLIC), "{address}");
+        let server = world.beyond().listen(PUBLIC, DATAGRAM_PORT);
+        let card = network.card(&slot);
+        for address in ["10.9.9.9", "192.0.2.77", "8.8.8.8", &slot.address().to_string()] {
+            let frame = datagram(address.parse().expect("an address"), PUBLIC, b"no");
+            rustix::io::write(&card, &frame).expect("sent");
         }
+        rustix::io::write(&card, &datagram(GUEST, PUBLIC, b"ok")).expect("sent");
+        let mut text = [0; 100];
+        let length = server.recv(&mut text).expect("the true one arrives");
+        assert_eq!(&text[..length], b"ok", "and no other did before");
     });
 }
 

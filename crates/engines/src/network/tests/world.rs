@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -33,10 +34,10 @@ pub(super) const FORBIDDEN: [&str; 9] = [
 ];
 /// Where the TCP servers are.
 pub(super) const PORT: u16 = 8000;
+/// Where `datagram` goes.
+pub(super) const DATAGRAM_PORT: u16 = 5000;
 /// For what must come: a first packet may be lost and is sent again after a second.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// For what must not come: many times what an answer takes.
-const DOUBT: Duration = Duration::from_millis(700);
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
@@ -119,11 +120,11 @@ impl Place {
         self.inside(|| TcpStream::connect_timeout(&address, PATIENCE))
     }
 
-    /// Whether a connection gets no answer at all.
-    pub(super) fn unheard(&self, to: Ipv4Addr) -> bool {
-        let address = SocketAddr::from((to, PORT));
-        let connected = self.inside(|| TcpStream::connect_timeout(&address, DOUBT));
-        connected.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut)
+    /// A socket for datagrams that does not wait for ever.
+    pub(super) fn listen(&self, address: Ipv4Addr, port: u16) -> UdpSocket {
+        let socket = self.inside(|| UdpSocket::bind((address, port))).expect("a socket");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        socket
     }
 
     /// Sends a datagram and waits for the answer.
@@ -216,9 +217,30 @@ impl Opened {
         guest.ip(&format!("addr add {GUEST}/30 dev {far}"));
         guest.ip(&format!("neigh add {GATEWAY} lladdr {gateway_mac} dev {far}"));
         guest.ip(&format!("route add default via {GATEWAY}"));
+        self.wait_until_up(slot, |work| guest.inside(work));
         guest
     }
+
+    /// The network card of a guest that speaks at once: a link that was just connected drops
+    /// packets until the kernel gets round to it.
+    pub(super) fn card(&self, slot: &Slot) -> OwnedFd {
+        let parking = Namespace::ensure(&Names::new(&self.tag).expect("a tag")).expect("parking");
+        self.wait_until_up(slot, |work| parking.enter(work));
+        slot.packet_socket().expect("a socket")
+    }
+
+    fn wait_until_up(&self, slot: &Slot, at_the_far_end: impl FnOnce(Check) -> io::Result<()>) {
+        wait_until_up(&Names::new(&self.tag).expect("a tag").link(slot.number()));
+        let far = far_link(slot.number());
+        let check = move || {
+            wait_until_up(&far);
+            Ok(())
+        };
+        at_the_far_end(Box::new(check)).expect("inside");
+    }
 }
+
+type Check = Box<dyn FnOnce() -> io::Result<()> + Send>;
 
 impl Drop for Opened {
     fn drop(&mut self) {
@@ -232,13 +254,22 @@ impl Drop for Opened {
     }
 }
 
-pub(super) fn ip(arguments: &str) {
+fn wait_until_up(link: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    while !ip(&format!("link show dev {link}")).contains("state UP") {
+        assert!(Instant::now() < deadline, "{link} does not come up");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub(super) fn ip(arguments: &str) -> String {
     let output = Command::new("ip")
         .env("PATH", crate::program::search_path())
         .args(arguments.split_whitespace())
         .output()
         .expect("ip runs");
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Who the server saw, if it answers at all.
@@ -295,4 +326,18 @@ fn answer_names(socket: UdpSocket) {
             let _ = socket.send_to(from.ip().to_string().as_bytes(), from);
         }
     });
+}
+
+/// A frame of a guest, with the header that tells the kernel that nothing is left to do.
+pub(super) fn datagram(from: Ipv4Addr, to: Ipv4Addr, text: &[u8; 2]) -> Vec<u8> {
+    let mut ip = vec![0x45, 0, 0, 30, 0, 0, 0, 0, 64, 17, 0, 0];
+    ip.extend(from.octets());
+    ip.extend(to.octets());
+    let words = ip.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+    let sum: u32 = words.sum();
+    let checksum = !u16::try_from((sum >> 16) + (sum & 0xffff)).expect("folded");
+    ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+    let ports = [4000_u16.to_be_bytes(), DATAGRAM_PORT.to_be_bytes()].concat();
+    let udp = [&ports[..], &[0, 10, 0, 0], text].concat();
+    [&[0; 10][..], &GATEWAY_MAC, &GUEST_MAC, &[8, 0], &ip, &udp].concat()
 }

@@ -24,6 +24,7 @@ use super::layer::{Role, apply};
 use super::progress::{OnProgress, Progress, Step};
 use super::tree::Tree;
 use super::{Image, ImageConfig, ImageName, Images};
+use crate::layout::Stage;
 
 /// What it is called.
 pub const BASE_NAME: &str = "torpor/base";
@@ -69,11 +70,12 @@ impl Images {
         let work = self.shared.layout.stage()?;
         let (reader, writer) =
             rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(broken)?;
-        let mut child = command(&sources, work.path(), writer).spawn().map_err(missing)?;
+        let child = command(&sources, work.path(), writer).spawn().map_err(missing)?;
+        let mut installer = Installer { child, work: Some(work) };
         let (tell, verdict) = oneshot::channel();
         let watch = async {
             // Nobody to tell means that the import failed, which says why.
-            let _ = tell.send(finished(&mut child, &progress).await);
+            let _ = tell.send(finished(&mut installer.child, &progress).await);
         };
         let told = progress.clone();
         let fill = move |tree: &mut Tree, _: &Path| {
@@ -89,6 +91,22 @@ impl Images {
         let import = self.import_with(Some(&name), progress.clone(), fill);
         let (image, ()) = tokio::join!(import, watch);
         image
+    }
+}
+
+/// The installation under way. If it is dropped, nothing of it stays.
+struct Installer {
+    child: Child,
+    work: Option<Stage>,
+}
+
+impl Drop for Installer {
+    fn drop(&mut self) {
+        // Fails if it has ended, as it should have.
+        let _ = self.child.start_kill();
+        if let Some(work) = self.work.take() {
+            work.abandon();
+        }
     }
 }
 

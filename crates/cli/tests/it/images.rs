@@ -1,0 +1,51 @@
+//! image import, ls, inspect, rm.
+
+use std::fs;
+
+use crate::world::World;
+
+#[test]
+fn a_directory_becomes_an_image_that_can_be_listed_and_removed() {
+    let world = World::new();
+    let root = world.here.join("root");
+    fs::create_dir_all(root.join("etc")).unwrap();
+    fs::write(root.join("etc/hostname"), "box").unwrap();
+    assert_eq!(world.torpor(["image", "import", "root", "mine"]).ok(), "mine:latest\n");
+    let table = world.torpor(["image", "ls"]).ok();
+    let header: Vec<&str> = table.lines().next().unwrap().split_whitespace().collect();
+    assert_eq!(header, ["NAME", "ID", "SIZE", "AGE"]);
+    assert!(table.lines().any(|line| line.starts_with("mine:latest ")), "{table}");
+    assert!(table.lines().any(|line| line.starts_with("torpor/base")), "{table}");
+    let shown = world.torpor(["image", "inspect", "mine", "--json"]).json();
+    assert_eq!(shown["names"][0], "mine:latest");
+    assert_eq!(world.torpor(["image", "rm", "mine"]).ok(), "mine\n");
+    assert_eq!(world.torpor(["image", "rm", "mine"]).failed().0, 1);
+    assert_eq!(world.torpor(["image", "rm", "-f", "mine"]).ok(), "");
+}
+
+#[test]
+fn a_name_with_a_slash_is_one_name() {
+    let world = World::new();
+    let shown = world.torpor(["image", "inspect", "torpor/base"]).ok();
+    assert!(shown.contains("torpor/base"), "{shown}");
+}
+
+#[test]
+fn a_tar_that_is_none_is_refused() {
+    let world = World::new();
+    fs::write(world.here.join("junk.tar"), vec![b'x'; 4096]).unwrap();
+    let (code, words) = world.torpor(["image", "import", "junk.tar", "junk"]).failed();
+    assert_eq!(code, 1);
+    assert!(words.contains("error: "), "{words}");
+}
+
+#[test]
+fn a_build_needs_its_dockerfile() {
+    let world = World::new();
+    let (code, words) = world.torpor(["image", "build", "-t", "x", "."]).failed();
+    assert_eq!(code, 1);
+    assert_eq!(
+        words,
+        "error: there is no ./Dockerfile\nhint: name it with -f, relative to the directory\n"
+    );
+}

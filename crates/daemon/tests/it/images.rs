@@ -1,0 +1,184 @@
+//! Images: import, list, remove; and builds, as far as they go where "inside" is the test's own host:
+//! every build here fails before its filesystem would be packed.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::client::{self, Open};
+use crate::world::{World, until};
+
+type Files<'a> = &'a [(&'a str, &'a str)];
+
+fn tar(files: Files<'_>) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (path, text) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(text.len() as u64);
+        header.set_mode(0o640);
+        header.set_uid(1000);
+        header.set_gid(1000);
+        header.set_mtime(1_700_000_000);
+        builder.append_data(&mut header, path, text.as_bytes()).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+async fn send(world: &World, path: &str, body: Vec<u8>) -> Open {
+    client::open(world.address, client::request(Method::POST, path, body)).await
+}
+
+/// The last event, which says how it ended.
+async fn outcome(world: &World, path: &str, body: Vec<u8>) -> Value {
+    let answer = send(world, path, body).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.headers["content-type"], "application/x-ndjson");
+    answer.events().await.pop().unwrap()
+}
+
+/// The error that a build of this Dockerfile ends with.
+async fn build_error(world: &World, dockerfile: &str, more: Files<'_>) -> Value {
+    let files = [&[("Dockerfile", dockerfile)], more].concat();
+    let last = outcome(world, "/v1/images/build", tar(&files)).await;
+    assert_eq!(last["event"], "error", "{last}");
+    last["error"].clone()
+}
+
+#[tokio::test]
+async fn an_imported_image_is_listed_found_by_its_name_and_gone_when_removed() {
+    let world = World::new().await;
+    let archive = tar(&[("etc/os-release", "ID=test\n")]);
+    let done = outcome(&world, "/v1/images/import?name=team/web:2", archive.clone()).await;
+    assert_eq!(done["event"], "done", "{done}");
+    assert_eq!(done["image"]["names"], json!(["team/web:2"]));
+    let image = world.get("/v1/images/team%2Fweb:2").await.expect(200);
+    assert_eq!(image, done["image"]);
+    let list = world.get("/v1/images").await.expect(200);
+    assert!(list["images"].as_array().unwrap().contains(&image));
+
+    // The same bytes are the same image.
+    let again = outcome(&world, "/v1/images/import?name=other", archive).await;
+    assert_eq!(again["image"]["id"], image["id"]);
+
+    world.delete("/v1/images/team%2Fweb:2").await.expect(204);
+    world.delete("/v1/images/other").await.expect(204);
+    world.get("/v1/images/other").await.expect_error(404, "image_not_found");
+}
+
+#[tokio::test]
+async fn what_is_no_archive_is_an_error_and_leaves_nothing() {
+    let world = World::new().await;
+    let before = world.get("/v1/images").await.expect(200);
+    let last = outcome(&world, "/v1/images/import?name=bad", vec![7; 100_000]).await;
+    assert_eq!(
+        (&last["event"], &last["error"]["code"]),
+        (&json!("error"), &json!("invalid_request"))
+    );
+    assert!(!last["error"]["request_id"].as_str().unwrap().is_empty(), "{last}");
+    assert_eq!(world.get("/v1/images").await.expect(200), before);
+}
+
+#[tokio::test]
+async fn a_bad_name_is_refused_before_anything_is_read() {
+    let world = World::new().await;
+    for path in ["/v1/images/import?name=UP", "/v1/images/build?name=a%20b", "/v1/images/build?x=y"]
+    {
+        let answer = send(&world, path, Vec::new()).await;
+        assert_eq!(answer.status, 400, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn an_image_that_a_sandbox_needs_stays() {
+    let world = World::with_sandbox().await;
+    world.delete("/v1/images/torpor%2Fbase").await.expect_error(409, "in_use");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_dockerfile_is_told_before_a_sandbox_is_made() {
+    let world = World::new().await;
+    let boots = world.host.boots();
+    let error = build_error(&world, "FROM torpor/base\nRUN true\nFLY high\n", &[]).await;
+    assert!(error["message"].as_str().unwrap().contains("line 3"), "{error}");
+    let error = build_error(&world, "FROM nobody/knows\n", &[]).await;
+    assert_eq!(error["code"], "image_not_found");
+    assert!(error["hint"].as_str().unwrap().contains("torpor image"), "{error}");
+    let last = outcome(&world, "/v1/images/build?dockerfile=D", tar(&[("x", "")])).await;
+    assert!(last["error"]["message"].as_str().unwrap().contains("\"D\""), "{last}");
+    assert_eq!(world.host.boots(), boots);
+}
+
+#[tokio::test]
+async fn steps_run_one_after_another_and_a_failing_one_ends_the_build_and_its_sandbox() {
+    let world = World::new().await;
+    let dir = world.path("image");
+    let dockerfile = format!(
+        "FROM torpor/base\nARG WHO=nobody\nENV GREETING=\"hello $WHO\"\nWORKDIR {dir}\n\
+         COPY --chmod=600 *.txt docs/\nCOPY src .\nRUN echo \"$GREETING\"; cat docs/a.txt lib/x; \
+         stat -c %a-%u docs/a.txt; pwd\nRUN echo going; exit 7\nRUN echo never\n"
+    );
+    let files = [
+        ("Dockerfile", dockerfile.as_str()),
+        (".dockerignore", "b.txt\n"),
+        ("a.txt", "A\n"),
+        ("b.txt", "B\n"),
+        ("src/lib/x", "X\n"),
+    ];
+    let path = "/v1/images/build?name=built&arg=WHO=you";
+    let mut events = send(&world, path, tar(&files)).await.events().await;
+
+    let last = events.pop().unwrap();
+    let error = &last["error"];
+    assert_eq!(error["code"], "command_failed", "{last}");
+    assert!(error["message"].as_str().unwrap().contains("line 8"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("code 7"), "{error}");
+    assert_eq!(error["hint"], "it said last: going");
+
+    let output: String = events
+        .iter()
+        .filter_map(|event| event["text"].as_str().filter(|_| event["event"] == "output"))
+        .collect();
+    assert_eq!(output, format!("hello you\nA\nX\n600-0\n{dir}\ngoing\n"));
+    let steps = events.iter().filter(|event| event["event"] == "step").count();
+    assert_eq!(steps, 7, "FROM and six steps began: {events:?}");
+    assert!(!world.dir.join("image/docs/b.txt").exists(), "it is ignored");
+    until("the sandbox of the build is deleted", || world.host.alive().is_empty()).await;
+    world.get("/v1/images/built").await.expect_error(404, "image_not_found");
+}
+
+#[tokio::test]
+async fn an_archive_is_unpacked_by_add_and_copied_by_copy() {
+    let world = World::new().await;
+    let inner = String::from_utf8(tar(&[("in/side", "deep\n")])).unwrap();
+    let dir = world.path("image");
+    let dockerfile = format!(
+        "FROM torpor/base\nWORKDIR {dir}\nADD x.tar out\nADD plain.txt note\nCOPY x.tar raw/\n\
+         RUN cat out/in/side note; ls raw; exit 1\n"
+    );
+    let more = [("x.tar", inner.as_str()), ("plain.txt", "plain\n")];
+    let error = build_error(&world, &dockerfile, &more).await;
+    assert_eq!(error["hint"], "it said last: deep\nplain\nx.tar");
+}
+
+#[tokio::test]
+async fn what_can_not_be_copied_is_told_with_its_line() {
+    let world = World::new().await;
+    let dir = world.path("");
+    for step in ["COPY missing /x", "COPY a b c", "COPY ../x /x", "COPY --chown=nobody-knows a x"] {
+        let dockerfile = format!("FROM torpor/base\nWORKDIR {dir}\n{step}\n");
+        let error = build_error(&world, &dockerfile, &[("a", ""), ("b", "")]).await;
+        assert!(error["message"].as_str().unwrap().starts_with("line 3 "), "{step}: {error}");
+    }
+    until("no sandbox is left", || world.host.alive().is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_ends_its_build() {
+    let world = World::new().await;
+    let started = world.path("started");
+    let dockerfile = format!("FROM torpor/base\nRUN touch {started}; sleep 1000\n");
+    let answer = send(&world, "/v1/images/build", tar(&[("Dockerfile", &dockerfile)])).await;
+    until("the step runs", || world.dir.join("started").exists()).await;
+    assert_eq!(world.host.alive().len(), 1);
+    drop(answer);
+    until("the sandbox of the build is deleted", || world.host.alive().is_empty()).await;
+}
