@@ -120,20 +120,23 @@ pub(crate) async fn build(
     let of = u32::try_from(steps.len()).unwrap_or(u32::MAX).saturating_add(2);
     let tell = |number: u32, text: String| events.tell(ImageEvent::Step { number, of, text });
     tell(1, format!("FROM {}", file.base())).await;
-    let mut build = Build {
-        bench: workbench(app, &base).await?,
-        context: Arc::new(context),
-        draft: Draft::from(base.config),
-        events,
+    let bench = workbench(app, &base).await?;
+    let context = Arc::new(context);
+    let draft = Draft::from(base.config);
+    let mut build = Build { bench, context, draft, events };
+    let built = async {
+        for (step, number) in steps.iter().zip(2..) {
+            tell(number, step.text.clone()).await;
+            build.step(step).await.map_err(|error| at_step(step, error))?;
+        }
+        tell(of, "save the image".to_owned()).await;
+        build.save(app, order.name.as_ref()).await
     };
-    for (step, number) in steps.iter().zip(2..) {
-        tell(number, step.text.clone()).await;
-        build.step(step).await.map_err(|error| at_step(step, error))?;
-    }
-    tell(of, "save the image".to_owned()).await;
-    let image = build.save(app, order.name.as_ref()).await?;
+    let built = built.await;
+    // Whoever hears how it ended finds nothing left of it.
+    build.bench.tear_down().await;
     drop(stage);
-    Ok(image)
+    built
 }
 
 /// The index of the context, and the stage that holds it.
@@ -213,7 +216,7 @@ impl Build<'_> {
     }
 
     /// The filesystem as it is now becomes the image.
-    async fn save(self, app: &App, name: Option<&ImageName>) -> Result<Image> {
+    async fn save(&self, app: &App, name: Option<&ImageName>) -> Result<Image> {
         for path in WRITTEN_BY_AGENT {
             self.bench.remove(path).await?;
         }

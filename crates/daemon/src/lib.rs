@@ -48,7 +48,7 @@ pub use listen::bind;
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     #[error(
-        "something else listens on {0}: stop it, or choose another port with --listen or \
+        "{0} is in use: stop what listens there, or choose another port with --listen or \
          TORPOR_LISTEN"
     )]
     PortInUse(SocketAddr),
@@ -63,11 +63,11 @@ pub enum ServeError {
          on 127.0.0.1 and make a key with `torpor key create` first"
     )]
     Exposed(SocketAddr),
-    #[error("no isolation engine works on this host: {0}; `torpor doctor` says more")]
+    #[error("no isolation engine works on this host: {0}")]
     NoEngine(String),
     #[error("could not open the store")]
     Store(#[from] StoreError),
-    #[error("could not open the isolation engine; `torpor doctor` says more")]
+    #[error("could not open the isolation engine")]
     Engine(#[from] EngineError),
     #[error("could not recover the sandboxes")]
     Recover(#[from] torpor_lifecycle::Error),

@@ -178,7 +178,7 @@ pub enum Request {
     Process { pid: u32 },
     /// By name of a supervised process. → `Process`
     ProcessNamed { name: String },
-    /// → `Processes`
+    /// → `Processes`… in batches
     Processes,
     /// To the whole process group. → `Done`
     Signal { pid: u32, signal: i32 },

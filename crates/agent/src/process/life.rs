@@ -163,24 +163,26 @@ async fn relaunch(
     let mut ran = began.elapsed();
     loop {
         let order = process.state.borrow().order;
-        match order {
+        let pause = match order {
             Some(Order::Stay) => return None,
-            Some(Order::Again) => {}
-            None => {
-                let pause = process.state.borrow().restarts.pause(supervision, exit)?;
-                if !pause_for(process, pause).await {
-                    continue;
-                }
-                process.state.borrow_mut().restarts.count(supervision, ran);
-            }
+            Some(Order::Again) => Duration::ZERO,
+            None => process.state.borrow().restarts.pause(supervision, exit)?,
+        };
+        // What the life before left running would be in the way of the next one.
+        tree::kill(process.pid(), true).await;
+        pause_for(process, pause).await;
+        // Nothing is awaited from here on: what was ordered until now is obeyed.
+        let ordered = process.state.borrow_mut().order.take_if(|order| *order == Order::Again);
+        if process.state.borrow().order.is_some() {
+            continue;
         }
         {
             let mut state = process.state.borrow_mut();
             state.restarts_shown = state.restarts_shown.saturating_add(1);
-            state.order = None;
+            if ordered.is_none() {
+                state.restarts.count(supervision, ran);
+            }
         }
-        // What the life before left running would be in the way of the next one.
-        tree::kill(process.pid(), true).await;
         match launch(agent, process) {
             Ok(outlets) => return Some(outlets),
             Err(failed) => {
@@ -192,8 +194,8 @@ async fn relaunch(
     }
 }
 
-/// Whether the pause passed without an order.
-async fn pause_for(process: &Process, pause: Duration) -> bool {
+/// Waits, unless something is ordered.
+async fn pause_for(process: &Process, pause: Duration) {
     let pause_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
     process.state.borrow_mut().next_start_at_ms = Some(now_ms().saturating_add(pause_ms));
     let ordered = async {
@@ -201,9 +203,8 @@ async fn pause_for(process: &Process, pause: Duration) -> bool {
             process.changed.notified().await;
         }
     };
-    let passed = tokio::time::timeout(pause, ordered).await.is_err();
+    let _ = tokio::time::timeout(pause, ordered).await;
     process.state.borrow_mut().next_start_at_ms = None;
-    passed
 }
 
 impl Outlets {

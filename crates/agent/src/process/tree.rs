@@ -39,18 +39,25 @@ pub(crate) async fn kill(root: u32, reaped: bool) {
         let _ = kill_process_group(leader, Signal::STOP);
     }
     let mut known = HashSet::from([root]);
+    kill_each(&add_relatives(&mut known, &entries()));
+    if !reaped {
+        // Also where there is no list to search.
+        let _ = kill_process_group(leader, Signal::KILL);
+    }
     for look in 0..LOOKS {
+        tokio::time::sleep(Duration::from_millis(1 << look.min(6)).min(LONGEST_PAUSE)).await;
         let living = add_relatives(&mut known, &entries());
-        if living.is_empty() && (look > 0 || reaped) {
+        if living.is_empty() {
             return;
         }
-        let _ = kill_process_group(leader, Signal::KILL);
-        for pid in living {
-            if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
-                let _ = kill_process(pid, Signal::KILL);
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(1 << look.min(6)).min(LONGEST_PAUSE)).await;
+        kill_each(&living);
+    }
+}
+
+fn kill_each(living: &[u32]) {
+    for pid in living.iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
+        // Who is gone meanwhile is gone.
+        let _ = kill_process(pid, Signal::KILL);
     }
 }
 

@@ -24,10 +24,10 @@ pub(crate) fn find(wanted: &str) -> Result<Account, String> {
     find_in(wanted, &read(PASSWD), &read(GROUP))
 }
 
-/// The account of whoever this process is.
+/// The account of whoever this process is, which has its groups already.
 pub(crate) fn current() -> Account {
     let uid = rustix::process::geteuid().as_raw();
-    let mut account = find(&uid.to_string()).unwrap_or_else(|_| bare(uid));
+    let mut account = find_user(&uid.to_string(), &read(PASSWD)).unwrap_or_else(|| bare(uid));
     if uid == 0 && account.home.is_none() {
         account.home = Some("/root".to_owned());
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
+use std::process::{Child, Command};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Daemon {
     socket: Option<OwnedFd>,
     agent: Option<JoinHandle<std::io::Result<()>>>,
+    machine: Option<Child>,
     next: u32,
     arrived: HashMap<u32, VecDeque<Piece>>,
     windows: HashMap<u32, u64>,
@@ -50,28 +52,35 @@ impl Ran {
 }
 
 impl Daemon {
+    /// An agent in a thread.
     pub(crate) fn new() -> Self {
-        let (ours, theirs) = rustix::net::socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .unwrap();
-        let timeout = rustix::net::sockopt::Timeout::Recv;
-        rustix::net::sockopt::set_socket_timeout(&ours, timeout, Some(PATIENCE)).unwrap();
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&ours, 2 * MAX_PAYLOAD);
-        let agent = std::thread::spawn(move || serve(theirs, Mode::InProcess));
-        let mut daemon = Self {
-            socket: Some(ours),
-            agent: Some(agent),
+        let (ours, theirs) = channel();
+        let mut daemon = Self::over(ours);
+        daemon.agent = Some(std::thread::spawn(move || serve(theirs, Mode::InProcess)));
+        daemon.hello(1);
+        daemon
+    }
+
+    /// An agent that is PID 1 of something like a machine.
+    pub(crate) fn with_machine(mut command: Command) -> Self {
+        let (ours, theirs) = channel();
+        let mut daemon = Self::over(ours);
+        daemon.machine = Some(command.stdin(theirs).spawn().unwrap());
+        drop(command);
+        daemon.hello(1);
+        daemon
+    }
+
+    fn over(socket: OwnedFd) -> Self {
+        Self {
+            socket: Some(socket),
+            agent: None,
+            machine: None,
             next: 1,
             arrived: HashMap::new(),
             windows: HashMap::new(),
             stingy: Vec::new(),
-        };
-        daemon.hello(1);
-        daemon
+        }
     }
 
     /// Starts a session; frames of the one before are dropped.
@@ -90,7 +99,14 @@ impl Daemon {
     /// The other side is gone; returns what `serve` said.
     pub(crate) fn hang_up(mut self) -> std::io::Result<()> {
         self.socket = None;
-        self.agent.take().unwrap().join().unwrap()
+        match self.machine.take() {
+            Some(mut machine) => {
+                let ended = eventually("the machine ends", || machine.try_wait().unwrap());
+                assert!(ended.success());
+                Ok(())
+            }
+            None => self.agent.take().unwrap().join().unwrap(),
+        }
     }
 
     pub(crate) fn send_packet(&self, packet: &[u8]) {
@@ -260,9 +276,22 @@ impl Daemon {
     }
 }
 
+fn channel() -> (OwnedFd, OwnedFd) {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let (ours, theirs) = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+    let timeout = rustix::net::sockopt::Timeout::Recv;
+    rustix::net::sockopt::set_socket_timeout(&ours, timeout, Some(PATIENCE)).unwrap();
+    let _ = rustix::net::sockopt::set_socket_send_buffer_size(&ours, 2 * MAX_PAYLOAD);
+    (ours, theirs)
+}
+
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.socket = None;
+        if let Some(mut machine) = self.machine.take() {
+            let _ = machine.kill();
+            let _ = machine.wait();
+        }
         if let Some(agent) = self.agent.take() {
             let served = agent.join();
             if !std::thread::panicking() {

@@ -1,15 +1,17 @@
 //! The agent as the daemon meets it: over a packet socket, through `serve`.
 
 #![expect(
+    clippy::print_stdout,
     clippy::unwrap_used,
     clippy::wildcard_enum_match_arm,
-    reason = "in a test what is not expected ends it, wherever it happens"
+    reason = "tests say why they skip, and what is not expected ends them, in helpers too"
 )]
 
 mod archives;
 mod client;
 mod files;
 mod hostile;
+mod init;
 mod leaks;
 mod ports;
 mod processes;

@@ -25,7 +25,7 @@ pub(super) struct Create {
     #[arg(long)]
     image: Option<String>,
     /// Processor cores; fractions are allowed [default: 1].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     cpus: Option<f64>,
     /// Memory, such as 512m or 2g [default: 1g].
     #[arg(long, value_name = "SIZE", value_parser = units::parse_mib)]

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use torpor_daemon::Config;
 use torpor_daemon::config::{EngineKind, Overrides};
+use torpor_daemon::{Config, ServeError};
 
 use crate::error::{Error, Result};
 
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 #[derive(Debug, Args)]
 pub(super) struct HostArgs {
     /// Configuration file [default: /etc/torpor/torpor.toml, if it is there].
-    #[arg(long, env = "TORPOR_CONFIG", value_name = "FILE")]
+    #[arg(long, env = "TORPOR_CONFIG", value_name = "FILE", hide_env_values = true)]
     config: Option<PathBuf>,
     /// Directory for images, the ledger and disks [default: /var/lib/torpor].
     #[arg(long, value_name = "DIR")]
@@ -69,17 +69,30 @@ fn absolute(path: PathBuf) -> Result<PathBuf> {
         .map_err(|error| Error::local(format!("can't find {}", path.display()), error))
 }
 
-/// An error of the daemon's libraries with everything below it.
-pub(super) fn failed(error: &dyn std::error::Error) -> Error {
+/// Why the daemon does not do it, with everything below it and what to do.
+pub(super) fn failed(error: &ServeError) -> Error {
+    let hint = match error {
+        ServeError::NoEngine(_) | ServeError::Engine(_) => {
+            Some("torpor doctor says what is missing".to_owned())
+        }
+        ServeError::PortInUse(_)
+        | ServeError::Listen { .. }
+        | ServeError::Exposed(_)
+        | ServeError::Store(_)
+        | ServeError::Recover(_) => None,
+    };
+    Error::Failed { message: chain(error), hint }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
     let mut causes = Vec::new();
     let mut inner = error.source();
     while let Some(source) = inner {
         causes.push(source.to_string());
         inner = source.source();
     }
-    let message = match &causes[..] {
+    match &causes[..] {
         [] => error.to_string(),
         causes => format!("{error}: {}", causes.join(": ")),
-    };
-    Error::failed(message)
+    }
 }

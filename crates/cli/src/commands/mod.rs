@@ -61,6 +61,7 @@ pub(crate) struct Connection {
         global = true,
         env = "TORPOR_SERVER",
         value_name = "URL",
+        hide_env_values = true,
         default_value = "http://127.0.0.1:8900"
     )]
     server: Server,

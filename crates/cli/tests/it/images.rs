@@ -10,7 +10,7 @@ fn a_directory_becomes_an_image_that_can_be_listed_and_removed() {
     let root = world.here.join("root");
     fs::create_dir_all(root.join("etc")).unwrap();
     fs::write(root.join("etc/hostname"), "box").unwrap();
-    assert_eq!(world.torpor(["image", "import", "root", "mine"]).ok(), "mine:latest\n");
+    assert_eq!(world.torpor(["image", "import", "--name", "mine", "root"]).ok(), "mine:latest\n");
     let table = world.torpor(["image", "ls"]).ok();
     let header: Vec<&str> = table.lines().next().unwrap().split_whitespace().collect();
     assert_eq!(header, ["NAME", "ID", "SIZE", "AGE"]);
@@ -34,7 +34,7 @@ fn a_name_with_a_slash_is_one_name() {
 fn a_tar_that_is_none_is_refused() {
     let world = World::new();
     fs::write(world.here.join("junk.tar"), vec![b'x'; 4096]).unwrap();
-    let (code, words) = world.torpor(["image", "import", "junk.tar", "junk"]).failed();
+    let (code, words) = world.torpor(["image", "import", "-t", "junk", "junk.tar"]).failed();
     assert_eq!(code, 1);
     assert!(words.contains("error: "), "{words}");
 }

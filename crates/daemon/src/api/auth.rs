@@ -162,7 +162,7 @@ fn refuse_web_pages(uri: &Uri, headers: &HeaderMap) -> Result<()> {
     let Some(host) = host.and_then(|text| text.parse::<Authority>().ok()) else {
         return refuse("the request does not say which host it is for");
     };
-    if !is_loopback(host.host()) {
+    if may_be_rebound(host.host()) {
         return refuse("the request is for another host");
     }
     let Some(origin) = headers.get(ORIGIN) else { return Ok(()) };
@@ -173,11 +173,11 @@ fn refuse_web_pages(uri: &Uri, headers: &HeaderMap) -> Result<()> {
     refuse("the request was made by a web page of another origin")
 }
 
-/// Exactly this host: `web.localhost` is a page out of a sandbox.
-fn is_loopback(host: &str) -> bool {
+/// Whether somebody may have pointed this name at us, who then is the origin of his pages. Names
+/// without a dot (`localhost`) are not given out, and an address is nobody's name.
+fn may_be_rebound(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']');
-    host.eq_ignore_ascii_case("localhost")
-        || address.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    host.contains('.') && address.parse::<std::net::IpAddr>().is_err()
 }
 
 #[cfg(test)]
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn programs_on_this_host_need_no_key() {
-        for host in ["127.0.0.1:8900", "localhost:8900", "[::1]:8900", "localhost"] {
+        for host in ["127.0.0.1:8900", "localhost:8900", "[::1]:8900", "localhost", "torpor:80"] {
             assert!(asked(host, None), "{host}");
         }
         assert!(asked("localhost:8900", Some("http://localhost:8900")));

@@ -50,6 +50,7 @@ impl PathText {
         match text {
             text if text.is_empty() => Err("path is empty"),
             text if text.contains('\0') => Err("path contains NUL"),
+            text if !text.starts_with('/') => Err("path is not absolute"),
             text if text.len() >= PATH_MAX => Err("path is longer than 4095 bytes"),
             text => Ok(Self(text)),
         }
@@ -278,11 +279,11 @@ mod tests {
 
     #[test]
     fn a_path_that_no_kernel_takes_is_refused() {
-        for bad in [String::new(), "a\0b".into(), "x".repeat(4096)] {
-            assert!(PathText::new(bad).is_err());
+        for bad in ["", "/a\0b", "relative", "../x", &"/".repeat(4096)] {
+            assert!(PathText::new(bad.to_owned()).is_err(), "{bad:?}");
         }
-        for good in ["/", "../x", "a\nb", "ä", &"x".repeat(4095)] {
-            assert!(PathText::new(good.to_owned()).is_ok());
+        for good in ["/", "/../x", "/a\nb", "/ä", &"/".repeat(4095)] {
+            assert!(PathText::new(good.to_owned()).is_ok(), "{good:?}");
         }
     }
 

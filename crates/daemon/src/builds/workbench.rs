@@ -60,9 +60,21 @@ impl Workbench {
     /// Waits until the sandbox runs.
     pub(super) async fn set_up(sandbox: Sandbox) -> Result<Self> {
         let mut unready = Unready(Some(sandbox.clone()));
-        let lease = sandbox.awake().await?;
-        unready.0 = None;
-        Ok(Self { sandbox, lease })
+        match sandbox.awake().await {
+            Ok(lease) => {
+                unready.0 = None;
+                Ok(Self { sandbox, lease })
+            }
+            Err(error) => {
+                sandbox.delete().await;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Waits until nothing of the sandbox is left.
+    pub(super) async fn tear_down(self) {
+        self.sandbox.delete().await;
     }
 
     /// Runs a command to its end and passes on what it says.

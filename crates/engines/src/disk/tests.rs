@@ -151,27 +151,3 @@ fn a_refused_disk_leaves_nothing_and_takes_nothing_away() {
     assert_eq!(again.kind(), ErrorKind::AlreadyExists);
     assert!(disk.mounted().expect("known"), "the first one stays");
 }
-
-/// `cargo test --release -- --ignored --nocapture time_of`
-#[test]
-#[ignore = "a measurement"]
-fn time_of_a_disk() {
-    let Some(world) = World::new() else { return };
-    let start = Instant::now();
-    world.disk("first", 10_240).expect("a disk").remove().expect("removed");
-    println!("first of its size, made and removed: {:?}", start.elapsed());
-    let (mut create, mut remove) = (Vec::new(), Vec::new());
-    for n in 0..100 {
-        let start = Instant::now();
-        let disk = world.disk(&n.to_string(), 10_240).expect("a disk");
-        create.push(start.elapsed());
-        fs::write(disk.path().join("data"), vec![1; 4 << 20]).expect("written");
-        let start = Instant::now();
-        disk.remove().expect("removed");
-        remove.push(start.elapsed());
-    }
-    for (name, mut times) in [("create", create), ("remove", remove)] {
-        times.sort();
-        println!("{name}: p50 {:?}, p95 {:?}", times[50], times[95]);
-    }
-}

@@ -1,7 +1,7 @@
 //! Where the engine's files are: the only place that knows.
 //!
 //! ```text
-//! runtime_dir/              0700; gone when the last machine is gone and the daemon stops
+//! runtime_dir/<tag>/        0700; gone when the last machine is gone and the daemon stops
 //!   keeper.sock
 //!   root/                   empty: runsc wants a directory, the root comes from the image
 //!   runsc/                  runsc's own state: <id>_sandbox:<id>.{state,lock}, runsc-<id>.sock
@@ -16,12 +16,13 @@ use std::path::{Path, PathBuf};
 
 use torpor_protocol::SandboxId;
 
-/// Longest runtime directory: a unix socket's path has at most 107 bytes, and the longest of ours
+/// Longest runtime directory, with the tag: a unix socket's path has at most 107 bytes, and the longest of ours
 /// is `runsc/runsc-<id>.sock`.
 pub(super) const RUNTIME_DIR_MAX: usize = 64;
 
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
+    /// Of this installation alone.
     pub(super) runtime_dir: PathBuf,
     pub(super) scratch_dir: PathBuf,
 }
@@ -41,6 +42,11 @@ impl Layout {
 
     pub(super) fn machines(&self) -> PathBuf {
         self.runtime_dir.join("machines")
+    }
+
+    /// Directories in the runtime directory that nobody else uses.
+    pub(super) fn own_dirs(&self) -> [PathBuf; 3] {
+        [self.empty_root(), self.runsc_root(), self.machines()]
     }
 
     pub(super) fn machine(&self, id: &SandboxId) -> MachineDir {

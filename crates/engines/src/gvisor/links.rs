@@ -45,7 +45,6 @@ fn fd_link(card: &Link) -> Value {
         "GVisorGSOEnabled": false,
         "GVisorGRO": true,
         "RXChecksumOffload": true,
-        "TXChecksumOffload": false,
         "LinkAddress": base64(&card.mac),
         "QDisc": 1,
         // The gateway's address is known, so nobody inside can claim to be it.

@@ -55,8 +55,8 @@ use crate::network::{Network, remove_traces};
 pub struct GvisorConfig {
     /// The program.
     pub runsc: PathBuf,
-    /// For sockets and what is known of running machines; made if absent. At most
-    /// 64 bytes long. Not shared with another installation.
+    /// For sockets and what is known of running machines, in a directory named by the tag. At most
+    /// 55 bytes long.
     pub runtime_dir: PathBuf,
     /// For the machines' disks; made if absent.
     pub scratch_dir: PathBuf,
@@ -69,7 +69,8 @@ pub struct GvisorConfig {
 
 impl GvisorConfig {
     fn layout(&self) -> Layout {
-        Layout { runtime_dir: self.runtime_dir.clone(), scratch_dir: self.scratch_dir.clone() }
+        let runtime_dir = self.runtime_dir.join(&self.tag);
+        Layout { runtime_dir, scratch_dir: self.scratch_dir.clone() }
     }
 
     fn keeper(&self) -> Keeper {
@@ -208,6 +209,10 @@ impl Host {
         if answer.is_closed() {
             return;
         }
+        if self.remains.layout.machine(&plan.id).dir.exists() {
+            // Of a machine that died, or whose removal failed.
+            self.clear_up(&plan.id).await;
+        }
         let boot = Boot { host: &self, plan: &plan };
         let booted = boot.run(|| !answer.is_closed()).await;
         if let Err(error) = &booted {
@@ -227,13 +232,15 @@ impl Host {
 
     async fn adopt(self: &Arc<Self>, id: &SandboxId) -> Result<Option<GvisorMachine>, EngineError> {
         let _turn = self.turns.take(id).await;
-        let dir = self.remains.layout.machine(id);
-        let Some(record) = Record::read(&dir.record) else { return Ok(None) };
-        let Some(pidfd) = record.process.open() else { return Ok(None) };
         let channel = self.remains.keeper.channel(id.as_str()).await;
         let channel = channel.map_err(EngineError::failed("get the machine's channel"))?;
-        // Without its channel nobody can talk to it ever again.
-        let Some(channel) = channel else { return Ok(None) };
+        let record = Record::read(&self.remains.layout.machine(id).record);
+        let pidfd = record.as_ref().and_then(|record| record.process.open());
+        // A boot that was cut off, or dead, or without the only way to talk to it: not there.
+        let (Some(record), Some(pidfd), Some(channel)) = (record, pidfd, channel) else {
+            self.remains.clear(id).await?;
+            return Ok(None);
+        };
         let slot = self.network.adopt(record.slot, &record.network).await;
         let slot = slot.map_err(EngineError::failed("take over the machine's network"))?;
         let group = self.remains.group(id);
@@ -287,9 +294,9 @@ impl Drop for Unclaimed {
 
 fn check_paths(config: &GvisorConfig) -> Result<(), EngineError> {
     let bad = |why: &str| Err(EngineError::failed("use the engine's settings")(why));
-    let runtime_dir = config.runtime_dir.as_os_str().len();
-    if !config.runtime_dir.is_absolute() || runtime_dir > RUNTIME_DIR_MAX {
-        return bad("runtime_dir must be an absolute path of at most 64 bytes");
+    let runtime_dir = config.layout().runtime_dir;
+    if !runtime_dir.is_absolute() || runtime_dir.as_os_str().len() > RUNTIME_DIR_MAX {
+        return bad("runtime_dir must be an absolute path of at most 55 bytes");
     }
     if !config.scratch_dir.is_absolute() {
         return bad("scratch_dir must be an absolute path");
@@ -302,8 +309,7 @@ fn check_paths(config: &GvisorConfig) -> Result<(), EngineError> {
 }
 
 fn make_dirs(layout: &Layout) -> std::io::Result<()> {
-    let own = [layout.empty_root(), layout.runsc_root(), layout.machines()];
-    for dir in own.iter().chain([&layout.scratch_dir]) {
+    for dir in layout.own_dirs().iter().chain([&layout.scratch_dir]) {
         std::fs::create_dir_all(dir)?;
     }
     for dir in [&layout.runtime_dir, &layout.scratch_dir] {

@@ -97,7 +97,13 @@ impl Remains {
             Err(error) => return Err(io::Error::other(error)),
         }
         limits::remove_root(&self.hierarchy, &self.tag);
-        absent(std::fs::remove_dir_all(&self.layout.runtime_dir))?;
+        absent(std::fs::remove_file(self.layout.keeper_socket()))?;
+        for dir in self.layout.own_dirs() {
+            absent(std::fs::remove_dir_all(dir))?;
+        }
+        remove_if_empty(&self.layout.runtime_dir)?;
+        // The parent is shared with other installations.
+        self.layout.runtime_dir.parent().map_or(Ok(()), remove_if_empty)?;
         remove_if_empty(&self.layout.scratch_dir)
     }
 }

@@ -20,6 +20,9 @@ use super::wire::Spawn;
 /// waits for the other's scheduler at every packet.
 const CHANNEL_BUFFER: usize = 4 * 1024 * 1024;
 
+/// Where started programs find others.
+const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 /// How long the keeper leaves a machine's stderr alone after it read from it: what a machine writes
 /// costs the host at most ten reads a second.
 const STDERR_REST: Duration = Duration::from_millis(100);
@@ -109,7 +112,8 @@ fn start(spawn: &Spawn, stdin: OwnedFd, stderr: OwnedFd) -> io::Result<Pid> {
     let oom_score_adj = spawn.oom_score_adj.to_string();
 
     let mut command = Command::new(program);
-    command.args(args).current_dir(&spawn.cwd);
+    // Whatever the daemon was started with is not for programs that make sandboxes.
+    command.args(args).current_dir(&spawn.cwd).env_clear().env("PATH", SYSTEM_PATH);
     command.stdin(Stdio::from(stdin)).stdout(Stdio::null()).stderr(Stdio::from(stderr));
     // SAFETY: the closure, which runs in the forked child, makes system calls only: it takes no lock
     // and allocates nothing.

@@ -238,9 +238,7 @@ impl Desk {
                 None => refuse(format!("no machine {id} is held here")),
             },
             Request::Forget { id } => {
-                if let Some(held) = self.machines.remove(&id) {
-                    held.abandon();
-                }
+                self.forget(id);
                 Reply::Forgotten
             }
             Request::List => Reply::Ids { ids: self.machines.keys().cloned().collect() },
@@ -265,6 +263,18 @@ impl Desk {
                 let program = spawn.argv.first().map_or("", String::as_str);
                 Ok(refuse(format!("could not start {program}: {error}")))
             }
+        }
+    }
+
+    fn forget(&mut self, id: String) {
+        let Some(held) = self.machines.remove(&id) else { return };
+        held.abandon();
+        let why = format!("machine {id} was given up");
+        let wait = Some(Wait::Starter(id));
+        for peer in self.peers.iter_mut().filter(|peer| peer.waits == wait) {
+            peer.waits = None;
+            // Whoever can't hear it is gone, and noticed as such in the next turn.
+            let _ = wire::send(&peer.socket, &refuse(why.clone()), None);
         }
     }
 

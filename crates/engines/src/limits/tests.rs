@@ -192,25 +192,3 @@ fn groups_that_the_engine_made_beside_ours_go_too() {
     world.group.remove().expect("removed");
     assert!(world.traces().is_empty());
 }
-
-/// `cargo test --release -- --ignored --nocapture time_of`
-#[test]
-#[ignore = "a measurement"]
-fn time_of_a_group() {
-    let Some(world) = World::new(Resources::default()) else { return };
-    let mut create = Vec::new();
-    let mut remove = Vec::new();
-    for n in 0..200 {
-        let start = Instant::now();
-        let group =
-            Group::create(&world.hierarchy, &world.tag, &format!("m{n}"), &Resources::default());
-        create.push(start.elapsed());
-        let start = Instant::now();
-        group.expect("a group").remove().expect("removed");
-        remove.push(start.elapsed());
-    }
-    for (name, mut times) in [("create", create), ("remove", remove)] {
-        times.sort();
-        println!("{name}: p50 {:?}, p95 {:?}", times[100], times[190]);
-    }
-}

@@ -145,7 +145,7 @@ async fn an_image_without_an_agent_is_refused() {
 async fn what_a_crash_between_two_steps_leaves_is_swept() {
     let Some(world) = world().await else { return };
     let (dir, image, group) = (SandboxId::random(), SandboxId::random(), SandboxId::random());
-    let machines = world.config.runtime_dir.join("machines");
+    let machines = world.runtime_dir().join("machines");
     std::fs::create_dir(machines.join(dir.as_str())).unwrap();
     std::fs::write(machines.join(dir.as_str()).join("config.json"), "{}").unwrap();
     std::fs::write(world.config.scratch_dir.join(format!("{image}.img")), "").unwrap();
@@ -172,8 +172,8 @@ async fn a_machine_whose_keeper_died_is_not_adopted_and_the_next_one_boots() {
     drop((machine, guest));
     world.kill_keeper();
     world.reopen().await;
+    assert_eq!(world.engine().sweep(&HashSet::from([plan.id.clone()])).await.unwrap(), 0);
     assert!(world.engine().adopt(&plan.id).await.unwrap().is_none());
-    assert_eq!(world.engine().sweep(&HashSet::new()).await.unwrap(), 1);
     assert_eq!(world.traces(&plan.id), Vec::<String>::new());
     let (machine, guest) = boot(&**world.engine(), world.plan()).await;
     guest.health().await.unwrap();
@@ -241,5 +241,18 @@ async fn processes_inside_are_not_as_mighty_as_the_agent() {
     let has = |capability: u32| bounding & (1 << capability) != 0;
     let (net_raw, sys_admin, mknod, setuid) = (13, 21, 27, 7);
     assert!(!has(net_raw) && !has(sys_admin) && !has(mknod) && has(setuid), "{bounding:x}");
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_whose_machine_died_can_be_booted_again() {
+    let Some(world) = world().await else { return };
+    let plan = world.plan();
+    let (mut machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    world.kill_sandbox(&plan.id);
+    machine.exited().await;
+    drop((machine, guest));
+    let (machine, guest) = boot(&**world.engine(), plan).await;
+    guest.health().await.unwrap();
     machine.kill().await.unwrap();
 }

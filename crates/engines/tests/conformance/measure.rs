@@ -80,3 +80,27 @@ async fn the_steps_of_a_boot() {
         println!("{name:>18}: min {:7.2}  p50 {:7.2}  p95 {:7.2} ms", at(0.), at(0.5), at(0.95));
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a measurement"]
+async fn fifty_boots_at_once() {
+    let Some(world) = world().await else { return };
+    let begun = Instant::now();
+    let mut boots = tokio::task::JoinSet::new();
+    for _ in 0..50 {
+        let (engine, plan) = (world.engine().clone(), world.plan());
+        boots.spawn(async move {
+            let machine = engine.boot(plan).await.unwrap();
+            greet(machine.channel()).await;
+            (begun.elapsed(), machine)
+        });
+    }
+    let mut booted = boots.join_all().await;
+    booted.sort_by_key(|(after, _)| *after);
+    println!("50 boots at once: p50 {:?}, all {:?}", booted[25].0, booted[49].0);
+    let begun = Instant::now();
+    for (_, machine) in booted {
+        machine.kill().await.unwrap();
+    }
+    println!("50 kills in a row: {:?}", begun.elapsed());
+}

@@ -94,6 +94,10 @@ impl World {
         self.engine.as_ref().expect("it is open")
     }
 
+    pub(crate) fn runtime_dir(&self) -> PathBuf {
+        self.config.runtime_dir.join(&self.config.tag)
+    }
+
     pub(crate) fn plan(&self) -> BootPlan {
         let resources = Resources { memory_mib: 256, disk_mib: 64, ..Resources::default() };
         BootPlan { id: SandboxId::random(), spec: spec(resources), root: self.root.clone() }
@@ -119,12 +123,12 @@ impl World {
 
     /// Kills the sandbox as someone on the host might.
     pub(crate) fn kill_sandbox(&self, id: &SandboxId) {
-        let file = self.config.runtime_dir.join("machines").join(id.as_str()).join("pid");
+        let file = self.runtime_dir().join("machines").join(id.as_str()).join("pid");
         kill(std::fs::read_to_string(file).expect("a pid file").trim().parse().expect("a number"));
     }
 
     fn keeper_pids(&self) -> Vec<i32> {
-        let socket = self.config.runtime_dir.join("keeper.sock").display().to_string();
+        let socket = self.runtime_dir().join("keeper.sock").display().to_string();
         let mine = |path: &PathBuf| command_line(path.clone()).ends_with(&socket);
         let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
         let pid = |path: PathBuf| path.file_name()?.to_str()?.parse().ok();

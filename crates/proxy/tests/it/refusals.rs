@@ -67,6 +67,8 @@ async fn a_server_that_is_just_starting_is_waited_for() {
         tokio::time::sleep(Duration::from_millis(200)).await;
         let listener = tokio::net::TcpListener::bind(address).await.unwrap();
         let (mut stream, _) = listener.accept().await.unwrap();
+        // What is not read when a connection is closed takes the answer with it.
+        let _ = tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 4096]).await;
         let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nlate";
         tokio::io::AsyncWriteExt::write_all(&mut stream, answer).await.unwrap();
     });

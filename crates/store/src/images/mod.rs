@@ -60,6 +60,10 @@ pub mod archive {
 /// Shortest beginning of an id that may stand for it.
 const PREFIX_MIN: usize = 12;
 
+/// Raised when what we add to a tree, other than the agent, or the way it is packed changes: then all
+/// root files are made anew, as for a new agent.
+const PACKING: &[u8] = b"packing 2\n";
+
 /// An image as people see it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Image {
@@ -116,7 +120,7 @@ impl Images {
             layout,
             ledger,
             agent,
-            agent_hash: blake3::hash(agent).to_hex().to_string(),
+            agent_hash: blake3::hash(&[PACKING, agent].concat()).to_hex().to_string(),
             limits,
             verified: Mutex::default(),
             commit: tokio::sync::Mutex::default(),

@@ -20,8 +20,8 @@ use crate::progress::Progress;
     torpor image build -t app -f deploy/Dockerfile --build-arg VERSION=3 .")]
 pub(super) struct Build {
     /// What to call it.
-    #[arg(short = 't', long, value_name = "NAME")]
-    tag: String,
+    #[arg(short = 't', long, visible_alias = "tag")]
+    name: String,
     /// The Dockerfile, below the directory.
     #[arg(short, long, default_value = "Dockerfile")]
     file: String,
@@ -45,8 +45,9 @@ impl Build {
                 hint: Some("name it with -f, relative to the directory".to_owned()),
             });
         }
-        let mut route =
-            Route::new("/v1/images/build").query("name", &self.tag).query("dockerfile", &self.file);
+        let mut route = Route::new("/v1/images/build")
+            .query("name", &self.name)
+            .query("dockerfile", &self.file);
         for (key, value) in &self.build_arg {
             route = route.query("arg", &format!("{key}={value}"));
         }

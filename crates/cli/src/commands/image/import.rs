@@ -19,13 +19,16 @@ use crate::progress::Progress;
 /// Takes a directory (a root filesystem, or an OCI layout) or a tar, plain or gzipped: a root
 /// filesystem, an OCI layout, or what `docker save` writes. `-` is standard input.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  docker save python:3.13 | torpor image import - python\n  \
-    torpor image import rootfs.tar.gz debian\n  torpor image import ./oci-layout tools")]
+#[command(
+    after_help = "Examples:\n  docker save python:3.13 | torpor image import -t python -\n  \
+    torpor image import -t debian rootfs.tar.gz\n  torpor image import -t tools ./oci-layout"
+)]
 pub(super) struct Import {
+    /// What to call it.
+    #[arg(short = 't', long, visible_alias = "tag")]
+    name: String,
     /// Directory or tar; - is standard input.
     source: PathBuf,
-    /// What to call it.
-    name: String,
     /// Print all about it as JSON.
     #[arg(long)]
     json: bool,

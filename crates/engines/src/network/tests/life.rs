@@ -8,7 +8,6 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use tokio::time::Instant;
 use torpor_protocol::Network as Policy;
 
 use super::super::links::Links;
@@ -243,47 +242,4 @@ fn read(socket: OwnedFd) -> Vec<u8> {
     let length = std::fs::File::from(socket).read(&mut packet).expect("a packet");
     packet.truncate(length);
     packet
-}
-
-/// `cargo test --release -- --ignored --nocapture time_of`
-#[test]
-#[ignore = "a measurement"]
-fn time_of_slots() {
-    on_a_host(async |world| {
-        let start = Instant::now();
-        let network = world.network(&fresh_tag()).await;
-        println!("open: {:?}", start.elapsed());
-        let (mut ready, mut policy, mut socket, mut made) = (vec![], vec![], vec![], vec![]);
-        for _ in 0..100 {
-            // Let the pool fill up first: this measures the way of a single boot.
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            let start = Instant::now();
-            let slot = network.take(&ON).await.expect("a slot");
-            ready.push(start.elapsed());
-            let start = Instant::now();
-            network.set_policy(&slot, &Policy { internet: false }).await.expect("set");
-            policy.push(start.elapsed());
-            let start = Instant::now();
-            let open = slot.packet_socket().expect("a socket");
-            socket.push(start.elapsed());
-            drop(open);
-        }
-        let mut held = Vec::new();
-        for _ in 0..300 {
-            let start = Instant::now();
-            held.push(network.take(&ON).await.expect("a slot"));
-            made.push(start.elapsed());
-        }
-        made.drain(..200);
-        drop(held);
-        let all =
-            [("take", ready), ("set_policy", policy), ("packet_socket", socket), ("make", made)];
-        for (name, mut times) in all {
-            times.sort();
-            println!("{name}: p50 {:?}, p95 {:?}", times[50], times[95]);
-        }
-        let start = Instant::now();
-        close(network).await.expect("closed");
-        println!("close: {:?}", start.elapsed());
-    });
 }

@@ -1,0 +1,78 @@
+//! The agent as PID 1: the real program, in namespaces of its own.
+
+use std::process::Command;
+
+use torpor_protocol::guest::{Exit, Identity, ProcessSpec, Reply, Request};
+
+use crate::client::{Daemon, command, env, eventually, sh};
+
+/// Something like a machine: own processes, own hostname, own /etc; none without root.
+fn machine() -> Option<Daemon> {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped, because only root can make a machine");
+        return None;
+    }
+    let script = "mount -t tmpfs none /etc && cd /etc && \\
+        printf 'root:x:0:0::/:/bin/sh\\nuser:x:1000:1000::/tmp:/bin/sh\\n' > passwd && \\
+        ln -s /run/elsewhere resolv.conf && exec \"$0\"";
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child", "--uts", "--mount", "--mount-proc"]);
+    command.args(["sh", "-c", script, env!("CARGO_BIN_EXE_torpor-agent")]);
+    Some(Daemon::with_machine(command))
+}
+
+fn identity(hostname: &str) -> Identity {
+    Identity {
+        hostname: hostname.into(),
+        nameservers: vec!["10.0.0.53".into()],
+        env: env(&[("FROM", "identity")]),
+        user: None,
+        workdir: None,
+        entropy: "00ff".into(),
+    }
+}
+
+#[test]
+fn a_machine_becomes_who_it_is_told_to_be() {
+    let Some(mut daemon) = machine() else { return };
+    for name in ["one", "two"] {
+        assert_eq!(daemon.ask(&Request::Identify(identity(name))), Ok(Reply::Done));
+        let ran =
+            daemon.run(sh("hostname; cat /etc/hostname /etc/resolv.conf; grep torpor /etc/hosts"));
+        let expected = format!("{name}\n{name}\nnameserver 10.0.0.53\n127.0.1.1 {name} # torpor\n");
+        assert_eq!(ran.text(), expected);
+    }
+    assert_eq!(daemon.run(sh("echo $FROM")).text(), "identity\n");
+}
+
+#[test]
+fn no_program_inside_may_administer_the_machine() {
+    let Some(mut daemon) = machine() else { return };
+    let ran = daemon
+        .run(sh("mount -t tmpfs none /mnt 2>/dev/null || hostname evil 2>/dev/null || echo no"));
+    assert_eq!(ran.text(), "no\n");
+    let peek = "ls /proc/1/fd 2>/dev/null || echo no";
+    let user = ProcessSpec { user: Some("user".into()), ..sh(peek) };
+    assert_eq!(daemon.run(user).text(), "no\n");
+}
+
+#[test]
+fn orphans_of_the_machine_are_reaped() {
+    let Some(mut daemon) = machine() else { return };
+    for _ in 0..20 {
+        daemon.run(sh("(sleep 0.05 &) ; setsid sh -c 'true &'"));
+    }
+    eventually("nobody but the agent and the looker is left", || {
+        let count = daemon.run(sh("ls -d /proc/[0-9]* | wc -l"));
+        (count.text().trim().parse::<u32>().unwrap() <= 4).then_some(())
+    });
+}
+
+#[test]
+fn the_machine_ends_when_the_daemon_is_gone() {
+    let Some(mut daemon) = machine() else { return };
+    let ran = daemon.run(command(&["true"]));
+    assert_eq!(ran.exited.exit, Some(Exit::Code { code: 0 }));
+    daemon.start(command(&["sleep", "1000"]));
+    daemon.hang_up().unwrap();
+}
