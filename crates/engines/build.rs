@@ -1,8 +1,9 @@
 //! Builds the agent that runs as PID 1 in every machine, as a static program, so that the engines
 //! can carry it along as bytes.
 //!
-//! The agent has its own profile and target directory: a nested cargo in the outer target directory
-//! would wait for the lock that the outer cargo holds until this script is done.
+//! The agent has its own profile and its own target directory (`target/agent`): a nested cargo in
+//! the outer one would wait for the lock that the outer cargo holds until this script is done. All
+//! profiles of the outer build share it, so the agent is built once.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,8 @@ use std::process::Command;
 
 fn main() {
     let workspace = PathBuf::from(var("CARGO_MANIFEST_DIR")).join("../..");
-    for input in ["crates/agent", "crates/protocol", "Cargo.lock", "Cargo.toml"] {
+    let inputs = ["agent/src", "agent/Cargo.toml", "protocol/src", "protocol/Cargo.toml"];
+    for input in inputs.map(|input| format!("crates/{input}")) {
         println!("cargo::rerun-if-changed={}", workspace.join(input).display());
     }
     println!("cargo::rerun-if-env-changed=TORPOR_AGENT_FILE");
@@ -22,7 +24,9 @@ fn main() {
 /// Builds the agent and gives its path.
 fn build(workspace: &Path) -> String {
     let target = var("TARGET");
-    let out = PathBuf::from(var("OUT_DIR")).join("agent");
+    // <target>/<profile>/build/<package>/out
+    let out = PathBuf::from(var("OUT_DIR"));
+    let out = out.ancestors().nth(4).expect("cargo's layout has five levels").join("agent");
     let status = Command::new(var("CARGO"))
         .current_dir(workspace)
         .args(["build", "--quiet", "--package", "torpor-agent", "--bin", "torpor-agent"])

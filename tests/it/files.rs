@@ -81,19 +81,19 @@ fn hostile_paths_are_refused_or_stay_inside() {
 fn an_upload_cut_short_leaves_the_old_file() {
     let world = World::start();
     world.create("web");
-    world.sh("web", "echo old >/tmp/f").ok();
+    world.sh("web", "mkdir /up; echo old >/up/f").ok();
     let mut socket = TcpStream::connect(world.address()).unwrap();
     write!(
         socket,
-        "PUT /v1/sandboxes/web/files?path=/tmp/f HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\nnew"
+        "PUT /v1/sandboxes/web/files?path=/up/f HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\nnew"
     )
     .unwrap();
     wait_for("the upload to begin", || {
-        (world.sh("web", "ls -A /tmp | wc -l").stdout.trim() != "1").then_some(())
+        (world.sh("web", "ls -A /up | wc -l").stdout.trim() != "1").then_some(())
     });
     drop(socket);
     wait_for("the upload to be given up", || {
-        (world.sh("web", "ls -A /tmp | wc -l").stdout.trim() == "1").then_some(())
+        (world.sh("web", "ls -A /up | wc -l").stdout.trim() == "1").then_some(())
     });
-    assert_eq!(world.sh("web", "cat /tmp/f").ok(), "old\n");
+    assert_eq!(world.sh("web", "cat /up/f").ok(), "old\n");
 }

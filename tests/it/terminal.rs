@@ -53,10 +53,9 @@ impl Screen {
 
     #[track_caller]
     fn shows(&self, text: &str) {
-        wait_for(
-            &format!("{text:?} on the screen, which shows {:?}", self.shown.lock()),
-            || self.shown.lock().contains(text).then_some(()),
-        );
+        wait_for(&format!("{text:?} on the screen, which shows {:?}", self.shown.lock()), || {
+            self.shown.lock().contains(text).then_some(())
+        });
     }
 
     fn ends(&mut self) -> i32 {

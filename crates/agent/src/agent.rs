@@ -41,14 +41,7 @@ impl Agent {
             channel: Rc::new(Channel::new(channel)?),
             streams: Streams::default(),
             processes: Table::default(),
-            identity: RefCell::new(Identity {
-                hostname: String::new(),
-                nameservers: Vec::new(),
-                env: BTreeMap::new(),
-                user: None,
-                workdir: None,
-                entropy: String::new(),
-            }),
+            identity: RefCell::new(no_identity()),
             open_files: (mode == Mode::Init).then(raise_open_files),
             null: File::open("/dev/null")?.into(),
             since: Instant::now(),
@@ -64,6 +57,18 @@ impl Agent {
             memory_kib: resident_kib().unwrap_or(0),
             open_files: open_files().unwrap_or(0),
         }
+    }
+}
+
+/// What a machine is before the daemon says who it is.
+pub(crate) fn no_identity() -> Identity {
+    Identity {
+        hostname: String::new(),
+        nameservers: Vec::new(),
+        env: BTreeMap::new(),
+        user: None,
+        workdir: None,
+        entropy: String::new(),
     }
 }
 

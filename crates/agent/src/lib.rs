@@ -6,6 +6,7 @@
 //!        └────────── turn, credit ────────┘                  ├─ files/     read, write, list, watch
 //!                                                            ├─ archive/   tar in, tar out
 //!                                                            └─ ports, identity
+//!   sudo/ (its socket inside the machine) ─▶ process/
 //! ```
 //!
 //! Invariants:
@@ -27,6 +28,7 @@ mod ports;
 mod process;
 mod session;
 mod stream;
+mod sudo;
 mod terminal;
 
 use std::io;
@@ -38,6 +40,7 @@ use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 
 use agent::Agent;
+pub use sudo::{called_as_sudo, sudo};
 
 /// Threads for the few jobs that are long and wait for nobody (removing a big tree). In a machine
 /// every thread costs the host one too.
@@ -68,6 +71,9 @@ pub fn serve(channel: OwnedFd, mode: Mode) -> io::Result<()> {
         let agent = Rc::new(Agent::new(channel, mode)?);
         let reaper = process::Reaper::new(&agent)?;
         tokio::task::spawn_local(reaper.run());
+        if mode == Mode::Init {
+            sudo::offer(&agent);
+        }
         let ended = session::converse(&agent).await;
         process::kill_all(&agent).await;
         ended

@@ -1,19 +1,25 @@
-//! PID 1 of a machine: serves the packet socket that the engine put at its stdin.
+//! PID 1 of a machine: serves the packet socket that the engine put at its stdin. Called as `sudo`
+//! by somebody inside, it is that.
 
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::process::ExitCode;
 
 use rustix::process::DumpableBehavior;
-use torpor_agent::{Mode, serve};
+use torpor_agent::{Mode, called_as_sudo, serve, sudo};
 
-fn main() -> io::Result<()> {
+fn main() -> io::Result<ExitCode> {
+    if called_as_sudo() {
+        return Ok(sudo());
+    }
     // For processes; what the agent makes itself gets its mode after it is made.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     // Users inside shall not read the agent's memory or borrow its channel. Where the kernel does not
     // know this, there is nothing else to do about it.
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
-    serve(take_channel()?, Mode::Init)
+    serve(take_channel()?, Mode::Init)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Moves the channel away from descriptor 0, which every child inherits.

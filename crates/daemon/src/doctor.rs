@@ -29,10 +29,8 @@ pub async fn doctor(config: &Config) -> Vec<Finding> {
         Some(runsc) => probe(&runsc, &config.data_dir).await,
         None => vec![failed("runsc", "not found in PATH", "install it, or set engine.runsc_path")],
     };
-    let port = port(config).await;
-    let running = matches!(port, Port::Ours);
-    findings.push(port.finding(config));
-    findings.extend(store(&config.data_dir, running).await);
+    findings.push(port(config).await.finding(config));
+    findings.extend(store(&config.data_dir).await);
     findings
 }
 
@@ -79,10 +77,10 @@ async fn is_torpor(config: &Config) -> bool {
 }
 
 /// Opens the store as `serve` would, unless a daemon has it.
-async fn store(data_dir: &Path, running: bool) -> Vec<Finding> {
+async fn store(data_dir: &Path) -> Vec<Finding> {
     let shown = data_dir.display();
-    if running {
-        return vec![fine("data directory", format!("{shown} is in use by the daemon"))];
+    if let Some(pid) = Layout::user(data_dir) {
+        return vec![fine("data directory", format!("the daemon with pid {pid} uses {shown}"))];
     }
     if !data_dir.exists() {
         return vec![absent(data_dir)];
@@ -154,19 +152,27 @@ mod tests {
     #[tokio::test]
     async fn a_fresh_data_directory_lacks_only_the_image() {
         let dir = tempfile::tempdir().unwrap();
-        let absent = store(&dir.path().join("new"), false).await;
+        let absent = store(&dir.path().join("new")).await;
         assert_eq!(absent[0].verdict, Verdict::Ok);
         assert!(!dir.path().join("new").exists(), "looking must not make it");
-        let fresh = store(dir.path(), false).await;
+        let fresh = store(dir.path()).await;
         let verdicts: Vec<_> = fresh.iter().map(|finding| finding.verdict).collect();
         assert_eq!(verdicts, [Verdict::Ok, Verdict::Warn]);
+    }
+
+    #[tokio::test]
+    async fn a_directory_in_use_is_fine() {
+        let dir = tempfile::tempdir().unwrap();
+        let _layout = Layout::open(dir.path()).unwrap();
+        let findings = store(dir.path()).await;
+        assert_eq!(findings[0].verdict, Verdict::Ok, "{findings:?}");
     }
 
     #[tokio::test]
     async fn a_directory_of_somebody_else_is_a_failure() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("thesis"), "x").unwrap();
-        let findings = store(dir.path(), false).await;
+        let findings = store(dir.path()).await;
         assert_eq!(findings[0].verdict, Verdict::Fail);
     }
 }

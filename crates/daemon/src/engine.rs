@@ -39,7 +39,8 @@ fn gvisor(config: &Config, layout: &Layout, runsc: PathBuf) -> Result<GvisorConf
     })?;
     Ok(GvisorConfig {
         runsc,
-        runtime_dir: config.runtime_dir.clone(),
+        // Of its own, so that daemons with other data directories can share the configured one.
+        runtime_dir: config.runtime_dir.join(layout.tag()),
         scratch_dir: layout.scratch(),
         tag: layout.tag().to_owned(),
         keeper_command: vec![program.into(), KEEPER.into()],

@@ -44,13 +44,10 @@ pub use config::Config;
 pub use doctor::{Finding, Verdict, doctor};
 pub use listen::bind;
 
-/// Why the daemon does not run. Display says what to do about it, too.
+/// Why the daemon does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    #[error(
-        "{0} is in use: stop what listens there, or choose another port with --listen or \
-         TORPOR_LISTEN"
-    )]
+    #[error("{0} is in use")]
     PortInUse(SocketAddr),
     #[error("could not listen on {address}")]
     Listen {
@@ -58,10 +55,7 @@ pub enum ServeError {
         #[source]
         source: std::io::Error,
     },
-    #[error(
-        "{0} can be reached from elsewhere and there is no API key: set TORPOR_API_KEY, or listen \
-         on 127.0.0.1 and make a key with `torpor key create` first"
-    )]
+    #[error("{0} can be reached from elsewhere and there is no API key")]
     Exposed(SocketAddr),
     #[error("no isolation engine works on this host: {0}")]
     NoEngine(String),
@@ -71,6 +65,22 @@ pub enum ServeError {
     Engine(#[from] EngineError),
     #[error("could not recover the sandboxes")]
     Recover(#[from] torpor_lifecycle::Error),
+}
+
+impl ServeError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::PortInUse(_) => {
+                Some("stop what uses it, or choose another port with --listen or TORPOR_LISTEN")
+            }
+            Self::Exposed(_) => Some(
+                "set TORPOR_API_KEY, or listen on 127.0.0.1 and make a key with `torpor key create`",
+            ),
+            Self::NoEngine(_) | Self::Engine(_) => Some("`torpor doctor` says what is missing"),
+            Self::Listen { .. } | Self::Store(_) | Self::Recover(_) => None,
+        }
+    }
 }
 
 /// Serves until `shutdown` resolves.

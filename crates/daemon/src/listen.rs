@@ -19,6 +19,7 @@ use hyper_util::server::conn::auto::Builder;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use torpor_proxy::Proxy;
@@ -59,10 +60,13 @@ pub(crate) async fn serve(
     shutdown: impl Future<Output = ()>,
 ) {
     raise_file_limit();
-    let front = Front {
+    let desk = Desk {
+        app: Arc::clone(app),
         router: api::router(app),
         proxy: Proxy::new(app.fleet.clone()),
-        stopping: app.stopping.clone(),
+    };
+    let front = Front {
+        desk,
         places: Arc::new(Semaphore::new(app.config.limits.connections)),
         connections: TaskTracker::new(),
     };
@@ -84,11 +88,9 @@ pub(crate) async fn serve(
     }
 }
 
-/// What serves a connection.
+/// Takes connections in.
 struct Front {
-    router: Router,
-    proxy: Proxy,
-    stopping: CancellationToken,
+    desk: Desk,
     places: Arc<Semaphore>,
     connections: TaskTracker,
 }
@@ -106,13 +108,7 @@ impl Front {
             }
         };
         prepare(&stream);
-        let connection = connection(
-            stream,
-            peer,
-            self.router.clone(),
-            self.proxy.clone(),
-            self.stopping.clone(),
-        );
+        let connection = connection(stream, peer, self.desk.clone());
         self.connections.spawn(async move {
             connection.await;
             drop(place);
@@ -129,18 +125,13 @@ fn prepare(stream: &TcpStream) {
     let _ = sockopt::set_tcp_keepcnt(stream, 3);
 }
 
-async fn connection(
-    stream: TcpStream,
-    peer: SocketAddr,
-    router: Router,
-    proxy: Proxy,
-    stopping: CancellationToken,
-) {
+async fn connection(stream: TcpStream, peer: SocketAddr, desk: Desk) {
+    let stopping = desk.app.stopping.clone();
     let asked = CancellationToken::new();
     let first = asked.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         asked.cancel();
-        answer(router.clone(), proxy.clone(), request, peer)
+        desk.clone().answer(request, peer)
     });
     let builder = builder();
     let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
@@ -185,16 +176,29 @@ fn builder() -> Builder<TokioExecutor> {
     builder
 }
 
-/// A preview goes to its sandbox, everything else to the API.
-async fn answer(
+/// Answers requests.
+#[derive(Clone)]
+struct Desk {
+    app: Arc<App>,
     router: Router,
     proxy: Proxy,
-    request: Request<Incoming>,
-    peer: SocketAddr,
-) -> Result<Response<Body>, Infallible> {
-    match torpor_proxy::route(&request) {
-        Some(target) => Ok(proxy.handle(target, request, Some(peer)).await.map(Body::new)),
-        None => router.oneshot(request).await,
+}
+
+impl Desk {
+    /// A preview goes to its sandbox, everything else to the API.
+    async fn answer(
+        self,
+        request: Request<Incoming>,
+        peer: SocketAddr,
+    ) -> Result<Response<Body>, Infallible> {
+        let Some(target) = torpor_proxy::route(&request) else {
+            return self.router.oneshot(request).await;
+        };
+        let (begun, method) = (Instant::now(), request.method().clone());
+        let response = self.proxy.handle(target, request, Some(peer)).await;
+        let status = response.status().as_u16();
+        self.app.metrics.answered(method.as_str(), "preview", status, begun.elapsed());
+        Ok(response.map(Body::new))
     }
 }
 

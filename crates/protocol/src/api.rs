@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::{Exit, FileChange, FileStat, ProcessStatus, RestartPolicy, TerminalSize};
 use crate::id::{ImageId, Name};
-use crate::spec::{Lifetime, Network, Pairs};
+use crate::spec::{Lifetime, Network};
 use crate::status::Status;
 
 /// The image of a sandbox that names none.
@@ -32,8 +32,8 @@ pub struct CreateSandbox {
     pub memory_mib: Option<u64>,
     pub disk_mib: Option<u64>,
     pub pids: Option<u32>,
-    pub env: Pairs,
-    pub labels: Pairs,
+    pub env: BTreeMap<String, String>,
+    pub labels: BTreeMap<String, String>,
     pub network: Network,
     pub lifetime: Lifetime,
 }
@@ -43,7 +43,7 @@ pub struct CreateSandbox {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct UpdateSandbox {
-    pub labels: Option<Pairs>,
+    pub labels: Option<BTreeMap<String, String>>,
     pub lifetime: Option<Lifetime>,
 }
 
@@ -369,12 +369,12 @@ pub struct Image {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default)]
 pub struct ImageConfig {
-    pub env: Pairs,
+    pub env: BTreeMap<String, String>,
     pub user: Option<String>,
     pub workdir: Option<String>,
     pub entrypoint: Vec<String>,
     pub cmd: Vec<String>,
-    pub labels: Pairs,
+    pub labels: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -22,10 +22,10 @@ pub struct SandboxSpec {
     pub resources: Resources,
     /// Given to every process in the sandbox.
     #[serde(default)]
-    pub env: Pairs,
+    pub env: BTreeMap<String, String>,
     /// For the user to find it again; they mean nothing to Torpor.
     #[serde(default)]
-    pub labels: Pairs,
+    pub labels: BTreeMap<String, String>,
     #[serde(default)]
     pub network: Network,
     #[serde(default)]

@@ -67,6 +67,15 @@ impl Layout {
         Ok(layout)
     }
 
+    /// The process id of the daemon that uses a directory now; changes nothing in it.
+    pub fn user(dir: &Path) -> Option<u32> {
+        let lock = File::open(dir.join("lock")).ok()?;
+        match flock(&lock, FlockOperation::NonBlockingLockShared) {
+            Err(Errno::WOULDBLOCK) => read_number(lock).ok().flatten(),
+            Ok(()) | Err(_) => None,
+        }
+    }
+
     /// Eight hexadecimal digits that tell this installation from others on the same host.
     pub fn tag(&self) -> &str {
         &self.tag
@@ -246,7 +255,9 @@ mod tests {
         let error = Layout::open(dir.path()).unwrap_err().to_string();
         let who = format!("another daemon (pid {}) uses this data directory", std::process::id());
         assert!(error.contains(&who), "{error}");
+        assert_eq!(Layout::user(dir.path()), Some(std::process::id()));
         drop(first);
+        assert_eq!(Layout::user(dir.path()), None);
         Layout::open(dir.path()).unwrap();
     }
 

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::process::WaitStatus;
 use tokio::io::Interest;
 use tokio::time::{Instant, sleep_until};
 use torpor_protocol::guest::{Exit, Failure, ProcessSpec};
@@ -101,7 +102,8 @@ async fn watch(process: &Rc<Process>, outlets: &mut Outlets) -> Exit {
         }
     }
     drain(process, outlets).await;
-    if timed_out { Exit::TimedOut } else { exit_of(process) }
+    let status = process.state.borrow().reaped;
+    if timed_out { Exit::TimedOut } else { exit_of(status) }
 }
 
 async fn reaped(process: &Process) {
@@ -142,8 +144,7 @@ async fn room(process: &Process) {
     }
 }
 
-fn exit_of(process: &Process) -> Exit {
-    let status = process.state.borrow().reaped;
+pub(super) fn exit_of(status: Option<WaitStatus>) -> Exit {
     match status.map(|status| (status.exit_status(), status.terminating_signal())) {
         Some((Some(code), _)) => Exit::Code { code },
         Some((None, Some(signal))) => Exit::Signal { signal },

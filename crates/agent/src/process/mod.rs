@@ -10,6 +10,7 @@
 //! A supervised process is one [`Process`] for all its lives: same name, same output, another pid.
 
 mod attach;
+mod bystander;
 mod child;
 mod life;
 mod orders;
@@ -32,9 +33,11 @@ use tokio::sync::Notify;
 use torpor_protocol::guest::{Exit, ProcessSpec, ProcessStatus};
 
 pub(crate) use attach::{attach, run, write_stdin};
+pub(crate) use bystander::Bystander;
 pub(crate) use life::start;
 pub(crate) use orders::{kill, list, resize, restart, signal};
 pub(crate) use reap::{Reaper, kill_all};
+pub(crate) use spawn::PATH;
 pub(crate) use table::Table;
 
 use crate::descriptor::Descriptor;

@@ -38,7 +38,7 @@ pub(crate) fn signal(agent: &Agent, pid: u32, signal: i32) -> Result<(), Failure
 }
 
 #[expect(unsafe_code, reason = "the safe call does not know all signals by number")]
-fn send_signal(group: u32, signal: i32) -> Result<(), Errno> {
+pub(super) fn send_signal(group: u32, signal: i32) -> Result<(), Errno> {
     // SAFETY: takes numbers only.
     let sent = unsafe { libc::killpg(group.cast_signed(), signal) };
     if sent == 0 {

@@ -20,12 +20,12 @@ use torpor_protocol::guest::{Failure, FailureCode, Identity, ProcessSpec, Termin
 
 use super::child::{self, Birth, Ids};
 use super::user::{self, Account};
-use crate::agent::Agent;
+use crate::agent::{Agent, no_identity};
 use crate::descriptor::{Descriptor, watched};
 use crate::failure::{failure, reason};
 use crate::terminal;
 
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Runs scripts that do not say what runs them.
 const SHELL: &str = "/bin/sh";
 
@@ -55,18 +55,36 @@ struct Plan {
 
 /// Starts the child. Whatever fails, no child and no descriptor is left.
 pub(super) fn spawn(agent: &Agent, spec: &ProcessSpec) -> Result<Spawned, Failure> {
-    let mut plan = plan(&agent.identity.borrow(), spec)?;
-    let spawned = match start(agent, &plan, spec) {
+    let plan = plan(&agent.identity.borrow(), spec)?;
+    attempt(plan, spec, |plan| start(agent, plan, spec))
+}
+
+/// Starts the child of somebody who brings all that it gets: stdio, directory, environment. Its pid.
+pub(super) fn spawn_onto(
+    agent: &Agent,
+    spec: &ProcessSpec,
+    stdio: [BorrowedFd<'_>; 3],
+) -> Result<u32, Failure> {
+    let plan = plan(&no_identity(), spec)?;
+    attempt(plan, spec, |plan| plan.give_birth(agent, stdio, false))
+}
+
+fn attempt<T>(
+    mut plan: Plan,
+    spec: &ProcessSpec,
+    start: impl Fn(&Plan) -> io::Result<T>,
+) -> Result<T, Failure> {
+    let started = match start(&plan) {
         // A script that does not say what runs it is for the shell, as everywhere.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NOEXEC) => {
             plan.arguments[0] = plan.program.to_string_lossy().into_owned();
             plan.arguments.insert(0, SHELL.to_owned());
             plan.program = PathBuf::from(SHELL);
-            start(agent, &plan, spec)
+            start(&plan)
         }
-        spawned => spawned,
+        started => started,
     };
-    spawned.map_err(|error| describe(&plan, spec, &error))
+    started.map_err(|error| describe(&plan, spec, &error))
 }
 
 fn start(agent: &Agent, plan: &Plan, spec: &ProcessSpec) -> io::Result<Spawned> {

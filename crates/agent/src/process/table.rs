@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 
 use rustix::process::WaitStatus;
+use tokio::sync::oneshot;
 use torpor_protocol::guest::{Failure, FailureCode};
 
 use super::Process;
@@ -27,6 +28,8 @@ pub(crate) struct Table {
     ended: RefCell<VecDeque<Rc<Process>>>,
     /// Started and not reaped.
     running: RefCell<HashMap<u32, Rc<Process>>>,
+    /// Started for somebody inside and not reaped: who waits for its end.
+    bystanders: RefCell<HashMap<u32, oneshot::Sender<WaitStatus>>>,
     live: Cell<usize>,
     lingering: Cell<usize>,
     started: Cell<u64>,
@@ -34,7 +37,7 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn running(&self) -> usize {
-        self.running.borrow().len()
+        self.running.borrow().len() + self.bystanders.borrow().len()
     }
 
     pub(crate) fn started(&self) -> u64 {
@@ -60,7 +63,8 @@ impl Table {
     }
 
     pub(super) fn running_pids(&self) -> Vec<u32> {
-        self.running.borrow().keys().copied().collect()
+        let bystanders = self.bystanders.borrow();
+        self.running.borrow().keys().chain(bystanders.keys()).copied().collect()
     }
 
     /// Makes room for a process before it is started.
@@ -105,11 +109,23 @@ impl Table {
         self.started.set(self.started.get() + 1);
     }
 
+    /// A process runs that is nobody's business here but has to be reaped: tells its end.
+    pub(super) fn stand_by(&self, pid: u32) -> oneshot::Receiver<WaitStatus> {
+        let (tell, end) = oneshot::channel();
+        self.bystanders.borrow_mut().insert(pid, tell);
+        self.started.set(self.started.get() + 1);
+        end
+    }
+
     /// The kernel let go of a child, which may be none of ours.
     pub(super) fn reaped(&self, pid: u32, status: WaitStatus) {
         let process = self.running.borrow_mut().remove(&pid);
         if let Some(process) = process {
             process.reaped(status);
+        }
+        if let Some(tell) = self.bystanders.borrow_mut().remove(&pid) {
+            // Whoever does not wait any more does not want to know.
+            let _ = tell.send(status);
         }
     }
 

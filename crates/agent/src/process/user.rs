@@ -34,6 +34,18 @@ pub(crate) fn current() -> Account {
     account
 }
 
+/// The account with this number.
+pub(crate) fn numbered(uid: u32) -> Account {
+    // A name that is a number may be somebody else's.
+    let found = find(&uid.to_string()).ok().filter(|account| account.uid == uid);
+    found.unwrap_or_else(|| bare(uid))
+}
+
+/// Whether the account is in the group of this name.
+pub(crate) fn is_member(account: &Account, group: &str) -> bool {
+    find_group(group, &read(GROUP)).is_some_and(|gid| account.groups.contains(&gid))
+}
+
 fn read(path: &str) -> String {
     use std::io::Read;
     let mut bytes = Vec::new();

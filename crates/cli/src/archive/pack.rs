@@ -4,11 +4,14 @@
 //! file that shrinks or grows while it is read breaks the tar off instead of garbling it.
 
 use std::fs::{self, DirEntry, File, Metadata};
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use tar::{Builder, EntryType, Header};
+
+/// Bytes of a file that are read at once.
+const PIECE: usize = 64 * 1024;
 
 /// Whose the entries are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +96,8 @@ impl Packer<'_> {
         let found = file.metadata()?;
         let mut header = self.header(EntryType::Regular, &found);
         header.set_size(found.len());
-        self.builder.append_data(&mut header, name, Exactly { file, left: found.len() })
+        let content = Exactly { file, left: found.len() };
+        self.builder.append_data(&mut header, name, BufReader::with_capacity(PIECE, content))
     }
 
     fn header(&mut self, kind: EntryType, found: &Metadata) -> Header {

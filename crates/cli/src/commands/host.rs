@@ -71,16 +71,7 @@ fn absolute(path: PathBuf) -> Result<PathBuf> {
 
 /// Why the daemon does not do it, with everything below it and what to do.
 pub(super) fn failed(error: &ServeError) -> Error {
-    let hint = match error {
-        ServeError::NoEngine(_) | ServeError::Engine(_) => {
-            Some("torpor doctor says what is missing".to_owned())
-        }
-        ServeError::PortInUse(_)
-        | ServeError::Listen { .. }
-        | ServeError::Exposed(_)
-        | ServeError::Store(_)
-        | ServeError::Recover(_) => None,
-    };
+    let hint = error.hint().map(str::to_owned);
     Error::Failed { message: chain(error), hint }
 }
 

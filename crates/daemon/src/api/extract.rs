@@ -1,6 +1,7 @@
 //! What handlers take: like axum's extractors, but what they refuse becomes an [`ApiError`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::ws::WebSocketUpgrade;
@@ -20,6 +21,9 @@ use crate::app::App;
 
 /// Largest JSON body: a command with its standard input fits, and fits into the window of a stream.
 pub const JSON_MAX: usize = 1024 * 1024;
+
+/// How long a JSON body may take to arrive.
+const JSON_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A JSON object of at most [`JSON_MAX`] bytes; as an answer, any JSON.
 pub struct Json<T>(pub T);
@@ -43,7 +47,9 @@ impl<S: Send + Sync, T: DeserializeOwned> OptionalFromRequest<S> for Json<T> {
 }
 
 async fn whole_body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
-    Bytes::from_request(request, state).await.map_err(|error| {
+    let body = tokio::time::timeout(JSON_DEADLINE, Bytes::from_request(request, state)).await;
+    let late = |_| ApiError::new(ErrorCode::Timeout, "the body did not arrive in time");
+    body.map_err(late)?.map_err(|error| {
         if error.status() == StatusCode::PAYLOAD_TOO_LARGE {
             return ApiError::with_hint(
                 ErrorCode::TooLarge,

@@ -7,6 +7,7 @@
 
 pub mod auth;
 mod command;
+mod description;
 pub mod error;
 mod events;
 mod exec;
@@ -31,10 +32,8 @@ use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::{HeaderValue, StatusCode};
-use torpor_protocol::{ErrorBody, ErrorCode};
-use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, Response as ApiResponse};
-use utoipa::openapi::{InfoBuilder, OpenApiBuilder, PathItem};
+use torpor_protocol::ErrorCode;
+use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::app::App;
@@ -54,13 +53,13 @@ pub fn router(app: &Arc<App>) -> Router {
             ApiError::new(ErrorCode::MethodNotAllowed, "this route has no such method")
         })
         .layer(DefaultBodyLimit::max(extract::JSON_MAX))
-        .layer(map_response(plain_text_only))
+        .layer(map_response(forbid_guessing))
         .layer(from_fn_with_state(Arc::clone(app), crate::telemetry::observe))
         .with_state(Arc::clone(app))
 }
 
 fn routes() -> OpenApiRouter<Arc<App>> {
-    OpenApiRouter::with_openapi(described())
+    OpenApiRouter::with_openapi(description::begin())
         .merge(sandboxes::routes())
         .merge(events::routes())
         .merge(run::routes())
@@ -76,57 +75,12 @@ fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// The description of the API.
 pub fn openapi() -> OpenApi {
-    let (_, mut openapi) = routes().split_for_parts();
-    for item in openapi.paths.paths.values_mut() {
-        describe_errors(item);
-    }
-    openapi
-}
-
-fn described() -> OpenApi {
-    let info = InfoBuilder::new()
-        .title("Torpor")
-        .version(env!("CARGO_PKG_VERSION"))
-        .description(Some(
-            "Sandboxes for agents. {sandbox} is an id or a name everywhere. Every answer has the \
-             header x-request-id; every error has the body ErrorBody.",
-        ))
-        .build();
-    let mut openapi = OpenApiBuilder::new().info(info).build();
-    let scheme = SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build());
-    let components = openapi.components.get_or_insert_default();
-    components.add_security_scheme("key", scheme);
-    let mut schemas = Vec::new();
-    <ErrorBody as utoipa::ToSchema>::schemas(&mut schemas);
-    schemas.push(("ErrorBody".to_owned(), <ErrorBody as utoipa::PartialSchema>::schema()));
-    components.schemas.extend(schemas);
-    // On loopback without keys none is needed.
-    openapi.security =
-        Some(vec![SecurityRequirement::default(), SecurityRequirement::new("key", [""; 0])]);
-    openapi
-}
-
-/// Every operation fails in the same form.
-fn describe_errors(item: &mut PathItem) {
-    let operations = [
-        &mut item.get,
-        &mut item.put,
-        &mut item.post,
-        &mut item.delete,
-        &mut item.patch,
-        &mut item.head,
-    ];
-    for operation in operations.into_iter().flatten() {
-        let content =
-            ContentBuilder::new().schema(Some(Ref::from_schema_name("ErrorBody"))).build();
-        let mut response = ApiResponse::new("It was not done; `code` says why.");
-        response.content.insert("application/json".to_owned(), RefOr::T(content));
-        operation.responses.responses.insert("default".to_owned(), RefOr::T(response));
-    }
+    let (_, openapi) = routes().split_for_parts();
+    description::complete(openapi)
 }
 
 /// Browsers must not guess what bytes out of a sandbox are.
-async fn plain_text_only(mut response: Response) -> Response {
+async fn forbid_guessing(mut response: Response) -> Response {
     let value = HeaderValue::from_static("nosniff");
     response.headers_mut().insert(http::header::X_CONTENT_TYPE_OPTIONS, value);
     response

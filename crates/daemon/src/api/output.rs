@@ -18,6 +18,7 @@ use torpor_lifecycle::guest::{GuestError, Item, Stream, unexpected};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::{ExitReport, OutputStream, RunEvent};
 use torpor_protocol::guest::{Exit, ProcessStatus, Reply, Request};
+use torpor_protocol::{ErrorCode, State};
 
 use super::error::{ApiError, Result};
 use super::extract::Awake;
@@ -25,12 +26,16 @@ use super::extract::Awake;
 /// How long the agent may take to start a process.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 
+/// How long the driver of a sandbox may take to find out why its machine died.
+const REASON_DEADLINE: Duration = Duration::from_secs(5);
+
 /// A process that the agent tells about; dropping it gives the lease back and detaches.
 pub(super) struct Output {
     pub(super) started: ProcessStatus,
     pub(super) stream: Stream,
     awake: Awake,
     ooms_before: u64,
+    gone: bool,
 }
 
 /// What a process said.
@@ -54,7 +59,7 @@ impl Output {
         let reply = tokio::time::timeout(START_DEADLINE, stream.reply()).await;
         let reply = reply.map_err(|_| GuestError::Timeout(START_DEADLINE))??;
         let Reply::Started(started) = reply else { return Err(unexpected(request).into()) };
-        Ok(Self { started, stream, awake, ooms_before })
+        Ok(Self { started, stream, awake, ooms_before, gone: false })
     }
 
     pub(super) fn awake(&self) -> &Awake {
@@ -63,13 +68,27 @@ impl Output {
 
     /// Cancel-safe. `None` after the end.
     pub(super) async fn next(&mut self) -> Result<Option<Said>> {
-        let item = self.stream.next().await.map_err(|error| self.explain(error))?;
+        if self.gone {
+            return Err(self.why_gone().await);
+        }
+        let item = match self.stream.next().await {
+            Ok(item) => item,
+            Err(GuestError::Gone) => {
+                // Remembered first: whoever gives up waiting for the reason may ask again.
+                self.gone = true;
+                return Err(self.why_gone().await);
+            }
+            Err(error) => return Err(error.into()),
+        };
         Ok(Some(match item {
             Some(Item::Data(bytes)) => Said::Bytes(OutputStream::Stdout, bytes),
             Some(Item::DataErr(bytes)) => Said::Bytes(OutputStream::Stderr, bytes),
             Some(Item::Reply(Reply::Skipped { bytes })) => Said::Skipped(bytes),
             Some(Item::Reply(Reply::Exited(status))) => Said::Exited(self.report(&status)),
-            Some(Item::Reply(_)) => return Err(unexpected(&Request::Processes).into()),
+            Some(Item::Reply(_)) => {
+                let what = "an answer that does not belong to a process".to_owned();
+                return Err(GuestError::Protocol(what).into());
+            }
             Some(Item::End | Item::Reset) | None => return Ok(None),
         }))
     }
@@ -85,19 +104,28 @@ impl Output {
         self.awake.lease.meter().oom_kills() > self.ooms_before
     }
 
-    /// The machine as a whole may be what was killed for want of memory.
-    fn explain(&self, error: GuestError) -> ApiError {
-        match error {
-            GuestError::Gone if self.starved() => ApiError::with_hint(
-                torpor_protocol::ErrorCode::SandboxFailed,
+    /// The machine died; its driver is about to say why.
+    async fn why_gone(&self) -> ApiError {
+        if self.starved() {
+            return ApiError::with_hint(
+                ErrorCode::SandboxFailed,
                 "the sandbox used up its memory and was killed",
                 "create it with more memory_mib",
-            ),
-            GuestError::Gone
-            | GuestError::Refused { .. }
-            | GuestError::Protocol(_)
-            | GuestError::Timeout(_) => error.into(),
+            );
         }
+        let mut status = self.awake.sandbox.watch();
+        let changed = status.wait_for(|status| status.state != State::Running);
+        let changed = tokio::time::timeout(REASON_DEADLINE, changed).await;
+        let Ok(Ok(status)) = changed else { return GuestError::Gone.into() };
+        let id = status.id.to_string();
+        let refusal = match (status.state, status.reason.clone()) {
+            (State::Failed, Some(reason)) => Refusal::Failed { id, reason },
+            (State::Terminated, _) => Refusal::Terminated(id),
+            (State::Creating | State::Running | State::Failed, _) => {
+                return GuestError::Gone.into();
+            }
+        };
+        Error::from(refusal).into()
     }
 
     /// All of it as NDJSON, until it ends, `until` is cancelled, or the client goes away.

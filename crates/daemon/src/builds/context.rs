@@ -211,15 +211,15 @@ pub(super) fn relative(raw: &[u8]) -> Result<String, StoreError> {
 }
 
 fn unreadable(error: io::Error) -> StoreError {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            StoreError::DiskFull("the build context does not fit".to_owned())
-        }
-        io::ErrorKind::Other | io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof => {
-            StoreError::Invalid(format!("the build context can't be read: {error}"))
-        }
-        _ => StoreError::failed("read the build context")(error),
+    use io::ErrorKind::{InvalidInput, Other, QuotaExceeded, StorageFull, UnexpectedEof};
+    if matches!(error.kind(), StorageFull | QuotaExceeded) {
+        return StoreError::DiskFull("the build context does not fit".to_owned());
     }
+    // What decompression and limits say is about the archive, the rest about our disk.
+    if matches!(error.kind(), Other | InvalidInput | UnexpectedEof) {
+        return StoreError::Invalid(format!("the build context can't be read: {error}"));
+    }
+    StoreError::failed("read the build context")(error)
 }
 
 #[cfg(test)]

@@ -244,10 +244,10 @@ async fn feed(mut stream: Stream, mut pieces: mpsc::Receiver<io::Result<Bytes>>)
             answer.await
         }
     };
-    match reply? {
-        Reply::Done => Ok(()),
-        other => Err(GuestError::Protocol(format!("{other:?} to an unpack")).into()),
-    }
+    let Reply::Done = reply? else {
+        return Err(GuestError::Protocol("an unpack was not answered".to_owned()).into());
+    };
+    Ok(())
 }
 
 /// Everything in an image belongs to root unless its Dockerfile says otherwise.

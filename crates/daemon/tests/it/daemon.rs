@@ -122,7 +122,7 @@ async fn an_address_that_others_reach_is_refused_without_a_key() {
     let ended = serve_with(parts, Config::default(), listener, std::future::pending()).await;
     let error = ended.unwrap_err();
     assert!(matches!(error, ServeError::Exposed(_)), "{error:?}");
-    assert!(error.to_string().contains("TORPOR_API_KEY"), "{error}");
+    assert!(error.hint().unwrap().contains("TORPOR_API_KEY"), "{error}");
 }
 
 #[tokio::test]
@@ -131,7 +131,7 @@ async fn a_port_that_is_taken_is_named_with_a_remedy() {
     let config = Config { listen: taken.local_addr().unwrap(), ..Config::default() };
     let error = bind(&config).await.unwrap_err();
     assert!(matches!(error, ServeError::PortInUse(_)), "{error:?}");
-    assert!(error.to_string().contains("--listen"), "{error}");
+    assert!(error.hint().unwrap().contains("--listen"), "{error}");
 }
 
 #[tokio::test]

@@ -45,12 +45,15 @@ fn visit(value: &Value, look: &mut impl FnMut(&Value)) {
 #[test]
 fn every_operation_is_described_with_its_errors() {
     let api = described();
+    let mut ids = std::collections::BTreeSet::new();
     let mut operations = 0;
     for (path, item) in api["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
             operations += 1;
             let place = format!("{method} {path}");
             assert!(operation["summary"].is_string(), "{place} has no summary");
+            let id = operation["operationId"].as_str().unwrap();
+            assert!(ids.insert(id.to_owned()), "{place}: {id} is taken");
             let responses = operation["responses"].as_object().unwrap();
             assert!(responses.contains_key("default"), "{place} does not say how it fails");
             assert!(responses.len() > 1, "{place} never succeeds");
@@ -61,6 +64,20 @@ fn every_operation_is_described_with_its_errors() {
         }
     }
     assert!(operations >= 30, "{operations}");
+}
+
+#[test]
+fn only_paths_and_the_names_of_files_are_required() {
+    for (path, item) in described()["paths"].as_object().unwrap() {
+        for parameter in
+            item.as_object().unwrap().values().flat_map(|operation| {
+                operation["parameters"].as_array().cloned().unwrap_or_default()
+            })
+        {
+            let required = parameter["in"] == "path" || parameter["name"] == "path";
+            assert_eq!(parameter["required"], required, "{path}: {parameter}");
+        }
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@
 //! - the command line is used for `create` only; it costs Go's start-up each time, and its `start`
 //!   does not work on new kernels;
 //! - a machine is found by tag and id alone: its directory, its cgroups, its disk. What is not in a
-//!   whole machine's record is a remainder, and [`remains`] removes it;
+//!   whole machine's record is a remainder, and `remains` removes it;
 //! - every guest has the same address inside; no guest writes to memory what it writes to "disk";
 //! - the root must have something in `/tmp` (an empty file will do): runsc mounts an unbounded
 //!   memory filesystem over an empty `/tmp`.

@@ -9,6 +9,9 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 
+/// What takes longer than an hour is counted as an hour.
+const HOUR_MICROS: u64 = 3_600_000_000;
+
 /// Latencies of one kind, in milliseconds.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Summary {
@@ -25,7 +28,8 @@ impl Summary {
         // Microseconds with three digits: finer than the clock of a busy machine.
         let mut histogram = Histogram::<u64>::new(3).expect("three digits are allowed");
         for time in times {
-            histogram.saturating_record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+            let micros = u64::try_from(time.as_micros()).unwrap_or(HOUR_MICROS).min(HOUR_MICROS);
+            histogram.record(micros).expect("it grows to what it is given");
         }
         let at = |quantile| ms(histogram.value_at_quantile(quantile));
         Self {

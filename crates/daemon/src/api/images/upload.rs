@@ -75,12 +75,10 @@ impl Upload {
 }
 
 fn unwritten(error: io::Error) -> StoreError {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            StoreError::DiskFull("the upload does not fit".to_owned())
-        }
-        _ => StoreError::failed("write an upload to disk")(error),
+    if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+        return StoreError::DiskFull("the upload does not fit".to_owned());
     }
+    StoreError::failed("write an upload to disk")(error)
 }
 
 #[cfg(test)]
