@@ -34,10 +34,12 @@ impl Traces {
         }
     }
 
-    /// Processes and mounts and groups of machines: what must be gone with the last sandbox.
+    /// Processes, disks and groups of machines: what must be gone with the last sandbox. The
+    /// installation's own namespace and its pool of links stay as long as the daemon runs.
     pub fn of_machines(&self) -> BTreeSet<&String> {
         let machines = self.processes.iter().filter(|line| line.contains("runsc"));
-        machines.chain(&self.mounts).chain(&self.cgroups).chain(&self.loops).collect()
+        let disks = self.mounts.iter().filter(|line| !line.contains("/netns/"));
+        machines.chain(disks).chain(&self.cgroups).chain(&self.loops).collect()
     }
 }
 

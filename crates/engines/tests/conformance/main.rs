@@ -11,6 +11,4 @@ mod gvisor;
 #[cfg(test)]
 mod keeper;
 #[cfg(test)]
-mod measure;
-#[cfg(test)]
 mod world;

@@ -74,14 +74,13 @@ fn random() -> [u8; 8] {
 pub(crate) fn keeper_command() -> Vec<OsString> {
     let me = std::env::current_exe().expect("the test binary has a path");
     let mut command: Vec<OsString> = vec![me.into()];
-    let flags = ["--exact", "--ignored", "--test-threads=1", "world::keeper_process"];
+    let flags = ["--exact", "--test-threads=1", "world::keeper_process"];
     command.extend(flags.map(OsString::from));
     command
 }
 
 /// No test, but the keeper of the tests: see [`keeper_command`].
 #[test]
-#[ignore = "the tests start it as their keeper"]
 fn keeper_process() {
     let socket = std::env::args_os().next_back().expect("the socket's path is last");
     if Path::new(&socket).is_absolute() {
