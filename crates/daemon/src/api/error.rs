@@ -136,7 +136,7 @@ fn engine(error: &EngineError) -> Told {
 fn store(error: &StoreError) -> Told {
     match error {
         StoreError::NoSuchImage(_) => Told::new(ErrorCode::ImageNotFound, error)
-            .hint("`torpor image list` shows the images of this host"),
+            .hint("`torpor image ls` shows the images of this host"),
         StoreError::CorruptImage { .. } => Told::new(ErrorCode::ImageCorrupt, error)
             .hint("delete the image and build or import it again"),
         StoreError::InUse { .. } => Told::new(ErrorCode::InUse, error),
