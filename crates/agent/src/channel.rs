@@ -8,17 +8,18 @@
 //! takes would wake the machine once more, for nothing.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use serde::Serialize;
 use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::sync::{Mutex, MutexGuard};
 use torpor_protocol::guest::{HEADER, Kind, MAX_PAYLOAD};
 
-use crate::descriptor::{Descriptor, watched, writable};
+use crate::descriptor::{Descriptor, watched, watched_for_good};
 
 /// Packets that may wait in the socket: enough to keep both sides busy.
 const SOCKET_BUFFER: usize = 8 * (HEADER + MAX_PAYLOAD);
@@ -26,9 +27,9 @@ const SOCKET_BUFFER: usize = 8 * (HEADER + MAX_PAYLOAD);
 const NO_BUFFERS_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Channel {
-    socket: Descriptor,
-    /// The same socket once more: a descriptor can be watched by one waiter only.
-    outgoing: OwnedFd,
+    socket: AsyncFd<OwnedFd>,
+    /// The same socket once more, watched by itself.
+    outgoing: Descriptor,
     packet: Mutex<Vec<u8>>,
 }
 
@@ -37,8 +38,8 @@ impl Channel {
         // An engine whose sockets can't be resized works with the size they have.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
         Ok(Self {
-            outgoing: socket.try_clone()?,
-            socket: watched(socket, Interest::READABLE)?,
+            outgoing: watched(socket.try_clone()?, Interest::WRITABLE)?,
+            socket: watched_for_good(socket, Interest::READABLE)?,
             packet: Mutex::new(vec![0; HEADER + MAX_PAYLOAD]),
         })
     }
@@ -59,13 +60,13 @@ impl Channel {
     }
 
     pub(crate) async fn turn(&self) -> Turn<'_> {
-        Turn { socket: self.outgoing.as_fd(), packet: self.packet.lock().await }
+        Turn { socket: &self.outgoing, packet: self.packet.lock().await }
     }
 }
 
 /// The right to send the next packet.
 pub(crate) struct Turn<'a> {
-    socket: BorrowedFd<'a>,
+    socket: &'a Descriptor,
     packet: MutexGuard<'a, Vec<u8>>,
 }
 
@@ -81,12 +82,12 @@ impl Turn<'_> {
         packet[..4].copy_from_slice(&stream.to_le_bytes());
         packet[4] = kind as u8;
         loop {
-            match rustix::net::send(self.socket, packet, SendFlags::NOSIGNAL) {
+            let sent = self.socket.async_io(Interest::WRITABLE, |socket| {
+                Ok(rustix::net::send(socket, packet, SendFlags::NOSIGNAL)?)
+            });
+            match sent.await.map_err(|error| Errno::from_io_error(&error)) {
                 Ok(_) => return,
-                Err(Errno::AGAIN) if writable(self.socket).await.is_ok() => {}
-                Err(Errno::INTR) => {}
-                // No memory for the packet, or for waiting.
-                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => {
+                Err(Some(Errno::NOBUFS | Errno::NOMEM)) => {
                     tokio::time::sleep(NO_BUFFERS_PAUSE).await;
                 }
                 Err(_) => std::future::pending().await,

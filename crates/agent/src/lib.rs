@@ -68,6 +68,7 @@ pub fn serve(channel: OwnedFd, mode: Mode) -> io::Result<()> {
         .build()?;
     let tasks = LocalSet::new();
     let served = tasks.block_on(&runtime, async {
+        descriptor::begin()?;
         let agent = Rc::new(Agent::new(channel, mode)?);
         let reaper = process::Reaper::new(&agent)?;
         tokio::task::spawn_local(reaper.run());
@@ -78,8 +79,9 @@ pub fn serve(channel: OwnedFd, mode: Mode) -> io::Result<()> {
         process::kill_all(&agent).await;
         ended
     });
-    // A job that still runs on a thread must not keep the caller.
     drop(tasks);
+    descriptor::end();
+    // A job that still runs on a thread must not keep the caller.
     runtime.shutdown_background();
     served
 }

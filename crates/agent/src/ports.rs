@@ -3,16 +3,17 @@
 //! Both directions end on their own, as TCP's do.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
+use tokio::io::Interest;
 use tokio::time::timeout;
 use torpor_protocol::guest::{Failure, FailureCode, Kind, Reply};
 
-use crate::failure::failure;
+use crate::descriptor::{Descriptor, watched};
+use crate::failure::{failure, reason};
 use crate::stream::Stream;
 
 /// Loopback answers at once, unless the server's queue is full.
@@ -20,39 +21,53 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 
 pub(crate) async fn connect(stream: &Stream, port: u16) -> Result<(), Failure> {
     let connection = dial(port).await.map_err(|error| {
-        let message = format!("nothing listens on port {port}: {}", crate::failure::reason(&error));
+        let message = format!("nothing listens on port {port}: {}", reason(&error));
         failure(FailureCode::NotListening, message)
     })?;
     // Small messages go at once: latency matters more than packets on loopback.
-    let _ = connection.set_nodelay(true);
+    let _ = sockopt::set_tcp_nodelay(connection.get_ref(), true);
     stream.reply(&Reply::Done).await;
-    let (incoming, outgoing) = connection.into_split();
-    let both = async { tokio::try_join!(bring(stream, incoming), carry(stream, outgoing)) };
+    let both = async { tokio::try_join!(bring(stream, &connection), carry(stream, &connection)) };
     if both.await.is_err() {
         stream.abort().await;
     }
     Ok(())
 }
 
-async fn dial(port: u16) -> io::Result<TcpStream> {
+/// By the newer address only if nobody answers at the older one.
+async fn dial(port: u16) -> io::Result<Descriptor> {
     let dial = async {
-        match TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await {
+        match dial_at(Ipv4Addr::LOCALHOST.into(), port).await {
             Ok(connection) => Ok(connection),
-            Err(error) => TcpStream::connect(SocketAddr::from((Ipv6Addr::LOCALHOST, port)))
-                .await
-                .map_err(|_| error),
+            Err(error) => dial_at(Ipv6Addr::LOCALHOST.into(), port).await.map_err(|_| error),
         }
     };
     timeout(CONNECT_DEADLINE, dial).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
+async fn dial_at(address: IpAddr, port: u16) -> io::Result<Descriptor> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &SocketAddr::from((address, port))) {
+        Ok(()) | Err(Errno::INPROGRESS) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let connection = watched(socket, Interest::READABLE | Interest::WRITABLE)?;
+    connection.ready(Interest::WRITABLE).await?;
+    sockopt::socket_error(connection.get_ref())??;
+    Ok(connection)
+}
+
 /// From the server to the daemon.
-async fn bring(stream: &Stream, incoming: OwnedReadHalf) -> io::Result<()> {
+async fn bring(stream: &Stream, connection: &Descriptor) -> io::Result<()> {
     loop {
-        incoming.readable().await?;
+        connection.ready(Interest::READABLE).await?;
         let mut ended = false;
-        stream
-            .send_data(|room| match incoming.try_read(room) {
+        let fill = |room: &mut [u8]| {
+            let read =
+                connection.try_io(Interest::READABLE, |socket| Ok(rustix::io::read(socket, room)?));
+            match read {
                 Ok(0) => {
                     ended = true;
                     Ok(None)
@@ -60,8 +75,9 @@ async fn bring(stream: &Stream, incoming: OwnedReadHalf) -> io::Result<()> {
                 Ok(length) => Ok(Some((Kind::Data, length))),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
                 Err(error) => Err(error),
-            })
-            .await?;
+            }
+        };
+        stream.send_data(fill).await?;
         if ended {
             stream.end().await;
             return Ok(());
@@ -70,9 +86,9 @@ async fn bring(stream: &Stream, incoming: OwnedReadHalf) -> io::Result<()> {
 }
 
 /// From the daemon to the server.
-async fn carry(stream: &Stream, mut outgoing: OwnedWriteHalf) -> io::Result<()> {
+async fn carry(stream: &Stream, connection: &Descriptor) -> io::Result<()> {
     while let Some(bytes) = stream.receive().await {
-        outgoing.write_all(&bytes).await?;
+        connection.write_all(&bytes).await?;
     }
-    outgoing.shutdown().await
+    Ok(rustix::net::shutdown(connection.get_ref(), Shutdown::Write)?)
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use torpor_protocol::guest::{Failure, FailureCode, Kind, ProcessSpec, Reply};
 
 use super::life::start;
-use super::{Ended, Process, tree, write_all};
+use super::{Ended, Process, tree};
 use crate::agent::Agent;
 use crate::descriptor::Descriptor;
 use crate::failure::failure;
@@ -147,7 +147,7 @@ async fn feed(stream: &Stream, process: &Process, close: bool) {
         let stdin = process.stdin.borrow().clone();
         // What a process does not want to read is lost, as with any pipe.
         if let Some(stdin) = stdin {
-            let _ = write_all(&stdin, &bytes).await;
+            let _ = stdin.write_all(&bytes).await;
         }
     }
     if close {
@@ -160,7 +160,7 @@ async fn close_stdin(process: &Process) {
     match terminal {
         // Closing a terminal would hang up; this is what a person types.
         Some(terminal) => {
-            let _ = write_all(&terminal, END_OF_INPUT).await;
+            let _ = terminal.write_all(END_OF_INPUT).await;
         }
         None => drop(process.stdin.take()),
     }
@@ -176,7 +176,7 @@ pub(crate) async fn write_stdin(
     let process = agent.processes.find(pid)?;
     let stdin = open_stdin(&process)?;
     while let Some(bytes) = stream.receive().await {
-        write_all(&stdin, &bytes).await.map_err(|_| gone(pid))?;
+        stdin.write_all(&bytes).await.map_err(|_| gone(pid))?;
     }
     drop(stdin);
     if close {

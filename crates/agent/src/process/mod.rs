@@ -23,12 +23,10 @@ mod tree;
 pub(crate) mod user;
 
 use std::cell::{Cell, RefCell};
-use std::io;
 use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::process::WaitStatus;
-use tokio::io::Interest;
 use tokio::sync::Notify;
 use torpor_protocol::guest::{Exit, ProcessSpec, ProcessStatus};
 
@@ -230,16 +228,6 @@ fn shown(command: &[String]) -> Vec<String> {
 fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Writes all of it to a process, however long it takes to read.
-async fn write_all(pipe: &Descriptor, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let written =
-            pipe.async_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, bytes)?)).await?;
-        bytes = &bytes[written..];
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -82,9 +82,7 @@ unsafe fn unpack(header: &libc::msghdr, packet: &mut Packet) {
                         packet.descriptors.push(OwnedFd::from_raw_fd(descriptor));
                     }
                 }
-                (libc::SOL_SOCKET, libc::SCM_CREDENTIALS)
-                    if length >= size_of::<libc::ucred>() =>
-                {
+                (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if length >= size_of::<libc::ucred>() => {
                     let sender = ptr::read_unaligned(data.cast::<libc::ucred>());
                     // Without a pid the kernel does not know, and the uid means nothing.
                     packet.uid = (sender.pid != 0).then_some(sender.uid);

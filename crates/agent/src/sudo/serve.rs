@@ -53,8 +53,7 @@ fn listen(path: &Path) -> io::Result<Descriptor> {
         Ok(()) | Err(_) => {}
     }
     let flags = SocketFlags::CLOEXEC;
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -64,8 +63,7 @@ fn listen(path: &Path) -> io::Result<Descriptor> {
 async fn welcome(agent: Rc<Agent>, listener: Descriptor) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
-        let accept =
-            |socket: &OwnedFd| Ok(rustix::net::accept_with(socket, SocketFlags::CLOEXEC)?);
+        let accept = |socket: &OwnedFd| Ok(rustix::net::accept_with(socket, SocketFlags::CLOEXEC)?);
         let Ok(client) = listener.async_io(Interest::READABLE, accept).await else {
             sleep(ACCEPT_PAUSE).await;
             continue;

@@ -6,14 +6,18 @@ use torpor_protocol::guest::{Exit, Identity, ProcessSpec, Reply, Request};
 
 use crate::client::{Daemon, command, env, eventually, sh};
 
-/// Something like a machine: own processes, own hostname, own /etc; none without root.
-fn machine() -> Option<Daemon> {
+/// Something like a machine: own processes, own hostname, own /etc and /run, and the agent at
+/// /run/bin/sudo too, which `user` may use and `stranger` may not; none without root.
+pub(crate) fn machine() -> Option<Daemon> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped, because only root can make a machine");
         return None;
     }
-    let script = "mount -t tmpfs none /etc && cd /etc && \\
+    let script = "mount -t tmpfs none /etc && mount -t tmpfs none /run && cd /etc && \\
         printf 'root:x:0:0::/:/bin/sh\\nuser:x:1000:1000::/tmp:/bin/sh\\n' > passwd && \\
+        printf 'stranger:x:1001:1001::/tmp:/bin/sh\\n' >> passwd && \\
+        printf 'sudo:x:27:user\\n' > group && \\
+        mkdir /run/bin && cp \"$0\" /run/bin/sudo && chmod -R 755 /run/bin && \\
         ln -s /run/elsewhere resolv.conf && exec \"$0\"";
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--kill-child", "--uts", "--mount", "--mount-proc"]);

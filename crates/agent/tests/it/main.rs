@@ -17,6 +17,7 @@ mod ports;
 mod processes;
 mod session;
 mod speed;
+mod sudo;
 mod supervision;
 mod terminals;
 mod watching;

@@ -3,6 +3,9 @@
 //! `mmdebstrap` installs the packages and gives the tree as a tar stream, which is imported like any
 //! other. It runs in namespaces of its own that die with the daemon, so no process or mount is left
 //! behind, however it ends.
+//!
+//! Its `sudo` is the agent, which every root filesystem holds, under another name: gVisor ignores
+//! set-user-ID bits, so Debian's own can't work there. The agent obeys members of the group `sudo`.
 
 mod sources;
 
@@ -31,7 +34,7 @@ pub const BASE_NAME: &str = "torpor/base";
 
 /// What an agent expects to find, and no more: it is loaded by every first start.
 const PACKAGES: &str = "bash,ca-certificates,curl,git,less,nodejs,procps,python-is-python3,python3,\
-                        python3-pip,python3-venv,sudo,unzip,xz-utils";
+                        python3-pip,python3-venv,unzip,xz-utils";
 /// Not worth their space: nobody reads manuals in a sandbox.
 const DPKG_OPTIONS: [&str; 6] = [
     "force-unsafe-io",
