@@ -11,5 +11,6 @@ mod network;
 mod previews;
 mod restart;
 mod run;
+mod sudo;
 mod terminal;
 mod tidy;

@@ -35,6 +35,7 @@ impl Agent {
     pub(crate) fn new(channel: OwnedFd, mode: Mode) -> io::Result<Self> {
         if mode == Mode::Init {
             confine();
+            keep_memory();
         }
         Ok(Self {
             mode,
@@ -77,6 +78,18 @@ pub(crate) fn no_identity() -> Identity {
 fn confine() {
     // An engine whose kernel knows no bounding set has its own bounds.
     let _ = rustix::thread::remove_capability_from_bounding_set(CapabilitySet::SYS_ADMIN);
+}
+
+/// Freed buffers of a transfer are used again instead of going back to the kernel: in a machine every
+/// page that is touched anew costs more than copying it.
+#[expect(unsafe_code, reason = "the allocator's settings are plain C")]
+fn keep_memory() {
+    const KEPT: libc::c_int = 8 << 20;
+    // SAFETY: sets numbers of the allocator; at worst it does not know them.
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT);
+    }
 }
 
 /// Each process and connection takes a few descriptors of the agent. Returns the limit before.

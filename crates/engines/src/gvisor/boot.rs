@@ -56,6 +56,17 @@ struct Times {
     start: Duration,
 }
 
+impl Times {
+    fn steps(&self) -> Vec<(&'static str, Duration)> {
+        vec![
+            ("prepare", self.prepare),
+            ("runsc create", self.create),
+            ("network", self.links),
+            ("start", self.start),
+        ]
+    }
+}
+
 /// A machine that is being made. What it took so far is on the host, under its id.
 pub(super) struct Boot<'a> {
     pub(super) host: &'a Arc<Host>,
@@ -82,7 +93,7 @@ impl Boot<'_> {
         let process = self.sandbox(&dir)?;
         self.start(&dir, &slot, card, &mut times).await?;
         still(&wanted)?;
-        let machine = self.hand_over(dir, group, slot, process).await?;
+        let machine = self.hand_over(dir, group, slot, process).await?.started_in(times.steps());
         tracing::info!(
             id = %self.plan.id,
             prepare_ms = millis(times.prepare),

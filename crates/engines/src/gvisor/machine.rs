@@ -37,9 +37,16 @@ pub(super) struct GvisorMachine {
     channel: Arc<SeqPacket>,
     pidfd: AsyncFd<OwnedFd>,
     meter: Arc<Readings>,
+    start_steps: Vec<(&'static str, Duration)>,
 }
 
 impl GvisorMachine {
+    /// Remembers where the time of its start went.
+    pub(super) fn started_in(mut self, steps: Vec<(&'static str, Duration)>) -> Self {
+        self.start_steps = steps;
+        self
+    }
+
     pub(super) fn from_parts(
         host: Arc<Host>,
         dir: MachineDir,
@@ -51,7 +58,7 @@ impl GvisorMachine {
     ) -> Self {
         let disk = ScratchDisk::open(&dir.disk_image, &dir.disk);
         let meter = Arc::new(Readings { group: group.clone(), disk });
-        Self { host, dir, record, slot, group, channel, pidfd, meter }
+        Self { host, dir, record, slot, group, channel, pidfd, meter, start_steps: Vec::new() }
     }
 
     /// Kills it and removes all of it; the caller holds the sandbox's turn.
@@ -120,6 +127,10 @@ impl Machine for GvisorMachine {
 
     fn meter(&self) -> Arc<dyn Meter> {
         self.meter.clone()
+    }
+
+    fn start_steps(&self) -> Vec<(&'static str, Duration)> {
+        self.start_steps.clone()
     }
 
     /// By the cgroup alone: it stops the guest and its kernel, whose ticker would go on otherwise,
