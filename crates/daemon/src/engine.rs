@@ -39,8 +39,8 @@ fn gvisor(config: &Config, layout: &Layout, runsc: PathBuf) -> Result<GvisorConf
     })?;
     Ok(GvisorConfig {
         runsc,
-        // Of its own, so that daemons with other data directories can share the configured one.
-        runtime_dir: config.runtime_dir.join(layout.tag()),
+        // The engine keeps what is its own in a directory named after the tag.
+        runtime_dir: config.runtime_dir.clone(),
         scratch_dir: layout.scratch(),
         tag: layout.tag().to_owned(),
         keeper_command: vec![program.into(), KEEPER.into()],

@@ -126,8 +126,10 @@ pub async fn serve_with(
         tasks: TaskTracker::new(),
     });
     let counting = tokio::spawn(count(Arc::clone(&app)));
+    let verifying = tokio::spawn(verify_images(Arc::clone(&app)));
     listen::serve(&app, listener, shutdown).await;
     counting.abort();
+    verifying.abort();
     app.fleet.shutdown().await;
     ledger.close().await;
     Ok(())
@@ -157,6 +159,17 @@ async fn refuse_exposed(
         return Ok(());
     }
     Err(ServeError::Exposed(address))
+}
+
+/// Every image's bytes are checked before its first boot. Doing it ahead saves that boot the time.
+async fn verify_images(app: Arc<App>) {
+    use torpor_lifecycle::store::Images as _;
+    let images = app.images.list().await.unwrap_or_default();
+    for image in images {
+        if let Err(error) = app.images.root(&image.id).await {
+            tracing::error!(image = %image.id, error = api::error::chain(&error), "bad image");
+        }
+    }
 }
 
 /// Counts what becomes of sandboxes, however it came about.

@@ -58,7 +58,7 @@ impl Description<'_> {
                 "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
                 "terminal": false,
                 "user": { "uid": 0, "gid": 0 },
-                // sudo works inside.
+                // For kernels that honour set-user-ID bits; gVisor's does not.
                 "noNewPrivileges": false,
                 "rlimits": [{ "type": "RLIMIT_NOFILE", "soft": NOFILE, "hard": NOFILE }],
                 "capabilities": {

@@ -103,12 +103,23 @@ impl Guest {
         Ok(status)
     }
 
+    /// All processes that the agent knows.
     pub async fn processes(&self) -> Result<Vec<ProcessStatus>, GuestError> {
         let request = Request::Processes;
-        let Reply::Processes { processes } = self.call(&request).await? else {
-            return Err(unexpected(&request));
+        let answer = async {
+            let mut stream = self.open(&request).await?;
+            let mut all = Vec::new();
+            while let Some(item) = stream.next().await? {
+                let Item::Reply(Reply::Processes { processes }) = item else {
+                    return Err(unexpected(&request));
+                };
+                all.extend(processes);
+            }
+            Ok(all)
         };
-        Ok(processes)
+        tokio::time::timeout(CALL_DEADLINE, answer)
+            .await
+            .map_err(|_| GuestError::Timeout(CALL_DEADLINE))?
     }
 
     /// For requests that are answered with a file's description.

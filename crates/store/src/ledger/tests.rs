@@ -1,3 +1,5 @@
+//! What the ledger promises, on a real file.
+
 use std::collections::BTreeMap;
 
 use torpor_lifecycle::store::{Ledger as _, Rest};
