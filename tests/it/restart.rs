@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::process::Stdio;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use torpor_e2e::{Traces, World, wait_for};
 
@@ -30,24 +31,23 @@ fn a_killed_daemon_finds_its_sandboxes_as_they_were() {
     assert_eq!(Traces::find(&tag, &dir), Traces::default(), "something is left on the host");
 }
 
+/// The process that is a sandbox's machine.
+fn machine_of(world: &World, sandbox: &str) -> Pid {
+    let id = world.inspect(sandbox)["id"].as_str().unwrap().to_owned();
+    let mut processes = world.traces().processes.into_iter();
+    let line = processes.find(|line| line.contains("runsc-sandbox") && line.contains(&id));
+    let pid = line.expect("its process").split(' ').next().unwrap().parse().unwrap();
+    Pid::from_raw(pid).unwrap()
+}
+
 #[test]
 fn a_machine_that_died_meanwhile_is_reported_and_cleaned_up() {
     let mut world = World::start();
     world.create("web");
     world.create("other");
-    let id = world.inspect("web")["id"].as_str().unwrap().to_owned();
-    let sandbox = world
-        .traces()
-        .processes
-        .into_iter()
-        .find(|line| line.contains("runsc-sandbox") && line.contains(&id));
-    let pid: i32 = sandbox.expect("its process").split(' ').next().unwrap().parse().unwrap();
+    let machine = machine_of(&world, "web");
     world.kill_daemon();
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(pid).unwrap(),
-        rustix::process::Signal::KILL,
-    )
-    .unwrap();
+    kill_process(machine, Signal::KILL).unwrap();
     world.start_daemon();
     let status = wait_for("the loss to be told", || {
         (world.state("web") == "failed").then(|| world.inspect("web"))
@@ -62,18 +62,8 @@ fn a_machine_that_died_meanwhile_is_reported_and_cleaned_up() {
 fn a_machine_killed_from_outside_is_reported_at_once() {
     let world = World::start();
     world.create("web");
-    let id = world.inspect("web")["id"].as_str().unwrap().to_owned();
-    let sandbox = world
-        .traces()
-        .processes
-        .into_iter()
-        .find(|line| line.contains("runsc-sandbox") && line.contains(&id));
-    let pid: i32 = sandbox.expect("its process").split(' ').next().unwrap().parse().unwrap();
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(pid).unwrap(),
-        rustix::process::Signal::KILL,
-    )
-    .unwrap();
+    let machine = machine_of(&world, "web");
+    kill_process(machine, Signal::KILL).unwrap();
     wait_for("the failure to be told", || (world.state("web") == "failed").then_some(()));
     assert!(world.traces().of_machines().is_empty(), "{:?}", world.traces());
 }

@@ -83,20 +83,24 @@ fn a_terminal_has_a_size_signals_and_job_control() {
         rustix::process::Signal::WINCH,
     )
     .unwrap();
-    wait_for("the new size", || {
-        screen.types("stty size\n");
-        std::thread::yield_now();
-        screen.shown.lock().contains("50 120").then_some(())
-    });
-    screen.types("sleep 1000\n");
+    screen.types("until [ \"$(stty size)\" = '50 120' ]; do :; done; echo resized-$((1+1))\n");
+    screen.shows("resized-2");
+    // A key that is typed before the program runs would go to the shell.
+    let runs = |program: &str| {
+        let looked = format!("pgrep -x {program}");
+        wait_for(program, || (world.sh("web", &looked).code == 0).then_some(()));
+    };
+    screen.types("tail -f /dev/null\n");
+    runs("tail");
     screen.types("\u{3}");
-    screen.types("echo code $?\n");
-    screen.shows("code 130");
+    wait_for("the end of tail", || (world.sh("web", "pgrep -x tail").code == 1).then_some(()));
+    screen.types("echo code-$?\n");
+    screen.shows("code-130");
     screen.types("sleep 1000\n");
+    runs("sleep");
     screen.types("\u{1a}");
     screen.shows("Stopped");
-    screen.types("kill %1; exit 3\n");
-    screen.types("exit 3\n");
+    screen.types("kill %1; wait; exit 3\n");
     assert_eq!(screen.ends(), 3);
 }
 

@@ -14,9 +14,9 @@ use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::DEFAULT_IMAGE;
 use torpor_store::{Images, Layout, Ledger};
 
-use crate::api::error::chain;
 use crate::config::Config;
 use crate::{ServeError, bind, engine};
+use torpor_lifecycle::chain;
 
 /// How long whoever listens on our port may take to say whether it is us.
 const ANSWER: Duration = Duration::from_secs(5);

@@ -167,7 +167,7 @@ async fn verify_images(app: Arc<App>) {
     let images = app.images.list().await.unwrap_or_default();
     for image in images {
         if let Err(error) = app.images.root(&image.id).await {
-            tracing::error!(image = %image.id, error = api::error::chain(&error), "bad image");
+            tracing::error!(image = %image.id, error = torpor_lifecycle::chain(&error), "bad image");
         }
     }
 }

@@ -15,6 +15,7 @@ use torpor_protocol::{State, Status};
 
 use crate::clock::Clock;
 use crate::engine::{BootPlan, Channel, Engine, EngineError, Machine};
+use crate::error::chain;
 use crate::guest::{Guest, GuestError};
 use crate::lease::{Door, Lease};
 use crate::sandbox::{Reply, Request};
@@ -403,17 +404,6 @@ fn entropy() -> String {
     let mut bytes = [0u8; 32];
     getrandom::fill(&mut bytes).expect("the system has entropy");
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// An error and its causes in one line, for the log and for `reason`.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// The first status of a sandbox.

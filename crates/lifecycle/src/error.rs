@@ -32,3 +32,14 @@ pub enum Error {
     #[error("the agent did not answer")]
     Guest(#[from] GuestError),
 }
+
+/// An error and its causes in one line: for the log, and for reasons that people read.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -35,7 +35,7 @@ mod steps;
 mod tests;
 
 pub use clock::Clock;
-pub use error::{Error, Refusal};
+pub use error::{Error, Refusal, chain};
 pub use fleet::Fleet;
 pub use lease::Lease;
 pub use packet::SeqPacket;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use http_body_util::Full;
-use torpor_lifecycle::Refusal;
+use torpor_lifecycle::{Refusal, chain};
 use torpor_protocol::api::REQUEST_ID_HEADER;
 use torpor_protocol::{ErrorBody, ErrorCode};
 
@@ -156,16 +156,6 @@ fn escape(text: &str) -> String {
         }
     }
     escaped
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

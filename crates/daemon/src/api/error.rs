@@ -10,7 +10,7 @@ use http::StatusCode;
 use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::guest::GuestError;
 use torpor_lifecycle::store::StoreError;
-use torpor_lifecycle::{Error, Refusal};
+use torpor_lifecycle::{Error, Refusal, chain};
 use torpor_protocol::guest::FailureCode;
 use torpor_protocol::{ErrorBody, ErrorCode};
 
@@ -205,17 +205,6 @@ pub fn status_of(code: ErrorCode) -> StatusCode {
 /// Whether the details are nobody's business but the operator's.
 fn is_ours(code: ErrorCode) -> bool {
     code == ErrorCode::Internal
-}
-
-/// An error and its causes in one line, for the log.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 impl IntoResponse for ApiError {

@@ -1,3 +1,5 @@
+//! What a Dockerfile means, and that no text makes the parser panic.
+
 use super::*;
 use proptest::prelude::*;
 
