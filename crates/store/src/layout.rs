@@ -305,7 +305,7 @@ mod tests {
         std::fs::write(outside.path().join("precious"), "x").unwrap();
         let dir = tempfile::tempdir().unwrap();
         drop(Layout::open(dir.path()).unwrap());
-        let work = dir.path().join("staging/work/deep");
+        let work = dir.path().join("staging/half/deep");
         std::fs::create_dir_all(&work).unwrap();
         std::fs::write(work.join("file"), "x").unwrap();
         std::os::unix::fs::symlink(outside.path(), work.join("link")).unwrap();
