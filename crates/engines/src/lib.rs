@@ -23,3 +23,29 @@ mod watch;
 
 /// The agent, a static program, to be put at [`torpor_lifecycle::engine::AGENT_PATH`] of every root.
 pub static AGENT: &[u8] = include_bytes!(env!("TORPOR_AGENT"));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kind of a program header that names a dynamic loader (ELF's PT_INTERP).
+    const INTERPRETER: u32 = 3;
+
+    fn number<const N: usize>(at: usize) -> u64 {
+        let mut bytes = [0; 8];
+        bytes[..N].copy_from_slice(&AGENT[at..at + N]);
+        u64::from_le_bytes(bytes)
+    }
+
+    #[test]
+    fn the_agent_is_static_and_small() {
+        assert_eq!(&AGENT[..5], b"\x7fELF\x02", "a 64-bit program");
+        let (table, size, count) = (number::<8>(0x20), number::<2>(0x36), number::<2>(0x38));
+        assert!(count > 0, "it has program headers");
+        for header in 0..count {
+            let at = usize::try_from(table + header * size).unwrap();
+            assert_ne!(number::<4>(at), u64::from(INTERPRETER), "it needs a dynamic loader");
+        }
+        assert!(AGENT.len() < 2_000_000, "it has {} bytes", AGENT.len());
+    }
+}
