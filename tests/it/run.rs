@@ -124,7 +124,7 @@ fn a_supervised_process_comes_back() {
 #[test]
 fn ten_thousand_runs_leak_nothing() {
     let world = World::start();
-    world.create("web");
+    world.create_with("web", &["--cpus", "2"]);
     let health = || {
         let line = "ls /proc/1/fd | wc -l; awk '/VmRSS/{print $2}' /proc/1/status";
         let text = world.sh("web", line).ok();
