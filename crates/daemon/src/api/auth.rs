@@ -44,7 +44,15 @@ pub struct Keyring {
     /// Whether the listener can be reached from elsewhere.
     exposed: bool,
     count: AtomicUsize,
-    seen: Mutex<HashMap<Hash, Instant>>,
+    seen: Mutex<Seen>,
+}
+
+/// Keys that the ledger knew a moment ago.
+#[derive(Default)]
+struct Seen {
+    at: HashMap<Hash, Instant>,
+    /// Grows with each key that is revoked: what was looked up before is not believed after.
+    revocations: u64,
 }
 
 impl Keyring {
@@ -82,7 +90,9 @@ impl Keyring {
         if !self.ledger.delete_key(id).await? {
             return Err(ApiError::new(ErrorCode::NotFound, "there is no such key"));
         }
-        self.seen.lock().clear();
+        let mut seen = self.seen.lock();
+        seen.at.clear();
+        seen.revocations += 1;
         self.count.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }
@@ -92,19 +102,24 @@ impl Keyring {
         if self.fixed.is_some_and(|fixed| fixed.ct_eq(&hash).into()) {
             return Ok(true);
         }
-        let seen = self.seen.lock().get(&hash).copied();
-        if seen.is_some_and(|at| at.elapsed() < BELIEVED) {
+        let (at, revocations) = {
+            let seen = self.seen.lock();
+            (seen.at.get(&hash).copied(), seen.revocations)
+        };
+        if at.is_some_and(|at| at.elapsed() < BELIEVED) {
             return Ok(true);
         }
         if self.ledger.find_key(secret).await?.is_none() {
-            self.seen.lock().remove(&hash);
+            self.seen.lock().at.remove(&hash);
             return Ok(false);
         }
         let mut seen = self.seen.lock();
-        if seen.len() >= REMEMBERED {
-            seen.clear();
+        if seen.at.len() >= REMEMBERED {
+            seen.at.clear();
         }
-        seen.insert(hash, Instant::now());
+        if seen.revocations == revocations {
+            seen.at.insert(hash, Instant::now());
+        }
         Ok(true)
     }
 
