@@ -4,12 +4,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use torpor_protocol::api::CreateSandbox;
-use torpor_protocol::{Lifetime, Name, Network, Status};
+use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE};
+use torpor_protocol::{ErrorCode, Lifetime, Name, Network, Status};
 
-use super::{parse_env, parse_pair, sandboxes};
+use super::{image, parse_env, parse_pair, sandboxes};
 use crate::client::{Client, Route};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::{output, units};
 
@@ -59,17 +59,35 @@ pub(super) struct Create {
     json: bool,
 }
 
+async fn create(client: &Client, route: &Route, request: &CreateSandbox) -> Result<Status> {
+    let what = request.name.as_ref().map_or("a sandbox", Name::as_str);
+    let _progress = Progress::waiting(format!("creating {what}"));
+    client.post(route, request).await
+}
+
+/// Whether the default image is wanted and not there.
+fn lacks_base(error: &Error, request: &CreateSandbox) -> bool {
+    let wanted = request.image.as_deref().unwrap_or(DEFAULT_IMAGE) == DEFAULT_IMAGE;
+    wanted && error.code() == Some(ErrorCode::ImageNotFound)
+}
+
 impl Create {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
         let mut route = Route::new("/v1/sandboxes");
         if self.no_wait {
             route = route.query("wait", "false");
         }
-        let what = self.name.as_ref().map_or("a sandbox", Name::as_str);
-        let progress = Progress::waiting(format!("creating {what}"));
         let json = self.json;
-        let status: Status = client.post(&route, &self.request()).await?;
-        drop(progress);
+        let request = self.request();
+        let status = match create(client, &route, &request).await {
+            // Somebody's first sandbox: the default image is made when it is first needed.
+            Err(error) if lacks_base(&error, &request) => {
+                output::note("the default image is made first; this is done once");
+                image::base::ensure(client).await?;
+                create(client, &route, &request).await?
+            }
+            created => created?,
+        };
         match json {
             true => output::json(&status)?,
             false => output::line(sandboxes::title(&status))?,

@@ -135,8 +135,9 @@ fn engine(error: &EngineError) -> Told {
 
 fn store(error: &StoreError) -> Told {
     match error {
-        StoreError::NoSuchImage(_) => Told::new(ErrorCode::ImageNotFound, error)
-            .hint("`torpor image ls` shows the images of this host"),
+        StoreError::NoSuchImage(_) => Told::new(ErrorCode::ImageNotFound, error).hint(
+            "`torpor image ls` shows those of this host, `torpor image base` makes torpor/base",
+        ),
         StoreError::CorruptImage { .. } => Told::new(ErrorCode::ImageCorrupt, error)
             .hint("delete the image and build or import it again"),
         StoreError::InUse { .. } => Told::new(ErrorCode::InUse, error),

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use http::Method;
+use torpor_protocol::api::Image;
 
 use super::events;
 use crate::client::{Client, Route, body};
@@ -19,9 +20,14 @@ pub(super) struct Base {
 
 impl Base {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        let route = Route::new("/v1/images/base");
-        let events = client.lines(Method::POST, &route, body::empty()).await?;
-        events::report(&events::follow(events).await?, self.json)?;
+        events::report(&ensure(client).await?, self.json)?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The base image, built with a progress bar if it is not there yet.
+pub(in crate::commands) async fn ensure(client: &Client) -> Result<Image> {
+    let route = Route::new("/v1/images/base");
+    let events = client.lines(Method::POST, &route, body::empty()).await?;
+    events::follow(events).await
 }

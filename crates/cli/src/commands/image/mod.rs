@@ -1,6 +1,6 @@
 //! `torpor image`
 
-mod base;
+pub(super) mod base;
 mod build;
 mod events;
 mod import;
