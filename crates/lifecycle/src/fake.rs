@@ -42,7 +42,6 @@ struct HostState {
     boots: usize,
     fail_boots: usize,
     boot_takes: Duration,
-    most_alive: usize,
 }
 
 struct FakeMachine {
@@ -68,11 +67,6 @@ impl FakeHost {
     /// How many machines were ever booted.
     pub fn boots(&self) -> usize {
         self.state.lock().boots
-    }
-
-    /// The most machines that ever lived at once.
-    pub fn most_alive(&self) -> usize {
-        self.state.lock().most_alive
     }
 
     /// The next `count` boots fail.
@@ -134,9 +128,7 @@ impl Engine for FakeEngine {
             dead: watch::channel(None).0,
             paused: watch::channel(false).0,
         });
-        let mut state = self.host.state.lock();
-        state.machines.insert(plan.id, Arc::clone(&machine));
-        state.most_alive = state.most_alive.max(state.machines.len());
+        self.host.state.lock().machines.insert(plan.id, Arc::clone(&machine));
         Ok(Box::new(Handle(machine)))
     }
 
@@ -190,7 +182,7 @@ impl Machine for Handle {
     }
 }
 
-/// Readings that a test may set.
+/// A machine that uses nothing.
 #[derive(Debug, Default)]
 struct FakeMeter;
 

@@ -81,34 +81,6 @@ impl ErrorCode {
         Self::ShuttingDown,
         Self::Internal,
     ];
-
-    /// Whether the same request may succeed later without being changed.
-    pub fn retryable(self) -> bool {
-        match self {
-            Self::CapacityReached
-            | Self::Timeout
-            | Self::ShuttingDown
-            | Self::PortNotListening
-            | Self::Internal => true,
-            Self::InvalidRequest
-            | Self::Unauthenticated
-            | Self::SandboxNotFound
-            | Self::ImageNotFound
-            | Self::ProcessNotFound
-            | Self::FileNotFound
-            | Self::NotFound
-            | Self::MethodNotAllowed
-            | Self::AlreadyExists
-            | Self::InUse
-            | Self::SandboxFailed
-            | Self::SandboxTerminated
-            | Self::CommandFailed
-            | Self::FileRefused
-            | Self::TooLarge
-            | Self::ImageCorrupt
-            | Self::Unsupported => false,
-        }
-    }
 }
 
 /// The body of every answer that is not a success.
