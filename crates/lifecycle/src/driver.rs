@@ -267,6 +267,7 @@ impl Driver {
             user: image.user.clone(),
             workdir: image.workdir.clone(),
             entropy: entropy(),
+            boot_id: None,
         }
     }
 
@@ -293,10 +294,11 @@ impl Driver {
     }
 
     async fn update(&mut self, update: UpdateSandbox, reply: Reply<()>) {
-        let UpdateSandbox { labels, lifetime } = update;
+        let UpdateSandbox { labels, lifetime, standby } = update;
         let mut changed = self.record.clone();
         changed.spec.labels = labels.unwrap_or(changed.spec.labels);
         changed.spec.lifetime = lifetime.unwrap_or(changed.spec.lifetime);
+        changed.spec.standby = standby.unwrap_or_default().over(changed.spec.standby);
         let recorded = self.world.ledger.record(&changed).await;
         if recorded.is_ok() {
             self.record = changed;
@@ -417,6 +419,11 @@ pub(crate) fn first_status(record: &Record, engine: &str) -> Status {
         created_at_ms: record.created_at_ms,
         last_used_at_ms: record.last_used_at_ms,
         engine: engine.to_owned(),
+        tier: None,
+        durable: false,
+        wakes: record.facts.wakes,
+        recovered_from_ms: record.facts.recovered_from_ms,
+        parent: record.facts.parent.clone(),
         start_steps: Vec::new(),
     }
 }

@@ -3,12 +3,13 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use torpor_protocol::snapshot::SavedProcess;
 use torpor_protocol::{SandboxId, SandboxSpec};
 
 /// Everything an engine needs to start a machine.
@@ -32,6 +33,27 @@ pub struct About {
     pub version: String,
     /// Address the guest should ask for names, if it has a network.
     pub nameserver: Option<String>,
+    pub abilities: Abilities,
+}
+
+/// What not every engine can do; asked for in vain it is refused by name.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Abilities {
+    /// Saving memory and processes, and reviving them.
+    pub memory_snapshots: bool,
+    /// Saving while the machine goes on afterwards.
+    pub live_snapshots: bool,
+    /// Freezing in memory.
+    pub warm_standby: bool,
+    /// Reading the files of a saved machine without reviving it.
+    pub saved_files: bool,
+}
+
+impl About {
+    /// The error for something this engine has no way of doing.
+    pub fn cant(&self, what: &str) -> EngineError {
+        EngineError::Unsupported { engine: self.kind, what: what.to_owned() }
+    }
 }
 
 /// An isolation technology on this host.
@@ -43,7 +65,34 @@ pub trait Engine: Send + Sync + 'static {
     /// On `Err`, and if the future is dropped, nothing is left behind.
     async fn boot(&self, plan: BootPlan) -> Result<Box<dyn Machine>, EngineError>;
 
-    /// Takes over a machine that an earlier daemon left running. `None`: it is not there any more.
+    /// Brings a machine back from what [`Machine::save`] wrote into `saved`; the guest goes on
+    /// from there. The same promises as `boot`. One save may be revived many times, also at once.
+    async fn revive(&self, plan: BootPlan, saved: &Path) -> Result<Box<dyn Machine>, EngineError> {
+        let _ = (plan, saved);
+        Err(self.about().cant("revive a machine"))
+    }
+
+    /// Whether a save made by `version` of this engine can be revived here; the reason if not.
+    fn can_revive(&self, version: &str) -> Result<(), String> {
+        let here = &self.about().version;
+        if here == version {
+            return Ok(());
+        }
+        Err(format!("it was saved by version {version} and this host has {here}"))
+    }
+
+    /// What a saved machine had written on top of its image. Blocks: for a thread of its own.
+    fn changes(&self, saved: &Path) -> Result<Box<dyn Changes>, EngineError> {
+        let _ = saved;
+        Err(self.about().cant("read the files of a saved machine"))
+    }
+
+    /// A machine like this may be wanted soon: the engine may prepare for it.
+    fn expect(&self, plan: &BootPlan) {
+        let _ = plan;
+    }
+
+    /// Takes over a machine that an earlier daemon left running or paused. `None`: it is not there any more.
     async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Machine>>, EngineError>;
 
     /// Kills and removes everything on this host that belongs to this engine's installation and to
@@ -72,11 +121,85 @@ pub trait Machine: Send + 'static {
     async fn pause(&mut self) -> Result<(), EngineError>;
     /// Lets it go on. Idempotent.
     async fn resume(&mut self) -> Result<(), EngineError>;
+    /// Whether it is paused: known also of a machine that was adopted.
+    fn paused(&self) -> bool;
+    /// Writes files, memory and processes into the empty directory `into`, without waiting for the
+    /// disk. A paused machine stays paused and executes no instruction; a running one goes on
+    /// afterwards. On `Err` the machine is as it was, and what is in `into` is worth nothing.
+    /// Begun is done: if the future is dropped, the machine ends up as after an `Err`.
+    async fn save(&mut self, into: &Path) -> Result<Saved, EngineError> {
+        let _ = into;
+        Err(EngineError::Unsupported { engine: "this", what: "save a machine".to_owned() })
+    }
+    /// Gives the memory of a paused machine to the host's swap, if there is any; it may be resumed
+    /// meanwhile from elsewhere ([`Machine::resume`]), so this must not hold anything.
+    async fn page_out(&mut self) -> Result<(), EngineError> {
+        Ok(())
+    }
     /// Resolves when the machine is dead by itself, with the reason for people. Cancel-safe.
     async fn exited(&mut self) -> String;
     /// Kills it, waits until it is gone and gives back all it held. On `Err` the rest is left to
     /// `sweep`; the machine is dead in any case.
     async fn kill(self: Box<Self>) -> Result<(), EngineError>;
+}
+
+/// What is known of a save.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Saved {
+    /// For how long the guest stood still.
+    pub pause: Duration,
+    pub processes: Vec<SavedProcess>,
+}
+
+/// What a saved machine had written on top of its image.
+pub trait Changes: Send {
+    /// Sorted by path; a directory comes before what is in it.
+    fn entries(&self) -> &[Change];
+    /// The content of the file at `index` of [`Changes::entries`], whole.
+    fn copy(&self, index: usize, to: &mut dyn io::Write) -> io::Result<()>;
+}
+
+/// One path that is not as in the image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Relative to the root: `etc/hostname`. Bytes, as a guest may call a file anything but `/` and 0.
+    pub path: Vec<u8>,
+    pub kind: ChangeKind,
+    /// Permission bits.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub modified_at_ms: i64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ChangeKind {
+    File {
+        size: u64,
+    },
+    /// Another name of the file at `to`, which comes earlier.
+    HardLink {
+        to: Vec<u8>,
+    },
+    Directory {
+        /// Nothing of the image's directory of that name shines through.
+        opaque: bool,
+    },
+    Symlink {
+        target: Vec<u8>,
+    },
+    Fifo,
+    Socket,
+    CharDevice {
+        major: u32,
+        minor: u32,
+    },
+    BlockDevice {
+        major: u32,
+        minor: u32,
+    },
+    /// It is in the image and was removed.
+    Removed,
 }
 
 /// Readings of a machine.
@@ -110,6 +233,9 @@ pub enum EngineError {
     /// The host has not got what the machine needs.
     #[error("this host has not enough {what}: {detail}")]
     Capacity { what: &'static str, detail: String },
+    /// There is no room for what was to be written; nothing was lost.
+    #[error("the disk is full: {0}")]
+    DiskFull(String),
     /// The root image can't be used.
     #[error("the image can't be used: {0}")]
     Image(String),

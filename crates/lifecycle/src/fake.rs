@@ -95,7 +95,7 @@ pub struct FakeEngine {
 
 impl FakeEngine {
     pub fn new(host: Arc<FakeHost>) -> Self {
-        let about = About { kind: "fake", version: "0".to_owned(), nameserver: None };
+        let about = About { kind: "fake", version: "0".to_owned(), nameserver: None, abilities: crate::engine::Abilities::default() };
         Self { about, host }
     }
 }
@@ -167,6 +167,10 @@ impl Machine for Handle {
     async fn resume(&mut self) -> Result<(), EngineError> {
         self.0.paused.send_replace(false);
         Ok(())
+    }
+
+    fn paused(&self) -> bool {
+        *self.0.paused.borrow()
     }
 
     async fn exited(&mut self) -> String {
@@ -306,6 +310,25 @@ impl Ledger for FakeStore {
 
     async fn all(&self) -> Result<Vec<Record>, StoreError> {
         Ok(self.state.lock().records.values().cloned().collect())
+    }
+
+    async fn record_snapshot(&self, _: &crate::store::SnapshotRecord) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn erase_snapshot(&self, _: &torpor_protocol::SnapshotId) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn snapshots(&self) -> Result<Vec<crate::store::SnapshotRecord>, StoreError> {
+        Ok(Vec::new())
+    }
+    async fn record_pool(&self, _: &crate::store::PoolRecord) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn erase_pool(&self, _: &torpor_protocol::Name) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn pools(&self) -> Result<Vec<crate::store::PoolRecord>, StoreError> {
+        Ok(Vec::new())
     }
 }
 

@@ -74,7 +74,7 @@ impl Fleet {
 
     fn bring_back(&self, record: Record) {
         let phase = match &record.rest {
-            Rest::Created | Rest::Running => Phase::Adopting,
+            Rest::Created | Rest::Running | Rest::Standby { .. } => Phase::Adopting,
             Rest::Failed { reason } => Phase::Failed { reason: reason.clone() },
         };
         if let Some(name) = &record.spec.name {
@@ -92,7 +92,7 @@ impl Fleet {
         self.claim(&id, spec.name.as_ref())?;
         let now = self.inner.world.clock.now_ms();
         let record =
-            Record { id, spec, rest: Rest::Created, created_at_ms: now, last_used_at_ms: now };
+            Record { id, spec, rest: Rest::Created, save: None, facts: Default::default(), created_at_ms: now, last_used_at_ms: now };
         // A caller that gives up now must not leave a name that is taken by nobody.
         let fleet = self.clone();
         let creation = tokio::spawn(async move {
@@ -238,7 +238,7 @@ impl Register {
 /// Whether the engine may still have a machine for it.
 fn may_run(rest: &Rest) -> bool {
     match rest {
-        Rest::Created | Rest::Running => true,
+        Rest::Created | Rest::Running | Rest::Standby { .. } => true,
         Rest::Failed { .. } => false,
     }
 }

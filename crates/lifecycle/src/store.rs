@@ -1,10 +1,14 @@
 //! What must be remembered: traits that the store implements.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use torpor_protocol::{ImageId, SandboxId, SandboxSpec};
+use torpor_protocol::snapshot::{SavedFile, SavedProcess};
+use torpor_protocol::{
+    ImageId, Name, SandboxId, SandboxSpec, SaveId, Snapshot, SnapshotId, SnapshotKind,
+};
 
 /// What the ledger knows of a sandbox.
 #[derive(Debug, Clone, PartialEq)]
@@ -12,18 +16,40 @@ pub struct Record {
     pub id: SandboxId,
     pub spec: SandboxSpec,
     pub rest: Rest,
+    /// Its last durable moment. The ledger keeps the save while a record names it.
+    pub save: Option<SaveId>,
+    pub facts: Facts,
     pub created_at_ms: u64,
     pub last_used_at_ms: u64,
+}
+
+/// What is remembered of a sandbox for people.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Facts {
+    pub wakes: u64,
+    /// The snapshot it was last forked from, restored to or saved as.
+    pub parent: Option<SnapshotId>,
+    /// Its machine was lost and it came back as it was at this time.
+    pub recovered_from_ms: Option<u64>,
 }
 
 /// What a sandbox can be brought back from after the daemon is gone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "rest", rename_all = "snake_case")]
 pub enum Rest {
-    /// Recorded, and never known to have run: starting over loses nothing.
+    /// Recorded, and never known to have run: starting over, from its save if it has one, loses
+    /// nothing.
     Created,
-    /// It ran: the engine may still have its machine.
+    /// It runs or ran after its last save: the engine may still have its machine.
     Running,
+    /// It sleeps, and its save is all of it: if the engine still has its machine, that one is
+    /// frozen.
+    Standby {
+        /// It did not fall asleep for want of use, but because the daemon stopped: the next daemon
+        /// wakes it.
+        interrupted: bool,
+    },
     /// It failed for this reason, and has nothing to come back from.
     Failed { reason: String },
 }
@@ -36,7 +62,119 @@ pub trait Ledger: Send + Sync + 'static {
     /// Forgets; forgetting what is not there is fine.
     async fn erase(&self, id: &SandboxId) -> Result<(), StoreError>;
     async fn all(&self) -> Result<Vec<Record>, StoreError>;
+
+    /// Inserts or replaces a snapshot. [`StoreError::Invalid`] if another one has its name,
+    /// [`StoreError::NoSuchSave`] if its save is gone.
+    async fn record_snapshot(&self, record: &SnapshotRecord) -> Result<(), StoreError>;
+    /// Forgets a snapshot, not its save; forgetting what is not there is fine.
+    async fn erase_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError>;
+    /// All, oldest first.
+    async fn snapshots(&self) -> Result<Vec<SnapshotRecord>, StoreError>;
+
+    /// Inserts or replaces a pool.
+    async fn record_pool(&self, record: &PoolRecord) -> Result<(), StoreError>;
+    async fn erase_pool(&self, name: &Name) -> Result<(), StoreError>;
+    async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError>;
 }
+
+/// What the ledger knows of a snapshot.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SnapshotRecord {
+    pub snapshot: Snapshot,
+    /// None while it is in progress, and if it failed.
+    pub save: Option<SaveId>,
+}
+
+/// What the ledger knows of a pool.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PoolRecord {
+    pub name: Name,
+    pub size: usize,
+    /// Of each sandbox in it, without a name.
+    pub spec: SandboxSpec,
+    /// What they begin from; none: their image.
+    pub from: Option<(SnapshotId, SaveId)>,
+}
+
+/// Saved moments of machines: immutable directories, kept while something in the ledger names them.
+#[async_trait]
+pub trait Saves: Send + Sync + 'static {
+    /// An empty directory to save into.
+    async fn stage(&self) -> Result<Box<dyn Staged>, StoreError>;
+    /// Makes what is in `staged` durable, with its hashes: when this returns the save is there,
+    /// whatever is killed. Nothing names it yet, so a crash before that removes it again.
+    async fn commit(
+        &self,
+        staged: Box<dyn Staged>,
+        about: SaveAbout,
+    ) -> Result<Arc<Save>, StoreError>;
+    /// A save whose bytes are known to be what they were; [`StoreError::CorruptSave`] otherwise.
+    /// It stays on disk while the returned value lives.
+    async fn open(&self, id: &SaveId) -> Result<Arc<Save>, StoreError>;
+    /// What is known of a save, without a look at its bytes.
+    async fn about(&self, id: &SaveId) -> Result<Manifest, StoreError>;
+    /// Removes the save if nothing in the ledger names it, when nobody uses it any more.
+    async fn release(&self, id: &SaveId);
+    /// Makes a filesystem save of a memory save: only the files that `changes` tells.
+    async fn files_of(
+        &self,
+        save: &Save,
+        changes: Box<dyn crate::engine::Changes>,
+    ) -> Result<Arc<Save>, StoreError>;
+}
+
+/// A directory for a save in the making. Dropping it removes it.
+pub trait Staged: Send + Sync + 'static {
+    fn path(&self) -> &Path;
+    /// For the store that made it.
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any>;
+}
+
+/// A committed save in use. While it lives, its directory stays.
+#[derive(Debug)]
+pub struct Save {
+    pub id: SaveId,
+    pub dir: PathBuf,
+    pub manifest: Manifest,
+    /// Keeps the directory; dropped last.
+    pub guard: Box<dyn std::any::Any + Send + Sync>,
+}
+
+/// What the one who saves says about it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SaveAbout {
+    pub kind: SnapshotKind,
+    /// The sandbox as it was.
+    pub sandbox: SandboxId,
+    pub spec: SandboxSpec,
+    pub engine: String,
+    pub engine_version: String,
+    pub created_at_ms: u64,
+    pub pause_ms: f64,
+    pub processes: Vec<SavedProcess>,
+}
+
+/// `manifest.json` of a save.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Raised when an older program would misunderstand the rest.
+    pub format: u32,
+    #[serde(flatten)]
+    pub about: SaveAbout,
+    pub files: Vec<SavedFile>,
+}
+
+impl Manifest {
+    pub const FORMAT: u32 = 1;
+
+    pub fn size_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+}
+
+/// The file of a filesystem save: a tar of what was written on top of the image, with whiteouts as
+/// OCI layers have them.
+pub const LAYER_FILE: &str = "layer.tar";
 
 /// Where roots come from.
 #[async_trait]
@@ -62,6 +200,10 @@ pub enum StoreError {
     NoSuchImage(String),
     #[error("image {id} is corrupt: {detail}")]
     CorruptImage { id: String, detail: String },
+    #[error("there is no save {0}")]
+    NoSuchSave(String),
+    #[error("save {id} is corrupt: {file}: {detail}")]
+    CorruptSave { id: String, file: String, detail: String },
     #[error("{what} is needed by {by}")]
     InUse { what: String, by: String },
     /// What was asked for can't be done, and why.

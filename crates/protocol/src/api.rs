@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::{Exit, FileChange, FileStat, ProcessStatus, RestartPolicy, TerminalSize};
 use crate::id::{ImageId, Name};
-use crate::spec::{Lifetime, Network};
+use crate::spec::{Hooks, Lifetime, Network, StandbyPolicy};
 use crate::status::Status;
 
 /// The image of a sandbox that names none.
@@ -28,6 +28,9 @@ pub struct CreateSandbox {
     pub name: Option<Name>,
     /// Name or id of an image.
     pub image: Option<String>,
+    /// Name or id of a snapshot to begin from, instead of an image. Of a memory snapshot the
+    /// resources can't be changed.
+    pub snapshot: Option<String>,
     pub cpus: Option<f64>,
     pub memory_mib: Option<u64>,
     pub disk_mib: Option<u64>,
@@ -36,6 +39,29 @@ pub struct CreateSandbox {
     pub labels: BTreeMap<String, String>,
     pub network: Network,
     pub lifetime: Lifetime,
+    pub standby: Standby,
+}
+
+/// How a sandbox sleeps; what is absent is the server's default, or stays as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Standby {
+    /// Falls asleep when nobody talked to it for so long. 0: never by itself.
+    pub idle_after_ms: Option<u64>,
+    pub auto_wake: Option<bool>,
+    pub hooks: Option<Hooks>,
+}
+
+impl Standby {
+    /// `policy` with what is given here instead.
+    pub fn over(self, policy: StandbyPolicy) -> StandbyPolicy {
+        StandbyPolicy {
+            idle_after_ms: self.idle_after_ms.unwrap_or(policy.idle_after_ms),
+            auto_wake: self.auto_wake.unwrap_or(policy.auto_wake),
+            hooks: self.hooks.unwrap_or(policy.hooks),
+        }
+    }
 }
 
 /// `PATCH /v1/sandboxes/{sandbox}`: what is given is replaced.
@@ -45,6 +71,7 @@ pub struct CreateSandbox {
 pub struct UpdateSandbox {
     pub labels: Option<BTreeMap<String, String>>,
     pub lifetime: Option<Lifetime>,
+    pub standby: Option<Standby>,
 }
 
 /// `GET /v1/sandboxes`
@@ -89,6 +116,8 @@ pub struct Command {
     pub terminal: Option<Size>,
     /// `exec`: go on when the client goes away.
     pub detachable: bool,
+    /// The sandbox does not fall asleep while it runs.
+    pub keep_awake: bool,
     /// `processes`: start it again when it ends.
     pub supervise: Option<Supervise>,
 }

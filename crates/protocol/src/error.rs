@@ -17,6 +17,8 @@ pub enum ErrorCode {
     SandboxNotFound,
     /// There is no image of this id or name.
     ImageNotFound,
+    /// There is no snapshot of this id or name.
+    SnapshotNotFound,
     /// There is no such process in the sandbox.
     ProcessNotFound,
     /// There is no such file or directory in the sandbox.
@@ -31,6 +33,8 @@ pub enum ErrorCode {
     InUse,
     /// The sandbox can't run: its machine failed to start or died.
     SandboxFailed,
+    /// The sandbox sleeps and does not wake by itself (`auto_wake` is off).
+    SandboxAsleep,
     /// The sandbox is being deleted or is gone.
     SandboxTerminated,
     /// The command can't be started: not found, not executable, no such directory or user.
@@ -45,6 +49,12 @@ pub enum ErrorCode {
     CapacityReached,
     /// The image's bytes are not what its manifest says.
     ImageCorrupt,
+    /// The snapshot's bytes are not what its manifest says.
+    SnapshotCorrupt,
+    /// The snapshot was taken by an engine, or a version of it, that is not here.
+    SnapshotIncompatible,
+    /// The snapshot is not complete: it is being taken, or taking it failed.
+    SnapshotNotReady,
     /// It took longer than allowed.
     Timeout,
     /// This engine or version can't do that.
@@ -57,11 +67,12 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, for documentation and tests.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 27] = [
         Self::InvalidRequest,
         Self::Unauthenticated,
         Self::SandboxNotFound,
         Self::ImageNotFound,
+        Self::SnapshotNotFound,
         Self::ProcessNotFound,
         Self::FileNotFound,
         Self::NotFound,
@@ -69,6 +80,7 @@ impl ErrorCode {
         Self::AlreadyExists,
         Self::InUse,
         Self::SandboxFailed,
+        Self::SandboxAsleep,
         Self::SandboxTerminated,
         Self::CommandFailed,
         Self::FileRefused,
@@ -76,6 +88,9 @@ impl ErrorCode {
         Self::TooLarge,
         Self::CapacityReached,
         Self::ImageCorrupt,
+        Self::SnapshotCorrupt,
+        Self::SnapshotIncompatible,
+        Self::SnapshotNotReady,
         Self::Timeout,
         Self::Unsupported,
         Self::ShuttingDown,

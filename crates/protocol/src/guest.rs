@@ -232,6 +232,8 @@ pub struct Identity {
     pub workdir: Option<String>,
     /// Fresh random bytes, hexadecimal; never the same for two machines.
     pub entropy: String,
+    /// Names this boot or fork, for `/run/torpor/boot_id`; none: it woke and is who it was.
+    pub boot_id: Option<String>,
 }
 
 /// A process to be started.
@@ -252,6 +254,8 @@ pub struct ProcessSpec {
     pub timeout_ms: Option<u64>,
     /// What `Run` does to the process when its stream is reset: `false` kills it.
     pub survives_detach: bool,
+    /// The sandbox does not fall asleep while it runs.
+    pub keep_awake: bool,
     /// Keep it alive. Only for `Start`.
     pub supervise: Option<Supervision>,
 }
@@ -312,6 +316,8 @@ pub struct Health {
     pub agent_version: String,
     pub uptime_ms: u64,
     pub running: u32,
+    /// How many of the running keep the sandbox awake.
+    pub keeping_awake: u32,
     pub started: u64,
     pub memory_kib: u64,
     pub open_files: u32,

@@ -66,26 +66,53 @@ text_type!(
     "What a person calls a sandbox: a DNS label that starts with a letter and is no id."
 );
 text_type!(ImageId, "An image: the BLAKE3 hash of its tree, 64 hexadecimal digits.");
+text_type!(SnapshotId, "A snapshot, for ever: `snap-` and 21 lowercase alphanumerics.");
+text_type!(SaveId, "A saved moment of a machine, in the store: 21 lowercase alphanumerics.");
+
+/// What a snapshot's id begins with, so that it is taken for nothing else.
+const SNAPSHOT_PREFIX: &str = "snap-";
 
 impl SandboxId {
     /// A fresh random id.
     pub fn random() -> Self {
-        let mut text = String::with_capacity(SANDBOX_ID_LEN);
-        while text.len() < SANDBOX_ID_LEN {
-            let mut bytes = [0u8; 32];
-            getrandom::fill(&mut bytes).expect("the system has entropy");
-            // 252 is the largest multiple of 36 in a byte: above it the remainder would be biased.
-            let fair = bytes.iter().filter(|byte| **byte < 252);
-            text.extend(fair.map(|byte| char::from(ALPHABET[usize::from(byte % 36)])));
-        }
-        text.truncate(SANDBOX_ID_LEN);
-        Self(text)
+        Self(random_text())
     }
+}
+
+impl SaveId {
+    /// A fresh random id.
+    pub fn random() -> Self {
+        Self(random_text())
+    }
+}
+
+impl SnapshotId {
+    /// A fresh random id.
+    pub fn random() -> Self {
+        Self(format!("{SNAPSHOT_PREFIX}{}", random_text()))
+    }
+}
+
+fn random_text() -> String {
+    let mut text = String::with_capacity(SANDBOX_ID_LEN);
+    while text.len() < SANDBOX_ID_LEN {
+        let mut bytes = [0u8; 32];
+        getrandom::fill(&mut bytes).expect("the system has entropy");
+        // 252 is the largest multiple of 36 in a byte: above it the remainder would be biased.
+        let fair = bytes.iter().filter(|byte| **byte < 252);
+        text.extend(fair.map(|byte| char::from(ALPHABET[usize::from(byte % 36)])));
+    }
+    text.truncate(SANDBOX_ID_LEN);
+    text
 }
 
 fn looks_like_id(text: &str) -> bool {
     text.len() == SANDBOX_ID_LEN
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+}
+
+fn looks_like_snapshot_id(text: &str) -> bool {
+    text.strip_prefix(SNAPSHOT_PREFIX).is_some_and(looks_like_id)
 }
 
 impl FromStr for SandboxId {
@@ -111,7 +138,7 @@ impl FromStr for Name {
         if !text.starts_with(|c: char| c.is_ascii_lowercase()) || text.ends_with('-') {
             return bad("a name starts with a letter and does not end with '-'");
         }
-        if looks_like_id(text) {
+        if looks_like_id(text) || looks_like_snapshot_id(text) {
             return bad("it could be mistaken for an id: make it longer or shorter, or add a '-'");
         }
         Ok(Self(text.to_owned()))
@@ -126,6 +153,53 @@ impl FromStr for ImageId {
             return Ok(Self(text.to_owned()));
         }
         Err(BadName::new("image id", text, "an image id is 64 hexadecimal digits"))
+    }
+}
+
+impl FromStr for SnapshotId {
+    type Err = BadName;
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        if looks_like_snapshot_id(text) {
+            return Ok(Self(text.to_owned()));
+        }
+        let why = "a snapshot's id is snap- and 21 lowercase letters and digits";
+        Err(BadName::new("snapshot id", text, why))
+    }
+}
+
+impl FromStr for SaveId {
+    type Err = BadName;
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        if looks_like_id(text) {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(BadName::new("save id", text, "an id is 21 lowercase letters and digits"))
+    }
+}
+
+/// How a request names a snapshot: by id or by name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum SnapshotRef {
+    Id(SnapshotId),
+    Name(Name),
+}
+
+impl FromStr for SnapshotRef {
+    type Err = BadName;
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        if looks_like_snapshot_id(text) {
+            return text.parse().map(Self::Id);
+        }
+        text.parse().map(Self::Name)
+    }
+}
+
+impl fmt::Display for SnapshotRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => id.fmt(f),
+            Self::Name(name) => name.fmt(f),
+        }
     }
 }
 

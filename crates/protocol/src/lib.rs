@@ -1,5 +1,5 @@
 //! Every type that crosses a process boundary: between a client and the daemon ([`api`], [`spec`],
-//! [`status`], [`error`]) and between the daemon and the agent inside a machine ([`guest`]).
+//! [`status`], [`snapshot`], [`error`]) and between the daemon and the agent inside a machine ([`guest`]).
 //!
 //! Invariants
 //! - no I/O, no clock, no tokio: data and its checks only;
@@ -10,10 +10,12 @@ pub mod api;
 pub mod error;
 pub mod guest;
 pub mod id;
+pub mod snapshot;
 pub mod spec;
 pub mod status;
 
 pub use error::{ErrorBody, ErrorCode};
-pub use id::{ImageId, Name, SandboxId, SandboxRef};
-pub use spec::{Lifetime, Network, Resources, SandboxSpec};
-pub use status::{State, Status};
+pub use id::{ImageId, Name, SandboxId, SandboxRef, SaveId, SnapshotId, SnapshotRef};
+pub use snapshot::{Snapshot, SnapshotKind, SnapshotState};
+pub use spec::{Hooks, Lifetime, Network, Resources, SandboxSpec, StandbyPolicy};
+pub use status::{State, Status, Tier};

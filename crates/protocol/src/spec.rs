@@ -30,6 +30,8 @@ pub struct SandboxSpec {
     pub network: Network,
     #[serde(default)]
     pub lifetime: Lifetime,
+    #[serde(default)]
+    pub standby: StandbyPolicy,
 }
 
 /// Upper bounds of what a sandbox may use of its host.
@@ -88,4 +90,43 @@ pub struct Lifetime {
     pub expire_idle_secs: Option<u64>,
     /// Terminate at this time (Unix seconds).
     pub expire_at: Option<u64>,
+}
+
+/// When a sandbox falls asleep, and what happens around it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct StandbyPolicy {
+    /// Falls asleep when nobody talked to it for so long. 0: never by itself.
+    pub idle_after_ms: u64,
+    /// Whether a request wakes it. Otherwise requests to a sleeping sandbox are refused until
+    /// somebody wakes it.
+    pub auto_wake: bool,
+    pub hooks: Hooks,
+}
+
+impl Default for StandbyPolicy {
+    fn default() -> Self {
+        Self { idle_after_ms: 15_000, auto_wake: true, hooks: Hooks::default() }
+    }
+}
+
+/// Commands in the sandbox around its sleep. Empty: none. What they return is logged and changes
+/// nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Hooks {
+    /// Program and arguments, before it falls asleep.
+    pub before_sleep: Vec<String>,
+    /// Program and arguments, after it woke or was forked and before any request gets in.
+    pub after_wake: Vec<String>,
+    /// Longer than this nobody waits; the command is killed.
+    pub grace_ms: u64,
+}
+
+impl Default for Hooks {
+    fn default() -> Self {
+        Self { before_sleep: Vec::new(), after_wake: Vec::new(), grace_ms: 5_000 }
+    }
 }

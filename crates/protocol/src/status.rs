@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::SandboxId;
+use crate::id::{SandboxId, SnapshotId};
 use crate::spec::SandboxSpec;
 
 /// Where a sandbox stands in its life.
@@ -14,6 +14,8 @@ pub enum State {
     Creating,
     /// Its machine runs and its agent answered.
     Running,
+    /// It sleeps; `tier` says how deeply. The next request wakes it.
+    Standby,
     /// It has no machine and can't get one by itself; `reason` says why.
     Failed,
     /// It is gone.
@@ -22,14 +24,36 @@ pub enum State {
 
 impl State {
     /// All states, for metrics and tests.
-    pub const ALL: [Self; 4] = [Self::Creating, Self::Running, Self::Failed, Self::Terminated];
+    pub const ALL: [Self; 5] =
+        [Self::Creating, Self::Running, Self::Standby, Self::Failed, Self::Terminated];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Creating => "creating",
             Self::Running => "running",
+            Self::Standby => "standby",
             Self::Failed => "failed",
             Self::Terminated => "terminated",
+        }
+    }
+}
+
+/// How deeply a sandbox sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Tier {
+    /// Frozen in memory.
+    Warm,
+    /// On disk, without a process.
+    Cold,
+}
+
+impl Tier {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Warm => "warm",
+            Self::Cold => "cold",
         }
     }
 }
@@ -53,7 +77,22 @@ pub struct Status {
     pub last_used_at_ms: u64,
     /// The engine that runs it.
     pub engine: String,
-    /// Where the time of its machine's start went.
+    /// In standby: how deeply it sleeps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<Tier>,
+    /// In standby: whether all of it is on disk, so that not even the loss of the host loses any.
+    #[serde(default)]
+    pub durable: bool,
+    /// How often it woke.
+    #[serde(default)]
+    pub wakes: u64,
+    /// Its machine was lost and it came back as it was at this time, Unix milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovered_from_ms: Option<u64>,
+    /// The snapshot it was last forked from, restored to or saved as.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<SnapshotId>,
+    /// Where the time of its machine's last start or wake went.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub start_steps: Vec<Step>,
 }
