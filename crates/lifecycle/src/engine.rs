@@ -131,11 +131,9 @@ pub trait Machine: Send + 'static {
         let _ = into;
         Err(EngineError::Unsupported { engine: "this", what: "save a machine".to_owned() })
     }
-    /// Gives the memory of a paused machine to the host's swap, if there is any; it may be resumed
-    /// meanwhile from elsewhere ([`Machine::resume`]), so this must not hold anything.
-    async fn page_out(&mut self) -> Result<(), EngineError> {
-        Ok(())
-    }
+    /// Begins to give the memory of a paused machine to the host's swap, if there is any; returns
+    /// at once. The machine may be resumed or killed meanwhile.
+    fn page_out(&self) {}
     /// Resolves when the machine is dead by itself, with the reason for people. Cancel-safe.
     async fn exited(&mut self) -> String;
     /// Kills it, waits until it is gone and gives back all it held. On `Err` the rest is left to

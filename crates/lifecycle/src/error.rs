@@ -1,6 +1,6 @@
 //! Refusal or failure: the request does not fit the sandbox now, or we tried and it broke.
 
-use torpor_protocol::{Name, SandboxRef};
+use torpor_protocol::{Name, SandboxRef, SnapshotRef};
 
 use crate::engine::EngineError;
 use crate::guest::GuestError;
@@ -15,6 +15,24 @@ pub enum Refusal {
     NameTaken(Name),
     #[error("sandbox {id} can't run: {reason}")]
     Failed { id: String, reason: String },
+    #[error("sandbox {0} sleeps, and requests do not wake it")]
+    Asleep(String),
+    #[error("sandbox {id} could not be woken: {reason}")]
+    CantWake { id: String, reason: String },
+    #[error("there is no snapshot {0}")]
+    NoSuchSnapshot(SnapshotRef),
+    #[error("another snapshot is called {0}")]
+    SnapshotNameTaken(Name),
+    #[error("snapshot {id} is not complete: {why}")]
+    SnapshotNotReady { id: String, why: String },
+    #[error("a memory snapshot keeps its resources: {0}")]
+    Locked(String),
+    #[error("snapshot {snapshot} can't be revived here: {reason}")]
+    Incompatible { snapshot: String, reason: String },
+    #[error("there is no pool {0}")]
+    NoSuchPool(Name),
+    #[error("another pool is called {0}")]
+    PoolNameTaken(Name),
     #[error("sandbox {0} is terminated")]
     Terminated(String),
     #[error("the daemon is stopping")]

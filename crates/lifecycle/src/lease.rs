@@ -1,7 +1,8 @@
 //! A lease: proof that the machine runs, promise that it stays so, and the door to its agent.
 //!
 //! The driver opens the door when the machine answered and closes it before it takes the machine
-//! away. Taking a lease through an open door is a lock and a counter, and never waits.
+//! away or puts it to sleep. Taking a lease through an open door is a lock and a counter, and never
+//! waits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,41 +23,52 @@ pub(crate) struct Door {
 }
 
 struct DoorState {
-    inside: Option<Inside>,
+    /// Whom a lease leads to, while the door is open.
+    guest: Option<Guest>,
+    /// Of the machine, also while it sleeps in memory.
+    meter: Option<Arc<dyn Meter>>,
     leases: usize,
     last_used_ms: u64,
 }
 
-/// What a lease opens.
-#[derive(Clone)]
-struct Inside {
-    guest: Guest,
-    meter: Arc<dyn Meter>,
-}
-
 impl Door {
     pub(crate) fn closed(clock: Clock, last_used_ms: u64) -> Self {
-        let state = Mutex::new(DoorState { inside: None, leases: 0, last_used_ms });
-        Self { state, vacated: Notify::new(), clock }
+        let state = DoorState { guest: None, meter: None, leases: 0, last_used_ms };
+        Self { state: Mutex::new(state), vacated: Notify::new(), clock }
     }
 
     pub(crate) fn open(&self, guest: Guest, meter: Arc<dyn Meter>) {
         let mut state = self.state.lock();
-        state.inside = Some(Inside { guest, meter });
+        state.guest = Some(guest);
+        state.meter = Some(meter);
         state.last_used_ms = self.clock.now_ms();
     }
 
     /// Nobody gets in any more; who is inside keeps a lease on something that is gone.
     pub(crate) fn close(&self) {
-        self.state.lock().inside = None;
+        self.state.lock().guest = None;
+    }
+
+    /// Closes it unless somebody is inside.
+    pub(crate) fn close_if_vacant(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.leases == 0 {
+            state.guest = None;
+        }
+        state.leases == 0
+    }
+
+    /// The machine that is asleep behind the closed door, or none.
+    pub(crate) fn measure(&self, meter: Option<Arc<dyn Meter>>) {
+        self.state.lock().meter = meter;
     }
 
     /// A lease, if the door is open.
     pub(crate) fn enter(self: &Arc<Self>) -> Option<Lease> {
         let mut state = self.state.lock();
-        let inside = state.inside.clone()?;
+        let (guest, meter) = (state.guest.clone()?, Arc::clone(state.meter.as_ref()?));
         state.leases += 1;
-        Some(Lease { inside, door: Arc::clone(self) })
+        Some(Lease { guest, meter, door: Arc::clone(self) })
     }
 
     /// When somebody last used it: now, while somebody does.
@@ -67,11 +79,11 @@ impl Door {
 
     /// Who is behind the open door; not a lease.
     pub(crate) fn guest(&self) -> Option<Guest> {
-        self.state.lock().inside.as_ref().map(|inside| inside.guest.clone())
+        self.state.lock().guest.clone()
     }
 
     pub(crate) fn meter(&self) -> Option<Arc<dyn Meter>> {
-        self.state.lock().inside.as_ref().map(|inside| Arc::clone(&inside.meter))
+        self.state.lock().meter.clone()
     }
 
     /// Resolves when nobody was inside for `long`. Cancel-safe.
@@ -101,6 +113,8 @@ impl Door {
         state.leases -= 1;
         state.last_used_ms = self.clock.now_ms();
         if state.leases == 0 {
+            // Both the idle and the expiry timer may be waiting.
+            self.vacated.notify_waiters();
             self.vacated.notify_one();
         }
     }
@@ -108,17 +122,18 @@ impl Door {
 
 /// Proof that the sandbox's machine runs and stays so. Dropping it lets go.
 pub struct Lease {
-    inside: Inside,
+    guest: Guest,
+    meter: Arc<dyn Meter>,
     door: Arc<Door>,
 }
 
 impl Lease {
     pub fn guest(&self) -> &Guest {
-        &self.inside.guest
+        &self.guest
     }
 
     pub fn meter(&self) -> &dyn Meter {
-        &*self.inside.meter
+        &*self.meter
     }
 }
 

@@ -2,11 +2,13 @@
 //! come in as traits, so every promise here is tested on fakes and virtual time.
 //!
 //! ```text
-//!            create                      delete / expiry
-//!  (none) ───────────▶ Creating ─▶ Running ───────────▶ Terminated
-//!                         │           │                     ▲
-//!                         └───────────┴──▶ Failed ──────────┘
-//!                      did not start   died
+//!            create                  idle / sleep             pressure / age
+//!  (none) ───────────▶ Creating ─▶ Running ───────────▶ Standby warm ───────────▶ Standby cold
+//!                         │         ▲  │  ▲                  │                         │
+//!                         ▼         │  │  └────── thaw ──────┘                         │
+//!                       Failed      │  └─ died ──▶ back to the last save, or Failed    │
+//!                                   └─────────────────── revive ───────────────────────┘
+//!  any ── delete / expiry ──▶ Terminated
 //! ```
 //!
 //! Invariants
@@ -16,6 +18,8 @@
 //! - Record, then act: the ledger knows a sandbox before a machine exists for it, and forgets it
 //!   before its machine is killed, so a crash leaves either a recorded sandbox or garbage that
 //!   [`engine::Engine::sweep`] removes, and never an acknowledged sandbox that nobody knows.
+//! - Commit, then kill: a machine goes only when its save is recorded. A save is immutable, and
+//!   stays while a sandbox, a snapshot or a pool in the ledger names it.
 
 pub mod engine;
 pub mod guest;
@@ -26,6 +30,7 @@ mod driver;
 mod error;
 #[cfg(feature = "fake")]
 pub mod fake;
+pub mod fault;
 mod fleet;
 mod lease;
 mod packet;
@@ -33,10 +38,12 @@ mod sandbox;
 mod steps;
 #[cfg(test)]
 mod tests;
+mod world;
 
 pub use clock::Clock;
 pub use error::{Error, Refusal, chain};
-pub use fleet::Fleet;
+pub use fleet::{Fleet, Moment, Parts, Taking};
 pub use lease::Lease;
 pub use packet::SeqPacket;
 pub use sandbox::Sandbox;
+pub use world::{Leave, Policy};

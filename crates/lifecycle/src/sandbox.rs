@@ -5,10 +5,11 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use torpor_protocol::api::UpdateSandbox;
-use torpor_protocol::{SandboxId, State, Status};
+use torpor_protocol::{SandboxId, SnapshotId, State, Status};
 
 use crate::engine::Usage;
 use crate::lease::{Door, Lease};
+use crate::store::Save;
 use crate::{Error, Refusal};
 
 /// Requests that may wait for a driver; more callers wait to be let in.
@@ -16,10 +17,31 @@ pub(crate) const INBOX: usize = 256;
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
-/// What the driver can be asked. Deletion is a token instead: it must pre-empt a stuck boot.
+/// What the driver can be asked. Deletion is a token instead: it must pre-empt a stuck start.
 pub(crate) enum Request {
     Awake(Reply<Lease>),
+    /// Also if requests do not wake it.
+    Wake(Reply<()>),
+    /// Answered when it is durable.
+    Sleep {
+        cold: bool,
+        reply: Reply<()>,
+    },
+    /// If it sleeps in memory, it should do so on disk only.
+    Demote,
     Update(UpdateSandbox, Reply<()>),
+    /// A save of it as it is now.
+    Save(Reply<Arc<Save>>),
+    Restore(Back),
+    /// A snapshot was taken of it.
+    Parent(SnapshotId),
+}
+
+/// To a saved moment.
+pub(crate) struct Back {
+    pub(crate) save: Arc<Save>,
+    pub(crate) snapshot: Option<SnapshotId>,
+    pub(crate) reply: Reply<()>,
 }
 
 #[derive(Clone)]
@@ -55,8 +77,38 @@ impl Sandbox {
         self.ask(Request::Awake).await
     }
 
+    /// Wakes it, also if requests do not; returns when it runs.
+    pub async fn wake(&self) -> Result<(), Error> {
+        self.ask(Request::Wake).await
+    }
+
+    /// Puts it to sleep, whoever uses it; returns when all of it is on disk. `cold`: and when
+    /// nothing of it is in memory.
+    pub async fn sleep(&self, cold: bool) -> Result<(), Error> {
+        self.ask(|reply| Request::Sleep { cold, reply }).await
+    }
+
     pub async fn update(&self, update: UpdateSandbox) -> Result<(), Error> {
         self.ask(|reply| Request::Update(update, reply)).await
+    }
+
+    /// A save of it as it is now; made without waking it.
+    pub(crate) async fn save(&self) -> Result<Arc<Save>, Error> {
+        self.ask(Request::Save).await
+    }
+
+    pub(crate) async fn restore(
+        &self,
+        save: Arc<Save>,
+        snapshot: Option<SnapshotId>,
+    ) -> Result<(), Error> {
+        self.ask(|reply| Request::Restore(Back { save, snapshot, reply })).await
+    }
+
+    /// Tells it something that needs no answer.
+    pub(crate) async fn tell(&self, request: Request) {
+        // An error means that it is gone.
+        let _ = self.inbox.send(request).await;
     }
 
     /// Terminates it and waits until nothing of it is left.

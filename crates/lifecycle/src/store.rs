@@ -113,6 +113,11 @@ pub trait Saves: Send + Sync + 'static {
     async fn open(&self, id: &SaveId) -> Result<Arc<Save>, StoreError>;
     /// What is known of a save, without a look at its bytes.
     async fn about(&self, id: &SaveId) -> Result<Manifest, StoreError>;
+    /// The bytes of [`LAYER_FILE`] of a filesystem save.
+    async fn layer(
+        &self,
+        save: &Save,
+    ) -> Result<Box<dyn tokio::io::AsyncRead + Send + Unpin>, StoreError>;
     /// Removes the save if nothing in the ledger names it, when nobody uses it any more.
     async fn release(&self, id: &SaveId);
     /// Makes a filesystem save of a memory save: only the files that `changes` tells.

@@ -22,6 +22,14 @@
 //! - `Hello` starts a session: the agent forgets all streams of the session before it (processes
 //!   live on), the daemon ignores every frame until the `Hello` that carries its session number.
 //!   So a daemon that was restarted, and a machine that was revived, resynchronise by saying hello.
+//! - Stream numbers begin anew with each session and frames carry no session number, so a late `Reset`
+//!   would hit the stream that has the number now. The order of packets alone keeps sessions apart:
+//!   the agent takes what was sent before a `Hello` before it, and after its answer sends nothing of
+//!   an older session; **the daemon sends nothing of an older session once it sent a `Hello`**. What
+//!   could still send (tasks, dropped streams) is over, or lost its channel, before that.
+//! - A session that ends takes nothing with it but its streams. A process that was attached runs on,
+//!   unslowed; its output is kept for `Attach`; the stdin that had arrived is written; its stdin stays
+//!   open unless `End` had arrived. A request that was not answered may or may not have been done.
 
 use std::collections::BTreeMap;
 
@@ -212,8 +220,15 @@ pub enum Request {
     Watch { path: String, recursive: bool },
     /// A tar of a file or directory, names relative to its parent. → `Stat`, `Data`…
     Pack { path: String },
-    /// `Data`… is a tar, unpacked below the directory `path`, which is made if need be. → `Done`
-    Unpack { path: String, owner: Option<String> },
+    /// `Data`… is a tar, unpacked below the directory `path`, which is made if need be. With `layer`
+    /// it is an OCI layer: its whiteouts remove, its entries replace whatever is there, and what
+    /// belongs to the kernel or the agent is left alone. → `Done`
+    Unpack {
+        path: String,
+        owner: Option<String>,
+        #[serde(default)]
+        layer: bool,
+    },
 
     /// A TCP connection to loopback inside. → `Done`, then `Data` both ways
     Connect { port: u16 },
@@ -232,7 +247,8 @@ pub struct Identity {
     pub workdir: Option<String>,
     /// Fresh random bytes, hexadecimal; never the same for two machines.
     pub entropy: String,
-    /// Names this boot or fork, for `/run/torpor/boot_id`; none: it woke and is who it was.
+    /// A UUID that names this boot or fork, for `/run/torpor/boot_id` and `/etc/machine-id`; none: it
+    /// woke and is who it was.
     pub boot_id: Option<String>,
 }
 
@@ -250,7 +266,7 @@ pub struct ProcessSpec {
     pub stdin: bool,
     /// A terminal of this size instead of pipes.
     pub terminal: Option<TerminalSize>,
-    /// Killed with everything it started after so long.
+    /// Killed with everything it started after so long, counting the time the machine sleeps.
     pub timeout_ms: Option<u64>,
     /// What `Run` does to the process when its stream is reset: `false` kills it.
     pub survives_detach: bool,
@@ -316,7 +332,7 @@ pub struct Health {
     pub agent_version: String,
     pub uptime_ms: u64,
     pub running: u32,
-    /// How many of the running keep the sandbox awake.
+    /// How many processes keep the sandbox awake: running, or waiting to be started again.
     pub keeping_awake: u32,
     pub started: u64,
     pub memory_kib: u64,
@@ -451,6 +467,12 @@ mod tests {
             Request::Run(ProcessSpec { command: vec!["ls".into()], ..Default::default() });
         let packet = json_packet(1, Kind::Open, &request);
         assert_eq!(Frame::parse(&packet).unwrap().json::<Request>().unwrap(), request);
+    }
+
+    #[test]
+    fn an_archive_is_no_layer_unless_it_is_said() {
+        let unpack = serde_json::from_str(r#"{"do":"unpack","path":"/","owner":null}"#).unwrap();
+        assert_eq!(Request::Unpack { path: "/".into(), owner: None, layer: false }, unpack);
     }
 
     proptest! {

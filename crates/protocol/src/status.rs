@@ -83,6 +83,9 @@ pub struct Status {
     /// In standby: whether all of it is on disk, so that not even the loss of the host loses any.
     #[serde(default)]
     pub durable: bool,
+    /// Size of its last save on disk; 0 if it has none.
+    #[serde(default)]
+    pub saved_bytes: u64,
     /// How often it woke.
     #[serde(default)]
     pub wakes: u64,

@@ -34,6 +34,9 @@ pub enum GuestError {
     /// The machine is gone.
     #[error("the machine is gone")]
     Gone,
+    /// The sandbox was put to sleep under an open request. Its processes are kept.
+    #[error("the sandbox fell asleep; its processes are kept and can be attached to when it is awake")]
+    Asleep,
     /// What came is not our protocol.
     #[error("the agent broke the protocol: {0}")]
     Protocol(String),
@@ -72,6 +75,12 @@ impl Guest {
         tokio::time::timeout(CALL_DEADLINE, answer)
             .await
             .map_err(|_| GuestError::Timeout(CALL_DEADLINE))?
+    }
+
+    /// Lets go of the channel, for another handle: open requests end with
+    /// [`GuestError::Asleep`], and the agent hears nothing of it.
+    pub(crate) async fn sever(&self) {
+        self.shared.sever().await;
     }
 
     /// Resolves when the channel is dead.

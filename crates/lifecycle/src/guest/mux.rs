@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -26,6 +26,9 @@ pub(super) struct Shared {
     streams: Mutex<Streams>,
     pub(super) unread: AtomicUsize,
     closed: CancellationToken,
+    /// Nothing of ours receives or sends any more.
+    ended: CancellationToken,
+    asleep: AtomicBool,
     /// Packets from places that can't wait (Drop).
     parting: mpsc::UnboundedSender<Bytes>,
 }
@@ -81,48 +84,77 @@ pub(super) async fn hello(channel: &dyn Channel) -> Result<(), GuestError> {
 
 /// Starts the tasks that serve the channel.
 pub(super) fn serve(channel: Arc<dyn Channel>) -> Arc<Shared> {
-    let (parting, mut partings) = mpsc::unbounded_channel::<Bytes>();
-    let closed = CancellationToken::new();
+    let (parting, partings) = mpsc::unbounded_channel::<Bytes>();
     let shared = Arc::new(Shared {
         channel: Arc::clone(&channel),
         streams: Mutex::default(),
         unread: AtomicUsize::new(0),
-        closed: closed.clone(),
+        closed: CancellationToken::new(),
+        ended: CancellationToken::new(),
+        asleep: AtomicBool::new(false),
         parting,
     });
-    let weak = Arc::downgrade(&shared);
-    let sender = Arc::clone(&channel);
-    let ended = closed.clone();
+    let (closed, ended) = (shared.closed.clone(), shared.ended.clone());
+    let parting = tokio::spawn(part(Arc::clone(&channel), partings, closed.clone()));
+    let receiving = receive(channel, Arc::downgrade(&shared), closed);
     tokio::spawn(async move {
-        // Ends when the last handle is dropped, because `parting` is dropped with it.
-        while let Some(packet) = partings.recv().await {
-            if sender.send(packet).await.is_err() {
-                break;
-            }
-        }
+        receiving.await;
+        // It never panics, and what it leaves unsent nobody wants.
+        let _ = parting.await;
         ended.cancel();
     });
-    tokio::spawn(async move {
-        loop {
-            let received = tokio::select! {
-                received = channel.recv() => received,
-                () = closed.cancelled() => break,
-            };
-            let Ok(packet) = received else { break };
-            if packet.is_empty() {
-                break;
-            }
-            let Some(shared) = weak.upgrade() else { break };
-            if let Err(bad) = shared.deliver(packet) {
-                tracing::warn!(error = %bad, "an agent broke the protocol; its channel is closed");
-                break;
-            }
-        }
-        if let Some(shared) = weak.upgrade() {
-            shared.close();
-        }
-    });
     shared
+}
+
+/// Sends packets from places that can't wait. Ends with the last handle, as `parting` is dropped
+/// with it, or when the channel is closed.
+async fn part(
+    channel: Arc<dyn Channel>,
+    mut partings: mpsc::UnboundedReceiver<Bytes>,
+    closed: CancellationToken,
+) {
+    loop {
+        let sent = tokio::select! {
+            biased;
+            () = closed.cancelled() => break,
+            packet = partings.recv() => match packet {
+                Some(packet) => channel.send(packet).await,
+                None => break,
+            },
+        };
+        if sent.is_err() {
+            break;
+        }
+    }
+    closed.cancel();
+}
+
+async fn receive(
+    channel: Arc<dyn Channel>,
+    weak: std::sync::Weak<Shared>,
+    closed: CancellationToken,
+) {
+    loop {
+        let received = tokio::select! {
+            // First: what comes after the channel was given up is for somebody else.
+            biased;
+            () = closed.cancelled() => break,
+            received = channel.recv() => received,
+        };
+        let Ok(packet) = received else { break };
+        if packet.is_empty() {
+            break;
+        }
+        let Some(shared) = weak.upgrade() else { break };
+        if let Err(bad) = shared.deliver(packet) {
+            tracing::warn!(error = %bad, "an agent broke the protocol; its channel is closed");
+            break;
+        }
+    }
+    closed.cancel();
+    if let Some(shared) = weak.upgrade() {
+        shared.close();
+    }
 }
 
 /// Opens a stream with `request`.
@@ -144,7 +176,7 @@ impl Shared {
     fn admit(&self, inbox: Inbox) -> Result<u32, GuestError> {
         let mut streams = self.streams.lock();
         if self.closed.is_cancelled() {
-            return Err(GuestError::Gone);
+            return Err(self.why());
         }
         if streams.open.len() >= MAX_STREAMS {
             let message = format!("{MAX_STREAMS} requests to this sandbox are under way");
@@ -162,8 +194,9 @@ impl Shared {
 
     pub(super) async fn send(&self, packet: Bytes) -> Result<(), GuestError> {
         tokio::select! {
+            biased;
+            () = self.closed.cancelled() => Err(self.why()),
             sent = self.channel.send(packet) => sent.map_err(|_| GuestError::Gone),
-            () = self.closed.cancelled() => Err(GuestError::Gone),
         }
     }
 
@@ -179,6 +212,18 @@ impl Shared {
 
     pub(super) async fn gone(&self) {
         self.closed.cancelled().await;
+    }
+
+    /// Waits until nothing of ours touches the channel.
+    pub(super) async fn sever(&self) {
+        self.asleep.store(true, Ordering::Relaxed);
+        self.close();
+        self.ended.cancelled().await;
+    }
+
+    /// Why a stream broke off.
+    pub(super) fn why(&self) -> GuestError {
+        if self.asleep.load(Ordering::Relaxed) { GuestError::Asleep } else { GuestError::Gone }
     }
 
     /// Every stream ends with "gone": its sender is dropped.

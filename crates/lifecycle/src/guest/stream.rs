@@ -70,7 +70,7 @@ impl Stream {
         }
         let Some((item, size)) = self.inbox.recv().await else {
             self.over = true;
-            return Err(GuestError::Gone);
+            return Err(self.sender.shared.why());
         };
         self.account(&item, size);
         match item {
@@ -176,7 +176,7 @@ impl Sender {
         let needed = u32::try_from(parcel.len()).expect("a parcel is smaller than the window");
         let granted = tokio::select! {
             granted = self.credit.acquire_many(needed) => granted,
-            () = self.shared.gone() => return Err(GuestError::Gone),
+            () = self.shared.gone() => return Err(self.shared.why()),
         };
         // Closed credit: the stream was dropped, so nobody wants these bytes.
         granted.map_err(|_| GuestError::Gone)?.forget();

@@ -1,24 +1,40 @@
 //! All sandboxes of this host: create, find, list, and bring back what the ledger knows.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+mod pools;
+mod snapshots;
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, State, Status};
+use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, State, Status, Tier};
 
 use crate::clock::Clock;
-use crate::driver::{Driver, Phase, World, first_status};
+use crate::driver::{Driver, Phase, first_status};
 use crate::engine::{About, Engine};
 use crate::lease::{Door, Lease};
-use crate::sandbox::{INBOX, Sandbox};
-use crate::store::{Images, Ledger, Record, Rest};
-use crate::{Error, Refusal};
+use crate::sandbox::{INBOX, Request, Sandbox};
+use crate::store::{Facts, Images, Ledger, Record, Rest, Saves};
+use crate::world::{Leave, Policy, World};
+use crate::{Error, Refusal, fault};
+
+use pools::Pools;
+pub use snapshots::{Moment, Taking};
 
 /// Status changes that a slow watcher of the whole fleet may lag behind before it misses some.
 const EVENTS: usize = 1024;
+
+/// What a fleet is made of.
+pub struct Parts {
+    pub engine: Arc<dyn Engine>,
+    pub ledger: Arc<dyn Ledger>,
+    pub images: Arc<dyn Images>,
+    pub saves: Arc<dyn Saves>,
+    pub policy: Policy,
+}
 
 #[derive(Clone)]
 pub struct Fleet {
@@ -28,8 +44,10 @@ pub struct Fleet {
 struct Inner {
     world: Arc<World>,
     register: Mutex<Register>,
+    pools: Pools,
     events: broadcast::Sender<Status>,
-    drivers: TaskTracker,
+    /// Everything that must end before the daemon does.
+    tasks: TaskTracker,
 }
 
 /// Who exists. A name is taken from the moment it is asked for until its sandbox is gone.
@@ -41,11 +59,8 @@ struct Register {
 
 impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
-    pub async fn recover(
-        engine: Arc<dyn Engine>,
-        ledger: Arc<dyn Ledger>,
-        images: Arc<dyn Images>,
-    ) -> Result<Self, Error> {
+    pub async fn recover(parts: Parts) -> Result<Self, Error> {
+        let Parts { engine, ledger, images, saves, policy } = parts;
         let records = ledger.all().await?;
         let keep: HashSet<_> =
             records.iter().filter(|r| may_run(&r.rest)).map(|r| r.id.clone()).collect();
@@ -55,20 +70,26 @@ impl Fleet {
             engine,
             ledger,
             images,
+            saves,
+            policy,
             clock: Clock::start(),
             stopping: CancellationToken::new(),
+            leave: Mutex::new(Leave::Running),
         };
         let fleet = Self {
             inner: Arc::new(Inner {
                 world: Arc::new(world),
                 register: Mutex::default(),
+                pools: Pools::default(),
                 events: broadcast::channel(EVENTS).0,
-                drivers: TaskTracker::new(),
+                tasks: TaskTracker::new(),
             }),
         };
+        fleet.recover_snapshots().await?;
         for record in records {
             fleet.bring_back(record);
         }
+        fleet.recover_pools().await?;
         Ok(fleet)
     }
 
@@ -83,24 +104,42 @@ impl Fleet {
         self.launch(record, phase);
     }
 
-    /// Creates a sandbox. When this returns it is recorded; it runs when `awake` returns.
+    /// Creates a sandbox from its image. When this returns it is recorded; it runs when `awake`
+    /// returns.
     pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox, Error> {
+        self.found(spec, None).await
+    }
+
+    /// Creates a sandbox from its image or from a moment; out of a pool if one fits.
+    async fn found(&self, spec: SandboxSpec, from: Option<&Moment>) -> Result<Sandbox, Error> {
         if self.inner.world.stopping.is_cancelled() {
             return Err(Refusal::Stopping.into());
         }
-        let id = SandboxId::random();
-        self.claim(&id, spec.name.as_ref())?;
+        let save = from.map(|moment| moment.save.id.clone());
+        let ready = self.inner.pools.take(&spec, save.as_ref());
+        let id = ready.as_ref().map_or_else(SandboxId::random, |ready| ready.id.clone());
+        if let Err(taken) = self.claim(&id, spec.name.as_ref()) {
+            self.inner.pools.put_back(ready);
+            return Err(taken.into());
+        }
         let now = self.inner.world.clock.now_ms();
+        // A machine that was ready runs as soon as it is recorded.
+        let rest = if ready.is_some() { Rest::Running } else { Rest::Created };
+        let parent = from.and_then(|moment| moment.snapshot.clone());
+        let facts = Facts { parent, ..Facts::default() };
         let record =
-            Record { id, spec, rest: Rest::Created, save: None, facts: Default::default(), created_at_ms: now, last_used_at_ms: now };
+            Record { id, spec, rest, save, facts, created_at_ms: now, last_used_at_ms: now };
         // A caller that gives up now must not leave a name that is taken by nobody.
         let fleet = self.clone();
         let creation = tokio::spawn(async move {
             if let Err(error) = fleet.inner.world.ledger.record(&record).await {
                 fleet.inner.register.lock().forget(&record.id, record.spec.name.as_ref());
+                fleet.inner.pools.put_back(ready);
                 return Err(Error::from(error));
             }
-            Ok(fleet.launch(record, Phase::Creating))
+            fault::point("create.recorded");
+            let phase = ready.map_or(Phase::Creating, |ready| Phase::Claiming(ready.machine));
+            Ok(fleet.launch(record, phase))
         });
         creation.await.unwrap_or_else(|_| Err(Refusal::Stopping.into()))
     }
@@ -132,8 +171,7 @@ impl Fleet {
 
     /// Sorted by id, which is what pages of a listing go by.
     pub fn list(&self) -> Vec<Status> {
-        let sandboxes: Vec<_> = self.inner.register.lock().by_id.values().cloned().collect();
-        sandboxes.iter().map(Sandbox::status).collect()
+        self.sandboxes().iter().map(Sandbox::status).collect()
     }
 
     pub fn sandboxes(&self) -> Vec<Sandbox> {
@@ -143,6 +181,15 @@ impl Fleet {
     pub async fn delete(&self, reference: &SandboxRef) -> Result<(), Error> {
         self.find(reference)?.delete().await;
         Ok(())
+    }
+
+    /// Tells the sandbox in memory that slept longest to leave it; which one, if there is any.
+    pub async fn demote_least_used(&self) -> Option<SandboxId> {
+        let warm = |sandbox: &Sandbox| sandbox.status.borrow().tier == Some(Tier::Warm);
+        let sleepers = self.sandboxes().into_iter().filter(warm);
+        let eldest = sleepers.min_by_key(|sandbox| sandbox.door.last_used_ms())?;
+        eldest.tell(Request::Demote).await;
+        Some(eldest.id)
     }
 
     /// Status changes of all sandboxes, from now on.
@@ -158,11 +205,13 @@ impl Fleet {
         self.inner.world.clock
     }
 
-    /// The daemon stops: nothing new is begun, machines go on by themselves.
-    pub async fn shutdown(&self) {
+    /// The daemon stops: nothing new is begun, and sandboxes are left as told.
+    pub async fn shutdown(&self, leave: Leave) {
+        *self.inner.world.leave.lock() = leave;
         self.inner.world.stopping.cancel();
-        self.inner.drivers.close();
-        self.inner.drivers.wait().await;
+        self.inner.tasks.close();
+        self.inner.tasks.wait().await;
+        self.empty_pools().await;
         self.inner.world.engine.close().await;
     }
 
@@ -181,19 +230,20 @@ impl Fleet {
         let driver = Driver {
             world: Arc::clone(world),
             inbox: requests,
+            backlog: VecDeque::new(),
             status: sender,
             door: Arc::clone(&sandbox.door),
             delete: sandbox.delete.clone(),
             record,
         };
-        self.inner.drivers.spawn(self.clone().relay(sandbox.clone()));
-        self.inner.drivers.spawn(self.clone().supervise(sandbox.clone(), driver, phase));
+        self.inner.tasks.spawn(self.clone().relay(sandbox.clone()));
+        self.inner.tasks.spawn(self.clone().supervise(sandbox.clone(), driver, phase));
         sandbox
     }
 
     /// Runs a driver to its end. A bug in it takes one sandbox only.
     async fn supervise(self, sandbox: Sandbox, driver: Driver, phase: Phase) {
-        let mut record = driver.record.clone();
+        let record = driver.record.clone();
         match tokio::spawn(driver.run(phase)).await {
             Ok(inbox) => {
                 if sandbox.status().state == State::Terminated {
@@ -208,10 +258,15 @@ impl Fleet {
                     let _ = machine.kill().await;
                 }
                 let reason = "a bug in the daemon; its log has the details".to_owned();
-                record.rest = Rest::Failed { reason: reason.clone() };
-                self.launch(record, Phase::Failed { reason });
+                self.launch(self.recorded(record).await, Phase::Lost { reason });
             }
         }
+    }
+
+    /// What the ledger says now of a sandbox whose driver is gone.
+    async fn recorded(&self, known: Record) -> Record {
+        let all = self.inner.world.ledger.all().await.unwrap_or_default();
+        all.into_iter().find(|record| record.id == known.id).unwrap_or(known)
     }
 
     /// Passes the status of one sandbox on to the watchers of all.
@@ -235,10 +290,10 @@ impl Register {
     }
 }
 
-/// Whether the engine may still have a machine for it.
+/// Whether the engine may have a machine that is worth keeping.
 fn may_run(rest: &Rest) -> bool {
     match rest {
-        Rest::Created | Rest::Running | Rest::Standby { .. } => true,
-        Rest::Failed { .. } => false,
+        Rest::Running | Rest::Standby { .. } => true,
+        Rest::Created | Rest::Failed { .. } => false,
     }
 }

@@ -1,0 +1,193 @@
+//! While it runs, and how it falls asleep.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Driver, Event, Phase, Sleeper};
+use crate::engine::Machine;
+use crate::error::chain;
+use crate::sandbox::{Reply, Request};
+use crate::store::Rest;
+use crate::world::{Leave, discard, run_hook};
+use crate::{Error, Lease, Refusal, fault};
+
+/// How long the agent may take to say whether something keeps the sandbox awake.
+const ASK_MAX: Duration = Duration::from_secs(2);
+/// How long a dying machine may take to say why.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// What became of an attempt to fall asleep.
+pub(super) enum Slept {
+    Yes(Sleeper),
+    /// It runs as before.
+    No(Box<dyn Machine>, Option<Error>),
+}
+
+impl Driver {
+    pub(super) async fn running(&mut self, mut machine: Box<dyn Machine>) -> Phase {
+        // Something else than leases may keep it awake: then it is looked at again later.
+        let mut not_before = Instant::now();
+        loop {
+            let idle_after = self.idle_after(not_before);
+            match self.next_event(Some(&mut machine), idle_after).await {
+                Event::Asked(Request::Awake(reply)) => self.admit(reply),
+                Event::Asked(Request::Wake(reply)) => {
+                    let _ = reply.send(Ok(()));
+                }
+                Event::Asked(Request::Sleep { cold, reply }) => {
+                    return self.put_to_sleep(machine, cold, reply).await;
+                }
+                Event::Asked(Request::Save(reply)) => {
+                    let saved = self.persist(&mut machine, Rest::Running).await;
+                    let _ = reply.send(saved);
+                }
+                Event::Asked(Request::Restore(back)) => {
+                    if let Some(phase) = self.restore(Some(machine), back).await {
+                        return phase;
+                    }
+                    // It could not be recorded: the machine was not touched.
+                    return Phase::Adopting;
+                }
+                Event::Asked(Request::Update(update, reply)) => self.update(update, reply).await,
+                Event::Asked(Request::Parent(parent)) => self.note_parent(parent).await,
+                Event::Asked(Request::Demote) => {}
+                Event::NoteLastUse => self.note_last_use().await,
+                Event::Idle => {
+                    if self.kept_awake().await {
+                        not_before = Instant::now();
+                        continue;
+                    }
+                    match self.fall_asleep(machine, false).await {
+                        Slept::Yes(sleeper) => return Phase::Warm(sleeper),
+                        Slept::No(still, _) => machine = still,
+                    }
+                    not_before = Instant::now();
+                }
+                Event::Exited(reason) => {
+                    self.door.close();
+                    discard(&self.record.id, machine).await;
+                    return Phase::Lost { reason };
+                }
+                Event::AgentGone => {
+                    self.door.close();
+                    let reason = reason_of_silence(&mut machine).await;
+                    discard(&self.record.id, machine).await;
+                    return Phase::Lost { reason };
+                }
+                Event::Expired(reason) => {
+                    let reason = Some(reason.to_owned());
+                    return Phase::Deleting { machine: Some(machine), reason };
+                }
+                Event::Delete => return Phase::Deleting { machine: Some(machine), reason: None },
+                Event::Stop => return self.stopping_awake(machine).await,
+            }
+        }
+    }
+
+    /// When it counts as idle, but not sooner than so long after `not_before`.
+    fn idle_after(&self, not_before: Instant) -> Option<Duration> {
+        let idle_after = Duration::from_millis(self.record.spec.standby.idle_after_ms);
+        let held = self.world.engine.about().abilities.warm_standby;
+        (held && !idle_after.is_zero()).then(|| {
+            // `idle_for` counts from the last use; after a look that found it busy, that is past.
+            let since_use = self.world.clock.now_ms().saturating_sub(self.door.last_used_ms());
+            let looked = (not_before + idle_after).saturating_duration_since(Instant::now());
+            idle_after.max(looked + Duration::from_millis(since_use))
+        })
+    }
+
+    /// A process inside wants it to stay awake. Who does not answer is left alone.
+    async fn kept_awake(&self) -> bool {
+        let Some(guest) = self.door.guest() else { return false };
+        match tokio::time::timeout(ASK_MAX, guest.health()).await {
+            Ok(Ok(health)) => health.keeping_awake > 0,
+            Ok(Err(_)) | Err(_) => true,
+        }
+    }
+
+    /// Freezes it. Unless `forced`, whoever has a lease by then keeps it awake.
+    pub(super) async fn fall_asleep(&mut self, machine: Box<dyn Machine>, forced: bool) -> Slept {
+        let mut machine = machine;
+        let Some(guest) = self.door.guest() else {
+            return Slept::No(machine, Some(Refusal::Stopping.into()));
+        };
+        let hooks = self.record.spec.standby.hooks.clone();
+        let command = &hooks.before_sleep;
+        run_hook(&self.record.id, &guest, "before_sleep", command, hooks.grace_ms).await;
+        if forced {
+            self.door.close();
+        } else if !self.door.close_if_vacant() {
+            return Slept::No(machine, None);
+        }
+        if let Err(error) = machine.pause().await {
+            tracing::warn!(sandbox = %self.record.id, error = chain(&error), "could not pause");
+            self.door.open(guest, machine.meter());
+            return Slept::No(machine, Some(error.into()));
+        }
+        guest.sever().await;
+        fault::point("sleep.frozen");
+        let since = Instant::now();
+        let save_at = since + self.world.policy.persist_after;
+        Slept::Yes(Sleeper { machine, durable: false, since, save_at })
+    }
+
+    /// Asked to sleep: answered when all of it is on disk. If that fails it runs as before.
+    async fn put_to_sleep(
+        &mut self,
+        machine: Box<dyn Machine>,
+        cold: bool,
+        reply: Reply<()>,
+    ) -> Phase {
+        let mut sleeper = match self.fall_asleep(machine, true).await {
+            Slept::Yes(sleeper) => sleeper,
+            Slept::No(machine, error) => {
+                let error = error.unwrap_or_else(|| Refusal::Stopping.into());
+                let _ = reply.send(Err(error));
+                return Phase::Running(machine);
+            }
+        };
+        match self.make_durable(&mut sleeper, false).await {
+            Ok(_) => {
+                let phase = if cold { self.demote(sleeper).await } else { Phase::Warm(sleeper) };
+                let _ = reply.send(Ok(()));
+                phase
+            }
+            Err(error) => {
+                let _ = reply.send(Err(error));
+                self.thaw(sleeper, Vec::new()).await
+            }
+        }
+    }
+
+    /// The daemon stops.
+    async fn stopping_awake(&mut self, machine: Box<dyn Machine>) -> Phase {
+        self.note_last_use().await;
+        if *self.world.leave.lock() == Leave::Running {
+            self.door.close();
+            return Phase::Left;
+        }
+        match self.fall_asleep(machine, true).await {
+            Slept::Yes(sleeper) => self.stopping_asleep(sleeper, true).await,
+            // It goes on; the next daemon takes it over.
+            Slept::No(..) => Phase::Left,
+        }
+    }
+
+    fn admit(&self, reply: Reply<Lease>) {
+        match self.door.enter() {
+            Some(lease) => {
+                let _ = reply.send(Ok(lease));
+            }
+            None => {
+                let _ = reply.send(Err(Refusal::Terminated(self.record.id.to_string()).into()));
+            }
+        }
+    }
+}
+
+/// The agent's channel broke: because the machine is dying, or because the agent misbehaves.
+async fn reason_of_silence(machine: &mut Box<dyn Machine>) -> String {
+    let exited = tokio::time::timeout(LAST_WORDS, machine.exited());
+    exited.await.unwrap_or_else(|_| "its agent broke off the channel".to_owned())
+}

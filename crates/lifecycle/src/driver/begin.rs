@@ -1,0 +1,252 @@
+//! How a sandbox begins and ends: creating, claiming, adopting; failing, being lost, being deleted.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use torpor_protocol::State;
+
+use super::{Driver, Event, Phase, Sleeper};
+use crate::engine::Machine;
+use crate::error::chain;
+use crate::guest::Guest;
+use crate::sandbox::Request;
+use crate::store::{Record, Rest, Save};
+use crate::world::{HELLO_DEADLINE, Started, discard, run_hook};
+use crate::{Error, Refusal, fault};
+
+/// Between two attempts to forget a sandbox that is being deleted.
+const ERASE_AGAIN: Duration = Duration::from_secs(1);
+
+impl Driver {
+    pub(super) async fn creating(&mut self) -> Phase {
+        self.publish(State::Creating, None);
+        let (delete, stopping) = (self.delete.clone(), self.world.stopping.clone());
+        let started = tokio::select! {
+            biased;
+            () = delete.cancelled() => None,
+            () = stopping.cancelled() => None,
+            started = self.first_start() => Some(started),
+        };
+        match started {
+            Some(Ok(started)) => self.opened(started).await,
+            Some(Err(error)) => self.fail(chain(&error)).await,
+            None => self.give_up_start().await,
+        }
+    }
+
+    /// Removes what a start that was broken off may have left. The ledger does not say yet that it
+    /// runs, or nobody was let in, so nothing is lost.
+    pub(super) async fn give_up_start(&mut self) -> Phase {
+        if let Ok(Some(machine)) = self.world.engine.adopt(&self.record.id).await {
+            discard(&self.record.id, machine).await;
+        }
+        if self.delete.is_cancelled() {
+            return Phase::Deleting { machine: None, reason: None };
+        }
+        Phase::Left
+    }
+
+    async fn first_start(&mut self) -> Result<Started, Error> {
+        let save = self.open_save().await?;
+        let (world, Record { id, spec, .. }) = (self.world.clone(), self.record.clone());
+        let started = world.start(&id, &spec, save.as_deref(), true).await?;
+        // From now on it may be written to, so the ledger must not call it unborn.
+        self.note_running(started).await
+    }
+
+    /// The save it begins from, if any, known to be whole.
+    pub(super) async fn open_save(&mut self) -> Result<Option<std::sync::Arc<Save>>, Error> {
+        let Some(id) = &self.record.save else { return Ok(None) };
+        let save = self.world.saves.open(id).await?;
+        self.show_saved(&save);
+        Ok(Some(save))
+    }
+
+    /// Nobody gets in before the ledger says that it runs.
+    pub(super) async fn note_running(&mut self, started: Started) -> Result<Started, Error> {
+        let running = Record { rest: Rest::Running, ..self.record.clone() };
+        if let Err(error) = self.write(running).await {
+            discard(&self.record.id, started.machine).await;
+            return Err(error);
+        }
+        Ok(started)
+    }
+
+    /// Becomes who it is in a machine that was ready ahead. The ledger says that it runs.
+    pub(super) async fn claiming(&mut self, machine: Box<dyn Machine>) -> Phase {
+        self.publish(State::Creating, None);
+        let mut machine = machine;
+        let greeted = async {
+            let image = self.world.images.root(&self.record.spec.image_id).await?;
+            machine.resume().await?;
+            let guest = Guest::connect(machine.channel(), HELLO_DEADLINE).await?;
+            let Record { id, spec, .. } = &self.record;
+            guest.identify(self.world.identity(id, spec, &image, true)).await?;
+            Ok::<_, Error>(guest)
+        };
+        match greeted.await {
+            Ok(guest) => self.opened(Started { machine, guest, steps: Vec::new() }).await,
+            Err(error) => {
+                discard(&self.record.id, machine).await;
+                self.fail(chain(&error)).await
+            }
+        }
+    }
+
+    /// Takes over what an earlier daemon left.
+    pub(super) async fn adopting(&mut self) -> Phase {
+        let adopted = match self.world.engine.adopt(&self.record.id).await {
+            Ok(adopted) => adopted,
+            Err(error) => return self.fail(chain(&error)).await,
+        };
+        match (adopted, self.record.rest.clone()) {
+            // Nobody was ever let into that machine.
+            (Some(machine), Rest::Created) => {
+                discard(&self.record.id, machine).await;
+                Phase::Creating
+            }
+            (None, Rest::Created) => Phase::Creating,
+            (Some(machine), _) if machine.paused() => self.found_asleep(machine),
+            (Some(machine), _) => self.found_awake(machine).await,
+            (None, Rest::Standby { interrupted: true }) => Phase::Waking(Vec::new()),
+            (None, Rest::Standby { interrupted: false }) => Phase::Cold { reason: None },
+            (None, Rest::Running | Rest::Failed { .. }) => Phase::Lost {
+                reason: "its machine was lost while the daemon was away".to_owned(),
+            },
+        }
+    }
+
+    fn found_asleep(&mut self, machine: Box<dyn Machine>) -> Phase {
+        let durable = matches!(self.record.rest, Rest::Standby { .. });
+        let now = Instant::now();
+        let save_at = now + self.world.policy.persist_after;
+        Phase::Warm(Sleeper { machine, durable, since: now, save_at })
+    }
+
+    async fn found_awake(&mut self, machine: Box<dyn Machine>) -> Phase {
+        match Guest::connect(machine.channel(), HELLO_DEADLINE).await {
+            Ok(guest) => {
+                // It may have been woken in the last instant of the daemon before.
+                if self.record.rest != Rest::Running {
+                    self.rest(Rest::Running).await;
+                }
+                self.enter(machine, guest)
+            }
+            Err(error) => {
+                discard(&self.record.id, machine).await;
+                Phase::Lost { reason: chain(&error) }
+            }
+        }
+    }
+
+    /// The machine answered: after its hook everybody may come in.
+    pub(super) async fn opened(&mut self, started: Started) -> Phase {
+        let Started { machine, guest, steps } = started;
+        let hooks = &self.record.spec.standby.hooks;
+        // An image that boots did not wake.
+        if self.record.save.is_some() {
+            let (id, command) = (&self.record.id, &hooks.after_wake);
+            run_hook(id, &guest, "after_wake", command, hooks.grace_ms).await;
+        }
+        self.status.send_modify(|status| status.start_steps = steps);
+        self.enter(machine, guest)
+    }
+
+    pub(super) fn enter(&mut self, machine: Box<dyn Machine>, guest: Guest) -> Phase {
+        self.door.open(guest, machine.meter());
+        self.publish(State::Running, None);
+        Phase::Running(machine)
+    }
+
+    // === Ends ===
+
+    /// Goes back to its last durable moment and says so; without one it failed.
+    pub(super) async fn lost(&mut self, reason: String) -> Phase {
+        self.door.close();
+        self.door.measure(None);
+        let Some(save) = self.record.save.clone() else {
+            return self.fail(format!("{reason}; files and memory are gone")).await;
+        };
+        let saved_at_ms = match self.world.saves.about(&save).await {
+            Ok(manifest) => manifest.about.created_at_ms,
+            Err(error) => return self.fail(format!("{reason}; {}", chain(&error))).await,
+        };
+        tracing::warn!(sandbox = %self.record.id, reason, saved_at_ms, "back to the last save");
+        let mut record = self.record.clone();
+        record.rest = Rest::Standby { interrupted: false };
+        record.facts.recovered_from_ms = Some(saved_at_ms);
+        if let Err(error) = self.write(record.clone()).await {
+            tracing::error!(sandbox = %self.record.id, error = chain(&error), "could not record");
+            self.record = record;
+        }
+        Phase::Cold { reason: Some(format!("{reason}; it is back as it was when last saved")) }
+    }
+
+    pub(super) async fn fail(&mut self, reason: String) -> Phase {
+        tracing::warn!(sandbox = %self.record.id, reason, "sandbox failed");
+        self.rest(Rest::Failed { reason: reason.clone() }).await;
+        Phase::Failed { reason }
+    }
+
+    pub(super) async fn failed(&mut self, reason: String) -> Phase {
+        self.publish(State::Failed, Some(reason.clone()));
+        let refusal = Refusal::Failed { id: self.record.id.to_string(), reason };
+        loop {
+            match self.next_event(None, None).await {
+                Event::Asked(Request::Awake(reply)) => {
+                    let _ = reply.send(Err(refusal.clone().into()));
+                }
+                Event::Asked(Request::Wake(reply) | Request::Sleep { reply, .. }) => {
+                    let _ = reply.send(Err(refusal.clone().into()));
+                }
+                Event::Asked(Request::Save(reply)) => {
+                    let _ = reply.send(Err(refusal.clone().into()));
+                }
+                Event::Asked(Request::Restore(back)) => {
+                    if let Some(phase) = self.restore(None, back).await {
+                        return phase;
+                    }
+                }
+                Event::Asked(Request::Update(update, reply)) => self.update(update, reply).await,
+                Event::Asked(Request::Parent(parent)) => self.note_parent(parent).await,
+                Event::Expired(reason) => {
+                    return Phase::Deleting { machine: None, reason: Some(reason.to_owned()) };
+                }
+                Event::Delete => return Phase::Deleting { machine: None, reason: None },
+                Event::Stop => return Phase::Left,
+                Event::Asked(Request::Demote)
+                | Event::NoteLastUse
+                | Event::Exited(_)
+                | Event::AgentGone
+                | Event::Idle => {}
+            }
+        }
+    }
+
+    /// Forget, then kill: a crash in between leaves a machine that nobody knows, which the next
+    /// start sweeps away.
+    pub(super) async fn deleting(
+        &mut self,
+        machine: Option<Box<dyn Machine>>,
+        why: Option<String>,
+    ) -> Phase {
+        self.door.close();
+        while let Err(error) = self.world.ledger.erase(&self.record.id).await {
+            tracing::error!(sandbox = %self.record.id, error = chain(&error), "could not erase");
+            tokio::time::sleep(ERASE_AGAIN).await;
+            if self.world.stopping.is_cancelled() {
+                return Phase::Left;
+            }
+        }
+        fault::point("delete.erased");
+        if let Some(machine) = machine {
+            discard(&self.record.id, machine).await;
+        }
+        self.door.measure(None);
+        fault::point("delete.killed");
+        if let Some(save) = &self.record.save {
+            self.world.saves.release(save).await;
+        }
+        Phase::Deleted { reason: why }
+    }
+}

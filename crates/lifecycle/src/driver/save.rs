@@ -1,0 +1,139 @@
+//! Making a machine durable: stage, write, commit, record; then, and only then, the save before it
+//! may go.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use torpor_protocol::{SnapshotId, SnapshotKind, State, Tier};
+
+use super::{Driver, Phase, Sleeper, Waiter};
+use crate::engine::Machine;
+use crate::error::chain;
+use crate::sandbox::Back;
+use crate::store::{Record, Rest, Save, SaveAbout, StoreError};
+use crate::world::discard;
+use crate::{Error, fault};
+
+impl Driver {
+    /// Saves the machine as it is and records the save as its last durable moment, with `rest`.
+    pub(super) async fn persist(
+        &mut self,
+        machine: &mut Box<dyn Machine>,
+        rest: Rest,
+    ) -> Result<Arc<Save>, Error> {
+        let saves = Arc::clone(&self.world.saves);
+        let staged = saves.stage().await?;
+        fault::point("save.staged");
+        let saved = machine.save(staged.path()).await?;
+        fault::point("save.written");
+        let engine = self.world.engine.about();
+        let about = SaveAbout {
+            kind: SnapshotKind::Memory,
+            sandbox: self.record.id.clone(),
+            spec: self.record.spec.clone(),
+            engine: engine.kind.to_owned(),
+            engine_version: engine.version.clone(),
+            created_at_ms: self.world.clock.now_ms(),
+            pause_ms: saved.pause.as_secs_f64() * 1e3,
+            processes: saved.processes,
+        };
+        let save = saves.commit(staged, about).await?;
+        fault::point("save.committed");
+        let last_used_at_ms = self.door.last_used_ms();
+        let record =
+            Record { save: Some(save.id.clone()), rest, last_used_at_ms, ..self.record.clone() };
+        let before = self.record.save.clone();
+        if let Err(error) = self.write(record).await {
+            saves.release(&save.id).await;
+            return Err(error);
+        }
+        fault::point("save.recorded");
+        if let Some(before) = before {
+            saves.release(&before).await;
+        }
+        self.show_saved(&save);
+        Ok(save)
+    }
+
+    /// The save that is all of a frozen machine, made now if there is none yet.
+    pub(super) async fn make_durable(
+        &mut self,
+        sleeper: &mut Sleeper,
+        interrupted: bool,
+    ) -> Result<Arc<Save>, Error> {
+        if sleeper.durable {
+            return self.saved().await;
+        }
+        match self.persist(&mut sleeper.machine, Rest::Standby { interrupted }).await {
+            Ok(save) => {
+                sleeper.durable = true;
+                sleeper.machine.page_out();
+                self.publish_as(State::Standby, Some(Tier::Warm), true, None);
+                Ok(save)
+            }
+            Err(error) => {
+                let reason = format!("could not be saved: {}", chain(&error));
+                tracing::error!(sandbox = %self.record.id, reason, "it stays in memory");
+                sleeper.save_at = Instant::now() + self.world.policy.persist_after;
+                self.publish_as(State::Standby, Some(Tier::Warm), false, Some(reason));
+                Err(error)
+            }
+        }
+    }
+
+    /// The save of a sandbox that sleeps.
+    pub(super) async fn saved(&self) -> Result<Arc<Save>, Error> {
+        let Some(id) = &self.record.save else {
+            return Err(StoreError::NoSuchSave("of a sleeping sandbox".to_owned()).into());
+        };
+        Ok(self.world.saves.open(id).await?)
+    }
+
+    pub(super) fn show_saved(&self, save: &Save) {
+        let bytes = save.manifest.size_bytes();
+        self.status.send_modify(|status| status.saved_bytes = bytes);
+    }
+
+    /// The snapshot that was last taken of it.
+    pub(super) async fn note_parent(&mut self, parent: SnapshotId) {
+        let mut record = self.record.clone();
+        record.facts.parent = Some(parent);
+        match self.write(record).await {
+            Ok(()) => self.republish(),
+            Err(error) => {
+                tracing::warn!(sandbox = %self.record.id, error = chain(&error), "could not record");
+            }
+        }
+    }
+
+    /// Goes back to a snapshot. Until that is recorded nothing happens to the machine: `None`.
+    pub(super) async fn restore(
+        &mut self,
+        machine: Option<Box<dyn Machine>>,
+        back: Back,
+    ) -> Option<Phase> {
+        let Back { save, snapshot, reply } = back;
+        let then = &save.manifest.about.spec;
+        let mut record = self.record.clone();
+        record.spec.image.clone_from(&then.image);
+        record.spec.image_id = then.image_id.clone();
+        record.spec.resources = then.resources;
+        // Whatever machine the engine has is not it any more.
+        record.rest = Rest::Created;
+        record.facts.parent = snapshot;
+        let before = record.save.replace(save.id.clone());
+        self.door.close();
+        if let Err(error) = self.write(record).await {
+            let _ = reply.send(Err(error));
+            return None;
+        }
+        fault::point("restore.recorded");
+        if let Some(machine) = machine {
+            discard(&self.record.id, machine).await;
+        }
+        if let Some(before) = before.filter(|before| *before != save.id) {
+            self.world.saves.release(&before).await;
+        }
+        Some(Phase::Waking(vec![Waiter::Word(reply)]))
+    }
+}

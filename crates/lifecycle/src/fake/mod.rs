@@ -1,0 +1,423 @@
+//! An engine and a store without isolation or disk, for tests of logic.
+//!
+//! [`FakeHost`] stands for the machine room: machines in it outlive the [`FakeEngine`] that started
+//! them, as real ones outlive a daemon. It fails on command and counts what matters. Its machines
+//! answer with a scripted agent on virtual time, or run the real agent in a thread of the test
+//! process, where "inside" is the test's own host: never for code that is not ours.
+//!
+//! What a fake machine keeps in memory is one text, which is all that saving and reviving keep; it
+//! is also the content of its only changed file, `/memory`.
+
+mod script;
+mod store;
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use torpor_protocol::SandboxId;
+use torpor_protocol::guest::Request;
+use torpor_protocol::snapshot::SavedProcess;
+
+use crate::SeqPacket;
+use crate::engine::{
+    Abilities, About, BootPlan, Change, ChangeKind, Changes, Channel, Engine, EngineError, Machine,
+    Meter, Saved, Usage,
+};
+use script::Script;
+pub use store::FakeStore;
+
+/// What a fake machine saves, if it is given a real directory.
+const MEMORY_FILE: &str = "memory";
+/// For how long a fake machine stands still when it is saved.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Who answers inside a fake machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Inside {
+    /// Says hello and "done" to everything.
+    Scripted,
+    /// The real agent, in a thread of this process.
+    RealAgent,
+}
+
+/// Where fake machines live.
+pub struct FakeHost {
+    inside: Inside,
+    state: Mutex<HostState>,
+}
+
+#[derive(Default)]
+struct HostState {
+    machines: HashMap<SandboxId, Arc<FakeMachine>>,
+    /// What was saved into directories that do not exist.
+    saved: HashMap<PathBuf, String>,
+    boots: usize,
+    revives: usize,
+    saves: usize,
+    fail_starts: usize,
+    fail_saves: usize,
+    fail_resumes: usize,
+    start_takes: Duration,
+    save_takes: Duration,
+}
+
+struct FakeMachine {
+    id: SandboxId,
+    host: Arc<FakeHost>,
+    channel: Arc<dyn Channel>,
+    script: Option<Arc<Script>>,
+    meter: Arc<FakeMeter>,
+    memory: Mutex<String>,
+    /// The reason once it is dead.
+    dead: watch::Sender<Option<String>>,
+    paused: watch::Sender<bool>,
+}
+
+impl FakeHost {
+    pub fn new(inside: Inside) -> Arc<Self> {
+        Arc::new(Self { inside, state: Mutex::default() })
+    }
+
+    /// Ids of the machines that live now.
+    pub fn alive(&self) -> HashSet<SandboxId> {
+        self.state.lock().machines.keys().cloned().collect()
+    }
+
+    /// How many machines were ever booted.
+    pub fn boots(&self) -> usize {
+        self.state.lock().boots
+    }
+
+    /// How many machines were ever revived.
+    pub fn revives(&self) -> usize {
+        self.state.lock().revives
+    }
+
+    /// How often a machine was saved.
+    pub fn saves(&self) -> usize {
+        self.state.lock().saves
+    }
+
+    /// The next `count` boots and revives fail.
+    pub fn fail_starts(&self, count: usize) {
+        self.state.lock().fail_starts = count;
+    }
+
+    /// The next `count` saves find the disk full.
+    pub fn fail_saves(&self, count: usize) {
+        self.state.lock().fail_saves = count;
+    }
+
+    /// The next `count` machines that should go on do not.
+    pub fn fail_resumes(&self, count: usize) {
+        self.state.lock().fail_resumes = count;
+    }
+
+    /// Every boot and revive takes so long.
+    pub fn start_takes(&self, time: Duration) {
+        self.state.lock().start_takes = time;
+    }
+
+    /// Every save takes so long.
+    pub fn save_takes(&self, time: Duration) {
+        self.state.lock().save_takes = time;
+    }
+
+    /// The machine dies by itself, as after a crash of its kernel.
+    pub fn crash(&self, id: &SandboxId, reason: &str) {
+        if let Some(machine) = self.state.lock().machines.remove(id) {
+            machine.dead.send_replace(Some(reason.to_owned()));
+        }
+    }
+
+    /// All machines are gone, as after the host lost power.
+    pub fn lose_power(&self) {
+        self.state.lock().machines.clear();
+    }
+
+    pub fn paused(&self, id: &SandboxId) -> bool {
+        self.machine(id).is_some_and(|machine| *machine.paused.borrow())
+    }
+
+    pub fn set_memory(&self, id: &SandboxId, text: &str) {
+        if let Some(machine) = self.machine(id) {
+            text.clone_into(&mut machine.memory.lock());
+        }
+    }
+
+    pub fn memory(&self, id: &SandboxId) -> Option<String> {
+        self.machine(id).map(|machine| machine.memory.lock().clone())
+    }
+
+    /// So many processes inside want the sandbox to stay awake. Scripted machines only.
+    pub fn keep_awake(&self, id: &SandboxId, processes: u32) {
+        if let Some(script) = self.machine(id).and_then(|machine| machine.script.clone()) {
+            script.keep_awake(processes);
+        }
+    }
+
+    /// What the scripted agent of this machine was asked.
+    pub fn asked(&self, id: &SandboxId) -> Vec<Request> {
+        let script = self.machine(id).and_then(|machine| machine.script.clone());
+        script.map(|script| script.asked()).unwrap_or_default()
+    }
+
+    fn machine(&self, id: &SandboxId) -> Option<Arc<FakeMachine>> {
+        self.state.lock().machines.get(id).cloned()
+    }
+
+    fn recall(&self, dir: &Path) -> io::Result<String> {
+        if let Some(memory) = self.state.lock().saved.get(dir) {
+            return Ok(memory.clone());
+        }
+        std::fs::read_to_string(dir.join(MEMORY_FILE))
+    }
+}
+
+/// The engine of one daemon; several after each other may share a host.
+pub struct FakeEngine {
+    about: About,
+    host: Arc<FakeHost>,
+}
+
+impl FakeEngine {
+    pub fn new(host: Arc<FakeHost>) -> Self {
+        Self::of_version(host, "0")
+    }
+
+    /// Saves of another version can't be revived.
+    pub fn of_version(host: Arc<FakeHost>, version: &str) -> Self {
+        let abilities = Abilities {
+            memory_snapshots: true,
+            live_snapshots: true,
+            warm_standby: true,
+            saved_files: true,
+        };
+        let version = version.to_owned();
+        Self { about: About { kind: "fake", version, nameserver: None, abilities }, host }
+    }
+
+    async fn start(
+        &self,
+        plan: BootPlan,
+        memory: io::Result<String>,
+    ) -> Result<Box<dyn Machine>, EngineError> {
+        let (time, fails) = {
+            let mut state = self.host.state.lock();
+            let fails = state.fail_starts > 0;
+            state.fail_starts = state.fail_starts.saturating_sub(1);
+            (state.start_takes, fails)
+        };
+        tokio::time::sleep(time).await;
+        if fails {
+            return Err(EngineError::failed("start")("a fake fault"));
+        }
+        let memory = memory.map_err(EngineError::failed("read what was saved"))?;
+        let (channel, script) =
+            inside_channel(self.host.inside).map_err(EngineError::failed("make a channel"))?;
+        let machine = Arc::new(FakeMachine {
+            id: plan.id.clone(),
+            host: Arc::clone(&self.host),
+            channel,
+            script,
+            meter: Arc::default(),
+            memory: Mutex::new(memory),
+            dead: watch::channel(None).0,
+            paused: watch::channel(false).0,
+        });
+        self.host.state.lock().machines.insert(plan.id, Arc::clone(&machine));
+        Ok(Box::new(Handle(machine)))
+    }
+}
+
+#[async_trait]
+impl Engine for FakeEngine {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    async fn boot(&self, plan: BootPlan) -> Result<Box<dyn Machine>, EngineError> {
+        self.host.state.lock().boots += 1;
+        self.start(plan, Ok(String::new())).await
+    }
+
+    async fn revive(&self, plan: BootPlan, saved: &Path) -> Result<Box<dyn Machine>, EngineError> {
+        self.host.state.lock().revives += 1;
+        self.start(plan, self.host.recall(saved)).await
+    }
+
+    fn changes(&self, saved: &Path) -> Result<Box<dyn Changes>, EngineError> {
+        let memory = self.host.recall(saved);
+        let memory = memory.map_err(EngineError::failed("read what was saved"))?;
+        Ok(Box::new(FakeChanges::new(memory)))
+    }
+
+    async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Machine>>, EngineError> {
+        let machine = self.host.machine(id);
+        Ok(machine.map(|machine| Box::new(Handle(machine)) as Box<dyn Machine>))
+    }
+
+    async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<usize, EngineError> {
+        let mut state = self.host.state.lock();
+        let before = state.machines.len();
+        state.machines.retain(|id, _| keep.contains(id));
+        Ok(before - state.machines.len())
+    }
+
+    async fn close(&self) {}
+}
+
+struct Handle(Arc<FakeMachine>);
+
+#[async_trait]
+impl Machine for Handle {
+    fn channel(&self) -> Arc<dyn Channel> {
+        Arc::clone(&self.0.channel)
+    }
+
+    fn meter(&self) -> Arc<dyn Meter> {
+        Arc::clone(&self.0.meter) as Arc<dyn Meter>
+    }
+
+    async fn pause(&mut self) -> Result<(), EngineError> {
+        self.0.paused.send_replace(true);
+        if let Some(script) = &self.0.script {
+            script.pause();
+        }
+        Ok(())
+    }
+
+    async fn resume(&mut self) -> Result<(), EngineError> {
+        {
+            let mut state = self.0.host.state.lock();
+            if state.fail_resumes > 0 {
+                state.fail_resumes -= 1;
+                return Err(EngineError::failed("resume the machine")("a fake fault"));
+            }
+        }
+        self.0.paused.send_replace(false);
+        if let Some(script) = &self.0.script {
+            script.resume();
+        }
+        Ok(())
+    }
+
+    fn paused(&self) -> bool {
+        *self.0.paused.borrow()
+    }
+
+    async fn save(&mut self, into: &Path) -> Result<Saved, EngineError> {
+        let (time, fails) = {
+            let mut state = self.0.host.state.lock();
+            let fails = state.fail_saves > 0;
+            state.fail_saves = state.fail_saves.saturating_sub(1);
+            (state.save_takes, fails)
+        };
+        tokio::time::sleep(time).await;
+        if fails {
+            return Err(EngineError::DiskFull("a fake fault".to_owned()));
+        }
+        let memory = self.0.memory.lock().clone();
+        if into.is_dir() {
+            let written = std::fs::write(into.join(MEMORY_FILE), memory);
+            written.map_err(EngineError::failed("save"))?;
+        } else {
+            self.0.host.state.lock().saved.insert(into.to_owned(), memory);
+        }
+        self.0.host.state.lock().saves += 1;
+        let command = "/.torpor/agent".to_owned();
+        let agent = SavedProcess { pid: 1, parent: 0, command, user: 0, threads: 1 };
+        let pause = if self.paused() { Duration::ZERO } else { PAUSE };
+        Ok(Saved { pause, processes: vec![agent] })
+    }
+
+    async fn exited(&mut self) -> String {
+        let mut dead = self.0.dead.subscribe();
+        let reason = dead.wait_for(Option::is_some).await;
+        let reason = reason.expect("the machine holds the sender");
+        reason.clone().unwrap_or_default()
+    }
+
+    async fn kill(self: Box<Self>) -> Result<(), EngineError> {
+        let mut state = self.0.host.state.lock();
+        let same = |there: &Arc<FakeMachine>| Arc::ptr_eq(there, &self.0);
+        if state.machines.get(&self.0.id).is_some_and(same) {
+            state.machines.remove(&self.0.id);
+        }
+        Ok(())
+    }
+}
+
+/// A machine that uses nothing.
+#[derive(Debug, Default)]
+struct FakeMeter;
+
+impl Meter for FakeMeter {
+    fn oom_kills(&self) -> u64 {
+        0
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+}
+
+/// The file `/memory`, with the machine's memory in it.
+struct FakeChanges {
+    entries: [Change; 1],
+    memory: String,
+}
+
+impl FakeChanges {
+    fn new(memory: String) -> Self {
+        let entry = Change {
+            path: MEMORY_FILE.into(),
+            kind: ChangeKind::File { size: memory.len() as u64 },
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            modified_at_ms: 0,
+        };
+        Self { entries: [entry], memory }
+    }
+}
+
+impl Changes for FakeChanges {
+    fn entries(&self) -> &[Change] {
+        &self.entries
+    }
+
+    fn copy(&self, _index: usize, to: &mut dyn io::Write) -> io::Result<()> {
+        to.write_all(self.memory.as_bytes())
+    }
+}
+
+/// The road in, and who answers at its end if that is a script.
+type Road = (Arc<dyn Channel>, Option<Arc<Script>>);
+
+fn inside_channel(inside: Inside) -> io::Result<Road> {
+    match inside {
+        Inside::Scripted => {
+            let script = Arc::new(Script::start());
+            Ok((Arc::clone(&script) as Arc<dyn Channel>, Some(script)))
+        }
+        Inside::RealAgent => {
+            use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+            let flags = SocketFlags::CLOEXEC;
+            let (ours, theirs) =
+                socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+            std::thread::Builder::new().name("fake-agent".to_owned()).spawn(move || {
+                if let Err(error) = torpor_agent::serve(theirs, torpor_agent::Mode::InProcess) {
+                    tracing::error!(%error, "the in-process agent failed");
+                }
+            })?;
+            Ok((Arc::new(SeqPacket::new(ours)?), None))
+        }
+    }
+}

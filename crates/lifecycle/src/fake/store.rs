@@ -1,0 +1,232 @@
+//! A ledger, images and saves in memory; they outlive the daemon that writes them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SnapshotId, SnapshotKind};
+
+use crate::engine::Changes;
+use crate::store::{
+    Images, Ledger, Manifest, PoolRecord, Record, RootImage, Save, SaveAbout, Saves,
+    SnapshotRecord, Staged, StoreError,
+};
+
+#[derive(Default)]
+pub struct FakeStore {
+    state: Mutex<StoreState>,
+}
+
+#[derive(Default)]
+struct StoreState {
+    records: HashMap<SandboxId, Record>,
+    snapshots: Vec<SnapshotRecord>,
+    pools: BTreeMap<Name, PoolRecord>,
+    saves: HashMap<SaveId, (PathBuf, Manifest)>,
+    corrupt: HashSet<SaveId>,
+    writes: usize,
+    failing: bool,
+    fail_commits: usize,
+}
+
+impl FakeStore {
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Whether every write of the ledger fails from now on.
+    pub fn fail(&self, failing: bool) {
+        self.state.lock().failing = failing;
+    }
+
+    /// The next `count` saves find the disk full.
+    pub fn fail_commits(&self, count: usize) {
+        self.state.lock().fail_commits = count;
+    }
+
+    /// The bytes of this save are not what they were.
+    pub fn corrupt(&self, id: &SaveId) {
+        self.state.lock().corrupt.insert(id.clone());
+    }
+
+    /// How often the ledger was written.
+    pub fn writes(&self) -> usize {
+        self.state.lock().writes
+    }
+
+    /// The saves that are there.
+    pub fn saves(&self) -> HashSet<SaveId> {
+        self.state.lock().saves.keys().cloned().collect()
+    }
+
+    pub fn record_of(&self, id: &SandboxId) -> Option<Record> {
+        self.state.lock().records.get(id).cloned()
+    }
+
+    /// An id that any image may have.
+    pub fn image_id() -> ImageId {
+        "0".repeat(64).parse().expect("64 zeros are an image id")
+    }
+
+    fn write<T>(&self, change: impl FnOnce(&mut StoreState) -> T) -> Result<T, StoreError> {
+        let mut state = self.state.lock();
+        if state.failing {
+            return Err(StoreError::failed("write the ledger")("a fake fault"));
+        }
+        state.writes += 1;
+        Ok(change(&mut state))
+    }
+
+    fn keep(&self, dir: PathBuf, about: SaveAbout) -> Arc<Save> {
+        let manifest = Manifest { format: Manifest::FORMAT, about, files: Vec::new() };
+        let id = SaveId::random();
+        self.state.lock().saves.insert(id.clone(), (dir.clone(), manifest.clone()));
+        Arc::new(Save { id, dir, manifest, guard: Box::new(()) })
+    }
+}
+
+impl StoreState {
+    fn names(&self, save: &SaveId) -> bool {
+        let is = |other: Option<&SaveId>| other == Some(save);
+        self.records.values().any(|record| is(record.save.as_ref()))
+            || self.snapshots.iter().any(|record| is(record.save.as_ref()))
+            || self.pools.values().any(|pool| is(pool.from.as_ref().map(|(_, save)| save)))
+    }
+
+    fn check(&self, save: Option<&SaveId>) -> Result<(), StoreError> {
+        match save.filter(|save| !self.saves.contains_key(save)) {
+            Some(gone) => Err(StoreError::NoSuchSave(gone.to_string())),
+            None => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Ledger for FakeStore {
+    async fn record(&self, record: &Record) -> Result<(), StoreError> {
+        self.write(|state| {
+            state.check(record.save.as_ref())?;
+            state.records.insert(record.id.clone(), record.clone());
+            Ok(())
+        })?
+    }
+
+    async fn erase(&self, id: &SandboxId) -> Result<(), StoreError> {
+        self.write(|state| drop(state.records.remove(id)))
+    }
+
+    async fn all(&self) -> Result<Vec<Record>, StoreError> {
+        Ok(self.state.lock().records.values().cloned().collect())
+    }
+
+    async fn record_snapshot(&self, record: &SnapshotRecord) -> Result<(), StoreError> {
+        self.write(|state| {
+            state.check(record.save.as_ref())?;
+            state.snapshots.retain(|other| other.snapshot.id != record.snapshot.id);
+            state.snapshots.push(record.clone());
+            Ok(())
+        })?
+    }
+
+    async fn erase_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
+        self.write(|state| state.snapshots.retain(|record| record.snapshot.id != *id))
+    }
+
+    async fn snapshots(&self) -> Result<Vec<SnapshotRecord>, StoreError> {
+        Ok(self.state.lock().snapshots.clone())
+    }
+
+    async fn record_pool(&self, record: &PoolRecord) -> Result<(), StoreError> {
+        self.write(|state| drop(state.pools.insert(record.name.clone(), record.clone())))
+    }
+
+    async fn erase_pool(&self, name: &Name) -> Result<(), StoreError> {
+        self.write(|state| drop(state.pools.remove(name)))
+    }
+
+    async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
+        Ok(self.state.lock().pools.values().cloned().collect())
+    }
+}
+
+#[async_trait]
+impl Images for FakeStore {
+    async fn root(&self, _id: &ImageId) -> Result<RootImage, StoreError> {
+        Ok(RootImage::default())
+    }
+}
+
+struct FakeStage(PathBuf);
+
+impl Staged for FakeStage {
+    fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
+        self
+    }
+}
+
+#[async_trait]
+impl Saves for FakeStore {
+    async fn stage(&self) -> Result<Box<dyn Staged>, StoreError> {
+        Ok(Box::new(FakeStage(Path::new("/nowhere").join(SaveId::random().as_str()))))
+    }
+
+    async fn commit(
+        &self,
+        staged: Box<dyn Staged>,
+        about: SaveAbout,
+    ) -> Result<Arc<Save>, StoreError> {
+        {
+            let mut state = self.state.lock();
+            if state.fail_commits > 0 {
+                state.fail_commits -= 1;
+                return Err(StoreError::DiskFull("a fake fault".to_owned()));
+            }
+        }
+        Ok(self.keep(staged.path().to_owned(), about))
+    }
+
+    async fn open(&self, id: &SaveId) -> Result<Arc<Save>, StoreError> {
+        let state = self.state.lock();
+        if state.corrupt.contains(id) {
+            let (id, file) = (id.to_string(), "memory".to_owned());
+            return Err(StoreError::CorruptSave { id, file, detail: "a fake fault".to_owned() });
+        }
+        let found = state.saves.get(id).cloned();
+        let (dir, manifest) = found.ok_or_else(|| StoreError::NoSuchSave(id.to_string()))?;
+        Ok(Arc::new(Save { id: id.clone(), dir, manifest, guard: Box::new(()) }))
+    }
+
+    async fn about(&self, id: &SaveId) -> Result<Manifest, StoreError> {
+        let found = self.state.lock().saves.get(id).map(|(_, manifest)| manifest.clone());
+        found.ok_or_else(|| StoreError::NoSuchSave(id.to_string()))
+    }
+
+    async fn layer(
+        &self,
+        _save: &Save,
+    ) -> Result<Box<dyn tokio::io::AsyncRead + Send + Unpin>, StoreError> {
+        Ok(Box::new(tokio::io::empty()))
+    }
+
+    async fn release(&self, id: &SaveId) {
+        let mut state = self.state.lock();
+        if !state.names(id) {
+            state.saves.remove(id);
+        }
+    }
+
+    async fn files_of(
+        &self,
+        save: &Save,
+        _changes: Box<dyn Changes>,
+    ) -> Result<Arc<Save>, StoreError> {
+        let about = SaveAbout { kind: SnapshotKind::Filesystem, ..save.manifest.about.clone() };
+        Ok(self.keep(save.dir.clone(), about))
+    }
+}

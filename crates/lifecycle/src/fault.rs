@@ -1,0 +1,46 @@
+//! Places where a test can kill the daemon, as a power cut would.
+//!
+//! Nothing of this is in a release build.
+
+/// The daemon dies when it comes to the place of this name. For tests.
+#[cfg(debug_assertions)]
+pub fn arm(place: &str) {
+    *ARMED.lock() = Some(place.to_owned());
+}
+
+#[cfg(debug_assertions)]
+static ARMED: parking_lot::Mutex<Option<String>> = parking_lot::Mutex::new(None);
+
+/// Dies here if armed.
+#[cfg(debug_assertions)]
+pub(crate) fn point(place: &'static str) {
+    if ARMED.lock().as_deref() == Some(place) {
+        tracing::error!(place, "dying as armed");
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
+}
+
+#[cfg(not(debug_assertions))]
+pub(crate) fn point(_: &'static str) {}
+
+/// Every place there is, in the order of a life.
+pub const POINTS: &[&str] = &[
+    "create.recorded",
+    "start.begun",
+    "start.machine",
+    "start.greeted",
+    "sleep.frozen",
+    "save.staged",
+    "save.written",
+    "save.committed",
+    "save.recorded",
+    "demote.begun",
+    "demote.killed",
+    "thaw.begun",
+    "thaw.greeted",
+    "snapshot.recorded",
+    "snapshot.saved",
+    "restore.recorded",
+    "delete.erased",
+    "delete.killed",
+];

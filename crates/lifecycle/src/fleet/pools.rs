@@ -1,0 +1,240 @@
+//! Pools: machines that are ready ahead, frozen, until a sandbox takes one.
+//!
+//! A machine in a pool has an id that no record has: a sandbox that takes it gets that id. So a
+//! crash leaves machines that nobody knows, which the next start sweeps away.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use torpor_protocol::snapshot::Pool;
+use torpor_protocol::{Name, SandboxId, SandboxSpec, SaveId};
+
+use super::Fleet;
+use crate::engine::Machine;
+use crate::error::chain;
+use crate::store::PoolRecord;
+use crate::world::{Started, discard};
+use crate::{Error, Refusal};
+
+/// First and longest pause after a machine that could not be made ready.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+#[derive(Default)]
+pub(super) struct Pools(Mutex<BTreeMap<Name, Stock>>);
+
+/// One pool.
+struct Stock {
+    record: PoolRecord,
+    ready: VecDeque<Ready>,
+    hits: u64,
+    misses: u64,
+    reason: Option<String>,
+    /// Rings when a machine was taken or the pool is to go.
+    changed: Arc<Notify>,
+}
+
+/// A machine that only needs to be told who it is.
+pub(super) struct Ready {
+    pub(super) id: SandboxId,
+    pub(super) machine: Box<dyn Machine>,
+    pool: Name,
+}
+
+impl Pools {
+    /// A machine for a sandbox like this, if one is ready.
+    pub(super) fn take(&self, spec: &SandboxSpec, save: Option<&SaveId>) -> Option<Ready> {
+        let mut pools = self.0.lock();
+        let stock = pools.values_mut().find(|stock| stock.fits(spec, save))?;
+        let ready = stock.ready.pop_front();
+        match ready {
+            Some(_) => stock.hits += 1,
+            None => stock.misses += 1,
+        }
+        stock.changed.notify_one();
+        ready
+    }
+
+    /// It was not needed after all.
+    pub(super) fn put_back(&self, ready: Option<Ready>) {
+        let Some(ready) = ready else { return };
+        let mut pools = self.0.lock();
+        match pools.get_mut(&ready.pool) {
+            Some(stock) => stock.ready.push_front(ready),
+            None => drop(tokio::spawn(async move { discard(&ready.id, ready.machine).await })),
+        }
+    }
+}
+
+impl Stock {
+    fn fits(&self, spec: &SandboxSpec, save: Option<&SaveId>) -> bool {
+        let own = &self.record.spec;
+        self.record.from.as_ref().map(|(_, save)| save) == save
+            && own.image_id == spec.image_id
+            && own.resources == spec.resources
+            && own.network == spec.network
+    }
+
+    fn show(&self) -> Pool {
+        Pool {
+            name: self.record.name.clone(),
+            size: self.record.size,
+            ready: self.ready.len(),
+            image: self.record.spec.image.clone(),
+            snapshot: self.record.from.as_ref().map(|(snapshot, _)| snapshot.clone()),
+            resources: self.record.spec.resources,
+            network: self.record.spec.network,
+            hits: self.hits,
+            misses: self.misses,
+            reason: self.reason.clone(),
+        }
+    }
+}
+
+impl Fleet {
+    pub(super) async fn recover_pools(&self) -> Result<(), Error> {
+        for record in self.inner.world.ledger.pools().await? {
+            self.open_pool(record);
+        }
+        Ok(())
+    }
+
+    /// When this returns it is recorded; it fills in the background.
+    pub async fn create_pool(&self, record: PoolRecord) -> Result<(), Error> {
+        if self.inner.pools.0.lock().contains_key(&record.name) {
+            return Err(Refusal::PoolNameTaken(record.name).into());
+        }
+        self.inner.world.ledger.record_pool(&record).await?;
+        self.open_pool(record);
+        Ok(())
+    }
+
+    fn open_pool(&self, record: PoolRecord) {
+        let (name, changed) = (record.name.clone(), Arc::new(Notify::new()));
+        let stock = Stock {
+            record: record.clone(),
+            ready: VecDeque::new(),
+            hits: 0,
+            misses: 0,
+            reason: None,
+            changed: Arc::clone(&changed),
+        };
+        self.inner.pools.0.lock().insert(name, stock);
+        self.inner.tasks.spawn(self.clone().fill(record, changed));
+    }
+
+    pub fn pools(&self) -> Vec<Pool> {
+        self.inner.pools.0.lock().values().map(Stock::show).collect()
+    }
+
+    /// Forgets the pool and ends its machines.
+    pub async fn erase_pool(&self, name: &Name) -> Result<(), Error> {
+        let known = self.inner.pools.0.lock().contains_key(name);
+        if !known {
+            return Err(Refusal::NoSuchPool(name.clone()).into());
+        }
+        self.inner.world.ledger.erase_pool(name).await?;
+        let stock = self.inner.pools.0.lock().remove(name);
+        let Some(stock) = stock else { return Ok(()) };
+        stock.changed.notify_one();
+        for ready in stock.ready {
+            discard(&ready.id, ready.machine).await;
+        }
+        if let Some((_, save)) = &stock.record.from {
+            self.inner.world.saves.release(save).await;
+        }
+        Ok(())
+    }
+
+    /// Keeps one pool full until it or the daemon goes.
+    async fn fill(self, record: PoolRecord, changed: Arc<Notify>) {
+        let stopping = self.inner.world.stopping.clone();
+        let mut again = AGAIN.0;
+        while let Some(missing) = self.missing(&record.name) {
+            let pause = if missing {
+                // To its end also when the daemon stops: what is ready then is emptied with the pool.
+                match self.prepare(&record).await {
+                    Ok(()) => again = AGAIN.0,
+                    Err(error) => self.note_failure(&record.name, &error),
+                }
+                self.failing(&record.name).then_some(again)
+            } else {
+                None
+            };
+            again = pause.map_or(again, |pause| (pause * 2).min(AGAIN.1));
+            let rest = async {
+                match pause {
+                    Some(pause) => tokio::time::sleep(pause).await,
+                    None if missing => {}
+                    None => changed.notified().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = stopping.cancelled() => return,
+                () = rest => {}
+            }
+        }
+    }
+
+    fn failing(&self, name: &Name) -> bool {
+        self.inner.pools.0.lock().get(name).is_some_and(|stock| stock.reason.is_some())
+    }
+
+    /// Whether the pool wants a machine; `None` if it is gone.
+    fn missing(&self, name: &Name) -> Option<bool> {
+        let pools = self.inner.pools.0.lock();
+        pools.get(name).map(|stock| stock.ready.len() < stock.record.size)
+    }
+
+    fn note_failure(&self, name: &Name, error: &Error) {
+        let reason = chain(error);
+        tracing::warn!(pool = %name, reason, "a pool could not be filled");
+        if let Some(stock) = self.inner.pools.0.lock().get_mut(name) {
+            stock.reason = Some(reason);
+        }
+    }
+
+    /// Makes one machine ready and freezes it.
+    async fn prepare(&self, record: &PoolRecord) -> Result<(), Error> {
+        let world = &self.inner.world;
+        let id = SandboxId::random();
+        let save = match &record.from {
+            Some((_, save)) => Some(world.saves.open(save).await?),
+            None => None,
+        };
+        let Started { mut machine, guest, .. } =
+            world.start(&id, &record.spec, save.as_deref(), true).await?;
+        guest.sever().await;
+        if let Err(error) = machine.pause().await {
+            discard(&id, machine).await;
+            return Err(error.into());
+        }
+        let ready = Ready { id, machine, pool: record.name.clone() };
+        let unwanted = {
+            let mut pools = self.inner.pools.0.lock();
+            match pools.get_mut(&record.name) {
+                Some(stock) => {
+                    stock.reason = None;
+                    stock.ready.push_back(ready);
+                    None
+                }
+                None => Some(ready),
+            }
+        };
+        if let Some(ready) = unwanted {
+            discard(&ready.id, ready.machine).await;
+        }
+        Ok(())
+    }
+
+    /// The daemon stops: machines that nobody has end.
+    pub(super) async fn empty_pools(&self) {
+        let pools = std::mem::take(&mut *self.inner.pools.0.lock());
+        for ready in pools.into_values().flat_map(|stock| stock.ready) {
+            discard(&ready.id, ready.machine).await;
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Snapshots: saves that people know by name, and sandboxes that begin from them.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+use torpor_protocol::{
+    Name, SandboxRef, SandboxSpec, SaveId, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
+    SnapshotState,
+};
+
+use super::Fleet;
+use crate::engine::Changes;
+use crate::error::chain;
+use crate::sandbox::{Request, Sandbox};
+use crate::store::{Manifest, Save, SnapshotRecord, StoreError};
+use crate::{Error, Refusal, fault};
+
+/// A saved moment to begin from. It stays while this value lives; [`Fleet::let_go`] of it.
+#[derive(Debug, Clone)]
+pub struct Moment {
+    pub save: Arc<Save>,
+    pub snapshot: Option<SnapshotId>,
+}
+
+impl Moment {
+    /// The sandbox as it was.
+    pub fn spec(&self) -> &SandboxSpec {
+        &self.save.manifest.about.spec
+    }
+
+    pub fn kind(&self) -> SnapshotKind {
+        self.save.manifest.about.kind
+    }
+}
+
+/// A snapshot in the making. It goes on if this is dropped.
+pub struct Taking {
+    pub snapshot: Snapshot,
+    done: oneshot::Receiver<Result<Snapshot, Error>>,
+}
+
+impl Taking {
+    /// The completed snapshot.
+    pub async fn done(self) -> Result<Snapshot, Error> {
+        self.done.await.unwrap_or_else(|_| Err(Refusal::Stopping.into()))
+    }
+}
+
+impl Fleet {
+    /// What was being taken when an earlier daemon ended is not complete.
+    pub(super) async fn recover_snapshots(&self) -> Result<(), Error> {
+        for mut record in self.snapshots().await? {
+            if record.snapshot.state == SnapshotState::InProgress {
+                record.snapshot.state = SnapshotState::Failed;
+                record.snapshot.reason = Some("the daemon ended while it was taken".to_owned());
+                self.inner.world.ledger.record_snapshot(&record).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to save a sandbox as it is now, without waking it. When this returns the snapshot is
+    /// recorded as in progress.
+    pub async fn take_snapshot(
+        &self,
+        of: &SandboxRef,
+        name: Option<Name>,
+        kind: SnapshotKind,
+    ) -> Result<Taking, Error> {
+        let sandbox = self.find(of)?;
+        if let Some(name) = &name {
+            self.free_snapshot_name(name).await?;
+        }
+        let snapshot = self.unfinished(&sandbox, name, kind);
+        let record = SnapshotRecord { snapshot: snapshot.clone(), save: None };
+        self.inner.world.ledger.record_snapshot(&record).await?;
+        fault::point("snapshot.recorded");
+        let (reply, done) = oneshot::channel();
+        let fleet = self.clone();
+        self.inner.tasks.spawn(async move {
+            let taken = fleet.finish_snapshot(&sandbox, record).await;
+            // Nobody waits: it is in the ledger.
+            let _ = reply.send(taken);
+        });
+        Ok(Taking { snapshot, done })
+    }
+
+    fn unfinished(&self, of: &Sandbox, name: Option<Name>, kind: SnapshotKind) -> Snapshot {
+        let (status, engine) = (of.status(), self.about());
+        Snapshot {
+            id: SnapshotId::random(),
+            name,
+            kind,
+            state: SnapshotState::InProgress,
+            reason: None,
+            sandbox: status.id,
+            sandbox_name: status.spec.name,
+            parent: status.parent,
+            image: status.spec.image,
+            image_id: status.spec.image_id,
+            resources: status.spec.resources,
+            created_at_ms: self.clock().now_ms(),
+            size_bytes: 0,
+            pause_ms: 0.0,
+            engine: engine.kind.to_owned(),
+            engine_version: engine.version.clone(),
+        }
+    }
+
+    async fn finish_snapshot(
+        &self,
+        sandbox: &Sandbox,
+        record: SnapshotRecord,
+    ) -> Result<Snapshot, Error> {
+        let ledger = &self.inner.world.ledger;
+        let asked_at_ms = record.snapshot.created_at_ms;
+        let mut record = record;
+        let save = match self.save_as(sandbox, record.snapshot.kind).await {
+            Ok(save) => save,
+            Err(error) => {
+                record.snapshot.state = SnapshotState::Failed;
+                record.snapshot.reason = Some(chain(&error));
+                ledger.record_snapshot(&record).await?;
+                return Err(error);
+            }
+        };
+        fault::point("snapshot.saved");
+        record.save = Some(save.id.clone());
+        describe(&mut record.snapshot, &save.manifest);
+        // The save of a sandbox that slept is older than the wish for it, and nobody stood still.
+        if save.manifest.about.created_at_ms < asked_at_ms {
+            record.snapshot.pause_ms = 0.0;
+        }
+        let recorded = ledger.record_snapshot(&record).await;
+        if let Err(error) = recorded {
+            self.inner.world.saves.release(&save.id).await;
+            return Err(error.into());
+        }
+        sandbox.tell(Request::Parent(record.snapshot.id.clone())).await;
+        Ok(record.snapshot)
+    }
+
+    /// A save of the sandbox of that kind.
+    async fn save_as(&self, sandbox: &Sandbox, kind: SnapshotKind) -> Result<Arc<Save>, Error> {
+        let save = sandbox.save().await?;
+        match (kind, save.manifest.about.kind) {
+            (SnapshotKind::Memory, SnapshotKind::Memory)
+            | (SnapshotKind::Filesystem, SnapshotKind::Filesystem) => Ok(save),
+            (SnapshotKind::Memory, SnapshotKind::Filesystem) => {
+                let why = "it has files only until it wakes: wake it first";
+                Err(StoreError::Invalid(why.to_owned()).into())
+            }
+            (SnapshotKind::Filesystem, SnapshotKind::Memory) => self.files_of(&save).await,
+        }
+    }
+
+    async fn files_of(&self, save: &Arc<Save>) -> Result<Arc<Save>, Error> {
+        let (fleet, kept) = (self.clone(), Arc::clone(save));
+        let changes = tokio::task::spawn_blocking(move || fleet.changes(&kept)).await;
+        let changes = changes.map_err(StoreError::failed("read the files of a save"))??;
+        Ok(self.inner.world.saves.files_of(save, changes).await?)
+    }
+
+    async fn free_snapshot_name(&self, name: &Name) -> Result<(), Error> {
+        let all = self.snapshots().await?;
+        if all.iter().any(|record| record.snapshot.name.as_ref() == Some(name)) {
+            return Err(Refusal::SnapshotNameTaken(name.clone()).into());
+        }
+        Ok(())
+    }
+
+    /// All, oldest first.
+    pub async fn snapshots(&self) -> Result<Vec<SnapshotRecord>, Error> {
+        Ok(self.inner.world.ledger.snapshots().await?)
+    }
+
+    pub async fn find_snapshot(&self, of: &SnapshotRef) -> Result<SnapshotRecord, Error> {
+        let is = |record: &SnapshotRecord| match of {
+            SnapshotRef::Id(id) => record.snapshot.id == *id,
+            SnapshotRef::Name(name) => record.snapshot.name.as_ref() == Some(name),
+        };
+        let found = self.snapshots().await?.into_iter().find(is);
+        found.ok_or_else(|| Refusal::NoSuchSnapshot(of.clone()).into())
+    }
+
+    /// Forgets a snapshot. What began from it keeps what it needs.
+    pub async fn erase_snapshot(&self, of: &SnapshotRef) -> Result<(), Error> {
+        let record = self.find_snapshot(of).await?;
+        self.inner.world.ledger.erase_snapshot(&record.snapshot.id).await?;
+        if let Some(save) = &record.save {
+            self.inner.world.saves.release(save).await;
+        }
+        Ok(())
+    }
+
+    /// Takes up a snapshot that came from elsewhere, under a fresh id.
+    pub async fn enlist(&self, snapshot: Snapshot, save: &Save) -> Result<Snapshot, Error> {
+        let mut snapshot = snapshot;
+        snapshot.id = SnapshotId::random();
+        snapshot.state = SnapshotState::Completed;
+        describe(&mut snapshot, &save.manifest);
+        let enlisted = async {
+            if snapshot.kind == SnapshotKind::Memory {
+                self.inner.world.can_revive(save)?;
+            }
+            if let Some(name) = &snapshot.name {
+                self.free_snapshot_name(name).await?;
+            }
+            let save = Some(save.id.clone());
+            let record = SnapshotRecord { snapshot: snapshot.clone(), save };
+            Ok::<_, Error>(self.inner.world.ledger.record_snapshot(&record).await?)
+        };
+        if let Err(error) = enlisted.await {
+            self.inner.world.saves.release(&save.id).await;
+            return Err(error);
+        }
+        Ok(snapshot)
+    }
+
+    // === Beginning from a moment ===
+
+    /// A completed snapshot whose bytes are known to be right.
+    pub async fn moment(&self, of: &SnapshotRef) -> Result<Moment, Error> {
+        let SnapshotRecord { snapshot, save } = self.find_snapshot(of).await?;
+        let Some(save) = save.filter(|_| snapshot.state == SnapshotState::Completed) else {
+            let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
+            return Err(Refusal::SnapshotNotReady { id: snapshot.id.to_string(), why }.into());
+        };
+        let save = self.inner.world.saves.open(&save).await?;
+        Ok(Moment { save, snapshot: Some(snapshot.id) })
+    }
+
+    /// A sandbox as it is now, as a snapshot that is in no list.
+    pub async fn moment_now(&self, of: &SandboxRef) -> Result<Moment, Error> {
+        let sandbox = self.find(of)?;
+        Ok(Moment { save: sandbox.save().await?, snapshot: sandbox.status().parent })
+    }
+
+    /// Creates a sandbox that begins at `moment`.
+    pub async fn begin(&self, moment: &Moment, spec: SandboxSpec) -> Result<Sandbox, Error> {
+        let then = moment.spec();
+        if moment.kind() == SnapshotKind::Memory {
+            self.inner.world.can_revive(&moment.save)?;
+            if spec.resources != then.resources {
+                let had = format!(
+                    "it has {} cpus, {} MiB of memory and {} MiB of disk; take a filesystem snapshot \
+                     to change them",
+                    then.resources.cpus, then.resources.memory_mib, then.resources.disk_mib
+                );
+                return Err(Refusal::Locked(had).into());
+            }
+        }
+        let mut spec = spec;
+        spec.image.clone_from(&then.image);
+        spec.image_id = then.image_id.clone();
+        self.found(spec, Some(moment)).await
+    }
+
+    /// Done with a moment: if nothing needs it, it goes.
+    pub async fn let_go(&self, moment: Moment) {
+        let id: SaveId = moment.save.id.clone();
+        drop(moment);
+        self.inner.world.saves.release(&id).await;
+    }
+
+    /// Brings a sandbox back to a snapshot, memory included; returns when it runs.
+    pub async fn restore(&self, sandbox: &SandboxRef, to: &SnapshotRef) -> Result<Sandbox, Error> {
+        let sandbox = self.find(sandbox)?;
+        let moment = self.moment(to).await?;
+        if moment.kind() == SnapshotKind::Memory {
+            self.inner.world.can_revive(&moment.save)?;
+        }
+        sandbox.restore(Arc::clone(&moment.save), moment.snapshot.clone()).await?;
+        Ok(sandbox)
+    }
+
+    /// What a memory save has on top of its image. Blocks.
+    pub fn changes(&self, save: &Save) -> Result<Box<dyn Changes>, Error> {
+        self.inner.world.can_revive(save)?;
+        Ok(self.inner.world.engine.changes(&save.dir)?)
+    }
+}
+
+/// What the manifest knows better than whoever asked for the snapshot.
+fn describe(snapshot: &mut Snapshot, manifest: &Manifest) {
+    let about = &manifest.about;
+    snapshot.kind = about.kind;
+    snapshot.state = SnapshotState::Completed;
+    snapshot.image.clone_from(&about.spec.image);
+    snapshot.image_id = about.spec.image_id.clone();
+    snapshot.resources = about.spec.resources;
+    snapshot.size_bytes = manifest.size_bytes();
+    snapshot.pause_ms = about.pause_ms;
+    snapshot.engine.clone_from(&about.engine);
+    snapshot.engine_version.clone_from(&about.engine_version);
+}

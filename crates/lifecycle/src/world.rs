@@ -1,0 +1,254 @@
+//! What all sandboxes of a host share, and how a machine is started from it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::io::AsyncReadExt;
+use tokio_util::sync::CancellationToken;
+use torpor_protocol::guest::{Identity, ProcessSpec, Reply, Request};
+use torpor_protocol::status::Step;
+use torpor_protocol::{SandboxId, SandboxSpec, SnapshotKind};
+
+use crate::clock::Clock;
+use crate::engine::{BootPlan, Channel, Engine, EngineError, Machine};
+use crate::guest::{Guest, GuestError, Item};
+use crate::steps::Steps;
+use crate::store::{Images, Ledger, RootImage, Save, Saves, StoreError};
+use crate::{Error, Refusal, fault};
+
+/// How long a machine may take to start before it counts as failed; starts queue for processors.
+const START_DEADLINE: Duration = Duration::from_secs(120);
+/// How long the agent of a machine that just started may take to say hello.
+pub(crate) const HELLO_DEADLINE: Duration = Duration::from_secs(30);
+/// Bytes of a layer that are read at once.
+const LAYER_CHUNK: usize = 256 * 1024;
+
+/// When sleeping sandboxes leave memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// A sandbox that fell asleep is on disk after so long.
+    pub persist_after: Duration,
+    /// A sandbox that nobody wakes for so long leaves memory.
+    pub warm_for: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self { persist_after: Duration::from_secs(30), warm_for: Duration::from_secs(3600) }
+    }
+}
+
+/// What becomes of sandboxes when the daemon stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leave {
+    /// Everything is saved and no machine is left; the next daemon wakes what did not sleep.
+    Durable,
+    /// Machines go on without the daemon; the next one takes them over.
+    Running,
+}
+
+pub(crate) struct World {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) ledger: Arc<dyn Ledger>,
+    pub(crate) images: Arc<dyn Images>,
+    pub(crate) saves: Arc<dyn Saves>,
+    pub(crate) policy: Policy,
+    pub(crate) clock: Clock,
+    /// The daemon stops: drivers let go of their machines and end.
+    pub(crate) stopping: CancellationToken,
+    pub(crate) leave: Mutex<Leave>,
+}
+
+/// A machine whose agent answered and knows who it is.
+pub(crate) struct Started {
+    pub(crate) machine: Box<dyn Machine>,
+    pub(crate) guest: Guest,
+    pub(crate) steps: Vec<Step>,
+}
+
+impl World {
+    /// Starts a machine for `id` from `save`, or from its image. `afresh`: nobody has been it before,
+    /// so it gets an identity of its own. On `Err` nothing is left.
+    pub(crate) async fn start(
+        &self,
+        id: &SandboxId,
+        spec: &SandboxSpec,
+        save: Option<&Save>,
+        afresh: bool,
+    ) -> Result<Started, Error> {
+        fault::point("start.begun");
+        let mut steps = Steps::start();
+        let image = self.images.root(&spec.image_id).await?;
+        steps.end("image");
+        let plan = BootPlan { id: id.clone(), spec: spec.clone(), root: image.path.clone() };
+        let memory = save.filter(|save| save.manifest.about.kind == SnapshotKind::Memory);
+        let machine = self.machine(plan, memory).await?;
+        steps.extend("engine", machine.start_steps());
+        fault::point("start.machine");
+        let files = save.filter(|save| save.manifest.about.kind == SnapshotKind::Filesystem);
+        let identity = self.identity(id, spec, &image, afresh || memory.is_none());
+        match self.greet(machine.channel(), identity, files).await {
+            Ok(guest) => {
+                steps.end("hello");
+                fault::point("start.greeted");
+                Ok(Started { machine, guest, steps: steps.done })
+            }
+            Err(error) => {
+                discard(id, machine).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn machine(
+        &self,
+        plan: BootPlan,
+        memory: Option<&Save>,
+    ) -> Result<Box<dyn Machine>, Error> {
+        if let Some(save) = memory {
+            self.can_revive(save)?;
+        }
+        let start = async {
+            match memory {
+                Some(save) => self.engine.revive(plan, &save.dir).await,
+                None => self.engine.boot(plan).await,
+            }
+        };
+        let machine = tokio::time::timeout(START_DEADLINE, start).await;
+        let machine = machine.map_err(|_| EngineError::Failed {
+            action: "start the machine".to_owned(),
+            source: format!("it took more than {START_DEADLINE:?}").into(),
+        })?;
+        Ok(machine?)
+    }
+
+    /// Refuses a save of another engine, or of another version of it.
+    pub(crate) fn can_revive(&self, save: &Save) -> Result<(), Refusal> {
+        let (about, saved) = (self.engine.about(), &save.manifest.about);
+        let refused = |reason| Refusal::Incompatible { snapshot: save.id.to_string(), reason };
+        if saved.engine != about.kind {
+            let reason = format!("the {} engine saved it and this is {}", saved.engine, about.kind);
+            return Err(refused(reason));
+        }
+        self.engine.can_revive(&saved.engine_version).map_err(refused)
+    }
+
+    /// Says hello, brings the files along and tells the machine who it is.
+    async fn greet(
+        &self,
+        channel: Arc<dyn Channel>,
+        identity: Identity,
+        files: Option<&Save>,
+    ) -> Result<Guest, Error> {
+        let guest = Guest::connect(channel, HELLO_DEADLINE).await?;
+        if let Some(save) = files {
+            self.unpack(&guest, save).await?;
+        }
+        guest.identify(identity).await?;
+        Ok(guest)
+    }
+
+    /// Puts the files of a filesystem save on top of the image.
+    async fn unpack(&self, guest: &Guest, save: &Save) -> Result<(), Error> {
+        let request = Request::Unpack { path: "/".to_owned(), owner: None, layer: true };
+        let mut layer = self.saves.layer(save).await?;
+        let mut stream = guest.open(&request).await?;
+        let sender = stream.sender();
+        let mut chunk = vec![0; LAYER_CHUNK];
+        loop {
+            let read = layer.read(&mut chunk).await;
+            let count = read.map_err(StoreError::failed("read the files of a snapshot"))?;
+            if count == 0 {
+                break;
+            }
+            sender.send(&chunk[..count]).await?;
+        }
+        sender.finish().await?;
+        let Reply::Done = stream.reply().await? else {
+            return Err(crate::guest::unexpected(&request).into());
+        };
+        Ok(())
+    }
+
+    pub(crate) fn identity(
+        &self,
+        id: &SandboxId,
+        spec: &SandboxSpec,
+        image: &RootImage,
+        afresh: bool,
+    ) -> Identity {
+        let mut env: BTreeMap<_, _> = image.env.iter().cloned().collect();
+        env.extend(spec.env.clone());
+        let hostname = spec.name.as_ref().map_or(id.as_str(), |name| name.as_str());
+        Identity {
+            hostname: hostname.to_owned(),
+            nameservers: self.engine.about().nameserver.iter().cloned().collect(),
+            env,
+            user: image.user.clone(),
+            workdir: image.workdir.clone(),
+            entropy: hex(&random::<32>()),
+            boot_id: afresh.then(boot_id),
+        }
+    }
+}
+
+/// Kills a machine; what can't be removed is left to the next sweep.
+pub(crate) async fn discard(id: &SandboxId, machine: Box<dyn Machine>) {
+    if let Err(error) = machine.kill().await {
+        tracing::error!(sandbox = %id, error = crate::chain(&error), "kill left traces");
+    }
+}
+
+/// Runs a hook to its end, or to the end of its grace. What it does is its own business.
+pub(crate) async fn run_hook(
+    id: &SandboxId,
+    guest: &Guest,
+    hook: &str,
+    command: &[String],
+    grace_ms: u64,
+) {
+    if command.is_empty() {
+        return;
+    }
+    let spec = ProcessSpec {
+        command: command.to_vec(),
+        timeout_ms: Some(grace_ms),
+        ..ProcessSpec::default()
+    };
+    let run = async {
+        let mut stream = guest.open(&Request::Run(spec)).await?;
+        let mut exit = None;
+        while let Some(item) = stream.next().await? {
+            if let Item::Reply(Reply::Exited(status)) = item {
+                exit = status.exit;
+            }
+        }
+        Ok::<_, GuestError>(exit)
+    };
+    match tokio::time::timeout(Duration::from_millis(grace_ms.saturating_add(1000)), run).await {
+        Ok(Ok(exit)) => tracing::info!(sandbox = %id, hook, ?exit, "hook ran"),
+        Ok(Err(error)) => tracing::warn!(sandbox = %id, hook, %error, "hook failed"),
+        Err(_) => tracing::warn!(sandbox = %id, hook, "hook did not end within its grace"),
+    }
+}
+
+fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0u8; N];
+    getrandom::fill(&mut bytes).expect("the system has entropy");
+    bytes
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A random UUID, as the kernel has one for each boot.
+fn boot_id() -> String {
+    let mut bytes = random::<16>();
+    bytes[6] = (bytes[6] & 0x0f) | 0x40;
+    bytes[8] = (bytes[8] & 0x3f) | 0x80;
+    let hex = hex(&bytes);
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
