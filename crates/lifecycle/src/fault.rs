@@ -16,7 +16,8 @@ static ARMED: parking_lot::Mutex<Option<String>> = parking_lot::Mutex::new(None)
 pub(crate) fn point(place: &'static str) {
     if ARMED.lock().as_deref() == Some(place) {
         tracing::error!(place, "dying as armed");
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
 }
 

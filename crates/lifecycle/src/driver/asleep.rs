@@ -345,7 +345,8 @@ impl Driver {
 
     fn turn_away(&self, waiters: Vec<Waiter>, reason: &str) {
         let id = self.record.id.to_string();
-        let refusal = || Error::from(Refusal::CantWake { id: id.clone(), reason: reason.to_owned() });
+        let refusal =
+            || Error::from(Refusal::CantWake { id: id.clone(), reason: reason.to_owned() });
         for waiter in waiters {
             match waiter {
                 Waiter::Lease(reply) => drop(reply.send(Err(refusal()))),

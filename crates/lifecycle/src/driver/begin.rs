@@ -110,9 +110,9 @@ impl Driver {
             (Some(machine), _) => self.found_awake(machine).await,
             (None, Rest::Standby { interrupted: true }) => Phase::Waking(Vec::new()),
             (None, Rest::Standby { interrupted: false }) => Phase::Cold { reason: None },
-            (None, Rest::Running | Rest::Failed { .. }) => Phase::Lost {
-                reason: "its machine was lost while the daemon was away".to_owned(),
-            },
+            (None, Rest::Running | Rest::Failed { .. }) => {
+                Phase::Lost { reason: "its machine was lost while the daemon was away".to_owned() }
+            }
         }
     }
 

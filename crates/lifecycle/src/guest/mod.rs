@@ -35,7 +35,9 @@ pub enum GuestError {
     #[error("the machine is gone")]
     Gone,
     /// The sandbox was put to sleep under an open request. Its processes are kept.
-    #[error("the sandbox fell asleep; its processes are kept and can be attached to when it is awake")]
+    #[error(
+        "the sandbox fell asleep; its processes are kept and can be attached to when it is awake"
+    )]
     Asleep,
     /// What came is not our protocol.
     #[error("the agent broke the protocol: {0}")]
