@@ -2,7 +2,7 @@
 
 use super::*;
 use torpor_protocol::guest::Request;
-use torpor_protocol::{Hooks, Tier};
+use torpor_protocol::{Hooks, SandboxId, Tier};
 
 async fn asleep(sandbox: &Sandbox, tier: Tier) -> Status {
     let mut status = sandbox.watch();
