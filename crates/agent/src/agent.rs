@@ -54,7 +54,7 @@ impl Agent {
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_ms: u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX),
             running: u32::try_from(self.processes.running()).unwrap_or(u32::MAX),
-            keeping_awake: 0,
+            keeping_awake: u32::try_from(self.processes.keeping_awake()).unwrap_or(u32::MAX),
             started: self.processes.started(),
             memory_kib: resident_kib().unwrap_or(0),
             open_files: open_files().unwrap_or(0),

@@ -55,8 +55,8 @@ pub(crate) async fn answer(
         Request::Chmod { path, mode } => files::chmod(&path, mode).map(stat),
         Request::Watch { path, recursive } => return files::watch(stream, &path, recursive).await,
         Request::Pack { path } => return archive::pack(stream, &path).await,
-        Request::Unpack { path, owner } => {
-            archive::unpack(stream, &path, owner.as_deref()).await.map(done)
+        Request::Unpack { path, owner, layer } => {
+            archive::unpack(stream, &path, owner.as_deref(), layer).await.map(done)
         }
 
         Request::Connect { port } => return ports::connect(stream, port).await,

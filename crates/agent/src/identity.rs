@@ -19,6 +19,8 @@ use crate::files::make_dirs;
 const HOSTNAME_MAX: usize = 64;
 /// Marks the line of ours in a file that belongs to the image.
 const OURS: &str = "# torpor";
+/// What the agent tells those inside, beside its socket.
+const OURS_IN_RUN: &str = "/run/torpor";
 /// Directories that programs expect, and their modes.
 const DIRECTORIES: [(&str, u32); 3] = [("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755)];
 
@@ -34,6 +36,9 @@ pub(crate) fn assume(agent: &Agent, identity: Identity) -> Result<(), Failure> {
         // What is missing in an image is made if it can be; processes say what they miss.
         for (directory, mode) in DIRECTORIES {
             let _ = make_dirs(Path::new(directory), mode, None);
+        }
+        if let Some(boot) = &identity.boot_id {
+            name_boot(boot).map_err(cannot("cannot name this boot"))?;
         }
         if let Some(workdir) = &identity.workdir {
             let _ = make_dirs(Path::new(workdir), 0o755, None);
@@ -61,7 +66,25 @@ fn check(identity: &Identity) -> Result<(), Failure> {
     if identity.workdir.as_ref().is_some_and(|workdir| !workdir.starts_with('/')) {
         return invalid("the working directory is not absolute".to_owned());
     }
+    if let Some(boot) = identity.boot_id.as_ref().filter(|boot| !is_uuid(boot)) {
+        return invalid(format!("{boot} is no UUID"));
+    }
     Ok(())
+}
+
+/// Hexadecimal digits in five groups.
+fn is_uuid(text: &str) -> bool {
+    let groups: Vec<&str> = text.split('-').collect();
+    groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12])
+        && groups.iter().all(|group| group.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// Programs look here to see that they were forked, and tell machines apart by these.
+fn name_boot(boot: &str) -> io::Result<()> {
+    let boot = boot.to_ascii_lowercase();
+    fs::create_dir_all(OURS_IN_RUN)?;
+    replace(&Path::new(OURS_IN_RUN).join("boot_id"), &format!("{boot}\n"))?;
+    replace(Path::new("/etc/machine-id"), &format!("{}\n", boot.replace('-', "")))
 }
 
 fn name_machine(hostname: &str) -> io::Result<()> {
@@ -117,6 +140,20 @@ fn stir(entropy: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_uuid_names_a_boot() {
+        assert!(is_uuid("0123abcd-89EF-4567-89ab-0123456789ab"));
+        for wrong in [
+            "",
+            "0123abcd89ef456789ab0123456789ab",
+            "0123abcd-89ef-4567-89ab-0123456789ag",
+            "0123abcd-89ef-4567-89ab-0123456789ab-",
+            "0123abcd-89ef-4567-89ab-0123456789ab\n",
+        ] {
+            assert!(!is_uuid(wrong), "{wrong}");
+        }
+    }
 
     #[test]
     fn the_hosts_file_names_the_machine_once() {

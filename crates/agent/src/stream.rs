@@ -49,6 +49,16 @@ struct Inbox {
     ended: bool,
 }
 
+/// What comes in on a stream.
+#[derive(Debug)]
+pub(crate) enum Input {
+    Bytes(Vec<u8>),
+    /// The daemon sends no more.
+    End,
+    /// The stream was closed before its end.
+    Closed,
+}
+
 /// The daemon sent more than it was granted.
 #[derive(Debug)]
 pub(crate) struct Overrun;
@@ -121,18 +131,37 @@ impl Stream {
     pub(crate) async fn receive(&self) -> Option<Vec<u8>> {
         self.grant_consumed().await;
         loop {
-            {
-                let mut inbox = self.inbox.borrow_mut();
-                if let Some(chunk) = inbox.chunks.pop_front() {
-                    inbox.bytes -= chunk.len();
-                    self.consumed.set(self.consumed.get() + chunk.len());
-                    return Some(chunk);
-                }
-                if inbox.ended {
-                    return None;
-                }
+            if let Some(chunk) = self.take_arrived() {
+                return Some(chunk);
+            }
+            if self.inbox.borrow().ended {
+                return None;
             }
             self.arrived.notified().await;
+        }
+    }
+
+    /// The next bytes that are here already, of a closed stream too.
+    fn take_arrived(&self) -> Option<Vec<u8>> {
+        let mut inbox = self.inbox.borrow_mut();
+        let chunk = inbox.chunks.pop_front()?;
+        inbox.bytes -= chunk.len();
+        self.consumed.set(self.consumed.get() + chunk.len());
+        Some(chunk)
+    }
+
+    /// `receive`, and of a stream that was closed what had arrived before.
+    pub(crate) async fn receive_to_the_last(&self) -> Input {
+        // Closed first: a closed stream grants nothing, its number may be another's by now.
+        let received = tokio::select! {
+            biased;
+            () = self.closed() => self.take_arrived(),
+            received = self.receive() => received,
+        };
+        match received {
+            Some(bytes) => Input::Bytes(bytes),
+            None if self.inbox.borrow().ended => Input::End,
+            None => Input::Closed,
         }
     }
 

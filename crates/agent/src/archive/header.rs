@@ -17,7 +17,10 @@ pub(super) enum Kind {
     HardLink,
     Symlink,
     Directory,
-    /// Devices, fifos, labels: not unpacked, but their content is skipped.
+    Fifo,
+    CharacterDevice,
+    BlockDevice,
+    /// Labels and the like: not unpacked, but their content is skipped.
     Skipped,
     /// Content in pieces, in a format of GNU tar's own.
     Sparse,
@@ -39,6 +42,8 @@ pub(super) struct Header {
     pub(super) size: u64,
     /// Seconds and nanoseconds since 1970.
     pub(super) modified: (i64, u32),
+    /// Major and minor number.
+    pub(super) device: (u32, u32),
 }
 
 /// Bytes after the content, up to the next block.
@@ -65,7 +70,12 @@ impl Header {
             Kind::Directory => b'5',
             Kind::LongName => b'L',
             Kind::LongTarget => b'K',
-            Kind::Skipped | Kind::Sparse | Kind::Attributes => {
+            Kind::Fifo
+            | Kind::CharacterDevice
+            | Kind::BlockDevice
+            | Kind::Skipped
+            | Kind::Sparse
+            | Kind::Attributes => {
                 unreachable!("only read, never written")
             }
         };
@@ -100,6 +110,7 @@ fn write_long(letter: u8, text: &[u8], out: &mut Vec<u8>) {
         gid: 0,
         size,
         modified: (0, 0),
+        device: (0, 0),
     };
     record.write_block(letter, out);
     out.extend_from_slice(text);
@@ -157,7 +168,10 @@ impl Header {
             name = [prefix, b"/", &name].concat();
         }
         let kind = kind_of(block[156], &name);
-        let has_content = !matches!(kind, Kind::HardLink | Kind::Symlink | Kind::Directory);
+        let is_device = matches!(kind, Kind::CharacterDevice | Kind::BlockDevice);
+        let has_content = !is_device
+            && !matches!(kind, Kind::HardLink | Kind::Symlink | Kind::Directory | Kind::Fifo);
+        let (major, minor) = (&block[329..337], &block[337..345]);
         Ok(Block::Entry(Self {
             kind,
             name,
@@ -167,6 +181,7 @@ impl Header {
             gid: small(&block[116..124])?,
             size: if has_content { number(&block[124..136])? } else { 0 },
             modified: (i64::try_from(number(&block[136..148])?).unwrap_or(0), 0),
+            device: if is_device { (small(major)?, small(minor)?) } else { (0, 0) },
         }))
     }
 
@@ -206,6 +221,9 @@ fn kind_of(letter: u8, name: &[u8]) -> Kind {
         b'0' | b'7' | 0 => Kind::File,
         b'1' => Kind::HardLink,
         b'2' => Kind::Symlink,
+        b'3' => Kind::CharacterDevice,
+        b'4' => Kind::BlockDevice,
+        b'6' => Kind::Fifo,
         b'5' => Kind::Directory,
         b'S' => Kind::Sparse,
         b'L' => Kind::LongName,
@@ -262,6 +280,7 @@ mod tests {
             gid: 7,
             size,
             modified: (1_700_000_000, 0),
+            device: (0, 0),
         }
     }
 

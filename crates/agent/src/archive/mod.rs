@@ -4,6 +4,7 @@
 //! takes the archive in pieces of any size.
 
 mod header;
+mod layer;
 mod pack;
 mod place;
 mod unpack;
@@ -16,6 +17,7 @@ use crate::failure::cannot;
 use crate::files::{DIRECTORY_MODE, absolute, make_dirs, owner_ids, stat};
 use crate::stream::Stream;
 
+use layer::Layer;
 use pack::Packer;
 use unpack::Unpacker;
 
@@ -28,16 +30,18 @@ pub(crate) async fn pack(stream: &Stream, path: &str) -> Result<(), Failure> {
     stream.send_all(&mut packer).await.map_err(cannot(path))
 }
 
-/// Unpacks what arrives on the stream below the directory `path`.
+/// Unpacks what arrives on the stream below the directory `path`; as an OCI layer, if it is one.
 pub(crate) async fn unpack(
     stream: &Stream,
     path: &str,
     owner: Option<&str>,
+    layer: bool,
 ) -> Result<(), Failure> {
     let place: &Path = absolute(path)?;
     let owner = owner_ids(owner)?;
     make_dirs(place, DIRECTORY_MODE, owner)?;
-    let mut unpacker = Unpacker::new(place, owner).map_err(cannot(path))?;
+    let layer = if layer { Some(Layer::new(place)?) } else { None };
+    let mut unpacker = Unpacker::new(place, owner, layer).map_err(cannot(path))?;
     while let Some(bytes) = stream.receive().await {
         unpacker.push(&bytes)?;
     }

@@ -92,6 +92,7 @@ impl Packer {
             gid: found.gid(),
             size: 0,
             modified: (found.mtime(), 0),
+            device: (0, 0),
         };
         if kind.is_dir() {
             header.kind = Kind::Directory;

@@ -4,11 +4,11 @@
 //! one that the archive brought along, nor one that somebody puts there meanwhile.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
 
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 use torpor_protocol::guest::{Failure, FailureCode};
 
@@ -48,34 +48,49 @@ impl Place {
     /// The spot that an entry's name means; none is the directory itself. Missing directories on the
     /// way are made.
     pub(super) fn spot(&mut self, name: &[u8]) -> Result<Option<Spot>, Failure> {
-        let shown = || String::from_utf8_lossy(name);
-        let invalid = |why: &str| failure(FailureCode::Invalid, format!("{}: {why}", shown()));
-        if name.starts_with(b"/") {
-            return Err(invalid("the archive holds an absolute name"));
+        self.reach(name, Way::Made).map_err(|error| astray(name, error))
+    }
+
+    /// The spot of something that is there, if its directory is.
+    pub(super) fn find(&mut self, name: &[u8]) -> Result<Option<Spot>, Failure> {
+        match self.reach(name, Way::Found) {
+            Err(Astray::Kernel(Errno::NOENT)) => Ok(None),
+            reached => reached.map_err(|error| astray(name, error)),
         }
-        let parts = name.split(|byte| *byte == b'/');
-        let mut parts: Vec<&[u8]> =
-            parts.filter(|part| !part.is_empty() && *part != b".").collect();
-        if parts.contains(&&b".."[..]) {
-            return Err(invalid("the archive holds a name that leads outside"));
+    }
+
+    /// The directory that an entry's name means, if it is there and one; the directory itself too.
+    pub(super) fn open(&mut self, name: &[u8]) -> Result<Option<OwnedFd>, Failure> {
+        let opened = if parts(name).is_ok_and(|parts| parts.is_empty()) {
+            open_directory(self.root.as_fd(), b".")
+        } else if let Some(spot) = self.find(name)? {
+            open_directory(spot.directory.as_fd(), &spot.name)
+        } else {
+            return Ok(None);
+        };
+        match opened {
+            Ok(opened) => Ok(Some(opened)),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+            Err(error) => Err(astray(name, Astray::Kernel(error))),
         }
+    }
+
+    fn reach(&mut self, name: &[u8], way: Way) -> Result<Option<Spot>, Astray> {
+        let mut parts = parts(name)?;
         let Some(last) = parts.pop() else { return Ok(None) };
         let path = parts.join(&b'/');
         if self.last.0 != path {
-            let directory = self.walk(&parts).map_err(|error| match error {
-                Errno::NOTDIR | Errno::LOOP => invalid("the way there is not a plain directory"),
-                error => refused(shown(), error),
-            })?;
+            let directory = self.walk(&parts, way).map_err(Astray::Kernel)?;
             self.last = (path, directory);
         }
         Ok(Some(Spot { directory: self.last.1.clone(), name: last.to_vec() }))
     }
 
-    fn walk(&self, parts: &[&[u8]]) -> Result<Rc<OwnedFd>, Errno> {
+    fn walk(&self, parts: &[&[u8]], way: Way) -> Result<Rc<OwnedFd>, Errno> {
         let mut directory = self.root.clone();
         for part in parts {
             directory = Rc::new(match open_directory(directory.as_fd(), part) {
-                Err(Errno::NOENT) => {
+                Err(Errno::NOENT) if way == Way::Made => {
                     rustix::fs::mkdirat(&directory, *part, Mode::from_raw_mode(DIRECTORY_MODE))?;
                     if let Some((uid, gid)) = self.owner {
                         chown(directory.as_fd(), part, uid, gid)?;
@@ -94,9 +109,59 @@ impl Place {
     }
 }
 
-fn open_directory(directory: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-    rustix::fs::openat(directory, name, flags, Mode::empty())
+/// Whether missing directories are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Made,
+    Found,
+}
+
+/// Why a name leads nowhere.
+enum Astray {
+    Name(&'static str),
+    Kernel(Errno),
+}
+
+fn astray(name: &[u8], why: Astray) -> Failure {
+    let shown = String::from_utf8_lossy(name);
+    let invalid = |why: &str| failure(FailureCode::Invalid, format!("{shown}: {why}"));
+    match why {
+        Astray::Name(why) => invalid(why),
+        Astray::Kernel(Errno::NOTDIR | Errno::LOOP) => {
+            invalid("the way there is not a plain directory")
+        }
+        Astray::Kernel(error) => refused(&shown, error),
+    }
+}
+
+/// The parts of an entry's name; none for the directory itself.
+fn parts(name: &[u8]) -> Result<Vec<&[u8]>, Astray> {
+    if name.starts_with(b"/") {
+        return Err(Astray::Name("the archive holds an absolute name"));
+    }
+    let parts = name.split(|byte| *byte == b'/');
+    let parts: Vec<&[u8]> = parts.filter(|part| !part.is_empty() && *part != b".").collect();
+    if parts.contains(&&b".."[..]) {
+        return Err(Astray::Name("the archive holds a name that leads outside"));
+    }
+    Ok(parts)
+}
+
+/// An entry's name without what says nothing.
+pub(super) fn plain(name: &[u8]) -> Result<Vec<u8>, Failure> {
+    Ok(parts(name).map_err(|error| astray(name, error))?.join(&b'/'))
+}
+
+/// Opens a directory, and never what a link leads to. In two steps, because gVisor follows a link that
+/// is opened as a directory, whatever it is told.
+pub(super) fn open_directory(directory: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = rustix::fs::openat(directory, name, flags, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) != FileType::Directory {
+        return Err(Errno::NOTDIR);
+    }
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
+    rustix::fs::openat(&found, ".", flags, Mode::empty())
 }
 
 fn chown(directory: BorrowedFd<'_>, name: &[u8], uid: u32, gid: u32) -> Result<(), Errno> {
@@ -131,6 +196,29 @@ impl Spot {
         }
         rustix::fs::mkdirat(&*self.directory, &self.name, mode)?;
         open_directory(self.directory.as_fd(), &self.name)
+    }
+
+    /// A fifo or a device; opening it could wait or have effects, so it is dressed without.
+    pub(super) fn make_node(
+        &self,
+        kind: FileType,
+        device: (u32, u32),
+        dress: Dress,
+    ) -> Result<(), Errno> {
+        self.clear()?;
+        let directory = &*self.directory;
+        let mode = Mode::from_raw_mode(dress.mode & MODE_BITS);
+        let device = rustix::fs::makedev(device.0, device.1);
+        rustix::fs::mknodat(directory, &self.name, kind, mode, device)?;
+        chown(self.directory.as_fd(), &self.name, dress.uid, dress.gid)?;
+        // The mode lacks what the umask forbids. Set by the number of the descriptor, because a name
+        // could be a link by now.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let node = rustix::fs::openat(directory, &self.name, flags, Mode::empty())?;
+        let by_number = format!("/proc/self/fd/{}", node.as_raw_fd());
+        rustix::fs::chmod(by_number, mode)?;
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        rustix::fs::utimensat(directory, &self.name, &dress.times(), flags)
     }
 
     pub(super) fn make_symlink(&self, target: &[u8], dress: Dress) -> Result<(), Errno> {

@@ -8,21 +8,26 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use torpor_protocol::guest::{Failure, FailureCode};
 
 use super::header::{BLOCK, Block, Header, Kind, padding};
-use super::place::{Dress, Place};
+use super::layer::{Layer, Meaning};
+use super::place::{Dress, Place, Spot, plain};
 use crate::failure::{failure, refused};
 
 /// A record that describes an entry: two names of the longest kind and some attributes.
 const RECORD_MAX: u64 = 64 * 1024;
-/// Directories whose time is set at the end; those beyond have the time they were made.
-const DIRECTORIES_MAX: usize = 10_000;
+/// Directories whose time is set at the end; those beyond have the time they were made. Each takes
+/// less here than in the file system.
+const DIRECTORIES_MAX: usize = 100_000;
 
 pub(super) struct Unpacker {
     place: Place,
     owner: Option<(u32, u32)>,
+    /// The archive is one.
+    layer: Option<Layer>,
     state: State,
     /// What records before an entry said about it.
     long_name: Option<Vec<u8>>,
@@ -41,10 +46,15 @@ enum State {
 }
 
 impl Unpacker {
-    pub(super) fn new(root: &Path, owner: Option<(u32, u32)>) -> io::Result<Self> {
+    pub(super) fn new(
+        root: &Path,
+        owner: Option<(u32, u32)>,
+        layer: Option<Layer>,
+    ) -> io::Result<Self> {
         Ok(Self {
             place: Place::new(root, owner)?,
             owner,
+            layer,
             state: State::Header(Vec::new()),
             long_name: None,
             long_target: None,
@@ -152,13 +162,26 @@ impl Unpacker {
         if header.kind == Kind::Sparse {
             return Err(invalid("the archive holds sparse files; pack it without --sparse"));
         }
-        let Some(spot) = self.place.spot(&header.name)? else { return Ok(skipped) };
+        if header.kind == Kind::Skipped || !self.is_entry(&header)? {
+            return Ok(skipped);
+        }
         let Header { uid, gid, mode, modified, .. } = header;
         let dress = Dress { uid, gid, mode, modified };
         let failed = |error: Errno| refused(shown(&header.name), error);
+        let Some(spot) = self.place.spot(&header.name)? else {
+            // Only a layer has a say in the directory that was there before it.
+            if self.layer.is_some()
+                && header.kind == Kind::Directory
+                && let Some(root) = self.place.open(&header.name)?
+            {
+                dress.put_on(&root).map_err(failed)?;
+                self.remember(header.name, dress);
+            }
+            return Ok(skipped);
+        };
         match header.kind {
             Kind::File => {
-                let file = spot.make_file().map_err(failed)?;
+                let file = self.replace(&spot, &header.name, Spot::make_file)?;
                 return self.begin_file(file, header, dress);
             }
             Kind::Directory => {
@@ -167,19 +190,95 @@ impl Unpacker {
                 self.remember(header.name, dress);
             }
             Kind::Symlink => {
-                spot.make_symlink(&header.target, dress).map_err(failed)?;
+                let make = |spot: &Spot| spot.make_symlink(&header.target, dress);
+                self.replace(&spot, &header.name, make)?;
                 self.place.forget_last();
             }
-            Kind::HardLink => {
-                let Some(target) = self.place.spot(&header.target)? else {
-                    return Err(invalid("the archive links to its own root"));
-                };
-                spot.make_link(&target).map_err(failed)?;
+            Kind::HardLink => self.link(&spot, &header)?,
+            Kind::Fifo => self.node(&spot, &header, FileType::Fifo, dress)?,
+            Kind::CharacterDevice => {
+                self.node(&spot, &header, FileType::CharacterDevice, dress)?;
             }
+            Kind::BlockDevice => self.node(&spot, &header, FileType::BlockDevice, dress)?,
             Kind::Skipped | Kind::Sparse | Kind::LongName | Kind::LongTarget | Kind::Attributes => {
             }
         }
         Ok(skipped)
+    }
+
+    /// Whether this is something to be made; in a layer some are not, and are done here.
+    fn is_entry(&mut self, header: &Header) -> Result<bool, Failure> {
+        let Some(layer) = &mut self.layer else { return Ok(true) };
+        let path = plain(&header.name)?;
+        let failed = |error: Errno| refused(shown(&path), error);
+        match layer.meaning(&path)? {
+            Meaning::Entry => {
+                layer.bring(&path)?;
+                return Ok(true);
+            }
+            Meaning::Foreign => {}
+            Meaning::Without(gone) => {
+                if let Some(spot) = self.place.find(&gone)? {
+                    layer.take_away(&spot, &gone).map_err(failed)?;
+                }
+            }
+            Meaning::Opaque(directory) => {
+                if let Some(opened) = self.place.open(&directory)? {
+                    layer.hollow(opened, &directory).map_err(failed)?;
+                }
+            }
+        }
+        self.place.forget_last();
+        Ok(false)
+    }
+
+    /// Makes something where anything may be: of a layer in place of a directory, too.
+    fn replace<T>(
+        &mut self,
+        spot: &Spot,
+        name: &[u8],
+        make: impl Fn(&Spot) -> Result<T, Errno>,
+    ) -> Result<T, Failure> {
+        let failed = |error: Errno| refused(shown(name), error);
+        let made = make(spot);
+        let (Some(layer), Err(Errno::ISDIR)) = (&self.layer, &made) else {
+            return made.map_err(failed);
+        };
+        layer.make_way(spot, &plain(name)?).map_err(failed)?;
+        self.place.forget_last();
+        make(spot).map_err(failed)
+    }
+
+    fn link(&mut self, spot: &Spot, header: &Header) -> Result<(), Failure> {
+        let target = plain(&header.target)?;
+        if target.is_empty() {
+            return Err(invalid("the archive links to its own root"));
+        }
+        if self.layer.as_ref().is_some_and(|layer| layer.is_foreign(&target)) {
+            return Ok(());
+        }
+        let Some(target) = self.place.find(&header.target)? else {
+            return Err(refused(shown(&header.target), Errno::NOENT));
+        };
+        self.replace(spot, &header.name, |spot| spot.make_link(&target))
+    }
+
+    /// Only layers bring these; and not everywhere may devices be made.
+    fn node(
+        &mut self,
+        spot: &Spot,
+        header: &Header,
+        kind: FileType,
+        dress: Dress,
+    ) -> Result<(), Failure> {
+        if self.layer.is_none() {
+            return Ok(());
+        }
+        let make = |spot: &Spot| spot.make_node(kind, header.device, dress);
+        match self.replace(spot, &header.name, make) {
+            Err(denied) if denied.code == FailureCode::Denied && kind != FileType::Fifo => Ok(()),
+            made => made,
+        }
     }
 
     fn begin_file(
@@ -213,9 +312,7 @@ impl Unpacker {
         }
         for (name, dress) in std::mem::take(&mut self.directories).into_iter().rev() {
             // A later entry may have replaced it; its time is not worth a failure.
-            if let Ok(Some(spot)) = self.place.spot(&name)
-                && let Ok(directory) = spot.make_directory()
-            {
+            if let Ok(Some(directory)) = self.place.open(&name) {
                 let _ = dress.put_time(&directory);
             }
         }

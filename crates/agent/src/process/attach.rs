@@ -1,8 +1,8 @@
 //! Conversations between a stream and a process.
 
-use std::future::pending;
 use std::rc::Rc;
 
+use tokio::task::AbortHandle;
 use torpor_protocol::guest::{Failure, FailureCode, Kind, ProcessSpec, Reply};
 
 use super::life::start;
@@ -10,7 +10,7 @@ use super::{Ended, Process, tree};
 use crate::agent::Agent;
 use crate::descriptor::Descriptor;
 use crate::failure::failure;
-use crate::stream::{Closed, Stream};
+use crate::stream::{Closed, Input, Stream};
 use crate::terminal::END_OF_INPUT;
 
 /// Starts a process and stays attached to it: its output is complete, however slow the reader.
@@ -24,14 +24,11 @@ pub(crate) async fn run(
     }
     let process = start(agent, spec, true)?;
     let leash = Leash { stream, process: &process };
+    let feeding = Feeding::begin(stream, &process, process.spec.stdin);
     stream.reply(&Reply::Started(process.status())).await;
-    let stdin = feed(stream, &process, process.spec.stdin);
-    let output = show(stream, &process, 0, process.life(), true);
-    let ended = tokio::select! {
-        ended = output => ended,
-        never = forever(stdin) => never,
-    };
-    drop(leash);
+    let view = View { stream, process: &process, life: process.life(), slows: true };
+    let ended = view.show(0, true).await;
+    drop((feeding, leash));
     finish(stream, ended).await;
     Ok(())
 }
@@ -54,10 +51,33 @@ impl Drop for Leash<'_> {
     }
 }
 
+/// Writes what arrives on a stream to a process, for as long as they are attached. A task of its own:
+/// what had arrived when another session began is still written, like a line that was typed just
+/// before the machine fell asleep.
+struct Feeding<'a> {
+    stream: &'a Stream,
+    task: AbortHandle,
+}
+
+impl<'a> Feeding<'a> {
+    fn begin(stream: &'a Rc<Stream>, process: &Rc<Process>, close: bool) -> Self {
+        let task = tokio::task::spawn_local(feed(stream.clone(), process.clone(), close));
+        Self { stream, task: task.abort_handle() }
+    }
+}
+
+impl Drop for Feeding<'_> {
+    fn drop(&mut self) {
+        if self.stream.closed_because() != Some(Closed::Forgotten) {
+            self.task.abort();
+        }
+    }
+}
+
 /// Shows what a process wrote and writes, as far as the stream keeps up.
 pub(crate) async fn attach(
     agent: &Agent,
-    stream: &Stream,
+    stream: &Rc<Stream>,
     pid: u32,
     replay: bool,
     follow: bool,
@@ -68,13 +88,11 @@ pub(crate) async fn attach(
         let output = process.output.borrow();
         if replay { output.start() } else { output.end() }
     };
+    let feeding = Feeding::begin(stream, &process, false);
     stream.reply(&Reply::Started(process.status())).await;
-    let stdin = feed(stream, &process, false);
-    let output = show(stream, &process, from, life, follow);
-    let ended = tokio::select! {
-        ended = output => ended,
-        never = forever(stdin) => never,
-    };
+    let view = View { stream, process: &process, life, slows: false };
+    let ended = view.show(from, follow).await;
+    drop(feeding);
     finish(stream, ended).await;
     Ok(())
 }
@@ -85,73 +103,74 @@ async fn finish(stream: &Stream, ended: Option<Rc<Ended>>) {
     }
 }
 
-/// Waits for one thing, and then for ever.
-async fn forever<T>(first: impl Future<Output = ()>) -> T {
-    first.await;
-    pending().await
+/// One life of a process, shown on a stream.
+struct View<'a> {
+    stream: &'a Stream,
+    process: &'a Process,
+    life: u64,
+    /// Whether the process waits for this stream.
+    slows: bool,
 }
 
-/// Sends output from `offset` on until the life is over, or until now unless `follow`. Returns how
-/// the life ended, if it has.
-async fn show(
-    stream: &Stream,
-    process: &Process,
-    mut offset: u64,
-    life: u64,
-    follow: bool,
-) -> Option<Rc<Ended>> {
-    let now = process.output.borrow().end();
-    loop {
-        let ended = process.ended_life(life);
-        let (start, end) = {
-            let output = process.output.borrow();
-            (output.start(), output.end())
-        };
-        let until = match &ended {
-            Some(ended) => ended.output_end.min(end),
-            None if follow => end,
-            None => now,
-        };
-        if offset < start {
-            stream.reply(&Reply::Skipped { bytes: start - offset }).await;
-            offset = start;
-        } else if offset < until {
-            offset += send_output(stream, process, offset).await;
-            if process.slowed_by.get().is_some() {
-                process.slow_down_for(Some(offset));
+impl View<'_> {
+    /// Sends output from `offset` on until the life is over, or until now unless `follow`. Returns how
+    /// the life ended, if it has.
+    async fn show(&self, mut offset: u64, follow: bool) -> Option<Rc<Ended>> {
+        let now = self.process.output.borrow().end();
+        loop {
+            let ended = self.process.ended_life(self.life);
+            let (start, end) = {
+                let output = self.process.output.borrow();
+                (output.start(), output.end())
+            };
+            let until = match &ended {
+                Some(ended) => ended.output_end.min(end),
+                None if follow => end,
+                None => now,
+            };
+            if offset < start {
+                self.stream.reply(&Reply::Skipped { bytes: start - offset }).await;
+                offset = start;
+            } else if offset < until {
+                offset += self.send(offset).await;
+                if self.slows {
+                    self.process.slow_down_for(Some(offset));
+                }
+            } else if ended.is_some() || !follow {
+                return ended;
+            } else {
+                self.process.changed.notified().await;
             }
-        } else if ended.is_some() || !follow {
-            return ended;
-        } else {
-            process.changed.notified().await;
+        }
+    }
+
+    /// Sends one packet; nothing if the output was gone when it was our turn.
+    async fn send(&self, offset: u64) -> u64 {
+        let fill = |room: &mut [u8]| {
+            let copied = self.process.output.borrow().copy(offset, room);
+            let kind = |stderr| if stderr { Kind::DataErr } else { Kind::Data };
+            Ok::<_, std::convert::Infallible>(copied.map(|(stderr, length)| (kind(stderr), length)))
+        };
+        match self.stream.send_data(fill).await {
+            Ok(sent) => sent as u64,
+            Err(never) => match never {},
         }
     }
 }
 
-/// Sends one packet; nothing if the output was gone when it was our turn.
-async fn send_output(stream: &Stream, process: &Process, offset: u64) -> u64 {
-    let fill = |room: &mut [u8]| {
-        let copied = process.output.borrow().copy(offset, room);
-        let kind = |stderr| if stderr { Kind::DataErr } else { Kind::Data };
-        Ok::<_, std::convert::Infallible>(copied.map(|(stderr, length)| (kind(stderr), length)))
-    };
-    match stream.send_data(fill).await {
-        Ok(sent) => sent as u64,
-        Err(never) => match never {},
-    }
-}
-
 /// Writes what arrives to the process; after the `End` closes its stdin if `close`.
-async fn feed(stream: &Stream, process: &Process, close: bool) {
-    while let Some(bytes) = stream.receive().await {
+async fn feed(stream: Rc<Stream>, process: Rc<Process>, close: bool) {
+    loop {
+        let bytes = match stream.receive_to_the_last().await {
+            Input::Bytes(bytes) => bytes,
+            Input::End if close => return close_stdin(&process).await,
+            Input::End | Input::Closed => return,
+        };
         let stdin = process.stdin.borrow().clone();
         // What a process does not want to read is lost, as with any pipe.
         if let Some(stdin) = stdin {
             let _ = stdin.write_all(&bytes).await;
         }
-    }
-    if close {
-        close_stdin(process).await;
     }
 }
 

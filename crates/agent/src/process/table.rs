@@ -31,6 +31,8 @@ pub(crate) struct Table {
     /// Started for somebody inside and not reaped: who waits for its end.
     bystanders: RefCell<HashMap<u32, oneshot::Sender<WaitStatus>>>,
     live: Cell<usize>,
+    /// Of the live ones, those that keep the sandbox awake.
+    keeping_awake: Cell<usize>,
     lingering: Cell<usize>,
     started: Cell<u64>,
 }
@@ -38,6 +40,10 @@ pub(crate) struct Table {
 impl Table {
     pub(crate) fn running(&self) -> usize {
         self.running.borrow().len() + self.bystanders.borrow().len()
+    }
+
+    pub(crate) fn keeping_awake(&self) -> usize {
+        self.keeping_awake.get()
     }
 
     pub(crate) fn started(&self) -> u64 {
@@ -85,6 +91,8 @@ impl Table {
             names.insert(name.to_owned(), process.clone());
         }
         self.live.set(self.live.get() + 1);
+        let awake = usize::from(process.spec.keep_awake);
+        self.keeping_awake.set(self.keeping_awake.get() + awake);
         self.ended.borrow_mut().retain(|other| !Rc::ptr_eq(other, process));
         Ok(())
     }
@@ -96,8 +104,14 @@ impl Table {
 
     /// Takes back `admit`.
     pub(super) fn dismiss(&self, process: &Rc<Process>) {
-        self.live.set(self.live.get() - 1);
+        self.no_longer_live(process);
         self.forget_name(process);
+    }
+
+    fn no_longer_live(&self, process: &Process) {
+        self.live.set(self.live.get() - 1);
+        let awake = usize::from(process.spec.keep_awake);
+        self.keeping_awake.set(self.keeping_awake.get() - awake);
     }
 
     /// The process runs, under the pid it has now and no other.
@@ -131,7 +145,7 @@ impl Table {
 
     /// The process ended for good.
     pub(super) fn retire(&self, process: &Rc<Process>) {
-        self.live.set(self.live.get() - 1);
+        self.no_longer_live(process);
         let mut ended = self.ended.borrow_mut();
         ended.push_back(process.clone());
         if ended.len() > ENDED_MAX

@@ -31,13 +31,14 @@ fn unpack_as(
     owner: Option<&str>,
 ) -> Result<Reply, Failure> {
     let path = place.to_str().unwrap().to_owned();
-    let stream = daemon.open(&Request::Unpack { path, owner: owner.map(str::to_owned) });
+    let owner = owner.map(str::to_owned);
+    let stream = daemon.open(&Request::Unpack { path, owner, layer: false });
     daemon.send_all(stream, tar);
     daemon.answer(stream)
 }
 
 /// A header block as any program could have written it.
-fn block(letter: u8, name: &[u8], target: &[u8], size: usize) -> Vec<u8> {
+pub(crate) fn block(letter: u8, name: &[u8], target: &[u8], size: usize) -> Vec<u8> {
     let mut block = vec![0; 512];
     block[..name.len()].copy_from_slice(name);
     block[100..107].copy_from_slice(b"0000644");
@@ -54,7 +55,7 @@ fn block(letter: u8, name: &[u8], target: &[u8], size: usize) -> Vec<u8> {
     block
 }
 
-fn file(name: &[u8], content: &[u8]) -> Vec<u8> {
+pub(crate) fn file(name: &[u8], content: &[u8]) -> Vec<u8> {
     let mut bytes = block(b'0', name, b"", content.len());
     bytes.extend_from_slice(content);
     bytes.resize(bytes.len().next_multiple_of(512), 0);

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::process::{Pid, Signal};
 use torpor_agent::{Mode, serve};
 use torpor_protocol::guest::{
     Failure, Frame, GUEST_VERSION, HEADER, Hello, Kind, MAX_PAYLOAD, ProcessSpec, ProcessStatus,
@@ -69,6 +70,18 @@ impl Daemon {
         drop(command);
         daemon.hello(1);
         daemon
+    }
+
+    /// Lets the agent of a machine stand still while `meanwhile` happens, like a frozen one.
+    pub(crate) fn frozen(&mut self, meanwhile: impl FnOnce(&mut Self)) {
+        let parent = self.machine.as_ref().expect("only a machine can be frozen").id();
+        let children = format!("/proc/{parent}/task/{parent}/children");
+        let agent: u32 = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
+        let pid = Pid::from_raw(agent.cast_signed()).unwrap();
+        rustix::process::kill_process(pid, Signal::STOP).unwrap();
+        eventually("the agent stands still", || (state(agent) == Some('T')).then_some(()));
+        meanwhile(self);
+        rustix::process::kill_process(pid, Signal::CONT).unwrap();
     }
 
     fn over(socket: OwnedFd) -> Self {
@@ -330,6 +343,10 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
 
 /// Whether a process is there and no zombie.
 pub(crate) fn lives(pid: u32) -> bool {
+    state(pid).is_some_and(|it| it != 'Z')
+}
+
+fn state(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).is_some_and(|it| it != 'Z')
+    stat.rsplit(") ").next()?.chars().next()
 }

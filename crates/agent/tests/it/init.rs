@@ -33,6 +33,7 @@ fn identity(hostname: &str) -> Identity {
         user: None,
         workdir: None,
         entropy: "00ff".into(),
+        boot_id: None,
     }
 }
 
@@ -47,6 +48,28 @@ fn a_machine_becomes_who_it_is_told_to_be() {
         assert_eq!(ran.text(), expected);
     }
     assert_eq!(daemon.run(sh("echo $FROM")).text(), "identity\n");
+}
+
+#[test]
+fn a_fork_gets_names_of_its_own_and_a_waker_keeps_them() {
+    let Some(mut daemon) = machine() else { return };
+    let names = sh("stat -c '%U %a' /run/torpor/boot_id; cat /run/torpor/boot_id /etc/machine-id");
+    let mut boots = [
+        Some("01234567-89ab-4cde-8f01-23456789abcd"),
+        None,
+        Some("FFFFFFFF-89AB-4CDE-8F01-23456789ABCD"),
+    ];
+    let mut shown = boots.map(|boot| {
+        let boot_id = boot.map(str::to_owned);
+        let identity = Identity { boot_id, ..identity("one") };
+        assert_eq!(daemon.ask(&Request::Identify(identity)), Ok(Reply::Done));
+        daemon.run(names.clone()).text().to_owned()
+    });
+    boots[1] = boots[0];
+    for (boot, shown) in boots.iter().flatten().zip(&mut shown) {
+        let boot = boot.to_lowercase();
+        assert_eq!(*shown, format!("root 644\n{boot}\n{}\n", boot.replace('-', "")));
+    }
 }
 
 #[test]

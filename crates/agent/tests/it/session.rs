@@ -150,6 +150,7 @@ fn an_identity_gives_processes_environment_user_and_directory() {
         user: Some("daemon".into()),
         workdir: Some("/usr".into()),
         entropy: "00ff".into(),
+        boot_id: None,
     };
     let before = std::fs::read_to_string("/etc/resolv.conf").ok();
     assert_eq!(daemon.ask(&Request::Identify(identity.clone())), Ok(Reply::Done));
@@ -160,6 +161,8 @@ fn an_identity_gives_processes_environment_user_and_directory() {
         let ran = daemon.run(spec);
         assert_eq!(ran.text(), "identity spec /var daemon\ndaemon\n/usr\n");
     }
-    let wrong = Identity { nameservers: vec!["x\nsearch evil".into()], ..identity };
+    let wrong = Identity { nameservers: vec!["x\nsearch evil".into()], ..identity.clone() };
+    assert_eq!(daemon.fail(&Request::Identify(wrong)).code, FailureCode::Invalid);
+    let wrong = Identity { boot_id: Some("../../etc/passwd".into()), ..identity };
     assert_eq!(daemon.fail(&Request::Identify(wrong)).code, FailureCode::Invalid);
 }

@@ -103,3 +103,36 @@ fn only_started_processes_are_supervised() {
     let spec = supervised("true", RestartPolicy::Always, None);
     assert_eq!(daemon.fail(&Request::Run(spec)).code, FailureCode::Invalid);
 }
+
+#[test]
+fn what_shall_keep_the_sandbox_awake_is_counted_until_it_ended_for_good() {
+    let mut daemon = Daemon::new();
+    let counted = |daemon: &mut Daemon, awake| {
+        eventually("the count is right", || match daemon.ask(&Request::Health) {
+            Ok(Reply::Health(health)) => (health.keeping_awake == awake).then_some(health.running),
+            other => panic!("{other:?}"),
+        })
+    };
+    let restless = |spec| ProcessSpec { keep_awake: true, ..spec };
+    daemon.start(command(&["sleep", "1000"]));
+    assert_eq!(counted(&mut daemon, 0), 1);
+    let plain = daemon.start(restless(command(&["sleep", "1000"]))).pid;
+    let mut spec = restless(supervised("exit 1", RestartPolicy::Always, None));
+    if let Some(supervision) = &mut spec.supervise {
+        (supervision.initial_backoff_ms, supervision.max_backoff_ms) = (1_000_000, 1_000_000);
+    }
+    daemon.start(spec);
+    let waiting = eventually("it waits for its restart", || {
+        let status = daemon.process(&named());
+        status.next_start_at_ms.is_some().then_some(status.pid)
+    });
+    assert_eq!(counted(&mut daemon, 2), 2);
+    assert_eq!(daemon.ask(&Request::Kill { pid: plain }), Ok(Reply::Done));
+    assert_eq!(counted(&mut daemon, 1), 1);
+    assert_eq!(daemon.ask(&Request::Kill { pid: waiting }), Ok(Reply::Done));
+    assert_eq!(counted(&mut daemon, 0), 1);
+    // What could not be started keeps nobody awake.
+    let failed = daemon.fail(&Request::Start(restless(command(&["/none"]))));
+    assert_eq!(failed.code, FailureCode::CannotStart);
+    assert_eq!(counted(&mut daemon, 0), 1);
+}

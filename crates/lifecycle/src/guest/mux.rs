@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use torpor_protocol::guest::{
     self, Frame, GUEST_VERSION, HEADER, Hello, Kind, MAX_STREAMS, Reply, Request, WINDOW,
@@ -29,6 +29,8 @@ pub(super) struct Shared {
     /// Nothing of ours receives or sends any more.
     ended: CancellationToken,
     asleep: AtomicBool,
+    /// Packets that are being sent right now.
+    sending: watch::Sender<usize>,
     /// Packets from places that can't wait (Drop).
     parting: mpsc::UnboundedSender<Bytes>,
 }
@@ -92,6 +94,7 @@ pub(super) fn serve(channel: Arc<dyn Channel>) -> Arc<Shared> {
         closed: CancellationToken::new(),
         ended: CancellationToken::new(),
         asleep: AtomicBool::new(false),
+        sending: watch::channel(0).0,
         parting,
     });
     let (closed, ended) = (shared.closed.clone(), shared.ended.clone());
@@ -113,18 +116,18 @@ async fn part(
     mut partings: mpsc::UnboundedReceiver<Bytes>,
     closed: CancellationToken,
 ) {
-    loop {
-        let sent = tokio::select! {
-            biased;
-            () = closed.cancelled() => break,
-            packet = partings.recv() => match packet {
-                Some(packet) => channel.send(packet).await,
-                None => break,
-            },
-        };
-        if sent.is_err() {
-            break;
+    let unsent = async {
+        while let Some(packet) = partings.recv().await {
+            if channel.send(packet).await.is_err() {
+                break;
+            }
         }
+    };
+    // A guest that stopped reading must not hold us.
+    tokio::select! {
+        biased;
+        () = closed.cancelled() => {}
+        () = unsent => {}
     }
     closed.cancel();
 }
@@ -193,6 +196,7 @@ impl Shared {
     }
 
     pub(super) async fn send(&self, packet: Bytes) -> Result<(), GuestError> {
+        let _sending = Sending::new(&self.sending);
         tokio::select! {
             biased;
             () = self.closed.cancelled() => Err(self.why()),
@@ -219,6 +223,8 @@ impl Shared {
         self.asleep.store(true, Ordering::Relaxed);
         self.close();
         self.ended.cancelled().await;
+        // Cannot fail: we hold the sender.
+        let _ = self.sending.subscribe().wait_for(|sending| *sending == 0).await;
     }
 
     /// Why a stream broke off.
@@ -265,5 +271,21 @@ impl Shared {
             self.unread.fetch_sub(packet.len(), Ordering::Relaxed);
         }
         Ok(())
+    }
+}
+
+/// Counts a packet while it is being sent, so that none goes out after the channel was given up.
+struct Sending<'a>(&'a watch::Sender<usize>);
+
+impl<'a> Sending<'a> {
+    fn new(count: &'a watch::Sender<usize>) -> Self {
+        count.send_modify(|count| *count += 1);
+        Self(count)
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
     }
 }
