@@ -49,7 +49,7 @@ fn a_failing_step_stops_the_build_and_shows_its_words() {
     let said = built.stdout + &built.stderr;
     assert!(said.contains("oh-no") && said.contains('3'), "{said}");
     assert!(!world.torpor(&["image", "ls"]).ok().contains("bad"));
-    assert!(world.traces().of_machines().is_empty(), "{:?}", world.traces());
+    world.has_no_machines();
 }
 
 #[test]

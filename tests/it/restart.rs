@@ -26,7 +26,7 @@ fn a_killed_daemon_finds_its_sandboxes_as_they_were() {
     wait_for("the counter to go on", || (count() > now).then_some(()));
     let (tag, dir) = (world.tag(), world.data_dir());
     world.torpor(&["rm", "--all", "--yes"]).ok();
-    assert!(world.traces().of_machines().is_empty(), "{:?}", world.traces());
+    world.has_no_machines();
     world.stop_daemon();
     assert_eq!(Traces::find(&tag, &dir), Traces::default(), "something is left on the host");
 }
@@ -55,7 +55,7 @@ fn a_machine_that_died_meanwhile_is_reported_and_cleaned_up() {
     assert!(status["reason"].as_str().unwrap().contains("lost"), "{status}");
     world.sh("other", "true").ok();
     world.torpor(&["rm", "web", "other"]).ok();
-    assert!(world.traces().of_machines().is_empty(), "{:?}", world.traces());
+    world.has_no_machines();
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn a_machine_killed_from_outside_is_reported_at_once() {
     let machine = machine_of(&world, "web");
     kill_process(machine, Signal::KILL).unwrap();
     wait_for("the failure to be told", || (world.state("web") == "failed").then_some(()));
-    assert!(world.traces().of_machines().is_empty(), "{:?}", world.traces());
+    world.has_no_machines();
 }
 
 #[test]

@@ -4,14 +4,20 @@
 //! Worlds live side by side. When one ends, also by a failed test, its daemon is killed and its
 //! installation purged, so nothing is left on the host.
 
+mod counter;
+mod daemon;
 mod http;
+mod small_disk;
 mod template;
+mod tidiness;
 mod traces;
 mod world;
 
+pub use counter::Count;
+pub use daemon::torpor_binary;
 pub use http::{Answer, request};
-pub use traces::Traces;
-pub use world::{Outcome, World, torpor_binary};
+pub use traces::{Machine, Traces};
+pub use world::{Outcome, World};
 
 use std::time::{Duration, SystemTime};
 

@@ -4,13 +4,13 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::world::{Daemon, torpor_binary};
+use crate::daemon::{Daemon, torpor_binary};
 
-/// Fills `data_dir` with a copy of the template.
-pub(crate) fn copy_into(data_dir: &Path) {
+/// Fills `data_dir` with a copy of the template; `linked`: it is on the same filesystem.
+pub(crate) fn copy_into(data_dir: &Path, linked: bool) {
     let template = ready();
     let copied = Command::new("cp")
-        .args(["-al", "--"])
+        .args([if linked { "-al" } else { "-a" }, "--"])
         .arg(template.join("."))
         .arg(data_dir)
         .status()
@@ -56,7 +56,7 @@ fn build_stamp() -> String {
 }
 
 fn make(template: &Path) {
-    let daemon = Daemon::start(template, &[]);
+    let daemon = Daemon::start(template, &[], &[]);
     let built = Command::new(torpor_binary())
         .args(["image", "base"])
         .env("TORPOR_SERVER", daemon.url())

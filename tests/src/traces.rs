@@ -1,11 +1,14 @@
 //! What an installation has on the host: processes, mounts, cgroups, links, namespaces, firewall
-//! tables, loop devices. After the last sandbox is removed only the pool may be left, and after a
-//! clean stop nothing.
+//! tables, loop devices. After the last sandbox is removed only what is prepared ahead may be left,
+//! and after a clean stop nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use rustix::process::Pid;
+use serde_json::Value;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Traces {
@@ -16,30 +19,67 @@ pub struct Traces {
     pub namespaces: BTreeSet<String>,
     pub tables: BTreeSet<String>,
     pub loops: BTreeSet<String>,
+    /// By their own ids.
+    pub machines: BTreeMap<String, Machine>,
+}
+
+/// A machine whose record is whole.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Whose it is; none: it was prepared ahead.
+    pub sandbox: Option<String>,
+    pub pid: i32,
 }
 
 impl Traces {
     /// Of the installation with this tag, whose files are below `dir`.
     pub fn find(tag: &str, dir: &Path) -> Self {
+        // A filesystem of the test's own, below everything, is no trace.
+        let own = format!(" {} ", dir.join("data").display());
         let dir = dir.to_string_lossy().into_owned();
         let ours = |text: &str| text.contains(tag) || text.contains(&dir);
         Self {
             processes: processes(&ours),
-            mounts: lines_of(&read("/proc/self/mountinfo"), ours),
+            mounts: lines_of(&read("/proc/self/mountinfo"), |line| {
+                ours(line) && !line.contains(&own)
+            }),
             cgroups: cgroups(tag),
             links: lines_of(&output("ip", &["-br", "link"]), |line| line.contains(&tag[..6])),
             namespaces: lines_of(&output("ip", &["netns", "list"]), ours),
             tables: lines_of(&output("nft", &["list", "tables"]), ours),
             loops: lines_of(&output("losetup", &["-l", "-n", "-O", "NAME,BACK-FILE"]), ours),
+            machines: machines(&Path::new("/run/torpor").join(tag).join("machines")),
         }
     }
 
     /// Processes, disks and groups of machines: what must be gone with the last sandbox. The
-    /// installation's own namespace and its pool of links stay as long as the daemon runs.
+    /// installation's own namespace, its pool of links and what was prepared ahead stay as long as
+    /// the daemon runs.
     pub fn of_machines(&self) -> BTreeSet<&String> {
+        self.of_all_but(|machine| machine.sandbox.is_none())
+    }
+
+    /// What belongs to none of the machines that `excused` names.
+    pub fn of_all_but(&self, excused: impl Fn(&Machine) -> bool) -> BTreeSet<&String> {
+        let excused: Vec<_> =
+            self.machines.iter().filter(|(_, machine)| excused(machine)).map(|(id, _)| id).collect();
         let machines = self.processes.iter().filter(|line| line.contains("runsc"));
         let disks = self.mounts.iter().filter(|line| !line.contains("/netns/"));
-        machines.chain(disks).chain(&self.cgroups).chain(&self.loops).collect()
+        let all = machines.chain(disks).chain(&self.cgroups).chain(&self.loops);
+        all.filter(|line| !excused.iter().any(|id| line.contains(*id))).collect()
+    }
+
+    /// The process that is the machine of the sandbox with this id.
+    pub fn machine_of(&self, sandbox: &str) -> Option<Pid> {
+        let mut machines = self.machines.values();
+        let machine = machines.find(|machine| machine.sandbox.as_deref() == Some(sandbox))?;
+        Pid::from_raw(machine.pid)
+    }
+
+    /// Every process, by its number.
+    pub fn pids(&self) -> Vec<Pid> {
+        let pid = |line: &String| Pid::from_raw(line.split(' ').next()?.parse().ok()?);
+        self.processes.iter().filter_map(pid).collect()
     }
 }
 
@@ -84,4 +124,16 @@ fn cgroups(tag: &str) -> BTreeSet<String> {
         }
     }
     found
+}
+
+fn machines(dir: &Path) -> BTreeMap<String, Machine> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let machine = |path: PathBuf| {
+        let record: Value =
+            serde_json::from_slice(&fs::read(path.join("machine.json")).ok()?).ok()?;
+        let pid = i32::try_from(record["process"]["pid"].as_i64()?).ok()?;
+        let sandbox = record["sandbox"].as_str().map(str::to_owned);
+        Some((path.file_name()?.to_string_lossy().into_owned(), Machine { sandbox, pid }))
+    };
+    entries.filter_map(|entry| machine(entry.path())).collect()
 }

@@ -1,25 +1,20 @@
 //! A daemon of its own for one test, and the verbs of a user.
 
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::cell::OnceCell;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
-use serde_json::Value;
+use rustix::process::Pid;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::daemon::{Daemon, log_of, torpor_binary};
 use crate::http::{self, Answer};
+use crate::small_disk::SmallDisk;
 use crate::template;
 use crate::traces::Traces;
 use crate::wait_for;
-
-/// The binary under test, built beside the tests.
-pub fn torpor_binary() -> PathBuf {
-    let test = std::env::current_exe().expect("a test knows its own path");
-    let target = test.parent().and_then(Path::parent).expect("target/<profile>/deps/<test>");
-    let torpor = target.join("torpor");
-    assert!(torpor.exists(), "{} is missing: cargo build --bin torpor", torpor.display());
-    torpor
-}
 
 /// What a command did.
 #[derive(Debug)]
@@ -43,69 +38,15 @@ impl Outcome {
     }
 }
 
-/// `torpor serve`, as a process of ours.
-pub(crate) struct Daemon {
-    child: Child,
-    address: String,
-}
-
-impl Daemon {
-    pub(crate) fn start(data_dir: &Path, extra: &[&str]) -> Self {
-        let (child, line) = Self::spawn(data_dir, extra);
-        let address = line.trim().rsplit("http://").next().unwrap_or_default();
-        let address = address.trim_end_matches('/').to_owned();
-        assert!(address.contains(':'), "the daemon did not say where it listens: {line:?}");
-        Self { child, address }
-    }
-
-    fn spawn(data_dir: &Path, extra: &[&str]) -> (Child, String) {
-        let log = std::fs::File::options().create(true).append(true).open(log_of(data_dir));
-        let mut child = Command::new(torpor_binary())
-            .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
-            .arg(data_dir)
-            .args(extra)
-            .env("TORPOR_LOG_LEVEL", "debug,hyper=info,sqlx=warn")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log.expect("a log file"))
-            .spawn()
-            .expect("torpor starts");
-        let mut line = String::new();
-        let stdout = child.stdout.take().expect("stdout is a pipe");
-        BufReader::new(stdout).read_line(&mut line).expect("the daemon speaks");
-        (child, line)
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
-        let _ = rustix::process::kill_process(pid.expect("a child has a pid"), signal);
-    }
-
-    /// Asks it to stop and waits.
-    pub(crate) fn stop(mut self) {
-        self.signal(rustix::process::Signal::TERM);
-        wait_for("the daemon to stop", || self.child.try_wait().expect("our child"));
-    }
-
-    pub(crate) fn kill(mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn log_of(data_dir: &Path) -> PathBuf {
-    data_dir.with_extension("log")
-}
-
 /// A daemon of its own for one test.
 pub struct World {
-    dir: TempDir,
     daemon: Option<Daemon>,
     extra: Vec<&'static str>,
+    env: Vec<(&'static str, &'static str)>,
+    tag: OnceCell<String>,
+    /// Unmounted after the daemon is gone and before the directory goes.
+    disk: Option<SmallDisk>,
+    dir: TempDir,
 }
 
 impl World {
@@ -116,10 +57,39 @@ impl World {
 
     /// With further arguments of `torpor serve`.
     pub fn with(extra: &[&'static str]) -> Self {
+        Self::make(extra, &[], None)
+    }
+
+    /// With settings in the environment of every daemon.
+    pub fn with_env(env: &[(&'static str, &'static str)]) -> Self {
+        Self::make(&[], env, None)
+    }
+
+    /// With a data directory that has room for so much besides the image.
+    pub fn on_small_disk(spare_mib: u64) -> Self {
+        Self::make(&[], &[], Some(spare_mib))
+    }
+
+    fn make(
+        extra: &[&'static str],
+        env: &[(&'static str, &'static str)],
+        spare_mib: Option<u64>,
+    ) -> Self {
         let dir = tempfile::Builder::new().prefix("torpor-test-").tempdir().expect("a directory");
-        let mut world = Self { dir, daemon: None, extra: extra.to_vec() };
+        let mut world = Self {
+            daemon: None,
+            extra: extra.to_vec(),
+            env: env.to_vec(),
+            tag: OnceCell::new(),
+            disk: None,
+            dir,
+        };
         std::fs::create_dir(world.data_dir()).expect("our own directory");
-        template::copy_into(&world.data_dir());
+        world.disk = spare_mib.map(|_| SmallDisk::mount(&world.data_dir()));
+        template::copy_into(&world.data_dir(), spare_mib.is_none());
+        if let (Some(disk), Some(spare_mib)) = (&world.disk, spare_mib) {
+            disk.limit(spare_mib);
+        }
         world.start_daemon();
         world
     }
@@ -134,12 +104,30 @@ impl World {
     }
 
     pub fn start_daemon(&mut self) {
-        self.daemon = Some(Daemon::start(&self.data_dir(), &self.extra));
+        self.daemon = Some(Daemon::start(&self.data_dir(), &self.extra, &self.env));
     }
 
-    /// SIGTERM, and waits.
+    /// One that dies, as if killed with -9, when it comes to a place of
+    /// [`torpor_lifecycle::fault::POINTS`].
+    pub fn start_daemon_that_dies_at(&mut self, place: &str) {
+        let env = [self.env.as_slice(), &[("TORPOR_FAULT", place)]].concat();
+        self.daemon = Some(Daemon::start(&self.data_dir(), &self.extra, &env));
+    }
+
+    /// Waits until it did.
+    #[track_caller]
+    pub fn daemon_dies(&mut self) {
+        self.daemon.take().expect("a daemon runs").dies();
+    }
+
+    /// SIGTERM, and waits: every sandbox is saved.
     pub fn stop_daemon(&mut self) {
         self.daemon.take().expect("a daemon runs").stop();
+    }
+
+    /// SIGUSR1, and waits: every machine goes on.
+    pub fn hand_over(&mut self) {
+        self.daemon.take().expect("a daemon runs").hand_over();
     }
 
     /// SIGKILL.
@@ -224,14 +212,39 @@ impl World {
         http::request(self.address(), "POST", path, head, body.to_string().as_bytes())
     }
 
-    /// The short name of this installation on the host.
-    pub fn tag(&self) -> String {
-        self.get("/v1/info").json()["installation"].as_str().expect("info has it").to_owned()
+    pub fn delete(&self, path: &str) -> Answer {
+        http::request(self.address(), "DELETE", path, "", b"")
     }
 
-    /// What is on the host because of this world now.
+    /// Starts a process in a sandbox that nobody waits for.
+    #[track_caller]
+    pub fn start_process(&self, sandbox: &str, command: &[&str]) -> Value {
+        let path = format!("/v1/sandboxes/{sandbox}/processes");
+        let answer = self.post(&path, &json!({ "command": command }));
+        assert_eq!(answer.status, 201, "{answer:?}");
+        answer.json()
+    }
+
+    /// The short name of this installation on the host.
+    pub fn tag(&self) -> String {
+        let ask = || self.get("/v1/info").json()["installation"].as_str().map(str::to_owned);
+        self.tag.get_or_init(|| ask().expect("info has it")).clone()
+    }
+
+    /// What is on the host because of this world now. Needs a daemon the first time.
     pub fn traces(&self) -> Traces {
         Traces::find(&self.tag(), self.dir.path())
+    }
+
+    /// The process that is a sandbox's machine.
+    #[track_caller]
+    pub fn machine_of(&self, sandbox: &str) -> Pid {
+        let id = self.id_of(sandbox);
+        self.traces().machine_of(&id).unwrap_or_else(|| panic!("{sandbox} has no machine"))
+    }
+
+    pub fn id_of(&self, sandbox: &str) -> String {
+        self.inspect(sandbox)["id"].as_str().expect("a sandbox has an id").to_owned()
     }
 }
 
@@ -250,6 +263,7 @@ impl Drop for World {
             let tail: Vec<_> = tail.into_iter().rev().collect();
             let _ = writeln!(std::io::stderr(), "daemon log:\n{}", tail.join("\n"));
         }
+        drop(self.disk.take());
         let clean = purged.as_ref().is_ok_and(|output| output.status.success());
         assert!(clean || std::thread::panicking(), "purge failed: {purged:?}");
     }

@@ -26,6 +26,13 @@ pub(crate) const EXIT_TIMED_OUT: u8 = 124;
 /// What shells report for a command that can't be started.
 pub(crate) const EXIT_CANNOT_START: u8 = 127;
 
+/// What a request is about, as the user called it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Subject {
+    Sandbox(String),
+    Snapshot(String),
+}
+
 /// Why a command did not do what it should.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -36,8 +43,8 @@ pub(crate) enum Error {
     #[error("{}", body.message)]
     Refused {
         body: Box<ErrorBody>,
-        /// The sandbox the request was about.
-        sandbox: Option<String>,
+        /// What the request was about.
+        about: Option<Subject>,
     },
     /// What answers does not speak our API, or not to its end.
     #[error("{what}")]
@@ -108,14 +115,14 @@ impl Error {
         }
     }
 
-    /// The sandbox that was asked for and does not exist.
-    pub(crate) fn missing_sandbox(&self) -> Option<&str> {
+    /// The sandbox or snapshot that was asked for and does not exist.
+    pub(crate) fn missing(&self) -> Option<&Subject> {
         match self {
-            Self::Refused { body, sandbox } if body.code == ErrorCode::SandboxNotFound => {
-                sandbox.as_deref()
-            }
-            Self::Refused { .. }
-            | Self::Unreachable { .. }
+            Self::Refused { body, about } => about.as_ref().filter(|about| match about {
+                Subject::Sandbox(_) => body.code == ErrorCode::SandboxNotFound,
+                Subject::Snapshot(_) => body.code == ErrorCode::SnapshotNotFound,
+            }),
+            Self::Unreachable { .. }
             | Self::Garbled { .. }
             | Self::Local { .. }
             | Self::Failed { .. }
@@ -159,34 +166,10 @@ impl Error {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Unreachable { .. } => Some("start it with: torpor serve".to_owned()),
-            Self::Refused { body, .. } => body.hint.clone().or_else(|| match body.code {
-                ErrorCode::Unauthenticated => {
-                    Some("give a key with --api-key or TORPOR_API_KEY".to_owned())
-                }
-                ErrorCode::SandboxNotFound => Some("list them with: torpor ps".to_owned()),
-                ErrorCode::ImageNotFound => Some("list them with: torpor image ls".to_owned()),
-                ErrorCode::Internal => {
-                    Some(format!("the daemon's log says more under {}", body.request_id))
-                }
-                ErrorCode::InvalidRequest
-                | ErrorCode::ProcessNotFound
-                | ErrorCode::FileNotFound
-                | ErrorCode::NotFound
-                | ErrorCode::MethodNotAllowed
-                | ErrorCode::AlreadyExists
-                | ErrorCode::InUse
-                | ErrorCode::SandboxFailed
-                | ErrorCode::SandboxTerminated
-                | ErrorCode::CommandFailed
-                | ErrorCode::FileRefused
-                | ErrorCode::PortNotListening
-                | ErrorCode::TooLarge
-                | ErrorCode::CapacityReached
-                | ErrorCode::ImageCorrupt
-                | ErrorCode::Timeout
-                | ErrorCode::Unsupported
-                | ErrorCode::ShuttingDown => None,
-            }),
+            Self::Refused { body, about } => {
+                let ours = own_hint(body.code, about.as_ref());
+                ours.or_else(|| body.hint.clone()).or_else(|| usual_hint(body))
+            }
             Self::Failed { hint, .. } | Self::Usage { hint, .. } => hint.clone(),
             Self::Garbled { .. } => Some("is that a Torpor daemon of this version?".to_owned()),
             Self::Local { .. }
@@ -195,6 +178,16 @@ impl Error {
             | Self::Exit(_)
             | Self::Internal { .. } => None,
         }
+    }
+
+    /// Says that the request named this snapshot in its body, should it be the one that is missing.
+    pub(crate) fn naming_snapshot(mut self, snapshot: Option<&str>) -> Self {
+        if let (Self::Refused { body, about }, Some(snapshot)) = (&mut self, snapshot)
+            && body.code == ErrorCode::SnapshotNotFound
+        {
+            *about = Some(Subject::Snapshot(snapshot.to_owned()));
+        }
+        self
     }
 
     /// Replaces the hint of a refusal.
@@ -227,6 +220,50 @@ impl Error {
     }
 }
 
+/// What to type, where the daemon can only say what to send.
+fn own_hint(code: ErrorCode, about: Option<&Subject>) -> Option<String> {
+    let Some(Subject::Sandbox(name)) = about else { return None };
+    (code == ErrorCode::SandboxAsleep).then(|| {
+        format!("wake it with: torpor wake {name}; torpor update {name} --auto-wake lets requests")
+    })
+}
+
+/// What to do about a refusal that does not say so itself.
+fn usual_hint(body: &ErrorBody) -> Option<String> {
+    let hint = match body.code {
+        ErrorCode::Unauthenticated => "give a key with --api-key or TORPOR_API_KEY",
+        ErrorCode::SandboxNotFound => "list them with: torpor ps",
+        ErrorCode::ImageNotFound => "list them with: torpor image ls",
+        ErrorCode::SnapshotNotFound => "list them with: torpor snapshot ls",
+        ErrorCode::SnapshotNotReady => "see how it stands with: torpor snapshot ls",
+        ErrorCode::SandboxAsleep => "wake it with: torpor wake",
+        ErrorCode::Internal => {
+            return Some(format!("the daemon's log says more under {}", body.request_id));
+        }
+        ErrorCode::InvalidRequest
+        | ErrorCode::ProcessNotFound
+        | ErrorCode::FileNotFound
+        | ErrorCode::NotFound
+        | ErrorCode::MethodNotAllowed
+        | ErrorCode::AlreadyExists
+        | ErrorCode::InUse
+        | ErrorCode::SandboxFailed
+        | ErrorCode::SandboxTerminated
+        | ErrorCode::CommandFailed
+        | ErrorCode::FileRefused
+        | ErrorCode::PortNotListening
+        | ErrorCode::TooLarge
+        | ErrorCode::CapacityReached
+        | ErrorCode::ImageCorrupt
+        | ErrorCode::SnapshotCorrupt
+        | ErrorCode::SnapshotIncompatible
+        | ErrorCode::Timeout
+        | ErrorCode::Unsupported
+        | ErrorCode::ShuttingDown => return None,
+    };
+    Some(hint.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,7 +271,7 @@ mod tests {
     fn refused(code: ErrorCode, message: &str) -> Error {
         let body =
             ErrorBody { code, message: message.into(), hint: None, request_id: "r-1".to_owned() };
-        Error::Refused { body: Box::new(body), sandbox: Some("web".into()) }
+        Error::Refused { body: Box::new(body), about: Some(Subject::Sandbox("web".into())) }
     }
 
     #[test]
@@ -251,6 +288,24 @@ mod tests {
     fn an_error_message_cannot_drive_the_terminal() {
         let text = refused(ErrorCode::InvalidRequest, "bad \x1b]0;owned\x07").render(false);
         assert_eq!(text, "error: bad \\u{1b}]0;owned\\u{7}\n");
+    }
+
+    #[test]
+    fn a_sleeping_sandbox_can_be_woken() {
+        let error = refused(ErrorCode::SandboxAsleep, "web sleeps");
+        // The daemon's own hint is for those who speak HTTP.
+        let text = error.with_hint("POST …/wake".into()).render(false);
+        assert!(
+            text.starts_with("error: web sleeps\nhint: wake it with: torpor wake web;"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_what_the_request_was_about() {
+        let web = Subject::Sandbox("web".into());
+        assert_eq!(refused(ErrorCode::SandboxNotFound, "x").missing(), Some(&web));
+        assert_eq!(refused(ErrorCode::SnapshotNotFound, "x").missing(), None);
     }
 
     #[test]

@@ -4,11 +4,12 @@
 //! - text of others (names, labels, commands, messages) passes [`plain`] before it is shown, so it
 //!   can't move the cursor, recolour or retitle a terminal; only the output of the user's own
 //!   commands is passed on as it is;
-//! - no colours, no borders: what a person reads can be cut with `awk` too;
+//! - no borders, and colours only for a person at a terminal ([`coloured`]): what is read can be cut
+//!   with `awk` too;
 //! - a reader that has gone is [`Error::BrokenPipe`], never a panic.
 
 use std::fmt::Write as _;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use comfy_table::{Table, presets};
 use serde::Serialize;
@@ -133,6 +134,13 @@ pub(crate) fn print(text: &str) -> Result<()> {
 /// A line to standard output.
 pub(crate) fn line(text: &str) -> Result<()> {
     print(&format!("{text}\n"))
+}
+
+/// Whether standard output is read by a person who likes colours (<https://no-color.org>).
+pub(crate) fn coloured() -> bool {
+    let refused = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|kind| kind == "dumb");
+    io::stdout().is_terminal() && !refused("NO_COLOR") && !dumb
 }
 
 /// A line to standard error; nobody may be there to read it.

@@ -217,7 +217,7 @@ async fn converse(
             }
             Some(Heard::Event(ExecOutput::Exited(exit))) => return Ok(End::Exited(exit)),
             Some(Heard::Event(ExecOutput::Error(body))) => {
-                return Err(Error::Refused { body: Box::new(body), sandbox: None });
+                return Err(Error::Refused { body: Box::new(body), about: None });
             }
             None => (),
         }

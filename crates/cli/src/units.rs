@@ -116,6 +116,16 @@ pub(crate) fn show_duration(duration: Duration) -> String {
     }
 }
 
+/// A short time: `0.8 ms`, `35 ms`, `1.2 s`, `2m 5s`.
+pub(crate) fn show_millis(millis: f64) -> String {
+    match millis.max(0.0) {
+        millis if millis < 9.95 => format!("{millis:.1} ms"),
+        millis if millis < 999.5 => format!("{millis:.0} ms"),
+        millis if millis < 59_950.0 => format!("{:.1} s", millis / 1000.0),
+        millis => show_duration(Duration::from_millis(millis as u64)),
+    }
+}
+
 /// How long ago `then` was, in its largest unit: `now`, `12s`, `5m`, `3h`, `40d`.
 pub(crate) fn show_age(then_ms: u64, now_ms: u64) -> String {
     match now_ms.saturating_sub(then_ms) / 1000 {
@@ -200,6 +210,8 @@ mod tests {
         assert_eq!(show_mib(10_240), "10 GiB");
         assert_eq!(show_duration(Duration::from_secs(3_660)), "1h 1m");
         assert_eq!(show_duration(Duration::from_millis(20)), "20ms");
+        let times = [0.84, 34.9, 999.4, 1_234.0, 125_000.0].map(show_millis);
+        assert_eq!(times, ["0.8 ms", "35 ms", "999 ms", "1.2 s", "2m 5s"]);
         assert_eq!(show_age(1_000, 1_500), "now");
         assert_eq!(show_age(0, 90_000_000), "1d");
         assert_eq!(show_age(5_000, 0), "now");

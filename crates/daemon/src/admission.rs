@@ -1,9 +1,12 @@
-//! Which sandboxes may be created: turns a request into a specification, or says what is wrong with
-//! it. Pure: image and host are looked up by the caller.
+//! Which sandboxes may be: turns a request into a specification, or says what is wrong with it.
+//! Pure: image, snapshot and host are looked up by the caller. Whether there is room for another
+//! machine is asked in [`crate::room`].
 
-use torpor_protocol::api::{CreateSandbox, UpdateSandbox};
+use torpor_protocol::api::{CreateSandbox, Standby, UpdateSandbox};
 use torpor_protocol::spec::Pairs;
-use torpor_protocol::{ImageId, Lifetime, Resources, SandboxSpec};
+use torpor_protocol::{
+    Hooks, ImageId, Lifetime, Resources, SandboxSpec, SnapshotKind, StandbyPolicy,
+};
 
 /// Labels of one sandbox, and the bytes of each name and value: enough to sort by, no database.
 const LABELS_MAX: usize = 64;
@@ -14,6 +17,10 @@ const ENV_BYTES_MAX: usize = 64 * 1024;
 const CPUS_MAX: f64 = 1024.0;
 /// The granularity of the host's scheduler makes less than this useless.
 const CPUS_MIN: f64 = 0.01;
+/// Bytes of a hook's program and arguments: a command line, no script.
+const HOOK_BYTES_MAX: usize = 16 * 1024;
+/// Longer than this nobody waits for a hook: whoever asks for the sandbox waits for it, too.
+const GRACE_MAX_MS: u64 = 60_000;
 /// The largest process id space of Linux.
 const PIDS_MAX: u32 = 4 * 1024 * 1024;
 
@@ -38,6 +45,17 @@ pub struct Resolved {
     pub id: ImageId,
 }
 
+/// What a sandbox begins from.
+#[derive(Debug, Clone)]
+pub enum Origin<'a> {
+    Image(Resolved),
+    /// A saved moment of a sandbox that was so.
+    Moment {
+        kind: SnapshotKind,
+        spec: &'a SandboxSpec,
+    },
+}
+
 /// Why a request does not become a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Inadmissible {
@@ -45,7 +63,9 @@ pub enum Inadmissible {
     Invalid { field: &'static str, why: String },
     #[error("{asked} MiB of memory were asked for, this host has {has}")]
     Memory { asked: u64, has: u64 },
-    #[error("this host has its {0} sandboxes")]
+    #[error("{asked_mib} MiB of memory are needed, this host has {free_mib} left")]
+    NoMemory { asked_mib: u64, free_mib: u64 },
+    #[error("this host has its {0} sandboxes that run or are kept in memory")]
     Full(usize),
 }
 
@@ -57,58 +77,108 @@ fn invalid<T>(field: &'static str, why: impl Into<String>) -> Result<T, Inadmiss
 #[derive(Debug, Clone, Copy)]
 pub struct Terms<'a> {
     pub defaults: &'a Resources,
+    /// After so long a sandbox that does not say falls asleep.
+    pub idle_after_ms: u64,
     pub host: Host,
-    /// How many sandboxes there are, and may be.
-    pub present: usize,
-    pub allowed: usize,
     pub now_ms: u64,
 }
 
 /// The specification of the sandbox, complete.
 pub fn admit(
     request: CreateSandbox,
-    image: Resolved,
+    origin: Origin<'_>,
     terms: &Terms<'_>,
 ) -> Result<SandboxSpec, Inadmissible> {
-    let CreateSandbox {
-        name,
-        image: _,
-        cpus,
-        memory_mib,
-        disk_mib,
-        pids,
-        env,
-        labels,
-        network,
-        lifetime,
-    } = request;
-    let defaults = terms.defaults;
-    let resources = Resources {
-        cpus: cpus.unwrap_or(defaults.cpus),
-        memory_mib: memory_mib.unwrap_or(defaults.memory_mib),
-        disk_mib: disk_mib.unwrap_or(defaults.disk_mib),
-        pids: pids.unwrap_or(defaults.pids),
+    let usual = StandbyPolicy { idle_after_ms: terms.idle_after_ms, ..StandbyPolicy::default() };
+    let (image, image_id, defaults, policy) = match &origin {
+        Origin::Image(Resolved { name, id }) => (name, id, terms.defaults, usual),
+        Origin::Moment { kind, spec } => {
+            check_locked(&request, *kind, &spec.resources)?;
+            (&spec.image, &spec.image_id, &spec.resources, spec.standby.clone())
+        }
     };
+    let resources = Resources {
+        cpus: request.cpus.unwrap_or(defaults.cpus),
+        memory_mib: request.memory_mib.unwrap_or(defaults.memory_mib),
+        disk_mib: request.disk_mib.unwrap_or(defaults.disk_mib),
+        pids: request.pids.unwrap_or(defaults.pids),
+    };
+    let mut env = match &origin {
+        Origin::Image(_) => Pairs::new(),
+        Origin::Moment { spec, .. } => spec.env.clone(),
+    };
+    let CreateSandbox { name, env: added, labels, network, lifetime, standby, .. } = request;
+    env.extend(added);
+    let standby = standby.over(policy);
     check_resources(&resources)?;
     check_env(&env)?;
     check_labels(&labels)?;
     check_lifetime(&lifetime, terms.now_ms)?;
+    check_hooks(&standby.hooks)?;
     if resources.memory_mib > terms.host.memory_mib {
         let (asked, has) = (resources.memory_mib, terms.host.memory_mib);
         return Err(Inadmissible::Memory { asked, has });
     }
-    if terms.present >= terms.allowed {
-        return Err(Inadmissible::Full(terms.allowed));
+    let (image, image_id) = (image.clone(), image_id.clone());
+    Ok(SandboxSpec { name, image, image_id, resources, env, labels, network, lifetime, standby })
+}
+
+/// Memory that was saved fits the machine it was saved from, and no other.
+fn check_locked(
+    request: &CreateSandbox,
+    kind: SnapshotKind,
+    has: &Resources,
+) -> Result<(), Inadmissible> {
+    if request.image.is_some() {
+        return invalid("image", "a snapshot comes with its image; leave one of both out");
     }
-    let Resolved { name: image, id: image_id } = image;
-    Ok(SandboxSpec { name, image, image_id, resources, env, labels, network, lifetime })
+    match kind {
+        SnapshotKind::Filesystem => return Ok(()),
+        SnapshotKind::Memory => {}
+    }
+    #[expect(clippy::float_cmp, reason = "the same number is the same wish")]
+    let changed = [
+        ("cpus", request.cpus.is_some_and(|cpus| cpus != has.cpus)),
+        ("memory_mib", request.memory_mib.is_some_and(|mib| mib != has.memory_mib)),
+        ("disk_mib", request.disk_mib.is_some_and(|mib| mib != has.disk_mib)),
+        ("pids", request.pids.is_some_and(|pids| pids != has.pids)),
+    ];
+    let changed: Vec<_> =
+        changed.into_iter().filter_map(|(name, changed)| changed.then_some(name)).collect();
+    if changed.is_empty() {
+        return Ok(());
+    }
+    let why = format!(
+        "{} can't be changed: the resources of a memory snapshot are locked; a filesystem \
+         snapshot begins with any",
+        changed.join(", ")
+    );
+    invalid("snapshot", why)
 }
 
 /// Whether a sandbox may be changed so.
 pub fn check_update(update: &UpdateSandbox, now_ms: u64) -> Result<(), Inadmissible> {
-    let UpdateSandbox { labels, lifetime } = update;
+    let UpdateSandbox { labels, lifetime, standby } = update;
     labels.as_ref().map_or(Ok(()), check_labels)?;
-    lifetime.as_ref().map_or(Ok(()), |lifetime| check_lifetime(lifetime, now_ms))
+    lifetime.as_ref().map_or(Ok(()), |lifetime| check_lifetime(lifetime, now_ms))?;
+    standby.as_ref().and_then(|Standby { hooks, .. }| hooks.as_ref()).map_or(Ok(()), check_hooks)
+}
+
+fn check_hooks(hooks: &Hooks) -> Result<(), Inadmissible> {
+    for hook in [&hooks.before_sleep, &hooks.after_wake] {
+        if hook.first().is_some_and(String::is_empty) || hook.iter().any(|word| word.contains('\0'))
+        {
+            return invalid("hooks", "a hook begins with its program, and no word contains NUL");
+        }
+        let bytes: usize = hook.iter().map(|word| word.len() + 1).sum();
+        if bytes > HOOK_BYTES_MAX {
+            return invalid("hooks", format!("has {bytes} bytes, {HOOK_BYTES_MAX} are allowed"));
+        }
+    }
+    if !(1..=GRACE_MAX_MS).contains(&hooks.grace_ms) {
+        return invalid("hooks", format!("grace_ms must be from 1 to {GRACE_MAX_MS}"));
+    }
+    Ok(())
 }
 
 /// Whether any sandbox could be so.
@@ -187,16 +257,25 @@ mod tests {
 
     const NOW_MS: u64 = 1_800_000_000_000;
 
+    fn terms(defaults: &Resources) -> Terms<'_> {
+        let host = Host { memory_mib: 4096 };
+        Terms { defaults, idle_after_ms: 15_000, host, now_ms: NOW_MS }
+    }
+
     fn try_admit(request: CreateSandbox) -> Result<SandboxSpec, Inadmissible> {
         let image = Resolved { name: "torpor/base".into(), id: "0".repeat(64).parse().unwrap() };
-        let terms = Terms {
-            defaults: &Resources::default(),
-            host: Host { memory_mib: 4096 },
-            present: 3,
-            allowed: 4,
-            now_ms: NOW_MS,
+        admit(request, Origin::Image(image), &terms(&Resources::default()))
+    }
+
+    fn try_begin(request: CreateSandbox, kind: SnapshotKind) -> Result<SandboxSpec, Inadmissible> {
+        let saved = CreateSandbox {
+            cpus: Some(0.5),
+            env: pairs(&[("A", "saved"), ("B", "saved")]),
+            ..Default::default()
         };
-        admit(request, image, &terms)
+        let spec = try_admit(saved).unwrap();
+        let origin = Origin::Moment { kind, spec: &spec };
+        admit(request, origin, &terms(&Resources::default()))
     }
 
     fn pairs(pairs: &[(&str, &str)]) -> Pairs {
@@ -237,17 +316,50 @@ mod tests {
     }
 
     #[test]
-    fn a_full_host_takes_no_more() {
-        let image = Resolved { name: "x".into(), id: "0".repeat(64).parse().unwrap() };
-        let terms = Terms {
-            defaults: &Resources::default(),
-            host: Host { memory_mib: 4096 },
-            present: 4,
-            allowed: 4,
-            now_ms: NOW_MS,
+    fn the_resources_of_a_memory_snapshot_are_locked_by_name() {
+        let request = CreateSandbox {
+            cpus: Some(0.5),
+            memory_mib: Some(2048),
+            pids: Some(5000),
+            ..Default::default()
         };
-        let error = admit(CreateSandbox::default(), image, &terms).unwrap_err();
-        assert_eq!(error, Inadmissible::Full(4));
+        let error = try_begin(request.clone(), SnapshotKind::Memory).unwrap_err().to_string();
+        assert!(error.contains("memory_mib, pids") && !error.contains("cpus"), "{error}");
+        let spec = try_begin(request, SnapshotKind::Filesystem).unwrap();
+        assert_eq!((spec.resources.cpus, spec.resources.memory_mib), (0.5, 2048));
+    }
+
+    #[test]
+    fn a_sandbox_begins_with_the_environment_it_was_saved_with() {
+        let env = pairs(&[("B", "given")]);
+        let request = CreateSandbox { env, ..Default::default() };
+        let spec = try_begin(request, SnapshotKind::Memory).unwrap();
+        assert_eq!(spec.env, pairs(&[("A", "saved"), ("B", "given")]));
+    }
+
+    #[test]
+    fn an_image_beside_a_snapshot_is_refused() {
+        let request = CreateSandbox { image: Some("x".into()), ..Default::default() };
+        assert!(try_begin(request, SnapshotKind::Filesystem).is_err());
+    }
+
+    #[test]
+    fn hooks_that_can_not_run_are_refused() {
+        let hooks = |before_sleep: &[&str], grace_ms| Hooks {
+            before_sleep: before_sleep.iter().map(|word| (*word).to_owned()).collect(),
+            after_wake: Vec::new(),
+            grace_ms,
+        };
+        let long = "x".repeat(HOOK_BYTES_MAX);
+        let bad = [hooks(&[""], 1), hooks(&["a\0"], 1), hooks(&["sync"], 0), hooks(&[&long], 1)];
+        for hooks in bad {
+            let standby = Standby { hooks: Some(hooks), ..Default::default() };
+            let update = UpdateSandbox { standby: Some(standby.clone()), ..Default::default() };
+            assert!(check_update(&update, NOW_MS).is_err(), "{standby:?}");
+            assert!(try_admit(CreateSandbox { standby, ..Default::default() }).is_err());
+        }
+        let standby = Standby { hooks: Some(hooks(&["sync"], 1000)), ..Default::default() };
+        try_admit(CreateSandbox { standby, ..Default::default() }).unwrap();
     }
 
     #[test]

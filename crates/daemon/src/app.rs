@@ -2,31 +2,50 @@
 
 use std::sync::Arc;
 
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use torpor_lifecycle::Fleet;
-use torpor_store::{Images, Ledger};
+use torpor_store::{Images, Ledger, Saves};
 
-use crate::admission::Host;
+use crate::admission::{Host, Terms};
 use crate::api::auth::Keyring;
 use crate::config::Config;
 use crate::metrics::Metrics;
+use crate::pressure::Gauge;
 
 pub struct App {
     /// Tells this data directory from others on the same host.
     pub installation: String,
     pub fleet: Fleet,
+    pub ledger: Ledger,
     pub images: Images,
+    pub saves: Saves,
     pub keys: Keyring,
     pub config: Config,
     pub metrics: Metrics,
     pub host: Host,
+    pub gauge: Gauge,
+    /// Held by who makes room for a machine.
+    pub making_room: Mutex<()>,
     pub started: Instant,
     /// The daemon stops: streams that would go on for ever end.
     pub stopping: CancellationToken,
     /// Conversations that outlive their HTTP request (WebSockets); shutdown waits for them.
     pub tasks: TaskTracker,
+}
+
+impl App {
+    /// What decides about a new sandbox besides its request.
+    pub fn terms(&self) -> Terms<'_> {
+        Terms {
+            defaults: &self.config.defaults,
+            idle_after_ms: self.config.standby.idle_after_ms,
+            host: self.host,
+            now_ms: self.fleet.clock().now_ms(),
+        }
+    }
 }
 
 /// What [`crate::serve_with`] needs and tests may replace.
@@ -35,4 +54,6 @@ pub struct Parts {
     pub engine: Arc<dyn torpor_lifecycle::engine::Engine>,
     pub ledger: Ledger,
     pub images: Images,
+    pub saves: Saves,
+    pub gauge: Gauge,
 }

@@ -168,6 +168,7 @@ async fn workbench(app: &App, base: &Image) -> Result<Workbench> {
         ..CreateSandbox::default()
     };
     let spec = crate::api::admit(app, request).await?;
+    crate::room::make(app, 1, 0).await?;
     Workbench::set_up(app.fleet.create(spec).await?).await
 }
 

@@ -13,8 +13,15 @@ use figment::providers::{Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
 use torpor_protocol::Resources;
 
+mod keys;
+
+pub use keys::{KEYS, Key};
+
 /// Read if it is there and no other file is named.
 pub const DEFAULT_FILE: &str = "/etc/torpor/torpor.toml";
+
+/// More machines that do nothing are a mistake: each takes memory, and two per core are enough.
+const SHELLS_MAX: usize = 64;
 
 /// Everything `torpor serve` can be told.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -27,6 +34,7 @@ pub struct Config {
     pub engine: EngineConfig,
     pub defaults: Resources,
     pub limits: Limits,
+    pub standby: StandbyConfig,
     pub log: Log,
 }
 
@@ -51,6 +59,18 @@ pub enum EngineKind {
 pub struct Limits {
     pub sandboxes: usize,
     pub connections: usize,
+}
+
+/// When sandboxes sleep, and how deeply.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StandbyConfig {
+    pub idle_after_ms: u64,
+    pub persist_after_ms: u64,
+    pub warm_for_secs: u64,
+    pub memory_floor_mib: u64,
+    pub pressure_percent: u32,
+    pub shells: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +108,21 @@ impl Default for Config {
             engine: EngineConfig::default(),
             defaults: Resources::default(),
             limits: Limits { sandboxes: 10_000, connections: 10_000 },
+            standby: StandbyConfig::default(),
             log: Log { format: LogFormat::Text, level: "info".to_owned() },
+        }
+    }
+}
+
+impl Default for StandbyConfig {
+    fn default() -> Self {
+        Self {
+            idle_after_ms: 15_000,
+            persist_after_ms: 30_000,
+            warm_for_secs: 3600,
+            memory_floor_mib: 0,
+            pressure_percent: 20,
+            shells: 2,
         }
     }
 }
@@ -105,95 +139,20 @@ pub struct Overrides {
     pub log_format: Option<LogFormat>,
 }
 
-/// A key of the configuration.
-pub struct Key {
-    pub name: &'static str,
-    /// As it stands in the file.
-    pub default: &'static str,
-    pub help: &'static str,
-}
+/// Variables that mean something to other parts of Torpor.
+const OTHER_VARIABLES: &[&str] = &["TORPOR_SERVER", "TORPOR_CONFIG", "TORPOR_AGENT", FAULT];
 
-impl Key {
-    /// `engine.runsc_path` is `TORPOR_ENGINE_RUNSC_PATH`.
-    pub fn variable(&self) -> String {
-        format!("TORPOR_{}", self.name.replace('.', "_").to_uppercase())
+/// Where a test wants the daemon to die: a place of [`torpor_lifecycle::fault::POINTS`]. Means nothing
+/// to a release build.
+const FAULT: &str = "TORPOR_FAULT";
+
+/// Arms the place that a test names.
+pub(crate) fn arm_fault() {
+    #[cfg(debug_assertions)]
+    if let Ok(place) = std::env::var(FAULT) {
+        torpor_lifecycle::fault::arm(&place);
     }
 }
-
-/// Every key there is.
-pub const KEYS: &[Key] = &[
-    Key {
-        name: "listen",
-        default: "\"127.0.0.1:8900\"",
-        help: "Address and port of the API, previews and metrics. Anything but loopback needs an \
-               API key.",
-    },
-    Key {
-        name: "data_dir",
-        default: "\"/var/lib/torpor\"",
-        help: "Images, the ledger and the disks of sandboxes. One daemon at a time.",
-    },
-    Key {
-        name: "runtime_dir",
-        default: "\"/run/torpor\"",
-        help: "Sockets and state of running machines; may be lost at a reboot.",
-    },
-    Key {
-        name: "api_key",
-        default: "none",
-        help: "A key that is always valid, besides those made with `torpor key create`.",
-    },
-    Key {
-        name: "engine.kind",
-        default: "\"auto\"",
-        help: "`gvisor`, or `auto`: the best one that works on this host.",
-    },
-    Key {
-        name: "engine.runsc_path",
-        default: "none",
-        help: "The runsc program. Default: the first one in PATH.",
-    },
-    Key {
-        name: "defaults.cpus",
-        default: "1.0",
-        help: "Processor cores of a sandbox that does not say.",
-    },
-    Key {
-        name: "defaults.memory_mib",
-        default: "1024",
-        help: "Memory of a sandbox that does not say.",
-    },
-    Key {
-        name: "defaults.disk_mib",
-        default: "10240",
-        help: "What a sandbox may write that does not say.",
-    },
-    Key {
-        name: "defaults.pids",
-        default: "4096",
-        help: "Host tasks of a sandbox that does not say; not less than 4096.",
-    },
-    Key {
-        name: "limits.sandboxes",
-        default: "10000",
-        help: "Sandboxes on this host; more are refused.",
-    },
-    Key {
-        name: "limits.connections",
-        default: "10000",
-        help: "Connections at the same time; more wait to be accepted.",
-    },
-    Key { name: "log.format", default: "\"text\"", help: "`text` or `json`." },
-    Key {
-        name: "log.level",
-        default: "\"info\"",
-        help: "`error`, `warn`, `info`, `debug`, `trace`, or a filter such as \
-               `info,torpor_engines=debug`.",
-    },
-];
-
-/// Variables that mean something to other parts of Torpor.
-const OTHER_VARIABLES: &[&str] = &["TORPOR_SERVER", "TORPOR_CONFIG", "TORPOR_AGENT"];
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -252,6 +211,12 @@ impl Config {
         }
         if self.limits.connections == 0 {
             return senseless("limits.connections is 0, so nobody could connect");
+        }
+        if self.standby.shells > SHELLS_MAX {
+            return senseless(&format!("standby.shells is larger than {SHELLS_MAX}"));
+        }
+        if self.standby.pressure_percent > 100 {
+            return senseless("standby.pressure_percent is a percentage, from 0 to 100");
         }
         crate::admission::check_resources(&self.defaults)
             .map_err(|error| ConfigError::Senseless(format!("defaults: {error}")))
@@ -379,6 +344,22 @@ mod tests {
         assert!(error.contains("listen"), "{error}");
         let error = with("[defaults]\ncpus = 0.0", &[], Overrides::default()).unwrap_err();
         assert!(error.to_string().contains("cpus"), "{error}");
+    }
+
+    #[test]
+    fn senseless_standby_is_refused_with_its_key() {
+        for (toml, key) in [
+            ("[standby]\nshells = 1000", "shells"),
+            ("[standby]\npressure_percent = 101", "pressure_percent"),
+            ("[standby]\nidle_after_ms = -1", "idle_after_ms"),
+            ("[standby]\nidle_after = 1", "idle_after"),
+        ] {
+            let error = with(toml, &[], Overrides::default()).unwrap_err().to_string();
+            assert!(error.contains(key), "{error}");
+        }
+        let variables = [("TORPOR_STANDBY_WARM_FOR_SECS", "60")];
+        let config = with("[standby]\nshells = 0", &variables, Overrides::default()).unwrap();
+        assert_eq!((config.standby.shells, config.standby.warm_for_secs), (0, 60));
     }
 
     #[test]

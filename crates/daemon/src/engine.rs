@@ -44,6 +44,7 @@ fn gvisor(config: &Config, layout: &Layout, runsc: PathBuf) -> Result<GvisorConf
         scratch_dir: layout.scratch(),
         tag: layout.tag().to_owned(),
         keeper_command: vec![program.into(), KEEPER.into()],
+        shells: config.standby.shells,
     })
 }
 

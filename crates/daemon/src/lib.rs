@@ -10,7 +10,7 @@
 //! - Handlers only translate; sandboxes are decided on in `lifecycle`.
 //! - The only reader of the environment is [`config`]; the only place with status codes is
 //!   [`api::error`].
-//! - Stopping the daemon stops no sandbox.
+//! - Stopping the daemon loses no sandbox: they are saved, or go on without it.
 
 pub mod admission;
 pub mod api;
@@ -21,28 +21,31 @@ mod doctor;
 mod engine;
 mod listen;
 pub mod metrics;
+pub mod pressure;
+mod room;
+mod tally;
 pub mod telemetry;
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-use torpor_lifecycle::Fleet;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::{SandboxId, State};
-use torpor_store::{Images, Layout, Ledger};
+use torpor_lifecycle::{Fleet, Policy};
+use torpor_store::{Images, Layout, Ledger, Saves};
 
 use app::App;
 pub use app::Parts;
 pub use config::Config;
 pub use doctor::{Finding, Verdict, doctor};
 pub use listen::bind;
+pub use torpor_lifecycle::Leave;
 
 /// Why the daemon does not run.
 #[derive(Debug, thiserror::Error)]
@@ -83,19 +86,22 @@ impl ServeError {
     }
 }
 
-/// Serves until `shutdown` resolves.
+/// Serves until `shutdown` resolves, and leaves the sandboxes as it says.
 pub async fn serve(
     config: Config,
     listener: TcpListener,
-    shutdown: impl Future<Output = ()>,
+    shutdown: impl Future<Output = Leave>,
 ) -> Result<(), ServeError> {
+    config::arm_fault();
     let layout = Arc::new(Layout::open(&config.data_dir)?);
     let ledger = Ledger::open(&layout).await?;
     let images = Images::open(Arc::clone(&layout), ledger.clone(), torpor_engines::AGENT).await?;
+    let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await?;
     refuse_exposed(&config, &listener, &ledger).await?;
     let engine = engine::open(&config, &layout).await?;
     let installation = layout.tag().to_owned();
-    let parts = Parts { installation, engine, ledger, images };
+    let gauge = pressure::gauge();
+    let parts = Parts { installation, engine, ledger, images, saves, gauge };
     serve_with(parts, config, listener, shutdown).await
 }
 
@@ -104,35 +110,57 @@ pub async fn serve_with(
     parts: Parts,
     config: Config,
     listener: TcpListener,
-    shutdown: impl Future<Output = ()>,
+    shutdown: impl Future<Output = Leave>,
 ) -> Result<(), ServeError> {
-    let Parts { installation, engine, ledger, images } = parts;
-    refuse_exposed(&config, &listener, &ledger).await?;
+    refuse_exposed(&config, &listener, &parts.ledger).await?;
     let exposed = !address_of(&listener)?.ip().is_loopback();
+    let app = Arc::new(open(parts, config, exposed).await?);
+    let tasks = [
+        tokio::spawn(tally::count(Arc::clone(&app))),
+        tokio::spawn(pressure::watch(Arc::clone(&app))),
+        tokio::spawn(read_ahead(Arc::clone(&app))),
+    ];
+    let tasks = tasks.map(AbortOnDropHandle::new);
+    let leave = listen::serve(&app, listener, shutdown).await;
+    drop(tasks);
+    app.fleet.shutdown(leave).await;
+    app.ledger.close().await;
+    Ok(())
+}
+
+/// Brings the sandboxes back and puts everything together.
+async fn open(parts: Parts, config: Config, exposed: bool) -> Result<App, ServeError> {
+    let Parts { installation, engine, ledger, images, saves, gauge } = parts;
     let keys = api::auth::Keyring::open(ledger.clone(), config.api_key.as_ref(), exposed).await?;
     let about = engine.about();
     let metrics = metrics::Metrics::new(about.kind, &about.version);
-    let fleet = Fleet::recover(engine, Arc::new(ledger.clone()), Arc::new(images.clone())).await?;
-    let app = Arc::new(App {
+    let policy = Policy {
+        persist_after: Duration::from_millis(config.standby.persist_after_ms),
+        warm_for: Duration::from_secs(config.standby.warm_for_secs),
+    };
+    let fleet = Fleet::recover(torpor_lifecycle::Parts {
+        engine,
+        ledger: Arc::new(ledger.clone()),
+        images: Arc::new(images.clone()),
+        saves: Arc::new(saves.clone()),
+        policy,
+    });
+    Ok(App {
         installation,
-        fleet,
+        fleet: fleet.await?,
+        ledger,
         images,
+        saves,
         keys,
         config,
         metrics,
         host: admission::Host::here(),
+        gauge,
+        making_room: Mutex::new(()),
         started: Instant::now(),
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
-    });
-    let counting = tokio::spawn(count(Arc::clone(&app)));
-    let verifying = tokio::spawn(verify_images(Arc::clone(&app)));
-    listen::serve(&app, listener, shutdown).await;
-    counting.abort();
-    verifying.abort();
-    app.fleet.shutdown().await;
-    ledger.close().await;
-    Ok(())
+    })
 }
 
 /// Ends every machine of the installation and removes what they have on this host; gives how many
@@ -161,8 +189,9 @@ async fn refuse_exposed(
     Err(ServeError::Exposed(address))
 }
 
-/// Every image's bytes are checked before its first boot. Doing it ahead saves that boot the time.
-async fn verify_images(app: Arc<App>) {
+/// The bytes of every image and save are checked before their first use. Doing it ahead saves the
+/// first boot, wake and fork the time.
+async fn read_ahead(app: Arc<App>) {
     use torpor_lifecycle::store::Images as _;
     let images = app.images.list().await.unwrap_or_default();
     for image in images {
@@ -170,26 +199,5 @@ async fn verify_images(app: Arc<App>) {
             tracing::error!(image = %image.id, error = torpor_lifecycle::chain(&error), "bad image");
         }
     }
-}
-
-/// Counts what becomes of sandboxes, however it came about.
-async fn count(app: Arc<App>) {
-    let mut changes = app.fleet.events();
-    let mut states: HashMap<SandboxId, State> = HashMap::new();
-    loop {
-        let status = match changes.recv().await {
-            Ok(status) => status,
-            Err(RecvError::Lagged(_)) => continue,
-            Err(RecvError::Closed) => return,
-        };
-        let before = match status.state {
-            State::Terminated => states.remove(&status.id),
-            State::Creating | State::Running | State::Failed => {
-                states.insert(status.id, status.state)
-            }
-        };
-        if before != Some(status.state) {
-            app.metrics.entered(status.state);
-        }
-    }
+    app.saves.warm_up().await;
 }

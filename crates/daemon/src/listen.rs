@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::response::IntoResponse;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -22,9 +23,11 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use torpor_lifecycle::Leave;
 use torpor_proxy::Proxy;
 use tower::ServiceExt;
 
+use crate::api::error::ApiError;
 use crate::app::App;
 use crate::config::Config;
 use crate::{ServeError, api};
@@ -53,12 +56,12 @@ pub async fn bind(config: &Config) -> Result<TcpListener, ServeError> {
     })
 }
 
-/// Accepts until `shutdown` resolves, then lets what runs come to its end.
+/// Accepts until `shutdown` resolves, then lets what runs come to its end. Gives what `shutdown` said.
 pub(crate) async fn serve(
     app: &Arc<App>,
     listener: TcpListener,
-    shutdown: impl Future<Output = ()>,
-) {
+    shutdown: impl Future<Output = Leave>,
+) -> Leave {
     raise_file_limit();
     let desk = Desk {
         app: Arc::clone(app),
@@ -71,14 +74,14 @@ pub(crate) async fn serve(
         connections: TaskTracker::new(),
     };
     let mut shutdown = pin!(shutdown);
-    loop {
+    let leave = loop {
         tokio::select! {
-            () = &mut shutdown => break,
+            leave = &mut shutdown => break leave,
             () = front.accept(&listener) => {}
         }
-    }
+    };
     drop(listener);
-    tracing::info!("stopping");
+    tracing::info!(?leave, "stopping");
     app.stopping.cancel();
     front.connections.close();
     app.tasks.close();
@@ -86,6 +89,7 @@ pub(crate) async fn serve(
     if tokio::time::timeout(GRACE, ended).await.is_err() {
         tracing::warn!("requests that took longer than {GRACE:?} were cut off");
     }
+    leave
 }
 
 /// Takes connections in.
@@ -195,11 +199,28 @@ impl Desk {
             return self.router.oneshot(request).await;
         };
         let (begun, method) = (Instant::now(), request.method().clone());
+        // Who sleeps is woken here, where there is a say in how much may run.
+        let _lease = match self.app.fleet.find(&target.sandbox) {
+            Ok(sandbox) if sandbox.watch().borrow().tier.is_some() => {
+                match crate::room::awake(&self.app, &sandbox).await {
+                    Ok(lease) => Some(lease),
+                    Err(error) => return Ok(told(&error, &request)),
+                }
+            }
+            // It is awake, or the proxy says what is wrong with it.
+            Ok(_) | Err(_) => None,
+        };
         let response = self.proxy.handle(target, request, Some(peer)).await;
         let status = response.status().as_u16();
         self.app.metrics.answered(method.as_str(), "preview", status, begun.elapsed());
         Ok(response.map(Body::new))
     }
+}
+
+/// The answer to a preview that can't be served.
+fn told(error: &ApiError, request: &Request<Incoming>) -> Response<Body> {
+    let id = crate::telemetry::request_id(request.headers());
+    (error.status(), axum::Json(error.told(&id))).into_response()
 }
 
 /// Every sandbox and connection takes a few descriptors; the usual soft limit of 1024 is for

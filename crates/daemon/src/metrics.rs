@@ -1,5 +1,6 @@
 //! Numbers for Prometheus. No label has a value per sandbox: their number must not grow with use.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -11,7 +12,10 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use torpor_lifecycle::Fleet;
-use torpor_protocol::State;
+use torpor_protocol::snapshot::Pool;
+use torpor_protocol::{State, Tier};
+
+use crate::pressure::Cause;
 
 /// From a tenth of a millisecond to a minute.
 const SECONDS: [f64; 18] = [
@@ -19,7 +23,7 @@ const SECONDS: [f64; 18] = [
     5.0, 10.0, 30.0, 60.0,
 ];
 
-type Histograms = Family<RouteLabels, Histogram, fn() -> Histogram>;
+type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 pub struct Metrics {
     registry: Registry,
@@ -29,10 +33,23 @@ pub struct Metrics {
     create_seconds: Histogram,
     run_seconds: Histogram,
     requests: Family<RequestLabels, Counter>,
-    request_seconds: Histograms,
+    request_seconds: Histograms<RouteLabels>,
     bytes: Family<DirectionLabels, Counter>,
     agent_gone: Counter,
     sandboxes: Family<StateLabels, Gauge>,
+    sleeping: Family<TierLabels, Gauge>,
+    sleeps: Counter,
+    sleep_seconds: Histograms<TierLabels>,
+    saves: Counter,
+    wakes: Family<TierLabels, Counter>,
+    wake_seconds: Histograms<TierLabels>,
+    demotions: Family<CauseLabels, Counter>,
+    snapshots: Counter,
+    snapshot_seconds: Histogram,
+    pause_seconds: Histogram,
+    forks: Counter,
+    saved_bytes: Gauge,
+    pools: Pools,
     resident_bytes: Gauge,
     open_files: Gauge,
 }
@@ -60,6 +77,60 @@ struct DirectionLabels {
     direction: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TierLabels {
+    tier: &'static str,
+}
+
+impl From<Tier> for TierLabels {
+    fn from(tier: Tier) -> Self {
+        Self { tier: tier.as_str() }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CauseLabels {
+    cause: &'static str,
+}
+
+/// A pool is made by hand, so there are few.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PoolLabels {
+    pool: String,
+}
+
+/// What pools say of themselves.
+#[derive(Default)]
+struct Pools {
+    ready: Family<PoolLabels, Gauge>,
+    hits: Family<PoolLabels, Counter>,
+    misses: Family<PoolLabels, Counter>,
+}
+
+impl Pools {
+    fn register(&self, registry: &mut Registry) {
+        registry.register("pool_ready", "Machines that wait in a pool", self.ready.clone());
+        registry.register("pool_hits", "Sandboxes taken from a pool", self.hits.clone());
+        registry.register("pool_misses", "Sandboxes that found it empty", self.misses.clone());
+    }
+
+    fn set(&self, pools: &[Pool]) {
+        self.ready.clear();
+        self.hits.clear();
+        self.misses.clear();
+        for pool in pools {
+            let labels = PoolLabels { pool: pool.name.to_string() };
+            self.ready.get_or_create(&labels).set(number(pool.ready));
+            self.hits.get_or_create(&labels).inner().store(pool.hits, Ordering::Relaxed);
+            self.misses.get_or_create(&labels).inner().store(pool.misses, Ordering::Relaxed);
+        }
+    }
+}
+
+fn number(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
 fn histogram() -> Histogram {
     Histogram::new(SECONDS)
 }
@@ -78,10 +149,24 @@ impl Metrics {
             bytes: Family::default(),
             agent_gone: Counter::default(),
             sandboxes: Family::default(),
+            sleeping: Family::default(),
+            sleeps: Counter::default(),
+            sleep_seconds: Family::new_with_constructor(histogram),
+            saves: Counter::default(),
+            wakes: Family::default(),
+            wake_seconds: Family::new_with_constructor(histogram),
+            demotions: Family::default(),
+            snapshots: Counter::default(),
+            snapshot_seconds: histogram(),
+            pause_seconds: histogram(),
+            forks: Counter::default(),
+            saved_bytes: Gauge::default(),
+            pools: Pools::default(),
             resident_bytes: Gauge::default(),
             open_files: Gauge::default(),
         };
         metrics.register();
+        metrics.register_standby();
         let labels = vec![
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
             ("engine", engine.to_owned()),
@@ -128,6 +213,39 @@ impl Metrics {
         registry.register("process_open_fds", "Open files of the daemon", self.open_files.clone());
     }
 
+    fn register_standby(&mut self) {
+        let registry = &mut self.registry;
+        let (seconds, bytes) = (Unit::Seconds, Unit::Bytes);
+        registry.register("sandboxes_standby", "Sleeping sandboxes", self.sleeping.clone());
+        registry.register("sleeps", "Sandboxes that fell asleep", self.sleeps.clone());
+        registry.register("saves", "Sleeping sandboxes that became durable", self.saves.clone());
+        registry.register("wakes", "Sandboxes that woke, by how they slept", self.wakes.clone());
+        registry.register("demotions", "Made to leave memory, by cause", self.demotions.clone());
+        registry.register("snapshots", "Snapshots taken", self.snapshots.clone());
+        registry.register("forks", "Sandboxes begun by forks", self.forks.clone());
+        let histograms = [
+            ("sleep", "From being told to sleep to being durable", self.sleep_seconds.clone()),
+            (
+                "wake",
+                "From a request to a sleeping sandbox to its lease",
+                self.wake_seconds.clone(),
+            ),
+        ];
+        for (name, help, histogram) in histograms {
+            registry.register_with_unit(name, help, seconds.clone(), histogram);
+        }
+        let histograms = [
+            ("snapshot", "From the request to a complete snapshot", self.snapshot_seconds.clone()),
+            ("snapshot_pause", "How long a sandbox stood still", self.pause_seconds.clone()),
+        ];
+        for (name, help, histogram) in histograms {
+            registry.register_with_unit(name, help, seconds.clone(), histogram);
+        }
+        let saved = self.saved_bytes.clone();
+        registry.register_with_unit("saves_on_disk", "All saved moments together", bytes, saved);
+        self.pools.register(registry);
+    }
+
     // === What happened ===
 
     pub fn created(&self, took: Duration) {
@@ -169,6 +287,9 @@ impl Metrics {
     pub fn entered(&self, state: State) {
         match state {
             State::Creating | State::Running => {}
+            State::Standby => {
+                self.sleeps.inc();
+            }
             State::Failed => {
                 self.failed.inc();
             }
@@ -178,18 +299,70 @@ impl Metrics {
         }
     }
 
+    /// A sleeping sandbox became durable.
+    pub fn saved(&self) {
+        self.saves.inc();
+    }
+
+    /// A sandbox woke so often since it was last looked at.
+    pub fn woke(&self, from: Tier, times: u64) {
+        self.wakes.get_or_create(&from.into()).inc_by(times);
+    }
+
+    /// A request came to a sleeping sandbox and got in.
+    pub fn waited(&self, from: Tier, took: Duration) {
+        self.wake_seconds.get_or_create(&from.into()).observe(took.as_secs_f64());
+    }
+
+    /// A sandbox was asked to sleep and is durable.
+    pub fn slept(&self, to: Tier, took: Duration) {
+        self.sleep_seconds.get_or_create(&to.into()).observe(took.as_secs_f64());
+    }
+
+    pub fn demoted(&self, cause: Cause) {
+        self.demotions.get_or_create(&CauseLabels { cause: cause.as_str() }).inc();
+    }
+
+    /// A snapshot is complete; its sandbox stood still for so long.
+    pub fn snapshot_taken(&self, took: Duration, pause_ms: f64) {
+        self.snapshots.inc();
+        self.snapshot_seconds.observe(took.as_secs_f64());
+        self.paused(pause_ms);
+    }
+
+    /// A sandbox stood still to be saved. One that slept did not.
+    pub fn paused(&self, pause_ms: f64) {
+        if pause_ms > 0.0 {
+            self.pause_seconds.observe(pause_ms / 1000.0);
+        }
+    }
+
+    pub fn forked(&self) {
+        self.forks.inc();
+    }
+
     // === What is ===
 
     /// The text that Prometheus reads.
-    pub fn render(&self, fleet: &Fleet) -> Result<String, std::fmt::Error> {
+    pub fn render(&self, fleet: &Fleet, saved_bytes: u64) -> Result<String, std::fmt::Error> {
         let now = fleet.list();
         for state in State::ALL {
             let count = now.iter().filter(|status| status.state == state).count();
             let labels = StateLabels { state: state.as_str() };
-            self.sandboxes.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+            self.sandboxes.get_or_create(&labels).set(number(count));
         }
+        for tier in [Tier::Warm, Tier::Cold] {
+            let count = now.iter().filter(|status| status.tier == Some(tier)).count();
+            self.sleeping.get_or_create(&tier.into()).set(number(count));
+        }
+        self.pools.set(&fleet.pools());
+        self.saved_bytes.set(i64::try_from(saved_bytes).unwrap_or(i64::MAX));
         self.resident_bytes.set(resident_bytes().unwrap_or(0));
         self.open_files.set(open_files().unwrap_or(0));
+        self.text()
+    }
+
+    pub(crate) fn text(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)

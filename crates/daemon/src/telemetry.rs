@@ -89,7 +89,7 @@ fn with_body(response: Response, error: &ApiError, id: &str) -> Response {
 }
 
 /// The client's own id if it can stand in a log, else a fresh one.
-fn request_id(headers: &HeaderMap) -> Arc<str> {
+pub(crate) fn request_id(headers: &HeaderMap) -> Arc<str> {
     let sane = |id: &&str| {
         (1..=REQUEST_ID_MAX).contains(&id.len())
             && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))

@@ -21,18 +21,27 @@ const AWAKE_DEADLINE: Duration = Duration::from_secs(180);
 /// How long the agent may take to connect to its own loopback.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 
+/// How often a request comes back when its sandbox is put to sleep just before it got in.
+const SLEEPS_MAX: usize = 10;
+
 /// A connection to the port, and the lease that keeps it. Nothing of the request was used up, so
 /// trying again is safe whatever its method.
 pub(crate) async fn connect(sandbox: &Sandbox, port: NonZeroU16) -> Result<(Lease, Wire), Error> {
     let give_up = Instant::now() + LISTEN_WINDOW;
     let mut lease = awake(sandbox).await?;
     let mut machine_is_fresh = false;
+    let mut sleeps = 0;
     loop {
         match knock(&lease, port).await {
             Ok(wire) => return Ok((lease, wire)),
             Err(GuestError::Gone) if !machine_is_fresh => {
                 // The machine went away between the lease and the knock: ask once more.
                 machine_is_fresh = true;
+                lease = awake(sandbox).await?;
+            }
+            Err(GuestError::Asleep) if sleeps < SLEEPS_MAX => {
+                // Nobody is refused because the sandbox just fell asleep.
+                sleeps += 1;
                 lease = awake(sandbox).await?;
             }
             Err(GuestError::Refused { code: FailureCode::NotListening, .. }) => {

@@ -8,6 +8,8 @@ use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use http_body_util::Full;
+use torpor_lifecycle::engine::EngineError;
+use torpor_lifecycle::guest::GuestError;
 use torpor_lifecycle::{Refusal, chain};
 use torpor_protocol::api::REQUEST_ID_HEADER;
 use torpor_protocol::{ErrorBody, ErrorCode};
@@ -44,11 +46,12 @@ impl Error {
             ErrorCode::SandboxNotFound => StatusCode::NOT_FOUND,
             ErrorCode::PortNotListening => StatusCode::BAD_GATEWAY,
             ErrorCode::Timeout => StatusCode::GATEWAY_TIMEOUT,
-            ErrorCode::SandboxFailed => StatusCode::CONFLICT,
+            ErrorCode::SandboxFailed | ErrorCode::SandboxAsleep => StatusCode::CONFLICT,
             ErrorCode::SandboxTerminated => StatusCode::GONE,
             ErrorCode::CapacityReached | ErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             ErrorCode::Unauthenticated
             | ErrorCode::ImageNotFound
+            | ErrorCode::SnapshotNotFound
             | ErrorCode::ProcessNotFound
             | ErrorCode::FileNotFound
             | ErrorCode::NotFound
@@ -58,6 +61,9 @@ impl Error {
             | ErrorCode::FileRefused
             | ErrorCode::TooLarge
             | ErrorCode::ImageCorrupt
+            | ErrorCode::SnapshotCorrupt
+            | ErrorCode::SnapshotIncompatible
+            | ErrorCode::SnapshotNotReady
             | ErrorCode::Unsupported
             | ErrorCode::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -71,13 +77,11 @@ impl Error {
             Self::Crowded => ErrorCode::CapacityReached,
             Self::NotListening(_) | Self::BadAnswer { .. } => ErrorCode::PortNotListening,
             Self::Slow { .. } => ErrorCode::Timeout,
-            Self::Lifecycle(Lifecycle::Refused(refusal)) => match refusal {
-                Refusal::NoSuchSandbox(_) => ErrorCode::SandboxNotFound,
-                Refusal::NameTaken(_) => ErrorCode::AlreadyExists,
-                Refusal::Failed { .. } => ErrorCode::SandboxFailed,
-                Refusal::Terminated(_) => ErrorCode::SandboxTerminated,
-                Refusal::Stopping => ErrorCode::ShuttingDown,
-            },
+            Self::Lifecycle(Lifecycle::Refused(refusal)) => refused(refusal),
+            Self::Lifecycle(Lifecycle::Engine(EngineError::Capacity { .. })) => {
+                ErrorCode::CapacityReached
+            }
+            Self::Lifecycle(Lifecycle::Guest(GuestError::Asleep)) => ErrorCode::SandboxAsleep,
             Self::Lifecycle(Lifecycle::Engine(_) | Lifecycle::Store(_) | Lifecycle::Guest(_)) => {
                 ErrorCode::Internal
             }
@@ -93,6 +97,9 @@ impl Error {
             Self::BadAnswer { .. } => Some("its own output in the sandbox may say why".to_owned()),
             Self::Crowded => Some("try again when some of them are done".to_owned()),
             Self::Connect => Some("GET /v1/sandboxes/{sandbox}/tunnel/{port} is one".to_owned()),
+            Self::Lifecycle(torpor_lifecycle::Error::Refused(Refusal::Asleep(_))) => {
+                Some("POST /v1/sandboxes/{sandbox}/wake (`torpor wake`) wakes it".to_owned())
+            }
             Self::Malformed(_) | Self::Lifecycle(_) | Self::Slow { .. } => None,
         }
     }
@@ -122,6 +129,24 @@ impl Error {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
+    }
+}
+
+fn refused(refusal: &Refusal) -> ErrorCode {
+    match refusal {
+        Refusal::NoSuchSandbox(_) => ErrorCode::SandboxNotFound,
+        Refusal::NameTaken(_) | Refusal::SnapshotNameTaken(_) | Refusal::PoolNameTaken(_) => {
+            ErrorCode::AlreadyExists
+        }
+        Refusal::Failed { .. } | Refusal::CantWake { .. } => ErrorCode::SandboxFailed,
+        Refusal::Asleep(_) => ErrorCode::SandboxAsleep,
+        Refusal::NoSuchSnapshot(_) => ErrorCode::SnapshotNotFound,
+        Refusal::SnapshotNotReady { .. } => ErrorCode::SnapshotNotReady,
+        Refusal::Incompatible { .. } => ErrorCode::SnapshotIncompatible,
+        Refusal::Locked(_) => ErrorCode::InvalidRequest,
+        Refusal::NoSuchPool(_) => ErrorCode::NotFound,
+        Refusal::Terminated(_) => ErrorCode::SandboxTerminated,
+        Refusal::Stopping => ErrorCode::ShuttingDown,
     }
 }
 

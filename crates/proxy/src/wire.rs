@@ -125,7 +125,7 @@ impl AsyncWrite for Wire {
 
 fn broken(error: GuestError) -> io::Error {
     let kind = match error {
-        GuestError::Gone => io::ErrorKind::ConnectionReset,
+        GuestError::Gone | GuestError::Asleep => io::ErrorKind::ConnectionReset,
         GuestError::Timeout(_) => io::ErrorKind::TimedOut,
         GuestError::Refused { .. } | GuestError::Protocol(_) => io::ErrorKind::ConnectionAborted,
     };

@@ -5,6 +5,7 @@
 //!  lock         held by the daemon that uses the directory; contains its process id
 //!  ledger.db    SQLite (with -wal and -shm beside it)
 //!  images/ID/   one committed image
+//!  saves/ID/    one committed save: manifest.json and what it lists
 //!  staging/     work in progress; emptied at start
 //!  scratch/     overlay disks of machines; belongs to the engine
 //! ```
@@ -18,7 +19,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::ImageId;
+use torpor_protocol::{ImageId, SaveId};
 
 use crate::files;
 
@@ -60,7 +61,7 @@ impl Layout {
         }
         let tag = blake3::hash(root.as_os_str().as_encoded_bytes()).to_hex()[..8].to_owned();
         let layout = Self { root, tag, _lock: lock };
-        for dir in [layout.images(), layout.staging(), layout.scratch()] {
+        for dir in [layout.images(), layout.saves(), layout.staging(), layout.scratch()] {
             make_dir(&dir)?;
         }
         layout.clear_staging();
@@ -97,6 +98,14 @@ impl Layout {
         self.images().join(id.as_str())
     }
 
+    pub fn saves(&self) -> PathBuf {
+        self.root.join("saves")
+    }
+
+    pub fn save(&self, id: &SaveId) -> PathBuf {
+        self.saves().join(id.as_str())
+    }
+
     pub fn scratch(&self) -> PathBuf {
         self.root.join("scratch")
     }
@@ -107,11 +116,23 @@ impl Layout {
 
     /// A fresh directory for work in progress, on the same filesystem as everything else.
     pub fn stage(&self) -> Result<Stage, StoreError> {
-        let mut bytes = [0u8; 8];
-        getrandom::fill(&mut bytes).map_err(StoreError::failed("get a random number"))?;
-        let path = self.staging().join(format!("{:016x}", u64::from_le_bytes(bytes)));
+        let path = self.fresh_path()?;
         make_dir(&path)?;
         Ok(Stage { path })
+    }
+
+    /// Takes a committed directory out of its place at once; its files go with the returned value.
+    pub(crate) fn unplace(&self, dir: &Path) -> Result<Stage, StoreError> {
+        let path = self.fresh_path()?;
+        std::fs::rename(dir, &path)
+            .map_err(files::failed("move what is removed out of its place"))?;
+        Ok(Stage { path })
+    }
+
+    fn fresh_path(&self) -> Result<PathBuf, StoreError> {
+        let mut bytes = [0u8; 8];
+        getrandom::fill(&mut bytes).map_err(StoreError::failed("get a random number"))?;
+        Ok(self.staging().join(format!("{:016x}", u64::from_le_bytes(bytes))))
     }
 
     /// What an earlier daemon left is of no use, and no reason not to start.

@@ -82,11 +82,25 @@ impl Client {
         route: &Route,
         value: &impl Serialize,
     ) -> Result<T> {
-        within(async {
-            let response = self.dispatch(Method::POST, route, JSON, encode(value)).await?;
-            read_json(response).await
-        })
-        .await
+        within(self.ask(Method::POST, route, value)).await
+    }
+
+    pub(crate) async fn patch<T: DeserializeOwned>(
+        &self,
+        route: &Route,
+        value: &impl Serialize,
+    ) -> Result<T> {
+        within(self.ask(Method::PATCH, route, value)).await
+    }
+
+    /// JSON both ways, however long the answer takes: a user's command decides that.
+    pub(crate) async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        route: &Route,
+        value: &impl Serialize,
+    ) -> Result<T> {
+        read_json(self.dispatch(method, route, JSON, encode(value)).await?).await
     }
 
     /// Sends a JSON body and expects no answer but success.
@@ -246,7 +260,7 @@ async fn refused(route: &Route, response: Response<Incoming>) -> Error {
         Err(error) => return error,
     };
     match serde_json::from_slice::<ErrorBody>(&body) {
-        Ok(body) => Error::Refused { body: Box::new(body), sandbox: route.sandbox.clone() },
+        Ok(body) => Error::Refused { body: Box::new(body), about: route.about.clone() },
         Err(_) => {
             let text = String::from_utf8_lossy(&body);
             let text = crate::output::cut(text.trim(), 200);

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::error::Subject;
+
 /// The daemon's address: `http://host:port`, perhaps with a path before `/v1`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Server(String);
@@ -41,21 +43,28 @@ impl FromStr for Server {
 pub(crate) struct Route {
     path: String,
     query: String,
-    /// The sandbox it is about.
-    pub sandbox: Option<String>,
+    /// What it is about.
+    pub about: Option<Subject>,
 }
 
 impl Route {
     /// A fixed path such as `/v1/images`.
     pub(crate) fn new(path: &str) -> Self {
-        Self { path: path.to_owned(), query: String::new(), sandbox: None }
+        Self { path: path.to_owned(), query: String::new(), about: None }
     }
 
     /// `/v1/sandboxes/{sandbox}`
     pub(crate) fn sandbox(sandbox: &impl ToString) -> Self {
         let sandbox = sandbox.to_string();
         let route = Self::new("/v1/sandboxes").part(&sandbox);
-        Self { sandbox: Some(sandbox), ..route }
+        Self { about: Some(Subject::Sandbox(sandbox)), ..route }
+    }
+
+    /// `/v1/snapshots/{snapshot}`
+    pub(crate) fn snapshot(snapshot: &impl ToString) -> Self {
+        let snapshot = snapshot.to_string();
+        let route = Self::new("/v1/snapshots").part(&snapshot);
+        Self { about: Some(Subject::Snapshot(snapshot)), ..route }
     }
 
     /// Fixed text after what is there, such as `/files/list`.

@@ -39,7 +39,7 @@ impl Ls {
     }
 }
 
-fn table(entries: &[FileEntry]) -> String {
+pub(super) fn table(entries: &[FileEntry]) -> String {
     let row = |entry: &FileEntry| {
         let path = match &entry.target {
             Some(target) => format!("{} -> {}", plain(&entry.path), plain(target)),

@@ -2,6 +2,7 @@
 //! standard output is its result.
 
 mod attach;
+mod base;
 mod bench;
 mod cat;
 mod completions;
@@ -9,6 +10,7 @@ mod cp;
 mod create;
 mod doctor;
 mod exec;
+mod fork;
 mod host;
 mod image;
 mod inspect;
@@ -17,23 +19,33 @@ mod key;
 mod kill;
 mod logs;
 mod ls;
+mod map;
+mod policy;
+mod pool;
 mod port_forward;
 mod process;
 mod processes;
 mod ps;
 mod purge;
+mod restore;
 mod rm;
 mod run;
 mod sandboxes;
 mod serve;
+mod sleep;
+mod snapshot;
+mod top;
+mod update;
 mod version;
+mod wake;
 
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use torpor_protocol::Name;
 
 use crate::client::{Client, Server};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Subject};
 use crate::similar;
 
 /// Sandboxes for AI agents, on your own computers.
@@ -86,7 +98,16 @@ enum Command {
     Logs(logs::Logs),
     Processes(processes::Processes),
     Kill(kill::Kill),
+    Update(update::Update),
     Rm(rm::Rm),
+    Sleep(sleep::Sleep),
+    Wake(wake::Wake),
+    Snapshot(snapshot::Snapshot),
+    Fork(fork::Fork),
+    Restore(restore::Restore),
+    Map(map::Map),
+    Top(top::Top),
+    Pool(pool::Pool),
     PortForward(port_forward::PortForward),
     Image(image::Image),
     Key(key::Key),
@@ -118,6 +139,15 @@ impl Cli {
             Command::Logs(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Processes(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Kill(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Update(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Sleep(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Wake(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Snapshot(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Fork(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Restore(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Map(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Top(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Pool(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Rm(verb) => online(client()?, async |client| verb.run(client).await),
             Command::PortForward(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Image(verb) => online(client()?, async |client| verb.run(client).await),
@@ -148,17 +178,21 @@ fn online(client: Client, verb: impl AsyncFnOnce(&Client) -> Result<ExitCode>) -
     result
 }
 
-/// Names the sandbox that may have been meant.
+/// Names the sandbox or snapshot that may have been meant.
 async fn suggest(client: &Client, error: Error) -> Error {
-    let Some(wanted) = error.missing_sandbox().map(str::to_owned) else { return error };
+    let Some(missing) = error.missing().cloned() else { return error };
     // Whatever goes wrong now is not what the user asked about.
-    let Ok(statuses) = sandboxes::list(client, &[], None).await else { return error };
-    let names: Vec<&str> = statuses
-        .iter()
-        .filter_map(|status| status.spec.name.as_ref())
-        .map(|n| n.as_str())
-        .collect();
-    match similar::nearest(&wanted, names) {
+    let (wanted, names): (String, Vec<Option<Name>>) = match missing {
+        Subject::Sandbox(wanted) => {
+            let Ok(statuses) = sandboxes::list(client, &[], None).await else { return error };
+            (wanted, statuses.into_iter().map(|status| status.spec.name).collect())
+        }
+        Subject::Snapshot(wanted) => {
+            let Ok(list) = snapshot::list(client, None).await else { return error };
+            (wanted, list.snapshots.into_iter().map(|taken| taken.name).collect())
+        }
+    };
+    match similar::nearest(&wanted, names.iter().flatten().map(Name::as_str)) {
         Some(name) => error.with_hint(format!("did you mean {name}?")),
         None => error,
     }
@@ -191,6 +225,18 @@ mod tests {
     #[test]
     fn the_definitions_fit_together() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_number_of_a_fork_survives_the_help_text() {
+        for verb in ["fork", "map"] {
+            let mut root = Cli::command();
+            root.build();
+            let help = root.find_subcommand_mut(verb).unwrap().render_long_help().to_string();
+            let examples = help.split("Examples:").nth(1).unwrap();
+            assert!(examples.contains("{n}"), "{help}");
+            assert!(help.contains("{n} is the number of each"), "{help}");
+        }
     }
 
     #[test]

@@ -25,6 +25,9 @@ pub(super) struct ProcessArgs {
     /// Who to be: name, uid, name:group or uid:gid [default: the image's user].
     #[arg(short, long)]
     user: Option<String>,
+    /// The sandbox does not fall asleep while it runs.
+    #[arg(long)]
+    keep_awake: bool,
 }
 
 impl ProcessArgs {
@@ -34,6 +37,7 @@ impl ProcessArgs {
             env: self.env.into_iter().collect(),
             cwd: self.workdir,
             user: self.user,
+            keep_awake: self.keep_awake,
             ..Command::default()
         }
     }

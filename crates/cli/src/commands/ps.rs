@@ -21,7 +21,7 @@ pub(super) struct Ps {
     /// Only those with this label; may be given several times.
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_pair)]
     label: Vec<(String, String)>,
-    /// Only those in this state: creating, running, failed, terminated.
+    /// Only those in this state: creating, running, standby, failed, terminated.
     #[arg(long, value_parser = parse_state)]
     state: Option<State>,
     /// Only ids.
@@ -34,7 +34,10 @@ pub(super) struct Ps {
 
 fn parse_state(text: &str) -> Result<State, String> {
     let found = State::ALL.into_iter().find(|state| state.as_str() == text);
-    found.ok_or_else(|| "the states are creating, running, failed and terminated".to_owned())
+    found.ok_or_else(|| {
+        let states = State::ALL.map(State::as_str);
+        format!("the states are {}", states.join(", "))
+    })
 }
 
 impl Ps {
@@ -58,17 +61,18 @@ impl Ps {
 }
 
 fn table(statuses: &[Status], now_ms: u64) -> String {
-    let header = ["NAME", "ID", "STATE", "IMAGE", "CPUS", "MEM", "AGE", "LAST USED"];
+    let header = ["NAME", "ID", "STATE", "IMAGE", "CPUS", "MEM", "AGE", "LAST USED", "WAKES"];
     let row = |status: &Status| {
         vec![
             status.spec.name.as_ref().map_or_else(|| "-".to_owned(), |name| plain(name.as_str())),
             status.id.to_string(),
-            status.state.as_str().to_owned(),
+            sandboxes::show_state(status.state, status.tier),
             plain(&status.spec.image),
             status.spec.resources.cpus.to_string(),
             units::show_mib(status.spec.resources.memory_mib),
             units::show_age(status.created_at_ms, now_ms),
             units::show_age(status.last_used_at_ms, now_ms),
+            status.wakes.to_string(),
         ]
     };
     output::table(&header, statuses.iter().map(row).collect())

@@ -1,7 +1,7 @@
 //! Lists of sandboxes, as several verbs need them.
 
-use torpor_protocol::Status;
 use torpor_protocol::api::SandboxList;
+use torpor_protocol::{State, Status, Tier};
 
 use crate::client::{Client, Route};
 use crate::error::Result;
@@ -39,5 +39,13 @@ pub(super) fn title(status: &Status) -> &str {
     match &status.spec.name {
         Some(name) => name.as_str(),
         None => status.id.as_str(),
+    }
+}
+
+/// `running`, `standby (warm)`.
+pub(super) fn show_state(state: State, tier: Option<Tier>) -> String {
+    match tier {
+        Some(tier) => format!("{} ({})", state.as_str(), tier.as_str()),
+        None => state.as_str().to_owned(),
     }
 }

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use torpor_daemon::Config;
 use torpor_daemon::config::LogFormat;
+use torpor_daemon::{Config, Leave};
 
 use super::host::{HostArgs, failed};
 use crate::error::{EXIT_INTERRUPTED, Error, Result};
@@ -14,8 +14,9 @@ use crate::output;
 
 /// Run the daemon on this computer.
 ///
-/// SIGTERM or ctrl-c stop it; sandboxes go on and are found again. A second ctrl-c does not wait for
-/// requests that are under way.
+/// SIGTERM or ctrl-c stop it when every sandbox is saved; the next daemon wakes those that ran. A
+/// second one does not wait: what is not saved goes on without the daemon, and is found again. So do
+/// all after SIGUSR1, which is for upgrades.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  torpor serve\n  \
     TORPOR_API_KEY=… torpor serve --listen 0.0.0.0:8900 --data-dir /srv/torpor")]
@@ -67,30 +68,51 @@ impl Serve {
 }
 
 async fn serve(config: Config) -> Result<ExitCode> {
-    let (mut interrupts, mut stops) =
-        (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    let mut signals = Signals {
+        interrupt: listen(SignalKind::interrupt())?,
+        terminate: listen(SignalKind::terminate())?,
+        hand_over: listen(SignalKind::user_defined1())?,
+    };
     let listener = torpor_daemon::bind(&config).await.map_err(|error| failed(&error))?;
     let address = listener.local_addr().map_err(|error| Error::local("listen", error))?;
     output::line(&format!("torpor listens on http://{address}"))?;
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let shutdown = async {
         // The sender lives as long as we do.
-        let _ = stopped.await;
+        stopped.await.unwrap_or(Leave::Running)
     };
     let impatient = async {
-        tokio::select! {
-            _ = interrupts.recv() => (),
-            _ = stops.recv() => (),
-        }
-        output::note("torpor: stopping; sandboxes go on");
-        let _ = stop.send(());
-        interrupts.recv().await;
+        let leave = signals.next().await;
+        output::note(match leave {
+            Leave::Durable => "torpor: stopping; sandboxes are being saved",
+            Leave::Running => "torpor: stopping; sandboxes go on",
+        });
+        let _ = stop.send(leave);
+        // What is not saved yet goes on, as if the daemon had been killed.
+        signals.next().await;
     };
     tokio::select! {
         served = torpor_daemon::serve(config, listener, shutdown) => {
             served.map(|()| ExitCode::SUCCESS).map_err(|error| failed(&error))
         }
         () = impatient => Err(Error::Exit(EXIT_INTERRUPTED)),
+    }
+}
+
+/// What can tell us to stop.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hand_over: Signal,
+}
+
+impl Signals {
+    async fn next(&mut self) -> Leave {
+        tokio::select! {
+            _ = self.interrupt.recv() => Leave::Durable,
+            _ = self.terminate.recv() => Leave::Durable,
+            _ = self.hand_over.recv() => Leave::Running,
+        }
     }
 }
 

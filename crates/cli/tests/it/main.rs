@@ -1,17 +1,29 @@
-//! The real binary against a daemon in this process, with a real store and a fake engine whose
-//! machines run the real agent: the exact words. "Inside" is the test's own host, so tests stay in
-//! their own directories.
+//! The real binary: the exact words.
+//!
+//! [`world`] is a daemon in this process, with a real store and a fake engine whose machines run the
+//! real agent; "inside" is the test's own host, so tests stay in their own directories. [`stub`] is a
+//! daemon that is played, for what a fake engine can't show: exact sizes, refusals, half failures.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails says where")]
 
 mod cp;
 mod errors;
+mod forks;
 mod images;
 mod keys;
+mod map;
+mod perpetual;
+mod pools;
 mod port_forward;
 mod processes;
 mod reference;
 mod run;
 mod sandboxes;
+mod seat;
+mod snapshots;
+mod standby;
+mod stub;
 mod terminal;
+mod top;
+mod torpor;
 mod world;

@@ -59,7 +59,10 @@ fn ps_is_a_table_without_frills() {
     let words: Vec<Vec<&str>> = lines.iter().map(|line| line.split("   ").collect()).collect();
     let header: Vec<&str> =
         words[0].iter().map(|word| word.trim()).filter(|w| !w.is_empty()).collect();
-    assert_eq!(header, ["NAME", "ID", "STATE", "IMAGE", "CPUS", "MEM", "AGE", "LAST USED"]);
+    assert_eq!(
+        header,
+        ["NAME", "ID", "STATE", "IMAGE", "CPUS", "MEM", "AGE", "LAST USED", "WAKES"]
+    );
     let row: Vec<&str> =
         words[1].iter().map(|word| word.trim()).filter(|w| !w.is_empty()).collect();
     assert_eq!(row[..6], ["web", id.trim(), "running", "torpor/base", "1", "1 GiB"]);

@@ -2,23 +2,20 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
 use tempfile::TempDir;
-use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
-use torpor_daemon::{Config, Parts, serve_with};
+use torpor_daemon::pressure::Reading;
+use torpor_daemon::{Config, Leave, Parts, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
-use torpor_store::{ImageConfig, Images, Layout, Ledger};
+use torpor_store::{ImageConfig, Images, Layout, Ledger, Saves};
 
-/// Longer than anything here takes on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) use crate::torpor::{Done, PATIENCE, bare, finish, until};
 
 pub(crate) struct World {
     pub address: SocketAddr,
@@ -26,51 +23,20 @@ pub(crate) struct World {
     pub inside: PathBuf,
     pub here: PathBuf,
     runtime: Option<Runtime>,
-    stop: Option<oneshot::Sender<()>>,
+    stop: Option<oneshot::Sender<Leave>>,
     _temp: TempDir,
-}
-
-/// How a `torpor` ended.
-#[derive(Debug)]
-pub(crate) struct Done {
-    pub code: i32,
-    pub stdout: String,
-    pub stderr: String,
-}
-
-impl Done {
-    /// The output of a success; whatever else happened is shown.
-    #[track_caller]
-    pub(crate) fn ok(self) -> String {
-        assert_eq!(self.code, 0, "{self:?}");
-        self.stdout
-    }
-
-    #[track_caller]
-    pub(crate) fn json(self) -> Value {
-        serde_json::from_str(&self.ok()).unwrap()
-    }
-
-    /// Exit code and standard error of a failure that printed nothing else.
-    #[track_caller]
-    pub(crate) fn failed(self) -> (i32, String) {
-        assert_eq!(self.stdout, "", "{self:?}");
-        (self.code, self.stderr)
-    }
 }
 
 impl World {
     pub(crate) fn new() -> Self {
         let temp = tempfile::tempdir().unwrap();
         let runtime = Runtime::new().unwrap();
-        let (stop, stopped) = oneshot::channel::<()>();
+        let (stop, stopped) = oneshot::channel();
         let address = runtime.block_on(async {
             let parts = parts(temp.path()).await;
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let shutdown = async {
-                let _ = stopped.await;
-            };
+            let shutdown = async { stopped.await.unwrap_or(Leave::Running) };
             tokio::spawn(serve_with(parts, Config::default(), listener, shutdown));
             address
         });
@@ -133,48 +99,6 @@ impl Drop for World {
     }
 }
 
-/// A `torpor` that knows no daemon.
-pub(crate) fn bare<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
-    command.args(args).kill_on_drop(true);
-    for variable in ["TORPOR_SERVER", "TORPOR_API_KEY", "TORPOR_CONFIG", "TERM"] {
-        command.env_remove(variable);
-    }
-    command
-}
-
-pub(crate) async fn finish(mut command: Command, stdin: &[u8]) -> Done {
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut input = child.stdin.take().unwrap();
-    let bytes = stdin.to_vec();
-    let feed = tokio::spawn(async move {
-        // Who does not read it all has its reasons.
-        let _ = input.write_all(&bytes).await;
-    });
-    let output = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
-    let output = output.expect("torpor ends in time").unwrap();
-    feed.abort();
-    Done {
-        code: output.status.code().expect("no signal ended it"),
-        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-    }
-}
-
-/// Waits for a value with a deadline.
-#[track_caller]
-pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    loop {
-        if let Some(value) = look() {
-            return value;
-        }
-        assert!(tokio::time::Instant::now() < deadline, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// A store with the default image in it, and a fake engine.
 async fn parts(dir: &Path) -> Parts {
     let layout = Arc::new(Layout::open(&dir.join("data")).unwrap());
@@ -185,7 +109,10 @@ async fn parts(dir: &Path) -> Parts {
     let name = "torpor/base".parse().unwrap();
     let config = ImageConfig::default();
     images.import_directory(Some(&name), root, config, Arc::new(|_| {})).await.unwrap();
+    let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await.unwrap();
     let installation = layout.tag().to_owned();
     let engine = Arc::new(FakeEngine::new(FakeHost::new(Inside::RealAgent)));
-    Parts { installation, engine, ledger, images }
+    // More memory than anybody needs.
+    let gauge = Arc::new(|| Reading { available_mib: u64::MAX, stalled_percent: 0.0 });
+    Parts { installation, engine, ledger, images, saves, gauge }
 }

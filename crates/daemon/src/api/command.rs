@@ -52,6 +52,7 @@ fn common(command: Command) -> ProcessSpec {
         terminal: command.terminal.map(Into::into),
         timeout_ms: command.timeout_ms,
         survives_detach: false,
+        keep_awake: command.keep_awake,
         supervise: command.supervise.map(supervision),
     }
 }

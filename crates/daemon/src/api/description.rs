@@ -14,7 +14,7 @@ pub(super) fn begin() -> OpenApi {
         .title("Torpor")
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(
-            "Sandboxes for agents. {sandbox} is an id or a name everywhere. Every answer has the \
+            "Sandboxes for agents. {sandbox} and {snapshot} are an id or a name everywhere. Every answer has the \
              header x-request-id; every error has the body ErrorBody.",
         ))
         .build();
@@ -50,6 +50,9 @@ pub(super) fn complete(mut openapi: OpenApi) -> OpenApi {
 fn noun(path: &str) -> &str {
     let mut fixed = path.split('/').skip(2).filter(|part| !part.starts_with('{'));
     let first = fixed.next().unwrap_or_default();
+    if first != "sandboxes" {
+        return first;
+    }
     fixed.find(|part| ["files", "processes"].contains(part)).unwrap_or(first)
 }
 

@@ -13,6 +13,9 @@ use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Error, Refusal, chain};
 use torpor_protocol::guest::FailureCode;
 use torpor_protocol::{ErrorBody, ErrorCode};
+use torpor_store::TreeError;
+
+use crate::admission::Inadmissible;
 
 pub type Result<T> = std::result::Result<T, ApiError>;
 
@@ -70,8 +73,16 @@ impl ApiError {
         };
         match guest {
             GuestError::Gone | GuestError::Protocol(_) | GuestError::Timeout(_) => true,
-            GuestError::Refused { .. } => false,
+            GuestError::Refused { .. } | GuestError::Asleep => false,
         }
+    }
+
+    /// Whether somebody put the sandbox to sleep before it could answer.
+    pub fn cut_by_sleep(&self) -> bool {
+        matches!(
+            self,
+            Self::Guest(GuestError::Asleep) | Self::Lifecycle(Error::Guest(GuestError::Asleep))
+        )
     }
 
     pub fn status(&self) -> StatusCode {
@@ -88,6 +99,38 @@ impl ApiError {
                 Told { code: *code, message: message.clone(), hint: hint.clone() }
             }
         }
+    }
+}
+
+impl From<TreeError> for ApiError {
+    fn from(error: TreeError) -> Self {
+        let code = match error {
+            TreeError::NoSuchPath(_) => ErrorCode::FileNotFound,
+            TreeError::NotADirectory(_) | TreeError::NotAFile(_) => ErrorCode::FileRefused,
+            TreeError::BadPath { .. } => ErrorCode::InvalidRequest,
+            TreeError::TooMany(_) => ErrorCode::TooLarge,
+            TreeError::Output(_) | TreeError::Broken(_) => {
+                return StoreError::failed("read the files of a snapshot")(error).into();
+            }
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<Inadmissible> for ApiError {
+    fn from(error: Inadmissible) -> Self {
+        let hint = match error {
+            Inadmissible::Invalid { .. } => return Self::invalid(error.to_string()),
+            Inadmissible::Memory { .. } => "ask for less memory_mib, or use a larger host",
+            Inadmissible::NoMemory { .. } => {
+                "put sandboxes to sleep (`torpor sleep --cold`), delete some, or use a larger host"
+            }
+            Inadmissible::Full(_) => {
+                "put sandboxes to sleep (`torpor sleep --cold`), delete some, or raise \
+                 limits.sandboxes in the configuration"
+            }
+        };
+        Self::with_hint(ErrorCode::CapacityReached, error.to_string(), hint)
     }
 }
 
@@ -115,9 +158,24 @@ fn refused(refusal: &Refusal) -> Told {
         Refusal::Failed { .. } => {
             Told::new(ErrorCode::SandboxFailed, refusal).hint("delete it and create it anew")
         }
+        Refusal::Asleep(_) => Told::new(ErrorCode::SandboxAsleep, refusal)
+            .hint("POST …/wake (`torpor wake`) wakes it; PATCH standby.auto_wake to let requests"),
+        Refusal::CantWake { .. } => Told::new(ErrorCode::SandboxFailed, refusal)
+            .hint("what was saved of it is kept: try again, or restore it to a snapshot"),
+        Refusal::NoSuchSnapshot(_) => Told::new(ErrorCode::SnapshotNotFound, refusal),
+        Refusal::SnapshotNameTaken(_) => Told::new(ErrorCode::AlreadyExists, refusal)
+            .hint("choose another name, or delete the snapshot of that name"),
+        Refusal::SnapshotNotReady { .. } => Told::new(ErrorCode::SnapshotNotReady, refusal),
+        Refusal::Locked(_) => Told::new(ErrorCode::InvalidRequest, refusal)
+            .hint("a filesystem snapshot begins with any resources"),
+        Refusal::Incompatible { .. } => Told::new(ErrorCode::SnapshotIncompatible, refusal)
+            .hint("bring it back where it was taken and take a filesystem snapshot of it"),
+        Refusal::NoSuchPool(_) => Told::new(ErrorCode::NotFound, refusal),
+        Refusal::PoolNameTaken(_) => Told::new(ErrorCode::AlreadyExists, refusal)
+            .hint("choose another name, or delete the pool of that name"),
         Refusal::Terminated(_) => Told::new(ErrorCode::SandboxTerminated, refusal),
         Refusal::Stopping => Told::new(ErrorCode::ShuttingDown, refusal)
-            .hint("try again when the daemon is back; sandboxes go on meanwhile"),
+            .hint("try again when the daemon is back; nothing is lost meanwhile"),
     }
 }
 
@@ -125,6 +183,8 @@ fn engine(error: &EngineError) -> Told {
     match error {
         EngineError::Capacity { .. } => Told::new(ErrorCode::CapacityReached, error)
             .hint("delete sandboxes, ask for less, or use a larger host"),
+        EngineError::DiskFull(_) => Told::new(ErrorCode::CapacityReached, error)
+            .hint("free some space in the daemon's data directory; the sandbox goes on"),
         EngineError::Image(_) => {
             Told::new(ErrorCode::ImageCorrupt, error).hint("build or import the image again")
         }
@@ -140,6 +200,11 @@ fn store(error: &StoreError) -> Told {
         ),
         StoreError::CorruptImage { .. } => Told::new(ErrorCode::ImageCorrupt, error)
             .hint("delete the image and build or import it again"),
+        StoreError::NoSuchSave(_) => {
+            Told::new(ErrorCode::SnapshotNotFound, error).hint("it was deleted meanwhile")
+        }
+        StoreError::CorruptSave { .. } => Told::new(ErrorCode::SnapshotCorrupt, error)
+            .hint("begin from another snapshot, or bring this one back from a backup"),
         StoreError::InUse { .. } => Told::new(ErrorCode::InUse, error),
         StoreError::Invalid(_) => Told::new(ErrorCode::InvalidRequest, error),
         StoreError::DiskFull(_) => Told::new(ErrorCode::CapacityReached, error)
@@ -153,6 +218,9 @@ fn guest(error: &GuestError) -> Told {
         GuestError::Refused { code, .. } => Told::new(failure(*code), error),
         GuestError::Gone => {
             Told::new(ErrorCode::SandboxFailed, error).hint("the status of the sandbox says why")
+        }
+        GuestError::Asleep => {
+            Told::new(ErrorCode::SandboxAsleep, error).hint("ask again: the next request wakes it")
         }
         // The guest is not trusted: what it broke is its sandbox's trouble, not ours.
         GuestError::Protocol(_) => Told::new(ErrorCode::SandboxFailed, error),
@@ -184,13 +252,17 @@ pub fn status_of(code: ErrorCode) -> StatusCode {
         ErrorCode::Unauthenticated => StatusCode::UNAUTHORIZED,
         ErrorCode::SandboxNotFound
         | ErrorCode::ImageNotFound
+        | ErrorCode::SnapshotNotFound
         | ErrorCode::ProcessNotFound
         | ErrorCode::FileNotFound
         | ErrorCode::NotFound => StatusCode::NOT_FOUND,
         ErrorCode::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-        ErrorCode::AlreadyExists | ErrorCode::InUse | ErrorCode::SandboxFailed => {
-            StatusCode::CONFLICT
-        }
+        ErrorCode::AlreadyExists
+        | ErrorCode::InUse
+        | ErrorCode::SandboxFailed
+        | ErrorCode::SandboxAsleep
+        | ErrorCode::SnapshotIncompatible
+        | ErrorCode::SnapshotNotReady => StatusCode::CONFLICT,
         ErrorCode::SandboxTerminated => StatusCode::GONE,
         ErrorCode::CommandFailed | ErrorCode::FileRefused => StatusCode::UNPROCESSABLE_ENTITY,
         ErrorCode::PortNotListening => StatusCode::BAD_GATEWAY,
@@ -199,7 +271,9 @@ pub fn status_of(code: ErrorCode) -> StatusCode {
         ErrorCode::Timeout => StatusCode::GATEWAY_TIMEOUT,
         ErrorCode::Unsupported => StatusCode::NOT_IMPLEMENTED,
         ErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
-        ErrorCode::ImageCorrupt | ErrorCode::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        ErrorCode::ImageCorrupt | ErrorCode::SnapshotCorrupt | ErrorCode::Internal => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
     }
 }
 

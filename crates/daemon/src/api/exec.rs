@@ -250,7 +250,9 @@ async fn listen(ear: &mut Ear, sender: &Sender, guest: &Guest, pid: u32) -> Resu
             // It has just ended: its exit is on the way to the client.
             Err(GuestError::Refused { code: FailureCode::NoSuchProcess, .. }) => {}
             // The other loop hears the same, and knows better why.
-            Err(GuestError::Gone) => return std::future::pending().await,
+            Err(GuestError::Gone | GuestError::Asleep) => {
+                return std::future::pending().await;
+            }
             Err(error) => return Err(error.into()),
         }
     }

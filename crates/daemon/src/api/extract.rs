@@ -1,5 +1,6 @@
 //! What handlers take: like axum's extractors, but what they refuse becomes an [`ApiError`].
 
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use serde::de::DeserializeOwned;
 use torpor_lifecycle::{Lease, Sandbox};
-use torpor_protocol::{ErrorCode, SandboxRef};
+use torpor_protocol::{ErrorCode, SandboxRef, SnapshotRef};
 
 use super::error::ApiError;
 use crate::app::App;
@@ -120,17 +121,32 @@ pub struct Named(pub Sandbox);
 impl FromRequestParts<Arc<App>> for Named {
     type Rejection = ApiError;
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        let params = RawPathParams::from_request_parts(parts, app).await;
-        let params = params.map_err(|error| ApiError::invalid(error.body_text()))?;
-        let text = params.iter().find(|(name, _)| *name == "sandbox").map(|(_, text)| text);
-        let reference: SandboxRef = text
-            .unwrap_or_default()
-            .parse()
-            .map_err(|error| ApiError::invalid(format!("{error}")))?;
+        let reference: SandboxRef = segment(parts, app, "sandbox").await?;
         let sandbox = app.fleet.find(&reference)?;
         tracing::Span::current().record("sandbox", sandbox.id().as_str());
         Ok(Self(sandbox))
     }
+}
+
+/// How the path names a snapshot.
+pub struct SnapshotPath(pub SnapshotRef);
+
+impl FromRequestParts<Arc<App>> for SnapshotPath {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        segment(parts, app, "snapshot").await.map(Self)
+    }
+}
+
+/// A segment of the path, understood.
+async fn segment<T>(parts: &mut Parts, app: &Arc<App>, name: &str) -> Result<T, ApiError>
+where
+    T: FromStr<Err: std::fmt::Display>,
+{
+    let params = RawPathParams::from_request_parts(parts, app).await;
+    let params = params.map_err(|error| ApiError::invalid(error.body_text()))?;
+    let text = params.iter().find(|(key, _)| *key == name).map(|(_, text)| text);
+    text.unwrap_or_default().parse().map_err(|error| ApiError::invalid(format!("{error}")))
 }
 
 /// The sandbox that the path names, running. Whoever answers with a stream moves it in there.
@@ -143,7 +159,7 @@ impl FromRequestParts<Arc<App>> for Awake {
     type Rejection = ApiError;
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
         let Named(sandbox) = Named::from_request_parts(parts, app).await?;
-        let lease = sandbox.awake().await?;
+        let lease = crate::room::awake(app, &sandbox).await?;
         Ok(Self { sandbox, lease })
     }
 }

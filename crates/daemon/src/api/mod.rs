@@ -5,6 +5,7 @@
 
 #![expect(unused_qualifications, reason = "utoipa's macros write them into our code")]
 
+mod again;
 pub mod auth;
 mod command;
 mod description;
@@ -13,13 +14,18 @@ mod events;
 mod exec;
 pub mod extract;
 mod files;
+mod forks;
 mod images;
 mod keys;
+mod moment;
 mod output;
+mod pools;
 mod processes;
 mod run;
 mod sandboxes;
+mod snapshots;
 mod socket;
+mod standby;
 mod system;
 mod transfer;
 mod tunnel;
@@ -28,7 +34,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::middleware::{from_fn_with_state, map_response};
+use axum::middleware::{from_fn, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::{HeaderValue, StatusCode};
@@ -44,6 +50,7 @@ pub(crate) use sandboxes::admit;
 pub fn router(app: &Arc<App>) -> Router {
     let (guarded, _) = routes().split_for_parts();
     guarded
+        .layer(from_fn(again::ask_again))
         .route("/metrics", get(system::metrics))
         .route_layer(from_fn_with_state(Arc::clone(app), auth::authenticate))
         .route("/healthz", get(async || "ok"))
@@ -62,6 +69,10 @@ fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::with_openapi(description::begin())
         .merge(sandboxes::routes())
         .merge(events::routes())
+        .merge(standby::routes())
+        .merge(snapshots::routes())
+        .merge(forks::routes())
+        .merge(pools::routes())
         .merge(run::routes())
         .merge(exec::routes())
         .merge(processes::routes())

@@ -78,6 +78,7 @@ impl Output {
                 self.gone = true;
                 return Err(self.why_gone().await);
             }
+            Err(GuestError::Asleep) => return Err(self.slept()),
             Err(error) => return Err(error.into()),
         };
         Ok(Some(match item {
@@ -121,11 +122,25 @@ impl Output {
         let refusal = match (status.state, status.reason.clone()) {
             (State::Failed, Some(reason)) => Refusal::Failed { id, reason },
             (State::Terminated, _) => Refusal::Terminated(id),
+            (State::Standby, _) => return self.slept(),
             (State::Creating | State::Running | State::Failed, _) => {
                 return GuestError::Gone.into();
             }
         };
         Error::from(refusal).into()
+    }
+
+    /// Somebody put the sandbox to sleep; what ran in it still does when it is awake.
+    fn slept(&self) -> ApiError {
+        let (id, pid) = (self.awake.sandbox.id(), self.started.pid);
+        ApiError::with_hint(
+            ErrorCode::SandboxAsleep,
+            format!(
+                "sandbox {id} was put to sleep; process {pid} is kept: GET \
+                 /v1/sandboxes/{id}/processes/{pid}/attach wakes it and goes on"
+            ),
+            format!("`torpor attach {id} {pid}` wakes it and goes on"),
+        )
     }
 
     /// All of it as NDJSON, until it ends, `until` is cancelled, or the client goes away.

@@ -9,16 +9,19 @@ use serde::Deserialize;
 use tokio::time::Instant;
 use torpor_lifecycle::Sandbox;
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, SandboxList, UpdateSandbox, UsageReport};
-use torpor_protocol::{ErrorCode, SandboxId, SandboxSpec, State as SandboxState, Status};
+use torpor_protocol::snapshot::{SandboxUsage, UsageList};
+use torpor_protocol::{SandboxId, SandboxSpec, State as SandboxState, Status};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
 use super::extract::{Json, Named, Query};
+use super::moment::{Held, parse};
 use super::{Answer, no_content, with_status};
-use crate::admission::{self, Inadmissible, Resolved, Terms};
+use crate::admission::{self, Origin, Resolved};
 use crate::app::App;
+use crate::room;
 
 /// Sandboxes in one page of a listing, unless the client asks for another number up to this.
 const PAGE_MAX: usize = 1000;
@@ -28,6 +31,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(create, list))
         .routes(routes!(get, update, delete))
         .routes(routes!(usage))
+        .routes(routes!(usages))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -53,13 +57,21 @@ async fn create(
 ) -> Result<Response> {
     let started = Instant::now();
     let request = request.map(|Json(request)| request).unwrap_or_default();
-    let spec = admit(&app, request).await?;
-    let named = spec.name.is_some();
-    let sandbox = app.fleet.create(spec).await?;
+    let sandbox = match &request.snapshot {
+        Some(snapshot) => {
+            let moment = Held::of(&app, &parse(snapshot)?).await?;
+            begin(&app, request, &moment).await?
+        }
+        None => {
+            let spec = admit(&app, request).await?;
+            room::make(&app, 1, 0).await?;
+            app.fleet.create(spec).await?
+        }
+    };
     if query.wait == Some(false) {
         return Ok(with_status(StatusCode::ACCEPTED, sandbox.status()));
     }
-    let unanswered = Unanswered { sandbox: Some(sandbox.clone()), named };
+    let unanswered = Unanswered::new(&sandbox);
     if let Err(error) = sandbox.awake().await {
         // Whoever gets an error has nothing to clean up.
         sandbox.delete().await;
@@ -72,54 +84,41 @@ async fn create(
 
 /// A sandbox without a name that its creator does not know of yet: if the creator goes away now,
 /// nobody will ever ask for it.
-struct Unanswered {
-    sandbox: Option<Sandbox>,
-    named: bool,
-}
+pub(super) struct Unanswered(Option<Sandbox>);
 
 impl Unanswered {
-    fn answered(mut self) {
-        self.sandbox = None;
+    pub(super) fn new(sandbox: &Sandbox) -> Self {
+        let named = sandbox.watch().borrow().spec.name.is_some();
+        Self((!named).then(|| sandbox.clone()))
+    }
+
+    pub(super) fn answered(mut self) {
+        self.0 = None;
     }
 }
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        if let Some(sandbox) = self.sandbox.take().filter(|_| !self.named) {
+        if let Some(sandbox) = self.0.take() {
             tokio::spawn(async move { sandbox.delete().await });
         }
     }
 }
 
+/// What a sandbox from an image is to be.
 pub(crate) async fn admit(app: &App, request: CreateSandbox) -> Result<SandboxSpec> {
     let name = request.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
     let id = app.images.resolve(&name).await?;
-    let terms = Terms {
-        defaults: &app.config.defaults,
-        host: app.host,
-        present: app.fleet.sandboxes().len(),
-        allowed: app.config.limits.sandboxes,
-        now_ms: app.fleet.clock().now_ms(),
-    };
-    Ok(admission::admit(request, Resolved { name, id }, &terms)?)
+    let origin = Origin::Image(Resolved { name, id });
+    Ok(admission::admit(request, origin, &app.terms())?)
 }
 
-impl From<Inadmissible> for ApiError {
-    fn from(error: Inadmissible) -> Self {
-        match error {
-            Inadmissible::Invalid { .. } => Self::invalid(error.to_string()),
-            Inadmissible::Memory { .. } => Self::with_hint(
-                ErrorCode::CapacityReached,
-                error.to_string(),
-                "ask for less memory_mib, or use a larger host",
-            ),
-            Inadmissible::Full(_) => Self::with_hint(
-                ErrorCode::CapacityReached,
-                error.to_string(),
-                "delete sandboxes, or raise limits.sandboxes in the configuration",
-            ),
-        }
-    }
+/// A sandbox that begins where another was saved. What was cut off from the internet stays so.
+async fn begin(app: &App, mut request: CreateSandbox, moment: &Held) -> Result<Sandbox> {
+    request.network.internet &= moment.about().spec.network.internet;
+    let spec = moment.admit(app, request)?;
+    room::make(app, 1, moment.memory_mib()).await?;
+    Ok(app.fleet.begin(moment, spec).await?)
 }
 
 /// What a listing is asked for. `label` may be repeated: all must match.
@@ -201,7 +200,7 @@ async fn get(Named(sandbox): Named) -> Json<Status> {
     Json(sandbox.status())
 }
 
-/// Change labels or lifetime.
+/// Change labels, lifetime or standby.
 #[utoipa::path(
     patch, path = "/v1/sandboxes/{sandbox}",
     params(("sandbox" = String, Path, description = "Id or name")),
@@ -245,6 +244,34 @@ async fn usage(Named(sandbox): Named) -> Json<UsageReport> {
     })
 }
 
+/// What every sandbox uses, and how it sleeps.
+#[utoipa::path(
+    get, path = "/v1/usage",
+    responses((status = 200, description = "Sorted by id. Nothing is woken.", body = UsageList))
+)]
+async fn usages(State(app): State<Arc<App>>) -> Json<UsageList> {
+    let sandboxes = app.fleet.sandboxes();
+    Json(UsageList { sandboxes: sandboxes.iter().map(usage_of).collect() })
+}
+
+fn usage_of(sandbox: &Sandbox) -> SandboxUsage {
+    let (usage, _) = sandbox.usage().unwrap_or_default();
+    let status = sandbox.status();
+    SandboxUsage {
+        id: status.id,
+        name: status.spec.name,
+        state: status.state,
+        tier: status.tier,
+        memory_bytes: usage.memory_bytes,
+        memory_limit_bytes: status.spec.resources.memory_mib.saturating_mul(1024 * 1024),
+        cpu_micros: usage.cpu_micros,
+        disk_bytes: usage.disk_bytes,
+        saved_bytes: status.saved_bytes,
+        last_used_at_ms: status.last_used_at_ms,
+        wakes: status.wakes,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,6 +290,12 @@ mod tests {
             created_at_ms: 0,
             last_used_at_ms: 0,
             engine: "fake".into(),
+            tier: None,
+            durable: false,
+            saved_bytes: 0,
+            wakes: 0,
+            recovered_from_ms: None,
+            parent: None,
             start_steps: Vec::new(),
         }
     }

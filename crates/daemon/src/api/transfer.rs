@@ -54,7 +54,7 @@ async fn upload(app: &App, awake: &Awake, request: &Request, mut body: Body) -> 
         fed = feed(app, &sender, &mut body) => { fed?; None }
     };
     if let Some(reply) = early {
-        let _ = tokio::time::timeout(DISCARD_DEADLINE, discard(body)).await;
+        discard(body).await;
         return Ok(reply?);
     }
     let reply = tokio::time::timeout(ANSWER_DEADLINE, stream.reply()).await;
@@ -69,7 +69,7 @@ async fn feed(app: &App, sender: &Sender, body: &mut Body) -> Result<()> {
     Ok(sender.finish().await?)
 }
 
-async fn next_bytes(body: &mut Body) -> Result<Option<Bytes>> {
+pub(super) async fn next_bytes(body: &mut Body) -> Result<Option<Bytes>> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| ApiError::invalid("the body broke off"))?;
         if let Ok(bytes) = frame.into_data() {
@@ -79,14 +79,18 @@ async fn next_bytes(body: &mut Body) -> Result<Option<Bytes>> {
     Ok(None)
 }
 
-async fn discard(mut body: Body) {
+/// Reads what nobody wants, within limits, so that its sender comes to read why.
+pub(super) async fn discard(mut body: Body) {
     let mut room = DISCARD_MAX;
-    while let Ok(Some(bytes)) = next_bytes(&mut body).await {
-        room = room.saturating_sub(bytes.len());
-        if room == 0 {
-            return;
+    let reading = async {
+        while let Ok(Some(bytes)) = next_bytes(&mut body).await {
+            room = room.saturating_sub(bytes.len());
+            if room == 0 {
+                return;
+            }
         }
-    }
+    };
+    let _ = tokio::time::timeout(DISCARD_DEADLINE, reading).await;
 }
 
 fn stat_of(reply: Reply, request: &Request) -> Result<FileStat> {
@@ -293,5 +297,6 @@ async fn unpack(
     awake: Awake,
     body: Body,
 ) -> Result<Response> {
-    deliver(&app, &awake, &Request::Unpack { path: path.0, owner }, body).await
+    let request = Request::Unpack { path: path.0, owner, layer: false };
+    deliver(&app, &awake, &request, body).await
 }

@@ -77,25 +77,41 @@ async fn carry(app: &App, socket: WebSocket, mut stream: Stream) {
     let sender = stream.sender();
     let over = tokio::select! {
         over = outward(&mut stream, &mut mouth) => over,
-        () = inward(&mut ear, &sender) => false,
-        () = app.stopping.cancelled() => true,
+        () = inward(&mut ear, &sender) => Over::Left,
+        () = app.stopping.cancelled() => Over::Said,
     };
-    if over {
-        mouth.close(socket::NORMAL, "").await;
-        ear.wait_for_close().await;
+    match over {
+        Over::Left => return,
+        Over::Said => mouth.close(socket::NORMAL, "").await,
+        Over::Asleep => {
+            mouth.close(socket::ERROR, "the sandbox was put to sleep; connect again").await;
+        }
     }
+    ear.wait_for_close().await;
 }
 
-/// Whether the server inside said everything, as opposed to the client being gone.
-async fn outward(stream: &mut Stream, mouth: &mut Mouth) -> bool {
+/// Why a tunnel ends.
+enum Over {
+    /// The client is gone.
+    Left,
+    /// The server inside said everything.
+    Said,
+    Asleep,
+}
+
+async fn outward(stream: &mut Stream, mouth: &mut Mouth) -> Over {
     loop {
         let data = tokio::select! {
             data = stream.data() => data,
-            _ = mouth.keep_alive() => return false,
+            _ = mouth.keep_alive() => return Over::Left,
         };
-        let Ok(Some(bytes)) = data else { return true };
+        let bytes = match data {
+            Ok(Some(bytes)) => bytes,
+            Err(GuestError::Asleep) => return Over::Asleep,
+            Ok(None) | Err(_) => return Over::Said,
+        };
         if mouth.feed(bytes).await.is_err() || mouth.flush().await.is_err() {
-            return false;
+            return Over::Left;
         }
     }
 }

@@ -11,7 +11,7 @@ const PIECES: usize = 4;
 /// Bytes a blocking writer gathers before it hands them on.
 const GATHER: usize = 128 * 1024;
 
-type Piece = io::Result<Bytes>;
+pub(crate) type Piece = io::Result<Bytes>;
 
 /// Where code that waits puts bytes for code that blocks.
 pub(crate) struct Inlet(mpsc::Sender<Piece>);
@@ -62,22 +62,37 @@ impl Read for Outlet {
 }
 
 /// Where code that blocks writes bytes for code that waits.
-pub(super) struct Spout {
+pub(crate) struct Spout {
     pieces: mpsc::Sender<Piece>,
     gathered: Vec<u8>,
 }
 
 /// From code that blocks to code that waits. The pieces end with an empty one.
-pub(super) fn outward() -> (Spout, mpsc::Receiver<Piece>) {
+pub(crate) fn outward() -> (Spout, mpsc::Receiver<Piece>) {
     let (pieces, receiver) = mpsc::channel(PIECES);
     (Spout { pieces, gathered: Vec::with_capacity(GATHER) }, receiver)
 }
 
 impl Spout {
+    /// For who gives the spout away and knows when it was used.
+    pub(crate) fn lid(&self) -> Lid {
+        Lid(self.pieces.clone())
+    }
+
     /// Says how it ended.
-    pub(super) fn close(mut self, result: io::Result<()>) {
+    pub(crate) fn close(mut self, result: io::Result<()>) {
         let ended = result.and_then(|()| self.flush()).map(|()| Bytes::new());
         let _ = self.pieces.blocking_send(ended);
+    }
+}
+
+/// Closes a spout that was given away; nothing may be left in it.
+pub(crate) struct Lid(mpsc::Sender<Piece>);
+
+impl Lid {
+    /// Says how it ended.
+    pub(crate) async fn close(self, result: io::Result<()>) {
+        let _ = self.0.send(result.map(|()| Bytes::new())).await;
     }
 }
 

@@ -178,7 +178,8 @@ impl Workbench {
         copy: &Copy,
         write: impl FnOnce(&mut Spout) -> io::Result<()> + Send + 'static,
     ) -> Result<()> {
-        let request = Request::Unpack { path: root.to_owned(), owner: copy.chown.clone() };
+        let owner = copy.chown.clone();
+        let request = Request::Unpack { path: root.to_owned(), owner, layer: false };
         let stream = self.lease.guest().open(&request).await?;
         let (mut spout, pieces) = outward();
         tokio::task::spawn_blocking(move || {

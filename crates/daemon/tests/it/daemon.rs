@@ -6,7 +6,7 @@ use http::Method;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use torpor_daemon::{Config, ServeError, bind, serve_with};
+use torpor_daemon::{Config, Leave, ServeError, bind, serve_with};
 use torpor_lifecycle::fake::{FakeHost, Inside};
 
 use crate::client::{request, send};
@@ -72,6 +72,8 @@ async fn metrics_count_what_happened() {
         "torpor_create_seconds_count 2",
         "torpor_run_seconds_count 1",
         "torpor_build_info{",
+        "torpor_sandboxes_standby{tier=\"warm\"} 0",
+        "torpor_saves_on_disk_bytes 0",
         "route=\"/v1/sandboxes/{sandbox}/run\",status=\"200\"} 1",
         "torpor_process_resident_memory_bytes ",
         "# EOF",
@@ -135,13 +137,13 @@ async fn a_port_that_is_taken_is_named_with_a_remedy() {
 }
 
 #[tokio::test]
-async fn stopping_lets_requests_end_and_machines_live() {
+async fn handing_over_lets_requests_end_and_machines_live() {
     let mut world = World::with_sandbox().await;
     let events = world.open("/v1/events").await;
     let command = json!({"command": ["sh", "-c", "echo begun; sleep 0.3; echo done"]});
     let mut running = world.open_post("/v1/sandboxes/web/run?stream=true", command).await;
     while running.event().await.unwrap()["text"] != "begun\n" {}
-    world.stop().await.unwrap();
+    world.stop(Leave::Running).await.unwrap();
     let rest = running.events().await;
     assert_eq!(rest[0]["text"], "done\n");
     assert_eq!(rest[1]["exit_code"], 0);
@@ -156,7 +158,7 @@ async fn stopping_ends_terminals_and_says_why() {
     let mut socket = world.socket("/v1/sandboxes/web/exec").await;
     socket.say(json!({"do": "start", "command": ["sleep", "3600"]})).await;
     socket.event().await;
-    let (stopped, last) = tokio::join!(world.stop(), socket.event());
+    let (stopped, last) = tokio::join!(world.stop(Leave::Running), socket.event());
     stopped.unwrap();
     assert_eq!(last["code"], "shutting_down");
 }

@@ -74,7 +74,10 @@ fn only_paths_and_the_names_of_files_are_required() {
                 operation["parameters"].as_array().cloned().unwrap_or_default()
             })
         {
-            let required = parameter["in"] == "path" || parameter["name"] == "path";
+            // The root of a snapshot is where one begins to look.
+            let rooted = path == "/v1/snapshots/{snapshot}/files";
+            let named = parameter["name"] == "path" && !rooted;
+            let required = parameter["in"] == "path" || named;
             assert_eq!(parameter["required"], required, "{path}: {parameter}");
         }
     }

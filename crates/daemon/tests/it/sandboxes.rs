@@ -30,7 +30,7 @@ async fn a_sandbox_needs_no_body_at_all() {
 #[tokio::test]
 async fn who_does_not_wait_is_answered_at_once() {
     let world = World::new().await;
-    world.host.boot_takes(std::time::Duration::from_secs(3600));
+    world.host.start_takes(std::time::Duration::from_secs(3600));
     let made = world.post("/v1/sandboxes?wait=false", json!({"name": "slow"})).await.expect(202);
     assert_eq!(made["state"], "creating");
     world.delete("/v1/sandboxes/slow").await.expect(204);
@@ -91,7 +91,7 @@ async fn an_image_that_is_not_there_is_said_so() {
 #[tokio::test]
 async fn a_sandbox_that_does_not_start_is_not_left_behind() {
     let world = World::new().await;
-    world.host.fail_boots(1);
+    world.host.fail_starts(1);
     let error = world.create(json!({"name": "web"})).await.expect_error(409, "sandbox_failed");
     assert!(error["message"].as_str().unwrap().contains("a fake fault"), "{error}");
     world.create(json!({"name": "web"})).await.expect(201);
@@ -100,7 +100,7 @@ async fn a_sandbox_that_does_not_start_is_not_left_behind() {
 #[tokio::test]
 async fn a_failed_sandbox_says_why_and_can_be_deleted() {
     let world = World::new().await;
-    world.host.fail_boots(1);
+    world.host.fail_starts(1);
     world.post("/v1/sandboxes?wait=false", json!({"name": "web"})).await.expect(202);
     let failed = world.get("/v1/sandboxes/web/status?after=1").await.expect(200);
     assert_eq!(failed["state"], "failed", "{failed}");
@@ -113,7 +113,7 @@ async fn a_failed_sandbox_says_why_and_can_be_deleted() {
 #[tokio::test]
 async fn a_client_that_leaves_while_it_waits_leaves_no_nameless_sandbox() {
     let world = World::new().await;
-    world.host.boot_takes(std::time::Duration::from_secs(3600));
+    world.host.start_takes(std::time::Duration::from_secs(3600));
     let waiting = tokio::spawn({
         let address = world.address;
         async move { send(address, request(http::Method::POST, "/v1/sandboxes", "")).await }
@@ -196,7 +196,7 @@ async fn a_machine_that_dies_fails_its_sandbox_and_who_waits_for_it() {
     world.host.crash(&id, "its kernel panicked");
     let status = world.get("/v1/sandboxes/web/status?after=2").await.expect(200);
     assert_eq!(status["state"], "failed");
-    assert_eq!(status["reason"], "its kernel panicked");
+    assert!(status["reason"].as_str().unwrap().contains("its kernel panicked"), "{status}");
     let error = world.run(json!({"command": ["true"]})).await;
     error.expect_error(409, "sandbox_failed");
 }

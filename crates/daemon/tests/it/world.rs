@@ -12,9 +12,11 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use torpor_daemon::{Config, Parts, ServeError, serve_with};
+use torpor_daemon::pressure::{Gauge, Reading};
+use torpor_daemon::{Config, Leave, Parts, ServeError, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
-use torpor_store::{ImageConfig, Images, Layout, Ledger};
+use torpor_protocol::SandboxId;
+use torpor_store::{ImageConfig, Images, Layout, Ledger, Saves};
 
 use crate::client::{self, Answer, Open, PATIENCE, Socket, encoded};
 
@@ -23,9 +25,11 @@ pub(crate) struct World {
     pub(crate) host: Arc<FakeHost>,
     /// For the files of the test; goes away with the world.
     pub(crate) dir: PathBuf,
-    stop: Option<oneshot::Sender<()>>,
+    config: Config,
+    gauge: Gauge,
+    stop: Option<oneshot::Sender<Leave>>,
     daemon: Option<JoinHandle<Result<(), ServeError>>>,
-    _temp: TempDir,
+    temp: TempDir,
 }
 
 impl World {
@@ -34,19 +38,54 @@ impl World {
     }
 
     pub(crate) async fn with(config: Config) -> Self {
+        Self::made(config, Inside::RealAgent, plenty()).await
+    }
+
+    /// A world whose machines say "done" to everything and touch nothing: for what would write
+    /// outside of the test's directory.
+    pub(crate) async fn scripted() -> Self {
+        Self::made(Config::default(), Inside::Scripted, plenty()).await
+    }
+
+    pub(crate) async fn made(config: Config, inside: Inside, gauge: Gauge) -> Self {
         let temp = tempfile::tempdir().unwrap();
-        let host = FakeHost::new(Inside::RealAgent);
-        let parts = parts(temp.path(), &host).await;
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (stop, stopped) = oneshot::channel();
-        let shutdown = async {
-            let _ = stopped.await;
-        };
-        let daemon = tokio::spawn(serve_with(parts, config, listener, shutdown));
         let dir = temp.path().join("inside");
         std::fs::create_dir(&dir).unwrap();
-        Self { address, host, dir, stop: Some(stop), daemon: Some(daemon), _temp: temp }
+        let mut world = Self {
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            host: FakeHost::new(inside),
+            dir,
+            config,
+            gauge,
+            stop: None,
+            daemon: None,
+            temp,
+        };
+        world.start().await;
+        world
+    }
+
+    /// Another daemon on the same data and host.
+    pub(crate) async fn begin_again(&mut self) {
+        self.start().await;
+    }
+
+    async fn start(&mut self) {
+        let parts =
+            Parts { gauge: Arc::clone(&self.gauge), ..parts(self.temp.path(), &self.host).await };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        self.address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let shutdown = async { stopped.await.unwrap_or(Leave::Running) };
+        self.stop = Some(stop);
+        self.daemon =
+            Some(tokio::spawn(serve_with(parts, self.config.clone(), listener, shutdown)));
+    }
+
+    /// Stops the daemon and starts another one on the same data and host.
+    pub(crate) async fn restart(&mut self, leave: Leave) {
+        self.stop(leave).await.unwrap();
+        self.start().await;
     }
 
     /// A world with one sandbox called `web`.
@@ -57,8 +96,8 @@ impl World {
     }
 
     /// Stops the daemon and gives what it ended with.
-    pub(crate) async fn stop(&mut self) -> Result<(), ServeError> {
-        let _ = self.stop.take().unwrap().send(());
+    pub(crate) async fn stop(&mut self, leave: Leave) -> Result<(), ServeError> {
+        let _ = self.stop.take().unwrap().send(leave);
         let daemon = self.daemon.take().unwrap();
         tokio::time::timeout(PATIENCE, daemon).await.expect("it stops").unwrap()
     }
@@ -116,6 +155,48 @@ impl World {
     pub(crate) async fn run(&self, command: Value) -> Answer {
         self.post("/v1/sandboxes/web/run", command).await
     }
+
+    /// Posts without a body.
+    pub(crate) async fn tell(&self, path: &str) -> Answer {
+        client::send(self.address, client::request(Method::POST, path, "")).await
+    }
+
+    /// Takes a snapshot of `web`.
+    pub(crate) async fn snapshot(&self, name: &str) -> Value {
+        let body = json!({"name": name});
+        self.post("/v1/sandboxes/web/snapshots", body).await.expect(201)
+    }
+
+    pub(crate) async fn id(&self, name: &str) -> SandboxId {
+        let status = self.get(&format!("/v1/sandboxes/{name}")).await.expect(200);
+        status["id"].as_str().unwrap().parse().unwrap()
+    }
+
+    /// Bends a byte of every file of that name in the saves.
+    pub(crate) fn spoil(&self, file: &str) {
+        let saves = std::fs::read_dir(self.temp.path().join("data/saves")).unwrap();
+        for path in saves.map(|save| save.unwrap().path().join(file)) {
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes[0] ^= 0xff;
+            std::fs::write(&path, bytes).unwrap();
+        }
+    }
+
+    /// Waits until the status of a sandbox is so.
+    pub(crate) async fn wait(&self, name: &str, key: &str, value: Value) -> Value {
+        let path = format!("/v1/sandboxes/{name}");
+        let poll = async {
+            loop {
+                let status = self.get(&path).await.expect(200);
+                if status[key] == value {
+                    return status;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let found = tokio::time::timeout(PATIENCE, poll).await;
+        found.unwrap_or_else(|_| panic!("{name} never had {key} {value}"))
+    }
 }
 
 /// Waits for a value with a deadline.
@@ -142,7 +223,13 @@ pub(crate) async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
     let name = "torpor/base".parse().unwrap();
     let config = ImageConfig::default();
     images.import_directory(Some(&name), root, config, Arc::new(|_| {})).await.unwrap();
+    let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await.unwrap();
     let installation = layout.tag().to_owned();
     let engine = Arc::new(FakeEngine::new(Arc::clone(host)));
-    Parts { installation, engine, ledger, images }
+    Parts { installation, engine, ledger, images, saves, gauge: plenty() }
+}
+
+/// A host with more memory than anybody needs.
+fn plenty() -> Gauge {
+    Arc::new(|| Reading { available_mib: u64::MAX, stalled_percent: 0.0 })
 }

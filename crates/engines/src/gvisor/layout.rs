@@ -7,14 +7,15 @@
 //!   runsc/                  runsc's own state: <id>_sandbox:<id>.{state,lock}, runsc-<id>.sock
 //!   machines/<id>/          made first and removed last: what is under way has one
 //!     config.json, pid, panic.log
-//!     machine.json          written when the machine is whole
+//!     machine.json          whose it is; without it it is nobody's
+//!     mark                  how its guest stands; without it it has none
 //!     disk/                 its disk, mounted
 //! scratch_dir/<id>.img      its disk
 //! ```
 
 use std::path::{Path, PathBuf};
 
-use torpor_protocol::SandboxId;
+use super::id::MachineId;
 
 /// Longest runtime directory, with the tag: a unix socket's path has at most 107 bytes, and the longest of ours
 /// is `runsc/runsc-<id>.sock`.
@@ -49,7 +50,7 @@ impl Layout {
         [self.empty_root(), self.runsc_root(), self.machines()]
     }
 
-    pub(super) fn machine(&self, id: &SandboxId) -> MachineDir {
+    pub(super) fn machine(&self, id: &MachineId) -> MachineDir {
         let dir = self.machines().join(id.as_str());
         let runsc = self.runsc_root();
         MachineDir {
@@ -57,6 +58,7 @@ impl Layout {
             pid: dir.join("pid"),
             panic_log: dir.join("panic.log"),
             record: dir.join("machine.json"),
+            mark: dir.join("mark"),
             disk: dir.join("disk"),
             disk_image: self.scratch_dir.join(format!("{id}.img")),
             control_socket: runsc.join(format!("runsc-{id}.sock")),
@@ -70,7 +72,7 @@ impl Layout {
     }
 
     /// Ids in the names of a directory's entries; foreign names are passed over.
-    pub(super) fn ids_in(dir: &Path) -> Vec<SandboxId> {
+    pub(super) fn ids_in(dir: &Path) -> Vec<MachineId> {
         let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
         let id = |name: &str| name.split('.').next().and_then(|stem| stem.parse().ok());
         entries.flatten().filter_map(|entry| id(entry.file_name().to_str()?)).collect()
@@ -85,6 +87,7 @@ pub(super) struct MachineDir {
     pub(super) pid: PathBuf,
     pub(super) panic_log: PathBuf,
     pub(super) record: PathBuf,
+    pub(super) mark: PathBuf,
     pub(super) disk: PathBuf,
     pub(super) disk_image: PathBuf,
     pub(super) control_socket: PathBuf,

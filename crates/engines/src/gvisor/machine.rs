@@ -1,32 +1,33 @@
 //! One live sandbox of runsc.
 
-use std::io::Read;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use rustix::process::{Signal, pidfd_send_signal};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 use torpor_lifecycle::SeqPacket;
-use torpor_lifecycle::engine::{Channel, EngineError, Machine, Meter, Usage};
+use torpor_lifecycle::engine::{Channel, EngineError, Machine, Meter, Saved, Usage};
 
 use super::Host;
-
+use super::control::Control;
 use super::layout::MachineDir;
 use super::record::Record;
+use super::report::{self, REAP_MAX};
 use crate::disk::ScratchDisk;
-use crate::keeper::Ended;
 use crate::limits::Group;
 use crate::network::Slot;
+use crate::watch::watch;
 
-/// From the kill to the last trace of the process; it takes 10 to 50 ms.
-const REAP_MAX: Duration = Duration::from_secs(10);
-/// How much of a crash report is read: the reason stands at its head.
-const PANIC_MAX: u64 = 64 * 1024;
-/// Longest line of a crash report or of the agent's stderr that is passed on.
-const LINE_MAX: usize = 300;
+/// How long what is asked of a killed kernel may take to notice.
+const NOTICE_MAX: Duration = Duration::from_secs(5);
 
 pub(super) struct GvisorMachine {
     host: Arc<Host>,
@@ -36,86 +37,72 @@ pub(super) struct GvisorMachine {
     group: Group,
     channel: Arc<SeqPacket>,
     pidfd: AsyncFd<OwnedFd>,
+    control: Arc<Mutex<Control>>,
+    paused: Arc<AtomicBool>,
+    paging_out: PagingOut,
     meter: Arc<Readings>,
     start_steps: Vec<(&'static str, Duration)>,
 }
 
+/// What a machine that runs is put together from.
+pub(super) struct Parts {
+    /// As it was when the machine was started or taken over; `control` has it as it is.
+    pub(super) record: Record,
+    pub(super) slot: Slot,
+    pub(super) group: Group,
+    pub(super) channel: OwnedFd,
+    pub(super) pidfd: OwnedFd,
+    pub(super) control: Control,
+}
+
 impl GvisorMachine {
+    /// Needs a tokio runtime.
+    pub(super) fn new(host: Arc<Host>, parts: Parts) -> std::io::Result<Self> {
+        let Parts { record, slot, group, channel, pidfd, control } = parts;
+        let channel = Arc::new(SeqPacket::new(channel)?);
+        let pidfd = watch(pidfd, Interest::READABLE)?;
+        let dir = host.remains.layout.machine(&record.id);
+        let disk = ScratchDisk::open(&dir.disk_image, &dir.disk);
+        let meter = Arc::new(Readings { group: group.clone(), disk });
+        let paused = control.paused();
+        let control = Arc::new(Mutex::new(control));
+        let start_steps = Vec::new();
+        Ok(Self {
+            host, dir, record, slot, group, channel, pidfd, control, paused, meter, start_steps,
+            paging_out: PagingOut::default(),
+        })
+    }
+
     /// Remembers where the time of its start went.
     pub(super) fn started_in(mut self, steps: Vec<(&'static str, Duration)>) -> Self {
         self.start_steps = steps;
         self
     }
 
-    pub(super) fn from_parts(
-        host: Arc<Host>,
-        dir: MachineDir,
-        record: Record,
-        slot: Slot,
-        group: Group,
-        channel: Arc<SeqPacket>,
-        pidfd: AsyncFd<OwnedFd>,
-    ) -> Self {
-        let disk = ScratchDisk::open(&dir.disk_image, &dir.disk);
-        let meter = Arc::new(Readings { group: group.clone(), disk });
-        Self { host, dir, record, slot, group, channel, pidfd, meter, start_steps: Vec::new() }
-    }
-
     /// Kills it and removes all of it; the caller holds the sandbox's turn.
     pub(super) async fn destroy(self) -> Result<(), EngineError> {
-        let keeper = &self.host.remains.keeper;
+        let host = &self.host;
         // Fails only if it is dead already.
         let _ = pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL);
+        // Whatever was under way with it breaks off now and writes nothing more.
+        let _control = timeout(NOTICE_MAX, self.control.lock()).await;
         // A frozen v1 group dies when it is thawed; `clear` sees to that and to the rest.
-        let cleared = self.host.remains.clear(&self.record.id).await;
+        let cleared = host.remains.clear(&self.record.id).await;
+        if let Some(sandbox) = &self.record.sandbox {
+            host.roll.forget(sandbox, &self.record.id);
+        }
         // Its keeper's child: reaped, its number is free, and nothing of it is left.
-        let _ = keeper.exit_of(self.record.process.pid, REAP_MAX).await;
-        self.host.network.release(self.slot);
+        let _ = host.remains.keeper.exit_of(self.record.process.pid, REAP_MAX).await;
+        host.network.release(self.slot);
         cleared
     }
 
-    async fn in_group(
+    /// Begun is done: what is asked of a kernel is carried through, also if the caller goes away.
+    async fn to_the_end<T: Send + 'static>(
         &self,
-        what: &'static str,
-        action: fn(&Group) -> std::io::Result<()>,
-    ) -> Result<(), EngineError> {
-        let group = self.group.clone();
-        spawn_blocking(move || action(&group))
-            .await
-            .map_err(EngineError::failed(what))?
-            .map_err(EngineError::failed(what))
-    }
-
-    /// Why it is dead, for people.
-    async fn reason(&self) -> String {
-        let keeper = &self.host.remains.keeper;
-        let ended = keeper.exit_of(self.record.process.pid, REAP_MAX).await.ok().flatten();
-        let report = crash_report(&self.dir);
-        let killed = ended == Some(Ended::Signal { signal: libc::SIGKILL });
-        if killed && self.group.oom_kills() > 0 {
-            return "killed by the host: out of memory".into();
-        }
-        if report.contains("failed to get clone") || report.contains("createSysmsgThread") {
-            return "crashed: process limit reached (pids.max)".into();
-        }
-        if let Some(line) = report.lines().find(|line| !line.trim().is_empty()) {
-            return format!("crashed: {}", shortened(line));
-        }
-        match ended {
-            Some(Ended::Signal { signal }) => format!("killed by the host: signal {signal}"),
-            // As shells tell a signal.
-            Some(Ended::Code { code }) if code > 128 => {
-                format!("agent was killed: signal {}", code - 128)
-            }
-            Some(Ended::Code { code }) => {
-                let tail = keeper.tail(self.record.id.as_str()).await.unwrap_or_default();
-                match tail.lines().rfind(|line| !line.trim().is_empty()) {
-                    Some(line) => format!("agent exited with {code}: {}", shortened(line)),
-                    None => format!("agent exited with {code}"),
-                }
-            }
-            None => "ended, nobody knows how".into(),
-        }
+        work: impl Future<Output = Result<T, EngineError>> + Send + 'static,
+    ) -> Result<T, EngineError> {
+        tokio::spawn(work).await.map_err(EngineError::failed("control the machine"))?
     }
 }
 
@@ -133,21 +120,51 @@ impl Machine for GvisorMachine {
         self.start_steps.clone()
     }
 
-    /// By the cgroup alone: it stops the guest and its kernel, whose ticker would go on otherwise,
-    /// can be repeated, and is visible to a daemon that comes after us.
     async fn pause(&mut self) -> Result<(), EngineError> {
-        self.in_group("pause the machine", Group::freeze).await
+        let control = self.control.clone();
+        self.to_the_end(async move { control.lock().await.pause().await }).await
     }
 
     async fn resume(&mut self) -> Result<(), EngineError> {
-        self.in_group("resume the machine", Group::thaw).await
+        self.paging_out.stop();
+        let control = self.control.clone();
+        self.to_the_end(async move { control.lock().await.resume().await }).await
+    }
+
+    fn paused(&self) -> bool {
+        self.paused.load(Ordering::Acquire)
+    }
+
+    async fn save(&mut self, into: &Path) -> Result<Saved, EngineError> {
+        self.paging_out.stop();
+        // Waits here, where it can still be given up.
+        let permit = self.host.saves.clone().acquire_owned().await.expect("it is never closed");
+        let (control, into) = (self.control.clone(), into.to_owned());
+        let id = self.record.id.clone();
+        self.to_the_end(async move {
+            let saved = control.lock().await.save(&id, &into).await;
+            drop(permit);
+            saved
+        })
+        .await
+    }
+
+    fn page_out(&self) {
+        if self.paused() {
+            let (group, wanted) = (self.group.clone(), self.paging_out.begin());
+            spawn_blocking(move || {
+                if let Err(error) = group.page_out(|| wanted.load(Ordering::Relaxed)) {
+                    tracing::debug!(%error, "a machine could not be paged out");
+                }
+            });
+        }
     }
 
     async fn exited(&mut self) -> String {
         // Readable for ever once the process has ended.
         let ended = self.pidfd.readable().await.map(|mut ready| ready.retain_ready());
         match ended {
-            Ok(()) => self.reason().await,
+            Ok(()) => report::reason(&self.host.remains.keeper, &self.dir, &self.group, &self.record).await,
             Err(error) => format!("can't be watched any more: {error}"),
         }
     }
@@ -156,25 +173,32 @@ impl Machine for GvisorMachine {
         // As a task: begun is done, also if the caller goes away.
         let killing = tokio::spawn(async move {
             let host = self.host.clone();
-            let _turn = host.turns.take(&self.record.id).await;
+            let _turn = match &self.record.sandbox {
+                Some(sandbox) => Some(host.turns.take(sandbox).await),
+                None => None,
+            };
             self.destroy().await
         });
         killing.await.map_err(EngineError::failed("kill the machine"))?
     }
 }
 
-/// What the sandbox's kernel wrote when it crashed.
-fn crash_report(dir: &MachineDir) -> String {
-    let mut report = Vec::new();
-    if let Ok(file) = std::fs::File::open(&dir.panic_log) {
-        let _ = file.take(PANIC_MAX).read_to_end(&mut report);
-    }
-    String::from_utf8_lossy(&report).into_owned()
-}
+/// Tells the thread that pages out to leave off.
+#[derive(Debug, Default)]
+struct PagingOut(parking_lot::Mutex<Arc<AtomicBool>>);
 
-/// One printable line of what a guest may have written.
-fn shortened(line: &str) -> String {
-    line.trim().chars().filter(|c| !c.is_control()).take(LINE_MAX).collect()
+impl PagingOut {
+    /// True while it is wanted.
+    fn begin(&self) -> Arc<AtomicBool> {
+        self.stop();
+        let wanted = Arc::new(AtomicBool::new(true));
+        *self.0.lock() = wanted.clone();
+        wanted
+    }
+
+    fn stop(&self) {
+        self.0.lock().store(false, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug)]

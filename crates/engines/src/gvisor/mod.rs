@@ -16,7 +16,8 @@
 //! - the root must have something in `/tmp` (an empty file will do): runsc mounts an unbounded
 //!   memory filesystem over an empty `/tmp`.
 
-mod boot;
+mod control;
+mod id;
 mod image;
 mod layout;
 mod links;
@@ -24,26 +25,41 @@ mod machine;
 mod oci;
 mod record;
 mod remains;
+mod report;
+mod roll;
+mod save;
+mod saved;
+mod shelf;
+mod shell;
+mod stacks;
+mod start;
 mod turns;
 mod urpc;
 pub mod version;
 
 use std::collections::HashSet;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use rustix::fs::Mode;
 use tokio::sync::{Semaphore, oneshot};
-use torpor_lifecycle::engine::{About, BootPlan, Engine, EngineError, Machine};
+use tokio::task::JoinHandle;
+use torpor_lifecycle::engine::{Abilities, About, BootPlan, Changes, Engine, EngineError, Machine};
 use torpor_protocol::SandboxId;
 
-use self::boot::Boot;
+use self::control::Control;
+use self::id::MachineId;
 use self::layout::{Layout, MachineDir, RUNTIME_DIR_MAX};
-use self::machine::GvisorMachine;
-use self::record::Record;
+use self::machine::{GvisorMachine, Parts};
+use self::record::{MarkFile, Record};
 use self::remains::Remains;
+use self::roll::Roll;
+use self::shelf::Shelf;
+use self::shell::Make;
+use self::start::{Origin, Start};
 use self::turns::{Turn, Turns};
 use self::version::Build;
 use crate::keeper::Keeper;
@@ -65,6 +81,8 @@ pub struct GvisorConfig {
     pub tag: String,
     /// Starts the keeper, to be followed by the path of its socket.
     pub keeper_command: Vec<OsString>,
+    /// How many empty machines are kept ready, so that a start is quick; 0: none.
+    pub shells: usize,
 }
 
 impl GvisorConfig {
@@ -85,6 +103,16 @@ impl GvisorConfig {
 pub struct Gvisor {
     host: Arc<Host>,
     about: About,
+    /// `None` once it is closed.
+    tending: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Gvisor {
+    fn drop(&mut self) {
+        if let Some(tending) = self.tending.lock().take() {
+            tending.abort();
+        }
+    }
 }
 
 /// What all machines of the engine share.
@@ -94,10 +122,14 @@ struct Host {
     memory_mib: u64,
     network: Network,
     remains: Arc<Remains>,
-    /// Boots under way. They are bound by the processor: more at once makes each slower and all
+    /// Starts under way. They are bound by the processor: more at once makes each slower and all
     /// later.
-    boots: Semaphore,
+    starts: Semaphore,
+    /// The same for saves.
+    saves: Arc<Semaphore>,
     turns: Turns,
+    roll: Roll,
+    shelf: Shelf,
 }
 
 impl Gvisor {
@@ -118,19 +150,47 @@ impl Gvisor {
         keeper.ensure().await.map_err(EngineError::failed("start the keeper"))?;
         let network =
             Network::open(&config.tag).await.map_err(EngineError::failed("open the network"))?;
-        let about =
-            About { kind: "gvisor", version: build.text.clone(), nameserver: network.nameserver() };
+        let about = About {
+            kind: "gvisor",
+            version: build.text.clone(),
+            nameserver: network.nameserver(),
+            abilities: Abilities {
+                memory_snapshots: true,
+                live_snapshots: true,
+                warm_standby: true,
+                saved_files: true,
+            },
+        };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let host = Host {
             runsc: config.runsc,
             build,
             memory_mib: host_memory_mib(),
             network,
+            roll: Roll::read(&layout),
             remains: Arc::new(Remains { layout, tag: config.tag, hierarchy, keeper }),
-            boots: Semaphore::new(cores + 1),
+            starts: Semaphore::new(cores + 1),
+            saves: Arc::new(Semaphore::new(cores + 1)),
             turns: Turns::default(),
+            shelf: Shelf::new(config.shells),
         };
-        Ok(Self { host: Arc::new(host), about })
+        let host = Arc::new(host);
+        let tending = Mutex::new(Some(tokio::spawn(host.clone().tend_shelf())));
+        Ok(Self { host, about, tending })
+    }
+}
+
+impl Gvisor {
+    async fn start(
+        &self,
+        plan: BootPlan,
+        origin: Origin,
+    ) -> Result<Box<dyn Machine>, EngineError> {
+        self.host.check(&plan)?;
+        let (answer, started) = oneshot::channel();
+        tokio::spawn(self.host.clone().start(plan, origin, answer));
+        let started = started.await.map_err(EngineError::failed("start the machine"))??;
+        Ok(Box::new(started.claim()))
     }
 }
 
@@ -155,11 +215,21 @@ impl Engine for Gvisor {
     }
 
     async fn boot(&self, plan: BootPlan) -> Result<Box<dyn Machine>, EngineError> {
-        self.host.check(&plan)?;
-        let (answer, booted) = oneshot::channel();
-        tokio::spawn(self.host.clone().boot(plan, answer));
-        let booted = booted.await.map_err(EngineError::failed("boot the machine"))??;
-        Ok(Box::new(booted.claim()))
+        self.start(plan, Origin::Image).await
+    }
+
+    async fn revive(&self, plan: BootPlan, saved: &Path) -> Result<Box<dyn Machine>, EngineError> {
+        self.start(plan, Origin::Save(saved.to_owned())).await
+    }
+
+    fn changes(&self, saved: &Path) -> Result<Box<dyn Changes>, EngineError> {
+        Ok(Box::new(saved::read(saved)?))
+    }
+
+    fn expect(&self, plan: &BootPlan) {
+        if self.host.check(plan).is_ok() {
+            self.host.shelf.expect(&Make::of(plan));
+        }
     }
 
     async fn adopt(&self, id: &SandboxId) -> Result<Option<Box<dyn Machine>>, EngineError> {
@@ -167,15 +237,21 @@ impl Engine for Gvisor {
     }
 
     async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<usize, EngineError> {
-        let remains = &self.host.remains;
+        let Host { remains, roll, shelf, .. } = &*self.host;
+        let mut stay: HashSet<MachineId> = shelf.ids().into_iter().collect();
+        stay.extend(keep.iter().filter_map(|sandbox| roll.machine_of(sandbox)));
         let mut ids = remains.ids().await;
-        ids.retain(|id| !keep.contains(id));
-        let count = ids.len();
+        ids.retain(|id| !stay.contains(id));
+        let count = ids.iter().filter(|id| !remains.is_shell(id)).count();
         remains.clear_all(ids).await?;
         Ok(count)
     }
 
     async fn close(&self) {
+        let tending = self.tending.lock().take();
+        if let Some(tending) = tending {
+            self.host.close_shelf(tending).await;
+        }
         if !self.host.remains.ids().await.is_empty() {
             return;
         }
@@ -199,58 +275,66 @@ impl Host {
         image::check(&plan.root)
     }
 
-    async fn boot(
+    async fn start(
         self: Arc<Self>,
         plan: BootPlan,
+        origin: Origin,
         answer: oneshot::Sender<Result<Unclaimed, EngineError>>,
     ) {
         let turn = self.turns.take(&plan.id).await;
-        let permit = self.boots.acquire().await.expect("it is never closed");
+        let _hold_off = self.shelf.hold_off();
+        let permit = self.starts.acquire().await.expect("it is never closed");
         if answer.is_closed() {
             return;
         }
-        if self.remains.layout.machine(&plan.id).dir.exists() {
-            // Of a machine that died, or whose removal failed.
-            self.clear_up(&plan.id).await;
+        if let Some(former) = self.roll.machine_of(&plan.id) {
+            // One that died, or whose removal failed.
+            self.clear_up(&former).await;
         }
-        let boot = Boot { host: &self, plan: &plan };
-        let booted = boot.run(|| !answer.is_closed()).await;
-        if let Err(error) = &booted {
-            tracing::debug!(id = %plan.id, %error, "clearing up after a failed boot");
-            self.clear_up(&plan.id).await;
-        }
+        let start = Start { host: &self, plan: &plan, origin: &origin };
+        let started = start.run(|| !answer.is_closed()).await;
         drop(permit);
         // If nobody takes it any more, it clears itself up.
-        let _ = answer.send(booted.map(|machine| Unclaimed(Some((machine, turn)))));
+        let _ = answer.send(started.map(|machine| Unclaimed(Some((machine, turn)))));
     }
 
-    async fn clear_up(&self, id: &SandboxId) {
+    async fn clear_up(&self, id: &MachineId) {
         if let Err(error) = self.remains.clear(id).await {
-            tracing::warn!(%id, %error, "something of a failed boot stays until the next sweep");
+            tracing::warn!(%id, %error, "something of a machine stays until the next sweep");
         }
     }
 
-    async fn adopt(self: &Arc<Self>, id: &SandboxId) -> Result<Option<GvisorMachine>, EngineError> {
-        let _turn = self.turns.take(id).await;
+    async fn adopt(
+        self: &Arc<Self>,
+        sandbox: &SandboxId,
+    ) -> Result<Option<GvisorMachine>, EngineError> {
+        let _turn = self.turns.take(sandbox).await;
+        let Some(id) = self.roll.machine_of(sandbox) else { return Ok(None) };
         let channel = self.remains.keeper.channel(id.as_str()).await;
         let channel = channel.map_err(EngineError::failed("get the machine's channel"))?;
-        let record = Record::read(&self.remains.layout.machine(id).record);
+        let dir = self.remains.layout.machine(&id);
+        let (record, mark) = (Record::read(&dir.record), MarkFile::open(&dir.mark));
         let pidfd = record.as_ref().and_then(|record| record.process.open());
-        // A boot that was cut off, or dead, or without the only way to talk to it: not there.
-        let (Some(record), Some(pidfd), Some(channel)) = (record, pidfd, channel) else {
-            self.remains.clear(id).await?;
+        // A start that was cut off, or dead, or without the only way to talk to it: not there.
+        let (Some(record), Some(mark), Some(pidfd), Some(channel)) = (record, mark, pidfd, channel)
+        else {
+            self.remains.clear(&id).await?;
+            self.roll.forget(sandbox, &id);
             return Ok(None);
         };
         let slot = self.network.adopt(record.slot, &record.network).await;
         let slot = slot.map_err(EngineError::failed("take over the machine's network"))?;
-        let group = self.remains.group(id);
-        GvisorMachine::new(self.clone(), record, slot, group, channel, pidfd)
+        let group = self.remains.group(&id);
+        let mut control = Control::new(&dir, group.clone(), mark);
+        control.take_over().await?;
+        let parts = Parts { record, slot, group, channel, pidfd, control };
+        GvisorMachine::new(self.clone(), parts)
             .map(Some)
             .map_err(EngineError::failed("watch the machine"))
     }
 
-    fn create_command(&self, dir: &MachineDir, id: &SandboxId) -> Vec<String> {
-        let path = |path: &std::path::Path| path.to_string_lossy().into_owned();
+    fn create_command(&self, dir: &MachineDir, id: &MachineId) -> Vec<String> {
+        let path = |path: &Path| path.to_string_lossy().into_owned();
         vec![
             path(&self.runsc),
             format!("--root={}", path(&self.remains.layout.runsc_root())),
@@ -268,8 +352,8 @@ impl Host {
     }
 }
 
-/// A booted machine on its way to whoever asked for it. If they are gone, it is killed; until it is
-/// claimed or cleared no other boot of the same sandbox begins.
+/// A started machine on its way to whoever asked for it. If they are gone, it is killed; until it is
+/// claimed or cleared no other start of the same sandbox begins.
 struct Unclaimed(Option<(GvisorMachine, Turn)>);
 
 impl Unclaimed {

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use torpor_lifecycle::engine::{AGENT_PATH, BootPlan};
+use torpor_lifecycle::engine::AGENT_PATH;
 
 /// What the agent may do. It hands down all but `CAP_SYS_ADMIN`.
 const CAPABILITIES: [&str; 14] = [
@@ -33,7 +33,9 @@ const NOFILE: u64 = 65_536;
 /// Everything `config.json` depends on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Description<'a> {
-    pub(super) plan: &'a BootPlan,
+    /// The image.
+    pub(super) root: &'a Path,
+    pub(super) memory_mib: u64,
     pub(super) empty_root: &'a Path,
     /// What the guest writes lands in a file in this directory.
     pub(super) disk: &'a Path,
@@ -43,14 +45,14 @@ pub(super) struct Description<'a> {
 
 impl Description<'_> {
     pub(super) fn to_json(self) -> Value {
-        let id = self.plan.id.as_str();
         // A quarter, as tmpfs files are memory too and the sandbox dies when all of it is used.
-        let shm_mib = (self.plan.spec.resources.memory_mib / 4).max(1);
+        let shm_mib = (self.memory_mib / 4).max(1);
         let mount = |at: &str, kind: &str, options: &[&str]| json!({ "destination": at, "type": kind, "source": kind, "options": options });
         let shm = format!("size={shm_mib}m");
         json!({
             "ociVersion": "1.0.2",
-            "hostname": id,
+            // Until the agent is told who it is.
+            "hostname": "sandbox",
             "root": { "path": self.empty_root, "readonly": false },
             "process": {
                 "args": [AGENT_PATH],
@@ -84,7 +86,7 @@ impl Description<'_> {
                 ],
             },
             "annotations": {
-                "dev.gvisor.spec.rootfs.source": self.plan.root,
+                "dev.gvisor.spec.rootfs.source": self.root,
                 "dev.gvisor.spec.rootfs.type": "erofs",
                 // Never "memory": a guest that fills it would take its own kernel down.
                 "dev.gvisor.spec.rootfs.overlay": format!("dir={}", self.disk.display()),

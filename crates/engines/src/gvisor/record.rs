@@ -1,18 +1,25 @@
-//! What a daemon must know of a machine that an earlier daemon started: `machine.json`.
+//! What a daemon must know of a machine that an earlier daemon started: `machine.json`, which is
+//! written before a guest runs in it, and `mark`, which is there once one does.
 //!
-//! It is written when the machine is whole and before anybody hears of it, so a machine without it
-//! is a boot that was cut off.
+//! Neither needs to survive the host, which would take the machine with it: nobody waits for a disk
+//! here.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 use torpor_protocol::{Network, SandboxId};
 
+use super::id::MachineId;
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
-    pub(super) id: SandboxId,
+    pub(super) id: MachineId,
+    /// Whose it is; `None`: it was prepared ahead and nobody has it.
+    pub(super) sandbox: Option<SandboxId>,
     pub(super) process: Process,
     /// The number of its place in the network.
     pub(super) slot: u16,
@@ -32,6 +39,52 @@ impl Record {
     /// `None` if there is none, or none that can be read: the machine is not whole.
     pub(super) fn read(path: &Path) -> Option<Self> {
         serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+    }
+}
+
+/// How a guest stands. The sandbox's kernel counts how often it was told to pause, can't be asked for
+/// the count, and dies when told to resume once too often: so every such call lies between two
+/// marks, and a daemon that finds the first of them has to look (see `control`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mark {
+    Running,
+    /// The kernel may have been told to pause. Not frozen.
+    Pausing,
+    /// The kernel is paused; frozen, or about to be.
+    Paused,
+    /// The kernel may have been told to resume, unless the machine is still frozen.
+    Resuming,
+}
+
+const MARKS: [(Mark, u8); 4] =
+    [(Mark::Running, b'r'), (Mark::Pausing, b'q'), (Mark::Paused, b'p'), (Mark::Resuming, b's')];
+
+/// The file of a machine's mark: one byte, so that it is always whole, and written in place, so
+/// that it costs a waking machine nothing.
+#[derive(Debug)]
+pub(super) struct MarkFile(File);
+
+impl MarkFile {
+    /// Of a guest that runs now for the first time.
+    pub(super) fn create(path: &Path) -> io::Result<Self> {
+        let file = Self(File::create_new(path)?);
+        file.write(Mark::Running)?;
+        Ok(file)
+    }
+
+    /// `None` if no guest was started.
+    pub(super) fn open(path: &Path) -> Option<(Self, Mark)> {
+        let file = File::options().read(true).write(true).open(path).ok()?;
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 0).ok()?;
+        let (mark, _) = MARKS.into_iter().find(|(_, letter)| *letter == byte[0])?;
+        Some((Self(file), mark))
+    }
+
+    pub(super) fn write(&self, mark: Mark) -> io::Result<()> {
+        let letter = MARKS.into_iter().find(|(known, _)| *known == mark);
+        let (_, letter) = letter.expect("every mark has a letter");
+        self.0.write_all_at(&[letter], 0)
     }
 }
 
@@ -93,7 +146,8 @@ mod tests {
         let path = dir.path().join("machine.json");
         assert_eq!(Record::read(&path), None);
         let record = Record {
-            id: SandboxId::random(),
+            id: MachineId::random(),
+            sandbox: Some(SandboxId::random()),
             process: Process::of(1).unwrap(),
             slot: 7,
             network: Network::default(),
@@ -104,5 +158,20 @@ mod tests {
         let half = std::fs::read(&path).unwrap();
         std::fs::write(&path, &half[..half.len() / 2]).unwrap();
         assert_eq!(Record::read(&path), None);
+    }
+    #[test]
+    fn a_mark_is_found_as_it_was_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mark");
+        assert!(MarkFile::open(&path).is_none(), "no guest was started");
+        let file = MarkFile::create(&path).unwrap();
+        assert_eq!(MarkFile::open(&path).unwrap().1, Mark::Running);
+        for (mark, _) in MARKS {
+            file.write(mark).unwrap();
+            assert_eq!(MarkFile::open(&path).unwrap().1, mark);
+        }
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 1);
+        std::fs::write(&path, "").unwrap();
+        assert!(MarkFile::open(&path).is_none());
     }
 }

@@ -1,9 +1,9 @@
 //! Removing what belongs to a machine, whatever state it is in: the one way by which a failed boot,
 //! a kill, a sweep and a purge end.
 //!
-//! Everything a machine has on the host is found by the installation's tag and the sandbox's id, so
-//! no memory of what was made is needed. The machine's directory goes last: until then the next
-//! sweep finds the rest.
+//! Everything a machine has on the host is found by the installation's tag and the machine's id, so
+//! no memory of what was made is needed. Its record goes first, so that nobody takes the rest for a
+//! machine, and its directory last: until then the next sweep finds the rest.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,9 +12,10 @@ use std::sync::Arc;
 
 use tokio::task::{JoinSet, spawn_blocking};
 use torpor_lifecycle::engine::EngineError;
-use torpor_protocol::SandboxId;
 
+use super::id::MachineId;
 use super::layout::Layout;
+use super::record::Record;
 use crate::disk::ScratchDisk;
 use crate::keeper::{Keeper, KeeperError};
 use crate::limits::{self, Group, Hierarchy};
@@ -29,12 +30,12 @@ pub(super) struct Remains {
 }
 
 impl Remains {
-    pub(super) fn group(&self, id: &SandboxId) -> Group {
+    pub(super) fn group(&self, id: &MachineId) -> Group {
         Group::open(&self.hierarchy, &self.tag, id.as_str())
     }
 
-    /// Every sandbox of which something is on this host.
-    pub(super) async fn ids(&self) -> BTreeSet<SandboxId> {
+    /// Every machine of which something is on this host.
+    pub(super) async fn ids(&self) -> BTreeSet<MachineId> {
         let mut ids = BTreeSet::new();
         ids.extend(Layout::ids_in(&self.layout.machines()));
         ids.extend(Layout::ids_in(&self.layout.scratch_dir));
@@ -45,9 +46,14 @@ impl Remains {
         ids
     }
 
-    /// Kills what runs of this sandbox and removes all it has but its place in the network. Goes on
+    /// Whether it was prepared ahead and nobody has it.
+    pub(super) fn is_shell(&self, id: &MachineId) -> bool {
+        Record::read(&self.layout.machine(id).record).is_some_and(|record| record.sandbox.is_none())
+    }
+
+    /// Kills what runs of this machine and removes all it has but its place in the network. Goes on
     /// after a failure; tells the first.
-    pub(super) async fn clear(&self, id: &SandboxId) -> Result<(), EngineError> {
+    pub(super) async fn clear(&self, id: &MachineId) -> Result<(), EngineError> {
         // First: from here on nothing new of it is started.
         let forgotten = match self.keeper.forget(id.as_str()).await {
             // Without a keeper there is nothing to forget.
@@ -57,6 +63,7 @@ impl Remains {
         let (group, dir) = (self.group(id), self.layout.machine(id));
         let removed = spawn_blocking(move || {
             let steps = [
+                absent(std::fs::remove_file(&dir.record)),
                 group.kill_all(),
                 ScratchDisk::open(&dir.disk_image, &dir.disk).remove(),
                 group.remove(),
@@ -68,14 +75,14 @@ impl Remains {
         removed
             .await
             .map_err(EngineError::failed("remove a machine"))?
-            .map_err(EngineError::failed(format!("remove the machine of {id}")))?;
-        forgotten.map_err(EngineError::failed(format!("let go of the machine of {id}")))
+            .map_err(EngineError::failed(format!("remove machine {id}")))?;
+        forgotten.map_err(EngineError::failed(format!("let go of machine {id}")))
     }
 
     /// Clears all of `ids`, side by side.
     pub(super) async fn clear_all(
         self: &Arc<Self>,
-        ids: impl IntoIterator<Item = SandboxId>,
+        ids: impl IntoIterator<Item = MachineId>,
     ) -> Result<(), EngineError> {
         let mut tasks = JoinSet::new();
         for id in ids {

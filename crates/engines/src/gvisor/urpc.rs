@@ -17,8 +17,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// Longest reply; those we ask for are a hundred bytes.
-const REPLY_MAX: usize = 1024 * 1024;
+/// Longest reply: the stacks of some ten thousand threads. Most have a hundred bytes.
+const REPLY_MAX: usize = 64 * 1024 * 1024;
+/// Longest text of a refusal that is passed on.
+const WORDS_MAX: usize = 300;
 /// Descriptors beside one call.
 const FDS_MAX: usize = 4;
 
@@ -84,7 +86,7 @@ impl Urpc {
             .map_err(|_| UrpcError::Deadline { method, wait })?
             .map_err(|source| UrpcError::Broken { method, source })?;
         if !answer.success {
-            return Err(UrpcError::Refused { method, message: answer.err });
+            return Err(UrpcError::Refused { method, message: shortened(&answer.err) });
         }
         Ok(answer.result)
     }
@@ -122,6 +124,12 @@ impl Urpc {
     }
 }
 
+/// The first line; the rest is for who wrote the sandbox.
+fn shortened(words: &str) -> String {
+    let line = words.lines().next().unwrap_or_default();
+    line.trim_end_matches(':').chars().take(WORDS_MAX).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,8 +137,9 @@ mod tests {
     const WAIT: Duration = Duration::from_secs(5);
 
     /// A sandbox that answers with `replies`, cut where they are cut here.
-    async fn sandbox(replies: &'static [&'static str]) -> Urpc {
+    async fn sandbox(replies: &[&'static str]) -> Urpc {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let replies = replies.to_vec();
         tokio::spawn(async move {
             let mut call = vec![0; 4096];
             let _ = theirs.read(&mut call).await;
@@ -152,7 +161,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_refusal_carries_the_sandboxs_words() {
-        let mut urpc = sandbox(&["{\"success\":false,\"err\":\"no such container\"}"]).await;
+        let reply = "{\"success\":false,\"err\":\"no such container:\\ngoroutine 1\"}";
+        let mut urpc = sandbox(&[reply]).await;
         let error = urpc.call("a.B", "x", &[], WAIT).await.unwrap_err();
         assert_eq!(error.to_string(), "a.B failed: no such container");
     }

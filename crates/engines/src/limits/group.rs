@@ -28,6 +28,12 @@ const KILL_DEADLINE: Duration = Duration::from_secs(10);
 const REMOVE_DEADLINE: Duration = Duration::from_secs(5);
 /// First and longest pause between two looks at something the kernel does not announce.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(20));
+/// Paging out a machine takes about 5 ms per MiB; what is left after this long stays.
+const PAGE_OUT_DEADLINE: Duration = Duration::from_secs(30);
+/// How much at once, so that who changes their mind need not wait.
+const PAGE_OUT_PIECE: &str = "16M";
+/// v1 gives what it can; most goes at the first time, all but the last MiB at the third.
+const PAGE_OUT_ROUNDS: usize = 3;
 /// Another installation may remove the shared parent between two of our steps, but hardly often.
 const PARENT_ATTEMPTS: usize = 10;
 
@@ -101,6 +107,51 @@ impl Group {
             Some(path) => fs::write(path.join("cgroup.freeze"), "0"),
             None => self.v1("freezer").and_then(|path| thaw_v1(&path)),
         }
+    }
+
+    /// Whether it is frozen, or about to be.
+    pub fn frozen(&self) -> io::Result<bool> {
+        match self.v2() {
+            Some(path) => Ok(fs::read_to_string(path.join("cgroup.freeze"))?.trim() == "1"),
+            None => {
+                let state = fs::read_to_string(self.v1("freezer")?.join("freezer.state"))?;
+                Ok(state.trim() != "THAWED")
+            }
+        }
+    }
+
+    /// What is not urgent gets a tenth of the processor time that a group beside it gets.
+    pub fn set_urgent(&self, urgent: bool) -> io::Result<()> {
+        let (v1, v2) = if urgent { ("1024", "100") } else { ("102", "10") };
+        let value = if self.hierarchy.v1_tree("cpu").is_some() { v1 } else { v2 };
+        self.limit("cpu", "cpu.shares", "cpu.weight", value)
+    }
+
+    /// Gives its memory to the host's swap, if there is any, a piece at a time while it is `wanted`.
+    pub fn page_out(&self, wanted: impl Fn() -> bool) -> io::Result<()> {
+        let info = rustix::system::sysinfo();
+        if info.totalswap == 0 {
+            return Ok(());
+        }
+        let Some(file) = self.pick("memory", "memory.force_empty", "memory.reclaim") else {
+            return Ok(());
+        };
+        let piece = if file.ends_with("memory.reclaim") { PAGE_OUT_PIECE } else { "0" };
+        let rounds = if file.ends_with("memory.reclaim") { usize::MAX } else { PAGE_OUT_ROUNDS };
+        let deadline = Instant::now() + PAGE_OUT_DEADLINE;
+        for _ in 0..rounds {
+            if !wanted() || Instant::now() > deadline {
+                return Ok(());
+            }
+            match fs::write(&file, piece) {
+                Ok(()) => {}
+                // Nothing more to be had; v1 says that it is busy as long as something is left.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// How many processes the host killed here for want of memory.

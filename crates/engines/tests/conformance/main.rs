@@ -7,8 +7,16 @@
 #[cfg(test)]
 mod contract;
 #[cfg(test)]
+mod crashes;
+#[cfg(test)]
 mod gvisor;
 #[cfg(test)]
 mod keeper;
+#[cfg(test)]
+mod measure;
+#[cfg(test)]
+mod saves;
+#[cfg(test)]
+mod shells;
 #[cfg(test)]
 mod world;

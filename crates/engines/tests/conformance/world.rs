@@ -1,11 +1,13 @@
 //! A fresh installation of the gVisor engine, and the verbs of the tests.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::time::Instant;
 use torpor_engines::gvisor::{Gvisor, GvisorConfig, purge};
 use torpor_engines::limits::{Group, Hierarchy};
@@ -48,6 +50,7 @@ pub(crate) async fn world() -> Option<World> {
         scratch_dir: dir.path().join("scratch"),
         tag,
         keeper_command: keeper_command(),
+        shells: 0,
     };
     let mut world = World { config, engine: None, root: root(), _dir: dir };
     world.reopen().await;
@@ -102,6 +105,17 @@ impl World {
         BootPlan { id: SandboxId::random(), spec: spec(resources), root: self.root.clone() }
     }
 
+    /// Whether the machine's group is frozen.
+    pub(crate) fn frozen(&self, machine: &str) -> bool {
+        let hierarchy = Hierarchy::discover().expect("cgroups");
+        let group = Group::open(&hierarchy, &self.config.tag, machine);
+        group.frozen().unwrap_or(false)
+    }
+
+    pub(crate) fn take_engine(&mut self) -> Option<Arc<Gvisor>> {
+        self.engine.take()
+    }
+
     /// Opens the installation as a daemon does that was started anew.
     pub(crate) async fn reopen(&mut self) {
         self.engine = None;
@@ -112,7 +126,8 @@ impl World {
     /// The command lines of the machine's processes.
     pub(crate) fn processes(&self, id: &SandboxId) -> Vec<String> {
         let hierarchy = Hierarchy::discover().expect("cgroups");
-        let group = Group::open(&hierarchy, &self.config.tag, id.as_str());
+        let machine = self.machine_of(id).expect("it has a machine");
+        let group = Group::open(&hierarchy, &self.config.tag, &machine);
         group
             .pids()
             .iter()
@@ -122,7 +137,7 @@ impl World {
 
     /// Kills the sandbox as someone on the host might.
     pub(crate) fn kill_sandbox(&self, id: &SandboxId) {
-        let file = self.runtime_dir().join("machines").join(id.as_str()).join("pid");
+        let file = self.machine_dir(id).join("pid");
         kill(std::fs::read_to_string(file).expect("a pid file").trim().parse().expect("a number"));
     }
 
@@ -145,14 +160,36 @@ impl World {
         }
     }
 
-    /// Everything on the host that names the machine, or of which it is made.
-    pub(crate) fn traces(&self, id: &SandboxId) -> Vec<String> {
+    /// The records of all machines, by the machines' ids.
+    pub(crate) fn records(&self) -> BTreeMap<String, Value> {
+        let machines = std::fs::read_dir(self.runtime_dir().join("machines"));
+        let read = |dir: PathBuf| {
+            let record = std::fs::read(dir.join("machine.json")).ok()?;
+            let id = dir.file_name()?.to_str()?.to_owned();
+            Some((id, serde_json::from_slice(&record).expect("a record")))
+        };
+        machines.into_iter().flatten().flatten().filter_map(|entry| read(entry.path())).collect()
+    }
+
+    /// The id of the sandbox's machine.
+    pub(crate) fn machine_of(&self, sandbox: &SandboxId) -> Option<String> {
+        let mut records = self.records().into_iter();
+        records.find(|(_, record)| record["sandbox"] == sandbox.as_str()).map(|(id, _)| id)
+    }
+
+    pub(crate) fn machine_dir(&self, sandbox: &SandboxId) -> PathBuf {
+        let machine = self.machine_of(sandbox).expect("it has a machine");
+        self.runtime_dir().join("machines").join(machine)
+    }
+
+    /// Everything on the host of which machines are made, but what other sandboxes have.
+    pub(crate) fn traces(&self, sandbox: &SandboxId) -> Vec<String> {
         let mut traces = vec![];
         for entry in walk(&self.config.runtime_dir).chain(walk(&self.config.scratch_dir)) {
             traces.push(entry.display().to_string());
         }
         let mut find = Command::new("find");
-        find.args(["/sys/fs/cgroup", "-type", "d", "-name", id.as_str()]);
+        find.args(["/sys/fs/cgroup", "-type", "d", "-path"]).arg(format!("*/{}/*", self.config.tag));
         traces.extend(output(&mut find).lines().map(str::to_owned));
         traces.extend(
             std::fs::read_to_string("/proc/self/mountinfo").unwrap().lines().map(str::to_owned),
@@ -160,7 +197,14 @@ impl World {
         for process in std::fs::read_dir("/proc").unwrap().flatten() {
             traces.push(command_line(process.path()));
         }
-        traces.retain(|trace| trace.contains(id.as_str()));
+        let mut others = self.records();
+        others.retain(|_, record| record["sandbox"] != sandbox.as_str());
+        let home = self.config.scratch_dir.parent().expect("a directory").display().to_string();
+        traces.retain(|trace| {
+            let mut words = trace.split(|c: char| !c.is_ascii_alphanumeric());
+            (trace.contains(&self.config.tag) || trace.contains(&home))
+                && words.any(|word| word.len() == sandbox.as_str().len() && !others.contains_key(word))
+        });
         traces
     }
 }
@@ -219,10 +263,22 @@ pub(crate) fn spec(resources: Resources) -> SandboxSpec {
         labels: Default::default(),
         network: Network::default(),
         lifetime: Default::default(),
+        standby: Default::default(),
     }
 }
 
 // === Verbs ===
+
+/// An error with all its reasons.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text += &format!(": {error}");
+        source = error.source();
+    }
+    text
+}
 
 /// Waits until `holds`.
 pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {

@@ -17,9 +17,9 @@ use hyper_util::server::conn::auto;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
-use torpor_lifecycle::Fleet;
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, FakeStore, Inside};
-use torpor_protocol::{Lifetime, Network, Resources, SandboxSpec};
+use torpor_lifecycle::{Fleet, Parts, Policy};
+use torpor_protocol::{Lifetime, Network, Resources, SandboxSpec, StandbyPolicy};
 use torpor_proxy::{Proxy, route};
 
 /// No step of a test takes longer, also on a busy host.
@@ -40,7 +40,14 @@ impl World {
     pub(crate) async fn new() -> Self {
         let (host, store) = (FakeHost::new(Inside::RealAgent), FakeStore::new());
         let engine = std::sync::Arc::new(FakeEngine::new(std::sync::Arc::clone(&host)));
-        let fleet = Fleet::recover(engine, store.clone(), store).await.unwrap();
+        let parts = Parts {
+            engine,
+            ledger: store.clone(),
+            images: store.clone(),
+            saves: store,
+            policy: Policy::default(),
+        };
+        let fleet = Fleet::recover(parts).await.unwrap();
         let sandbox = fleet.create(spec("web")).await.unwrap();
         soon(sandbox.awake()).await.unwrap();
         let proxy = Proxy::new(fleet.clone());
@@ -223,5 +230,6 @@ fn spec(name: &str) -> SandboxSpec {
         labels: Default::default(),
         network: Network::default(),
         lifetime: Lifetime::default(),
+        standby: StandbyPolicy::default(),
     }
 }

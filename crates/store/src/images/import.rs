@@ -186,6 +186,30 @@ impl Images {
         Ok(row)
     }
 
+    /// Installs an image from a root file of another installation: what is in it must be the image
+    /// that it is said to be, and gets the present agent.
+    pub(crate) async fn install_root(
+        &self,
+        id: &ImageId,
+        config: ImageConfig,
+        file: PathBuf,
+    ) -> Result<Image, StoreError> {
+        let stage = self.shared.layout.stage()?;
+        let (limits, agent, said) = (self.shared.limits, self.shared.agent, id.clone());
+        let (stage, config) = blocking(move || {
+            let mut tree = Tree::create(&stage.path().join(TREE_DIR), Budget::new(limits))?;
+            reader::unpack(&file, &mut tree)?;
+            let found = complete(&mut tree, &stage, &config, agent)?;
+            if found != said {
+                let text = format!("the image is said to be {said} and is {found}");
+                return Err(StoreError::Invalid(text));
+            }
+            Ok((stage, config))
+        })
+        .await?;
+        self.commit(stage, id.clone(), config, None).await
+    }
+
     /// Makes the root file, still in the stage.
     async fn pack_stage(
         &self,

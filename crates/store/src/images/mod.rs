@@ -13,7 +13,7 @@
 //!   glanced at before every further use.
 
 mod base;
-mod blobs;
+pub(crate) mod blobs;
 mod config;
 mod describe;
 mod directory;
@@ -23,11 +23,11 @@ mod layer;
 mod layered;
 mod limits;
 mod name;
-mod path;
+pub(crate) mod path;
 mod progress;
-mod reader;
+pub(crate) mod reader;
 mod stream;
-mod tarball;
+pub(crate) mod tarball;
 mod tree;
 
 use std::collections::{HashMap, HashSet};
@@ -265,6 +265,11 @@ impl Images {
         Ok(row)
     }
 
+    /// Which agent is in the root file that machines of an image get.
+    pub(crate) async fn agent_hash(&self, id: &ImageId) -> Result<String, StoreError> {
+        Ok(self.usable(id).await?.agent_hash)
+    }
+
     /// Removes directories without a row and files that their row does not name.
     async fn sweep(&self) -> Result<(), StoreError> {
         let rows = self.shared.ledger.images().await?;
@@ -327,6 +332,6 @@ pub(crate) async fn blocking<T: Send + 'static>(
 ) -> Result<T, StoreError> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
-        Err(error) => Err(StoreError::failed("finish work on an image")(error)),
+        Err(error) => Err(StoreError::failed("finish work in the store")(error)),
     }
 }

@@ -1,4 +1,4 @@
-//! Reads a root file back into a tree, for giving an image another agent.
+//! Reads a root file: back into a tree, for giving an image another agent, or one thing in it.
 //!
 //! Only what [`super::erofs::pack`] writes is understood: no compression, chunks or attributes.
 //! (`fsck.erofs --extract` of erofs-utils 1.5 loses setuid and hard links.)
@@ -37,7 +37,7 @@ pub(crate) fn unpack(file: &Path, tree: &mut Tree) -> Result<(), StoreError> {
     erofs.copy_dir(&root, &TreePath::ROOT, tree, &mut HashMap::new())
 }
 
-struct Erofs {
+pub(crate) struct Erofs {
     file: File,
     block: u64,
     inodes: u64,
@@ -46,18 +46,18 @@ struct Erofs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     File,
     Dir,
     Symlink,
     Other,
 }
 
-struct Inode {
-    kind: Kind,
-    meta: Meta,
+pub(crate) struct Inode {
+    pub(crate) kind: Kind,
+    pub(crate) meta: Meta,
     links: u32,
-    size: u64,
+    pub(crate) size: u64,
     /// Where the whole blocks start.
     body: u64,
     /// Bytes in whole blocks; the rest is at `tail`.
@@ -66,7 +66,10 @@ struct Inode {
 }
 
 impl Erofs {
-    fn open(file: File) -> io::Result<Self> {
+    /// Stands for the number of the root directory, which is never so large.
+    pub(crate) const ROOT: u64 = u64::MAX;
+
+    pub(crate) fn open(file: File) -> io::Result<Self> {
         let mut sb = [0u8; 128];
         file.read_exact_at(&mut sb, SUPERBLOCK)?;
         let bits = sb[12];
@@ -83,7 +86,13 @@ impl Erofs {
         })
     }
 
-    fn inode(&self, nid: u64) -> io::Result<Inode> {
+    /// Another reader of the same file.
+    pub(crate) fn again(&self) -> io::Result<Self> {
+        Ok(Self { file: self.file.try_clone()?, ..*self })
+    }
+
+    pub(crate) fn inode(&self, nid: u64) -> io::Result<Inode> {
+        let nid = if nid == Self::ROOT { self.root } else { nid };
         let at = nid.checked_mul(32).and_then(|at| at.checked_add(self.inodes));
         let at = at.ok_or_else(|| bad("an inode out of range"))?;
         let mut raw = [0u8; 64];
@@ -175,7 +184,13 @@ impl Erofs {
         }
     }
 
-    fn small(&self, inode: &Inode) -> io::Result<Vec<u8>> {
+    /// The content of a file.
+    pub(crate) fn content<'a>(&'a self, inode: &'a Inode) -> impl Read + 'a {
+        Content { erofs: self, inode, at: 0 }
+    }
+
+    /// The whole content of a directory or a link.
+    pub(crate) fn small(&self, inode: &Inode) -> io::Result<Vec<u8>> {
         if inode.size > SMALL_MAX {
             return Err(bad("a directory or link of impossible size"));
         }
@@ -185,7 +200,7 @@ impl Erofs {
     }
 
     /// Names and inodes in a directory, without `.` and `..`.
-    fn names(&self, dir: &Inode) -> io::Result<Vec<(Vec<u8>, u64)>> {
+    pub(crate) fn names(&self, dir: &Inode) -> io::Result<Vec<(Vec<u8>, u64)>> {
         let content = self.small(dir)?;
         let mut found = Vec::new();
         for block in content.chunks(usize::try_from(self.block).map_err(io::Error::other)?) {

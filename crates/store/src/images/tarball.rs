@@ -6,7 +6,7 @@
 
 use std::io::{self, Read};
 
-use tar::{EntryType, Header, PaxExtensions};
+use tar::{EntryType, Header};
 use torpor_lifecycle::store::StoreError;
 
 use super::path::refused;
@@ -38,7 +38,17 @@ pub struct Entry {
     pub size: u64,
     /// Where the content starts in the archive.
     pub at: u64,
+    /// The type as the archive has it.
+    pub(crate) raw: u8,
+    /// Major and minor number.
+    pub(crate) device: (u32, u32),
+    pub(crate) modified_at_ms: i64,
+    /// The name means what it says, whatever it begins with; see [`LITERAL`].
+    pub(crate) literal: bool,
 }
+
+/// Extended header of ours: the entry is a file that a guest happened to call `.wh.NAME`.
+pub(crate) const LITERAL: &str = "TORPOR.literal";
 
 pub struct Tarball<R> {
     input: R,
@@ -56,7 +66,9 @@ struct Extended {
     size: Option<u64>,
     uid: Option<u64>,
     gid: Option<u64>,
+    /// Milliseconds.
     mtime: Option<i64>,
+    literal: bool,
 }
 
 impl<R: Read> Tarball<R> {
@@ -129,17 +141,31 @@ impl<R: Read> Tarball<R> {
             let id = id.map_or(own, Ok).map_err(unreadable)?;
             u32::try_from(id).map_err(|_| refused(&path, "its owner is out of range"))
         };
-        let mtime = extended.mtime.or_else(|| i64::try_from(header.mtime().ok()?).ok());
+        let own = || i64::try_from(header.mtime().ok()?).ok()?.checked_mul(1000);
+        let modified_at_ms = extended.mtime.or_else(own).unwrap_or(0);
         let meta = Meta {
             mode: header.mode().map_err(unreadable)? & 0o7777,
             uid: owner(extended.uid, header.uid())?,
             gid: owner(extended.gid, header.gid())?,
-            mtime: mtime.unwrap_or(0),
+            // Whole seconds, towards 1970.
+            mtime: modified_at_ms / 1000,
         };
         // Only files have content; some programs note a size for links and directories too.
         let size = if kind == EntryKind::File { extended.size.unwrap_or(size) } else { 0 };
         self.expect_body(size);
-        Ok(Entry { path, link: link.unwrap_or_default(), kind, meta, size, at: self.at })
+        let number = |number: io::Result<Option<u32>>| number.ok().flatten().unwrap_or(0);
+        Ok(Entry {
+            path,
+            link: link.unwrap_or_default(),
+            kind,
+            meta,
+            size,
+            at: self.at,
+            raw: header.entry_type().as_byte(),
+            device: (number(header.device_major()), number(header.device_minor())),
+            modified_at_ms,
+            literal: extended.literal,
+        })
     }
 
     fn header(&mut self) -> Result<Option<Header>, StoreError> {
@@ -194,9 +220,10 @@ impl<R: Read> Tarball<R> {
 impl Extended {
     fn read_pax(&mut self, text: &[u8]) -> Result<(), StoreError> {
         let bad = || StoreError::Invalid("the archive has a damaged extended header".to_owned());
-        for pair in PaxExtensions::new(text) {
-            let pair = pair.map_err(|_| bad())?;
-            let (key, value) = (pair.key_bytes(), pair.value_bytes());
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (key, value);
+            (key, value, rest) = pax_record(rest).ok_or_else(bad)?;
             let number = || {
                 let text = std::str::from_utf8(value).ok();
                 text.and_then(|text| text.parse::<u64>().ok()).ok_or_else(bad)
@@ -207,7 +234,8 @@ impl Extended {
                 b"size" => self.size = Some(number()?),
                 b"uid" => self.uid = Some(number()?),
                 b"gid" => self.gid = Some(number()?),
-                b"mtime" => self.mtime = Some(seconds(value).ok_or_else(bad)?),
+                b"mtime" => self.mtime = Some(milliseconds(value).ok_or_else(bad)?),
+                key if key == LITERAL.as_bytes() => self.literal = true,
                 key if key.starts_with(b"GNU.sparse.") => {
                     return Err(StoreError::Invalid(
                         "the archive has sparse files, which are not supported".to_owned(),
@@ -261,9 +289,27 @@ fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().enumerate().map(value).sum()
 }
 
-/// Whole seconds of a time like `1700000000.25` or `-5`.
-fn seconds(value: &[u8]) -> Option<i64> {
-    std::str::from_utf8(value).ok()?.split('.').next()?.parse().ok()
+/// The first `LENGTH KEY=VALUE\n` and what follows. The length counts, as a value may contain line
+/// ends.
+fn pax_record(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let space = text.iter().position(|byte| *byte == b' ')?;
+    let length: usize = std::str::from_utf8(&text[..space]).ok()?.parse().ok()?;
+    let (record, rest) = text.split_at_checked(length)?;
+    let record = record.get(space + 1..)?.strip_suffix(b"\n")?;
+    let equals = record.iter().position(|byte| *byte == b'=')?;
+    Some((&record[..equals], &record[equals + 1..], rest))
+}
+
+/// Milliseconds of a time like `1700000000.25` or `-5`.
+fn milliseconds(value: &[u8]) -> Option<i64> {
+    let text = std::str::from_utf8(value).ok()?;
+    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+    let whole: i64 = whole.parse::<i64>().ok()?.checked_mul(1000)?;
+    if !part.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let part: i64 = part.chars().chain("000".chars()).take(3).collect::<String>().parse().ok()?;
+    if text.starts_with('-') { whole.checked_sub(part) } else { whole.checked_add(part) }
 }
 
 fn until_nul(mut text: Vec<u8>) -> Vec<u8> {

@@ -303,7 +303,7 @@ fn staging(path: &TreePath) -> impl FnOnce(Errno) -> StoreError {
 
 /// The source broke, not the store.
 pub(crate) fn unreadable(error: std::io::Error) -> StoreError {
-    StoreError::Invalid(format!("the source of the image can't be read: {error}"))
+    StoreError::Invalid(format!("the source can't be read: {error}"))
 }
 
 /// What a tree is made in: a directory of a stage.

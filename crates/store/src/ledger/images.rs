@@ -127,7 +127,7 @@ impl Ledger {
     }
 
     /// Takes away a name, or the image if no other name is left or none was given. An image that a
-    /// sandbox needs stays, with all its names.
+    /// sandbox, a snapshot or a pool needs stays, with all its names.
     pub(crate) async fn remove_image(
         &self,
         id: &ImageId,
@@ -163,17 +163,28 @@ impl Ledger {
         name: Option<&str>,
     ) -> Result<(), StoreError> {
         let users: Vec<String> = sqlx::query_scalar(
-            "SELECT coalesce(name, id) FROM sandboxes WHERE image_id = ? ORDER BY 1 LIMIT 3",
+            "SELECT 'sandbox ' || coalesce(name, id) FROM sandboxes WHERE image_id = ?1
+             UNION ALL
+             SELECT 'snapshot ' || coalesce(snapshots.name, snapshots.id) FROM snapshots
+                 JOIN saves ON saves.id = snapshots.save_id WHERE saves.image_id = ?1
+             UNION ALL
+             SELECT 'pool ' || name FROM pools WHERE image_id = ?1
+             UNION ALL
+             SELECT 'save ' || id FROM saves WHERE image_id = ?1
+                 AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE save_id = saves.id)
+                 AND NOT EXISTS (SELECT 1 FROM snapshots WHERE save_id = saves.id)
+                 AND NOT EXISTS (SELECT 1 FROM pools WHERE save_id = saves.id)
+             ORDER BY 1 LIMIT 3",
         )
         .bind(id.as_str())
         .fetch_all(&mut **transaction)
         .await
-        .map_err(self.failed("look for sandboxes of an image"))?;
+        .map_err(self.failed("look for users of an image"))?;
         let by = match users.as_slice() {
             [] => return Ok(()),
-            [only] => format!("sandbox {only}"),
-            [first, second] => format!("sandboxes {first} and {second}"),
-            [first, second, ..] => format!("sandboxes {first}, {second} and others"),
+            [only] => only.clone(),
+            [first, second] => format!("{first} and {second}"),
+            [first, second, ..] => format!("{first}, {second} and others"),
         };
         Err(StoreError::InUse { what: format!("image {}", name.unwrap_or(id.as_str())), by })
     }

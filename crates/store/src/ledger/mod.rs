@@ -7,6 +7,10 @@
 
 mod images;
 mod keys;
+mod pools;
+mod sandboxes;
+mod saves;
+mod snapshots;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -20,8 +24,8 @@ use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
 };
 use sqlx::{Row, SqlitePool};
-use torpor_lifecycle::store::{self, Record, StoreError};
-use torpor_protocol::SandboxId;
+use torpor_lifecycle::store::{self, PoolRecord, Record, SnapshotRecord, StoreError};
+use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SnapshotId};
 
 pub(crate) use images::{ImageRow, Removed};
 pub use keys::KeyRow;
@@ -99,6 +103,20 @@ impl Ledger {
         self.writer.close().await;
     }
 
+    /// Why a row that names an image and perhaps a save was refused: SQLite does not say which of
+    /// them is gone.
+    async fn missing(&self, image: &ImageId, save: Option<&SaveId>) -> StoreError {
+        if let Some(save) = save {
+            let query = sqlx::query("SELECT 1 FROM saves WHERE id = ?").bind(save.as_str());
+            match query.fetch_optional(&self.writer).await {
+                Ok(None) => return StoreError::NoSuchSave(save.to_string()),
+                Ok(Some(_)) => {}
+                Err(error) => return self.failed("look up a save")(error),
+            }
+        }
+        StoreError::NoSuchImage(image.to_string())
+    }
+
     /// For `map_err`: a full disk becomes what it is.
     fn failed(&self, action: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
         let dir = self.path.parent().map(Path::to_owned).unwrap_or_default();
@@ -117,68 +135,40 @@ impl Ledger {
 #[async_trait]
 impl store::Ledger for Ledger {
     async fn record(&self, record: &Record) -> Result<(), StoreError> {
-        let action = "record a sandbox in the ledger";
-        let spec = serde_json::to_string(&record.spec).map_err(StoreError::failed(action))?;
-        let rest = serde_json::to_string(&record.rest).map_err(StoreError::failed(action))?;
-        let name = record.spec.name.as_ref().map(|name| name.as_str());
-        let query = sqlx::query(
-            "INSERT INTO sandboxes (id, name, image_id, spec, rest, created_at_ms, last_used_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?)
-             ON CONFLICT (id) DO UPDATE SET name = excluded.name, image_id = excluded.image_id,
-                 spec = excluded.spec, rest = excluded.rest,
-                 created_at_ms = excluded.created_at_ms, last_used_at_ms = excluded.last_used_at_ms",
-        )
-        .bind(record.id.as_str())
-        .bind(name)
-        .bind(record.spec.image_id.as_str())
-        .bind(spec)
-        .bind(rest)
-        .bind(to_column(record.created_at_ms))
-        .bind(to_column(record.last_used_at_ms));
-        match query.execute(&self.writer).await {
-            Ok(_) => Ok(()),
-            // The image was removed between being looked up and being used.
-            Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
-                Err(StoreError::NoSuchImage(record.spec.image_id.to_string()))
-            }
-            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
-                let name = name.unwrap_or_default();
-                Err(StoreError::Invalid(format!("another sandbox is called {name:?}")))
-            }
-            Err(error) => Err(self.failed(action)(error)),
-        }
+        self.record_sandbox(record).await
     }
 
     async fn erase(&self, id: &SandboxId) -> Result<(), StoreError> {
-        let query = sqlx::query("DELETE FROM sandboxes WHERE id = ?").bind(id.as_str());
-        let done = query.execute(&self.writer).await;
-        done.map_err(self.failed("erase a sandbox from the ledger"))?;
-        Ok(())
+        self.erase_sandbox(id).await
     }
 
     async fn all(&self) -> Result<Vec<Record>, StoreError> {
-        let query = sqlx::query(
-            "SELECT id, spec, rest, created_at_ms, last_used_at_ms FROM sandboxes
-             ORDER BY created_at_ms, id",
-        );
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("read the sandboxes from the ledger"))?;
-        rows.iter().map(read_record).collect()
+        self.sandboxes().await
     }
-}
 
-fn read_record(row: &SqliteRow) -> Result<Record, StoreError> {
-    let id: String = column(row, "id")?;
-    let action = format!("read sandbox {id} from the ledger");
-    let spec: String = column(row, "spec")?;
-    let rest: String = column(row, "rest")?;
-    Ok(Record {
-        id: parsed(row, "id")?,
-        spec: serde_json::from_str(&spec).map_err(StoreError::failed(action.clone()))?,
-        rest: serde_json::from_str(&rest).map_err(StoreError::failed(action))?,
-        created_at_ms: time(row, "created_at_ms")?,
-        last_used_at_ms: time(row, "last_used_at_ms")?,
-    })
+    async fn record_snapshot(&self, record: &SnapshotRecord) -> Result<(), StoreError> {
+        self.put_snapshot(record).await
+    }
+
+    async fn erase_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
+        self.drop_snapshot(id).await
+    }
+
+    async fn snapshots(&self) -> Result<Vec<SnapshotRecord>, StoreError> {
+        self.all_snapshots().await
+    }
+
+    async fn record_pool(&self, record: &PoolRecord) -> Result<(), StoreError> {
+        self.put_pool(record).await
+    }
+
+    async fn erase_pool(&self, name: &Name) -> Result<(), StoreError> {
+        self.drop_pool(name).await
+    }
+
+    async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
+        self.all_pools().await
+    }
 }
 
 // === Columns ===
@@ -197,6 +187,26 @@ where
 {
     let text: String = column(row, name)?;
     text.parse().map_err(StoreError::failed(format!("read {name} from the ledger")))
+}
+
+/// A text column as one of our types, if there is a text.
+fn optional<T: FromStr>(row: &SqliteRow, name: &str) -> Result<Option<T>, StoreError>
+where
+    T::Err: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let text: Option<String> = column(row, name)?;
+    let parsed = text.map(|text| text.parse()).transpose();
+    parsed.map_err(StoreError::failed(format!("read {name} from the ledger")))
+}
+
+/// A JSON column of the row that `what` names, for people.
+fn json<T: serde::de::DeserializeOwned>(
+    row: &SqliteRow,
+    name: &str,
+    what: &str,
+) -> Result<T, StoreError> {
+    let text: String = column(row, name)?;
+    serde_json::from_str(&text).map_err(StoreError::failed(format!("read {what} from the ledger")))
 }
 
 fn time(row: &SqliteRow, name: &str) -> Result<u64, StoreError> {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use torpor_lifecycle::store::{Ledger as _, Rest};
-use torpor_protocol::{ImageId, SandboxSpec};
+use torpor_lifecycle::store::{Facts, Ledger as _, Manifest, Rest, SaveAbout};
+use torpor_protocol::snapshot::{SavedFile, SnapshotKind, SnapshotState};
+use torpor_protocol::{ImageId, SandboxSpec, Snapshot};
 
 use super::*;
 use crate::Layout;
@@ -45,8 +46,11 @@ fn record(image: &ImageId, name: Option<&str>) -> Record {
             labels: Default::default(),
             network: Default::default(),
             lifetime: Default::default(),
+            standby: Default::default(),
         },
         rest: Rest::Created,
+        save: None,
+        facts: Default::default(),
         created_at_ms: 1_700_000_000_123,
         last_used_at_ms: 1_700_000_000_456,
     }
@@ -180,4 +184,276 @@ async fn a_label_has_bounds() {
     let world = world().await;
     assert!(world.ledger.create_key(&"x".repeat(201)).await.is_err());
     assert!(world.ledger.create_key("two\nlines").await.is_err());
+}
+
+// === Saves, snapshots, pools ===
+
+fn manifest(image: &ImageId) -> Manifest {
+    Manifest {
+        format: Manifest::FORMAT,
+        about: SaveAbout {
+            kind: SnapshotKind::Memory,
+            sandbox: SandboxId::random(),
+            spec: record(image, None).spec,
+            engine: "fake".to_owned(),
+            engine_version: "1".to_owned(),
+            created_at_ms: 7,
+            pause_ms: 1.5,
+            processes: Vec::new(),
+        },
+        files: vec![SavedFile { name: "x".to_owned(), bytes: 40, hash: "h".to_owned() }],
+    }
+}
+
+async fn save(world: &World, image: &ImageId) -> SaveId {
+    let id = SaveId::random();
+    world.ledger.commit_save(&id, &manifest(image)).await.unwrap();
+    id
+}
+
+fn snapshot(image: &ImageId, name: Option<&str>, save: Option<&SaveId>) -> SnapshotRecord {
+    let snapshot = Snapshot {
+        id: SnapshotId::random(),
+        name: name.map(|name| name.parse().unwrap()),
+        kind: SnapshotKind::Memory,
+        state: SnapshotState::Completed,
+        reason: None,
+        sandbox: SandboxId::random(),
+        sandbox_name: None,
+        parent: None,
+        image: "torpor/base".to_owned(),
+        image_id: image.clone(),
+        resources: Default::default(),
+        created_at_ms: 9,
+        size_bytes: 40,
+        pause_ms: 0.5,
+        engine: "fake".to_owned(),
+        engine_version: "1".to_owned(),
+    };
+    SnapshotRecord { snapshot, save: save.cloned() }
+}
+
+fn pool_of(image: &ImageId, from: Option<(SnapshotId, SaveId)>) -> PoolRecord {
+    let name = "ready".parse().unwrap();
+    PoolRecord { name, size: 3, spec: record(image, None).spec, from }
+}
+
+/// A world with one image.
+async fn pictured() -> (World, ImageId) {
+    let world = world().await;
+    let image = image_row('a');
+    world.ledger.commit_image(&image, None).await.unwrap();
+    (world, image.id)
+}
+
+#[tokio::test]
+async fn what_a_sandbox_sleeps_in_comes_back_with_it() {
+    let (world, image) = pictured().await;
+    let mut one = record(&image, None);
+    one.save = Some(save(&world, &image).await);
+    one.rest = Rest::Standby { interrupted: true };
+    one.facts = Facts { wakes: 3, parent: Some(SnapshotId::random()), recovered_from_ms: Some(12) };
+    world.ledger.record(&one).await.unwrap();
+    assert_eq!(world.ledger.all().await.unwrap(), [one]);
+}
+
+#[tokio::test]
+async fn a_snapshot_comes_back_as_it_was_and_can_be_replaced() {
+    let (world, image) = pictured().await;
+    let mut one = snapshot(&image, Some("base"), None);
+    one.snapshot.state = SnapshotState::InProgress;
+    world.ledger.record_snapshot(&one).await.unwrap();
+    one.snapshot.state = SnapshotState::Completed;
+    one.save = Some(save(&world, &image).await);
+    world.ledger.record_snapshot(&one).await.unwrap();
+    assert_eq!(world.ledger.snapshots().await.unwrap(), [one.clone()]);
+    world.ledger.erase_snapshot(&one.snapshot.id).await.unwrap();
+    world.ledger.erase_snapshot(&one.snapshot.id).await.unwrap();
+    assert_eq!(world.ledger.snapshots().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_name_belongs_to_one_snapshot() {
+    let (world, image) = pictured().await;
+    let first = snapshot(&image, Some("base"), None);
+    world.ledger.record_snapshot(&first).await.unwrap();
+    let second = snapshot(&image, Some("base"), None);
+    let error = world.ledger.record_snapshot(&second).await.unwrap_err();
+    assert!(matches!(error, StoreError::Invalid(_)), "{error:?}");
+    assert_eq!(error.to_string(), "another snapshot is called \"base\"");
+    assert_eq!(world.ledger.snapshots().await.unwrap(), [first]);
+    // Without names there is no conflict.
+    world.ledger.record_snapshot(&snapshot(&image, None, None)).await.unwrap();
+    world.ledger.record_snapshot(&snapshot(&image, None, None)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pool_comes_back_as_it_was_and_can_be_replaced() {
+    let (world, image) = pictured().await;
+    let mut pool = pool_of(&image, None);
+    world.ledger.record_pool(&pool).await.unwrap();
+    pool.size = 5;
+    pool.from = Some((SnapshotId::random(), save(&world, &image).await));
+    world.ledger.record_pool(&pool).await.unwrap();
+    assert_eq!(world.ledger.pools().await.unwrap(), [pool.clone()]);
+    world.ledger.erase_pool(&pool.name).await.unwrap();
+    world.ledger.erase_pool(&pool.name).await.unwrap();
+    assert_eq!(world.ledger.pools().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn what_names_a_save_or_an_image_that_is_gone_is_told_which() {
+    let (world, image) = pictured().await;
+    let (gone, no_image) = (SaveId::random(), image_row('b').id);
+    let no_save = |error: StoreError| {
+        assert!(
+            matches!(&error, StoreError::NoSuchSave(id) if *id == gone.to_string()),
+            "{error:?}"
+        )
+    };
+    let mut sandbox = record(&image, None);
+    sandbox.save = Some(gone.clone());
+    no_save(world.ledger.record(&sandbox).await.unwrap_err());
+    no_save(world.ledger.record_snapshot(&snapshot(&image, None, Some(&gone))).await.unwrap_err());
+    let from = Some((SnapshotId::random(), gone.clone()));
+    no_save(world.ledger.record_pool(&pool_of(&image, from)).await.unwrap_err());
+
+    let image_gone = |error: StoreError| {
+        assert!(
+            matches!(&error, StoreError::NoSuchImage(id) if *id == no_image.to_string()),
+            "{error:?}"
+        )
+    };
+    let there = save(&world, &image).await;
+    let mut sandbox = record(&no_image, None);
+    sandbox.save = Some(there.clone());
+    image_gone(world.ledger.record(&sandbox).await.unwrap_err());
+    let from = Some((SnapshotId::random(), there));
+    image_gone(world.ledger.record_pool(&pool_of(&no_image, from)).await.unwrap_err());
+    let error = world.ledger.commit_save(&SaveId::random(), &manifest(&no_image)).await;
+    image_gone(error.unwrap_err());
+}
+
+#[tokio::test]
+async fn a_save_stays_while_anything_names_it() {
+    let (world, image) = pictured().await;
+    let id = save(&world, &image).await;
+    let mut sandbox = record(&image, None);
+    sandbox.save = Some(id.clone());
+    let named = snapshot(&image, None, Some(&id));
+    let pool = pool_of(&image, Some((named.snapshot.id.clone(), id.clone())));
+    world.ledger.record(&sandbox).await.unwrap();
+    world.ledger.record_snapshot(&named).await.unwrap();
+    world.ledger.record_pool(&pool).await.unwrap();
+    assert_eq!(world.ledger.save_bytes().await.unwrap(), 40);
+    assert!(!world.ledger.drop_save(&id).await.unwrap());
+    world.ledger.erase(&sandbox.id).await.unwrap();
+    assert!(!world.ledger.drop_save(&id).await.unwrap());
+    world.ledger.erase_snapshot(&named.snapshot.id).await.unwrap();
+    assert!(!world.ledger.drop_save(&id).await.unwrap());
+    assert_eq!(world.ledger.drop_unnamed_saves().await.unwrap(), 0);
+    world.ledger.erase_pool(&pool.name).await.unwrap();
+    assert!(world.ledger.drop_save(&id).await.unwrap());
+    assert_eq!(world.ledger.save(&id).await.unwrap(), None);
+    assert_eq!(world.ledger.save_bytes().await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn an_image_that_a_save_or_a_pool_needs_stays_and_says_for_whom() {
+    let (world, image) = pictured().await;
+    let needed_by = async || {
+        let error = world.ledger.remove_image(&image, None).await.unwrap_err();
+        let StoreError::InUse { by, .. } = error else { panic!("{error:?}") };
+        by
+    };
+    let id = save(&world, &image).await;
+    assert_eq!(needed_by().await, format!("save {id}"));
+    let named = snapshot(&image, Some("base"), Some(&id));
+    world.ledger.record_snapshot(&named).await.unwrap();
+    assert_eq!(needed_by().await, "snapshot base");
+    world.ledger.record_pool(&pool_of(&image, None)).await.unwrap();
+    assert_eq!(needed_by().await, "pool ready and snapshot base");
+    world.ledger.record(&record(&image, Some("web"))).await.unwrap();
+    assert_eq!(needed_by().await, "pool ready, sandbox web and others");
+}
+
+#[tokio::test]
+async fn a_ledger_of_the_first_schema_is_brought_up_and_keeps_its_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = Layout::open(dir.path()).unwrap();
+    let first = MIGRATIONS.iter().take(1).cloned().collect::<Vec<_>>();
+    let first = Migrator { migrations: first.into(), ..Migrator::DEFAULT };
+    let options = SqliteConnectOptions::new().filename(layout.ledger()).create_if_missing(true);
+    let old = SqlitePool::connect_with(options).await.unwrap();
+    first.run(&old).await.unwrap();
+    let image = image_row('a').id;
+    // As the program of that schema wrote them.
+    let spec = format!(
+        r#"{{"name":"web","image":"torpor/base","image_id":"{image}","resources":{{"cpus":1.0,
+        "memory_mib":1024,"disk_mib":10240,"pids":4096}},"env":{{}},"labels":{{}},
+        "network":{{"internet":true}},"lifetime":{{"max_age_secs":null,"expire_idle_secs":null,
+        "expire_at":null}}}}"#
+    );
+    let insert = "INSERT INTO images VALUES (?1, '{}', 'x.erofs', 1, 'h', 'a', 5);
+        INSERT INTO image_names VALUES ('base', ?1);
+        INSERT INTO sandboxes VALUES
+            ('abcdefghijklmnopqrstu', 'web', ?1, ?2, '{\"rest\":\"running\"}', 3, 4);
+        INSERT INTO api_keys VALUES ('k', 'laptop', 'tpk_12', x'00', 1, NULL)";
+    for statement in insert.split(';') {
+        sqlx::query(sqlx::AssertSqlSafe(statement))
+            .bind(image.as_str())
+            .bind(&spec)
+            .execute(&old)
+            .await
+            .unwrap();
+    }
+    old.close().await;
+
+    let ledger = Ledger::open(&layout).await.unwrap();
+    let found = ledger.all().await.unwrap();
+    let [found] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!(found.spec.name.as_ref().unwrap().as_str(), "web");
+    assert_eq!(
+        (&found.rest, &found.save, &found.facts),
+        (&Rest::Running, &None, &Facts::default())
+    );
+    assert_eq!((found.created_at_ms, found.last_used_at_ms), (3, 4));
+    assert_eq!(ledger.image_by_name("base").await.unwrap(), Some(image.clone()));
+    assert_eq!(ledger.keys().await.unwrap().len(), 1);
+    // The new columns are of use to old rows.
+    let world = World { ledger, layout, dir };
+    let mut sandbox = found.clone();
+    sandbox.save = Some(save(&world, &image).await);
+    world.ledger.record(&sandbox).await.unwrap();
+    assert_eq!(world.ledger.all().await.unwrap(), [sandbox]);
+}
+
+#[tokio::test]
+async fn every_reference_of_the_ledger_has_an_index() {
+    let world = world().await;
+    let tables: Vec<String> =
+        sqlx::query_scalar("SELECT name FROM sqlite_master WHERE type='table'")
+            .fetch_all(&world.ledger.writer)
+            .await
+            .unwrap();
+    let mut references = 0;
+    for table in tables {
+        let sql = format!(
+            "SELECT f.\"from\" FROM pragma_foreign_key_list('{table}') f WHERE NOT EXISTS (
+                 SELECT 1 FROM pragma_index_list('{table}') l, pragma_index_info(l.name) i
+                 WHERE i.seqno = 0 AND i.name = f.\"from\")"
+        );
+        let bare: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(sql))
+            .fetch_all(&world.ledger.writer)
+            .await
+            .unwrap();
+        assert_eq!(bare, Vec::<String>::new(), "{table}");
+        let sql = format!("SELECT count(*) FROM pragma_foreign_key_list('{table}')");
+        let count: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(sql))
+            .fetch_one(&world.ledger.writer)
+            .await
+            .unwrap();
+        references += count;
+    }
+    assert_eq!(references, 7);
 }

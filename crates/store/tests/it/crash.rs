@@ -3,10 +3,11 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use torpor_lifecycle::store::{Ledger as _, StoreError};
+use torpor_lifecycle::store::{Ledger as _, Saves as _, StoreError};
 use torpor_store::{Layout, Ledger, Limits};
 
-use crate::world::{AGENT, World, record, sample};
+use crate::saves::{about, snapshot};
+use crate::world::{AGENT, World, names, record, sample};
 
 /// Set for the process that plays the daemon.
 const WRITER_DIR: &str = "TORPOR_TEST_WRITER_DIR";
@@ -46,7 +47,8 @@ async fn every_acknowledged_row_survives_a_killed_writer() {
     let mut acknowledged = Vec::new();
     for _ in 0..3 {
         let closed = world.close().await;
-        acknowledged.extend(kill_a_writer(&closed.dir, image.id.as_str()));
+        let writer = "crash::writer_process";
+        acknowledged.extend(kill_a_writer(writer, &closed.dir, image.id.as_str(), ACKNOWLEDGED));
         world = closed.open(AGENT).await;
         let found = world.ledger.all().await.unwrap();
         for id in &acknowledged {
@@ -55,9 +57,14 @@ async fn every_acknowledged_row_survives_a_killed_writer() {
     }
 }
 
-fn kill_a_writer(dir: &std::path::Path, image: &str) -> Vec<String> {
+fn kill_a_writer(
+    process: &str,
+    dir: &std::path::Path,
+    image: &str,
+    acknowledged: usize,
+) -> Vec<String> {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "crash::writer_process", "--nocapture"])
+        .args(["--exact", process, "--nocapture"])
         .env(WRITER_DIR, dir)
         .env("TORPOR_TEST_IMAGE", image)
         .stdout(Stdio::piped())
@@ -71,12 +78,63 @@ fn kill_a_writer(dir: &std::path::Path, image: &str) -> Vec<String> {
         if let Some(id) = line.strip_prefix("acknowledged ") {
             found.push(id.to_owned());
         }
-        if found.len() == ACKNOWLEDGED {
+        if found.len() == acknowledged {
             writer.0.kill().unwrap();
         }
     }
-    assert!(found.len() >= ACKNOWLEDGED, "the writer said {} rows", found.len());
+    assert!(found.len() >= acknowledged, "the writer said {} rows", found.len());
     found
+}
+
+/// Not a test of its own: commits saves, names every second one, and forgets some, until it is
+/// killed.
+#[tokio::test(flavor = "multi_thread")]
+async fn saver_process() {
+    let Some(dir) = std::env::var_os(WRITER_DIR) else { return };
+    let world = World::open(dir.as_ref(), AGENT, Limits::default()).await.unwrap();
+    let image = std::env::var("TORPOR_TEST_IMAGE").unwrap().parse().unwrap();
+    for round in 0u64.. {
+        let staged = world.saves.stage().await.unwrap();
+        for name in ["checkpoint.img", "pages.img"] {
+            std::fs::write(staged.path().join(name), round.to_le_bytes().repeat(20_000)).unwrap();
+        }
+        let save = world.saves.commit(staged, about(&image)).await.unwrap();
+        let mut record = snapshot(&image, &save);
+        record.snapshot.name = None;
+        if round % 2 == 1 {
+            world.ledger.record_snapshot(&record).await.unwrap();
+            println!("\nacknowledged {}", save.id);
+        }
+        let id = save.id.clone();
+        drop(save);
+        world.saves.release(&id).await;
+    }
+}
+
+#[tokio::test]
+async fn every_named_save_survives_a_killed_daemon_and_nothing_else_does() {
+    let source = tempfile::tempdir().unwrap();
+    sample(source.path());
+    let mut world = World::new().await;
+    let image = world.import_dir("sample", source.path()).await.unwrap();
+    let mut acknowledged = Vec::new();
+    for count in 1..6 {
+        let closed = world.close().await;
+        let saver = "crash::saver_process";
+        acknowledged.extend(kill_a_writer(saver, &closed.dir, image.id.as_str(), count));
+        world = closed.open(AGENT).await;
+        let rows = world.ledger.snapshots().await.unwrap();
+        let mut named: Vec<_> =
+            rows.iter().map(|row| row.save.as_ref().unwrap().to_string()).collect();
+        named.sort();
+        assert_eq!(names(&world.dir.join("saves")), named);
+        for id in &acknowledged {
+            assert!(named.contains(id), "{id} is lost");
+        }
+        for id in &named {
+            world.saves.verify(&id.parse().unwrap()).await.unwrap();
+        }
+    }
 }
 
 #[tokio::test]

@@ -2,10 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use torpor_lifecycle::store::{Ledger as _, StoreError};
+use torpor_lifecycle::store::{Ledger as _, Saves as _, StoreError};
+use torpor_protocol::ImageId;
 use torpor_store::Limits;
 
-use crate::world::{AGENT, World, record, sample};
+use crate::files::Made;
+use crate::saves::{about, snapshot};
+use crate::world::{AGENT, World, names, record, sample};
 
 /// A small filesystem that goes away with this value.
 struct SmallDisk {
@@ -120,4 +123,59 @@ async fn a_directory_that_cannot_be_written_is_refused() {
     assert!(status.success());
     let Err(error) = open(&disk).await else { panic!("it was opened") };
     assert!(error.to_string().contains("can't be written: Read-only"), "{error}");
+}
+
+/// A world on a small disk with one image.
+async fn pictured(disk: &SmallDisk) -> (World, ImageId) {
+    let world = open(disk).await.unwrap();
+    let source = tempfile::tempdir().unwrap();
+    sample(source.path());
+    let image = world.import_dir("sample", source.path()).await.unwrap();
+    (world, image.id)
+}
+
+fn no_saves(world: &World) {
+    assert_eq!(names(&world.dir.join("saves")), Vec::<String>::new());
+    assert_eq!(world.leftovers().0, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_save_that_does_not_fit_says_so_and_leaves_nothing() {
+    let disk = SmallDisk::mount(8 * 1024);
+    let (world, image) = pictured(&disk).await;
+    let staged = world.saves.stage().await.unwrap();
+    std::fs::write(staged.path().join("pages.img"), "saved").unwrap();
+    let filler = disk.fill();
+    let error = world.saves.commit(staged, about(&image)).await.unwrap_err();
+    assert!(matches!(error, StoreError::DiskFull(_)), "{error:?}");
+    no_saves(&world);
+    // With room again it goes on.
+    std::fs::remove_file(filler).unwrap();
+    let staged = world.saves.stage().await.unwrap();
+    std::fs::write(staged.path().join("pages.img"), "saved").unwrap();
+    world.saves.commit(staged, about(&image)).await.unwrap();
+}
+
+#[tokio::test]
+async fn files_of_a_save_and_an_import_that_do_not_fit_say_so_and_leave_nothing() {
+    let roomy = World::new().await;
+    let source = tempfile::tempdir().unwrap();
+    sample(source.path());
+    let image = roomy.import_dir("sample", source.path()).await.unwrap().id;
+    let staged = roomy.saves.stage().await.unwrap();
+    std::fs::write(staged.path().join("pages.img"), vec![1; 12 << 20]).unwrap();
+    let large = roomy.saves.commit(staged, about(&image)).await.unwrap();
+    let shelf = tempfile::NamedTempFile::new().unwrap();
+    let told = snapshot(&image, &large).snapshot;
+    roomy.saves.export(large.clone(), &told, true, shelf.reopen().unwrap()).await.unwrap();
+
+    let disk = SmallDisk::mount(8 * 1024);
+    let (world, _) = pictured(&disk).await;
+    let made = Made::default().file("large", vec![1; 12 << 20]);
+    let error = world.saves.files_of(&large, made.boxed()).await.unwrap_err();
+    assert!(matches!(error, StoreError::DiskFull(_)), "{error:?}");
+    no_saves(&world);
+    let error = world.saves.import(&world.images, shelf.reopen().unwrap()).await.unwrap_err();
+    assert!(matches!(error, StoreError::DiskFull(_)), "{error:?}");
+    no_saves(&world);
 }

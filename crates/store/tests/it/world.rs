@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use torpor_lifecycle::store::{Images as _, Record, Rest, StoreError};
 use torpor_protocol::{ImageId, SandboxId, SandboxSpec};
-use torpor_store::{Image, ImageConfig, ImageName, Images, Layout, Ledger, Limits, OnProgress};
+use torpor_store::{
+    Image, ImageConfig, ImageName, Images, Layout, Ledger, Limits, OnProgress, Saves,
+};
 
 pub(crate) const AGENT: &[u8] = b"#!/bin/true agent one\n";
 
@@ -14,6 +16,7 @@ pub(crate) struct World {
     pub(crate) dir: PathBuf,
     pub(crate) ledger: Ledger,
     pub(crate) images: Images,
+    pub(crate) saves: Saves,
     /// Removed last.
     temporary: Option<tempfile::TempDir>,
 }
@@ -38,8 +41,9 @@ impl World {
     ) -> Result<Self, StoreError> {
         let layout = Arc::new(Layout::open(dir)?);
         let ledger = Ledger::open(&layout).await?;
-        let images = Images::open_with(layout, ledger.clone(), agent, limits).await?;
-        Ok(Self { dir: dir.to_owned(), ledger, images, temporary: None })
+        let images = Images::open_with(layout.clone(), ledger.clone(), agent, limits).await?;
+        let saves = Saves::open(layout, ledger.clone()).await?;
+        Ok(Self { dir: dir.to_owned(), ledger, images, saves, temporary: None })
     }
 
     /// As after a restart of the daemon, which may be a newer one.
@@ -131,8 +135,11 @@ pub(crate) fn record(image: &ImageId, name: Option<&str>) -> Record {
             labels: Default::default(),
             network: Default::default(),
             lifetime: Default::default(),
+            standby: Default::default(),
         },
         rest: Rest::Created,
+        save: None,
+        facts: Default::default(),
         created_at_ms: 1,
         last_used_at_ms: 2,
     }

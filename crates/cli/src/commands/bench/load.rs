@@ -1,4 +1,7 @@
 //! Requests on a schedule, and what their latencies were.
+//!
+//! The schedule is fixed before the first request: whoever is slow can't slow the load down, and a
+//! latency counts from the moment its request was due.
 
 use std::time::Duration;
 
@@ -48,47 +51,97 @@ fn ms(micros: u64) -> f64 {
     micros as f64 / 1000.0
 }
 
-/// Starts `count` jobs at `rate` a second, whether or not the earlier ones are done. A latency counts
-/// from the moment its job was due.
-pub(super) async fn on_schedule<F>(
-    rate: f64,
-    count: u32,
-    job: impl Fn(u32) -> F,
-) -> Result<Vec<Duration>>
+/// How long a job takes.
+pub(super) async fn timed(job: impl Future<Output = Result<()>>) -> Result<Duration> {
+    let begun = Instant::now();
+    job.await?;
+    Ok(begun.elapsed())
+}
+
+/// What became of a job on a schedule.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    /// When it was due, from the beginning.
+    pub(super) due: Duration,
+    /// From then until it was done.
+    pub(super) latency: Duration,
+    pub(super) error: Option<Error>,
+}
+
+/// Starts a job at each of these times after now, whether or not the earlier ones are done.
+pub(super) async fn at_times<F>(
+    times: &[Duration],
+    job: impl Fn(usize) -> F,
+) -> Result<Vec<Outcome>>
 where
     F: Future<Output = Result<()>> + Send + 'static,
 {
     let begun = Instant::now();
     let mut jobs = JoinSet::new();
-    for number in 0..count {
-        let due = begun + Duration::from_secs_f64(f64::from(number) / rate);
-        tokio::time::sleep_until(due).await;
+    for (number, due) in times.iter().copied().enumerate() {
+        let moment = begun + due;
+        if moment > Instant::now() {
+            tokio::time::sleep_until(moment).await;
+        }
         let job = job(number);
-        jobs.spawn(async move { job.await.map(|()| due.elapsed()) });
+        jobs.spawn(async move {
+            let error = job.await.err();
+            Outcome { due, latency: moment.elapsed(), error }
+        });
     }
-    collect(jobs).await
+    let mut outcomes = Vec::with_capacity(jobs.len());
+    while let Some(done) = jobs.join_next().await {
+        outcomes.push(done.map_err(|error| Error::failed(format!("a request panicked: {error}")))?);
+    }
+    outcomes.sort_by_key(|outcome| outcome.due);
+    Ok(outcomes)
 }
 
-/// Starts `count` jobs at one instant.
-pub(super) async fn at_once<F>(count: u32, job: impl Fn(u32) -> F) -> Result<Vec<Duration>>
+/// Starts `count` jobs at `rate` a second.
+pub(super) async fn on_schedule<F>(
+    rate: f64,
+    count: u32,
+    job: impl Fn(usize) -> F,
+) -> Result<Vec<Duration>>
 where
     F: Future<Output = Result<()>> + Send + 'static,
 {
-    let due = Instant::now();
-    let mut jobs = JoinSet::new();
-    for number in 0..count {
-        let job = job(number);
-        jobs.spawn(async move { job.await.map(|()| due.elapsed()) });
-    }
-    collect(jobs).await
+    let due = |number| Duration::from_secs_f64(f64::from(number) / rate);
+    all_well(at_times(&(0..count).map(due).collect::<Vec<_>>(), job).await?)
 }
 
-async fn collect(mut jobs: JoinSet<Result<Duration>>) -> Result<Vec<Duration>> {
-    let mut times = Vec::with_capacity(jobs.len());
-    while let Some(done) = jobs.join_next().await {
-        times.push(done.map_err(|error| Error::failed(format!("a request panicked: {error}")))??);
-    }
-    Ok(times)
+/// Starts `count` jobs at one instant.
+pub(super) async fn at_once<F>(count: usize, job: impl Fn(usize) -> F) -> Result<Vec<Duration>>
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    all_well(at_times(&vec![Duration::ZERO; count], job).await?)
+}
+
+fn all_well(outcomes: Vec<Outcome>) -> Result<Vec<Duration>> {
+    let time = |outcome: Outcome| match outcome.error {
+        Some(error) => Err(error),
+        None => Ok(outcome.latency),
+    };
+    outcomes.into_iter().map(time).collect()
+}
+
+/// Arrivals of a Poisson process of which it is known that `count` come within `span`: independent
+/// and uniform. Always the same ones, so that runs can be compared.
+pub(super) fn poisson(count: usize, span: Duration) -> Vec<Duration> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let uniform = || {
+        // SplitMix64.
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let bits = u32::try_from((z ^ (z >> 31)) >> 32).expect("32 bits are left");
+        span.mul_f64(f64::from(bits) / f64::from(u32::MAX))
+    };
+    let mut times: Vec<_> = std::iter::repeat_with(uniform).take(count).collect();
+    times.sort();
+    times
 }
 
 #[cfg(test)]
@@ -119,5 +172,20 @@ mod tests {
         });
         let late = times.await.unwrap().iter().filter(|time| time.as_millis() > 1000).count();
         assert_eq!(late, 10);
+    }
+
+    #[test]
+    fn arrivals_are_spread_over_the_span_in_order() {
+        let span = Duration::from_secs(10);
+        let times = poisson(1000, span);
+        assert!(times.is_sorted() && times.iter().all(|time| *time <= span));
+        for second in 0..10 {
+            let within = |time: &&Duration| time.as_secs() == second;
+            let count = times.iter().filter(within).count();
+            assert!((50..150).contains(&count), "{count} in second {second}");
+        }
+        // A schedule at equal distances would have no two arrivals this close.
+        let close = times.windows(2).filter(|pair| pair[1] - pair[0] < span / 5000).count();
+        assert!(close > 50, "{close}");
     }
 }

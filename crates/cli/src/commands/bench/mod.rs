@@ -3,21 +3,45 @@
 //! Latencies under load are taken from the moment a request was *due*, not from when it could be
 //! sent, so a stall of the daemon shows in every request it delayed. What is compared runs
 //! alternately in one go, because machines are noisy; read the ratios before the milliseconds.
+//!
+//! ```text
+//!  create run files wake standby fork fleet ──▶ report ──▶ tables, JSON
+//!      │                      │         ├─▶ picture      latency over time
+//!      ├─▶ guest, load        │         ├─▶ cost         what the daemon uses of its host
+//!      └─▶ runsc              │         └─▶ records      a daemon of its own with many records
+//! ```
+//!
+//! Invariants
+//! - everything that is made has a label or a name by which it is found and removed again, also
+//!   after an error and after ctrl-c; what lives outside of the daemon goes when its owner drops;
+//! - how a sandbox sleeps is looked up before its wake is timed.
 
+mod cost;
 mod create;
 mod files;
 mod fleet;
+mod fork;
+mod guest;
 mod load;
 mod machine;
+mod picture;
+mod records;
 mod report;
 mod run;
+mod runsc;
+mod standby;
+mod wake;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use clap::{Args, ValueEnum};
-use torpor_protocol::api::{CreateSandbox, Info};
-use torpor_protocol::{Status, api};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tokio::signal::unix::{SignalKind, signal};
+use torpor_protocol::api::{CreateSandbox, Info, Standby};
+use torpor_protocol::snapshot::{PoolList, SnapshotList};
+use torpor_protocol::{Name, SandboxId, Status, api};
 
 use crate::client::{Client, Route};
 use crate::error::{Error, Result};
@@ -25,14 +49,20 @@ use crate::output;
 use crate::progress::Progress;
 use report::Report;
 
-/// The label of everything a benchmark creates.
+/// The label of every sandbox a benchmark creates.
 const LABEL: (&str, &str) = ("torpor.bench", "1");
+/// The beginning of the names of its snapshots and pools.
+const PREFIX: &str = "torpor-bench-";
+/// Sandboxes removed at the same time.
+const REMOVED_AT_ONCE: usize = 8;
+/// Of a quick run.
+const QUICK_ROUNDS: u32 = 5;
+const QUICK_FLEET: u32 = 25;
 
-/// Measure this daemon: percentiles as a table and as JSON.
+/// Measure this daemon: percentiles and promises as tables and as JSON.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  torpor bench\n  torpor bench run --rounds 500 --json run.json"
-)]
+#[command(after_help = "Examples:\n  torpor bench --quick\n  \
+    torpor bench run --rounds 500 --json run.json\n  torpor bench wake fleet --pictures .")]
 pub(super) struct Bench {
     /// What to measure; all of it if nothing is named.
     #[arg(value_enum)]
@@ -40,80 +70,119 @@ pub(super) struct Bench {
     /// How often each thing is done.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: u32,
-    /// Requests a second in the part with a schedule.
+    /// Fewer rounds, smaller fleets: everything within two minutes.
+    #[arg(long)]
+    quick: bool,
+    /// Requests a second in the part of `run` with a schedule.
     #[arg(long, default_value_t = 20.0)]
     rate: f64,
-    /// Image of the sandboxes.
+    /// Image of the sandboxes; it has Python.
     #[arg(long, default_value = api::DEFAULT_IMAGE)]
     image: String,
-    /// Sandboxes created at one instant.
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// Sandboxes in the fleet.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     fleet: u32,
     /// Write everything as JSON to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Draw the fleet's latencies over time into this directory: wake-warm.svg, wake-cold.svg.
+    #[arg(long, value_name = "DIR")]
+    pictures: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum What {
-    /// From the request to the first command's output.
+    /// From the request to the first command's output: from a pool, a prepared machine, nothing.
     Create,
     /// /bin/true through the API, beside `runsc exec`.
     Run,
     /// 100 MB up and down.
     Files,
-    /// Many created at one instant.
+    /// From standby to the first answer, beside the runsc command line.
+    Wake,
+    /// How long it takes to fall asleep and to be saved, and how that grows with memory.
+    Standby,
+    /// Forks of a memory snapshot, one to a hundred.
+    Fork,
+    /// Many sleeping sandboxes: woken over time and at one instant, and what they cost idle.
     Fleet,
 }
 
+impl What {
+    /// In this order, from quick to slow.
+    const ALL: [Self; 7] =
+        [Self::Create, Self::Run, Self::Files, Self::Wake, Self::Standby, Self::Fork, Self::Fleet];
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::Create => "create to first output",
+            Self::Run => "run /bin/true, beside runsc exec",
+            Self::Files => "100 MB up and down",
+            Self::Wake => "wake, beside runsc restore",
+            Self::Standby => "sleep and snapshot",
+            Self::Fork => "fork",
+            Self::Fleet => "the fleet",
+        }
+    }
+}
+
 impl Bench {
-    pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
+    pub(super) async fn run(mut self, client: &Client) -> Result<ExitCode> {
         if !self.rate.is_finite() || self.rate <= 0.0 {
             return Err(Error::usage("--rate is a number of requests a second, above 0"));
         }
+        if self.quick {
+            self.rounds = self.rounds.min(QUICK_ROUNDS);
+            self.fleet = self.fleet.min(QUICK_FLEET);
+        }
         let info: Info = client.get(&Route::new("/v1/info")).await?;
         let mut report = Report::new(machine::describe(&info));
-        let measured = self.measure(client, &mut report).await;
+        let measured = tokio::select! {
+            measured = Box::pin(self.measure(client, &info, &mut report)) => measured,
+            interrupted = interrupted() => interrupted,
+        };
         // Also after an error: a benchmark leaves nothing behind.
         let cleaned = clean_up(client).await;
+        // What was measured before an error is worth reading.
+        output::print(&report.text())?;
         measured?;
         cleaned?;
-        output::print(&report.table())?;
         if let Some(path) = &self.json {
             let text = serde_json::to_vec_pretty(&report).expect("a report has text keys only");
-            std::fs::write(path, text)
-                .map_err(|error| Error::local(format!("write {}", path.display()), error))?;
+            write(path, &text)?;
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn measure(&self, client: &Client, report: &mut Report) -> Result<()> {
+    async fn measure(&self, client: &Client, info: &Info, report: &mut Report) -> Result<()> {
         let progress = Progress::waiting("measuring");
-        let wanted = |what| self.what.is_empty() || self.what.contains(&what);
-        if wanted(What::Create) {
-            progress.say("create to first output".to_owned());
-            create::measure(self, client, report).await?;
-        }
-        if wanted(What::Run) {
-            progress.say("run /bin/true, beside runsc exec".to_owned());
-            run::measure(self, client, report).await?;
-        }
-        if wanted(What::Files) {
-            progress.say("100 MB up and down".to_owned());
-            files::measure(self, client, report).await?;
-        }
-        if wanted(What::Fleet) {
-            progress.say(format!("{} created at once", self.fleet));
-            fleet::measure(self, client, report).await?;
+        let wanted = |what: &What| self.what.is_empty() || self.what.contains(what);
+        for what in What::ALL.into_iter().filter(wanted) {
+            progress.say(what.title().to_owned());
+            match what {
+                What::Create => create::measure(self, client, report).await?,
+                What::Run => run::measure(self, client, report).await?,
+                What::Files => files::measure(self, client, report).await?,
+                What::Wake => wake::measure(self, client, report).await?,
+                What::Standby => standby::measure(self, client, report).await?,
+                What::Fork => fork::measure(self, client, report).await?,
+                What::Fleet => fleet::measure(self, client, info, report).await?,
+            }
         }
         Ok(())
     }
 
-    /// What a benchmark creates.
+    /// How often something is done that takes a second or more.
+    fn slow_rounds(&self) -> u32 {
+        self.rounds.div_ceil(2).min(20)
+    }
+
+    /// What a benchmark creates. It sleeps when it is told to.
     fn sandbox(&self) -> CreateSandbox {
         CreateSandbox {
             image: Some(self.image.clone()),
             labels: [(LABEL.0.to_owned(), LABEL.1.to_owned())].into(),
+            standby: awake(),
             ..CreateSandbox::default()
         }
     }
@@ -121,12 +190,57 @@ impl Bench {
     async fn create(&self, client: &Client) -> Result<Status> {
         client.post(&Route::new("/v1/sandboxes"), &self.sandbox()).await
     }
+
+    /// For a snapshot or a pool.
+    fn fresh_name(&self) -> Name {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}-{count}", std::process::id());
+        name.parse().expect("letters, digits and dashes are a name")
+    }
+}
+
+/// Never asleep by itself.
+fn awake() -> Standby {
+    Standby { idle_after_ms: Some(0), ..Standby::default() }
+}
+
+fn write(path: &std::path::Path, bytes: &[u8]) -> Result<()> {
+    std::fs::write(path, bytes)
+        .map_err(|error| Error::local(format!("write {}", path.display()), error))
+}
+
+/// Resolves when somebody wants us to stop.
+async fn interrupted() -> Result<()> {
+    let listen = |kind| signal(kind).map_err(|error| Error::local("listen for signals", error));
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let mut terminate = listen(SignalKind::terminate())?;
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    output::note("torpor: interrupted; cleaning up");
+    Err(Error::Interrupted)
 }
 
 async fn clean_up(client: &Client) -> Result<()> {
+    let pools: PoolList = client.get(&Route::new("/v1/pools")).await?;
+    for pool in pools.pools.iter().filter(|pool| pool.name.as_str().starts_with(PREFIX)) {
+        client.delete(&Route::new("/v1/pools").part(pool.name.as_str())).await?;
+    }
     let label = (LABEL.0.to_owned(), LABEL.1.to_owned());
-    for status in super::sandboxes::list(client, &[label], None).await? {
-        client.delete(&Route::sandbox(&status.id)).await?;
+    let left = super::sandboxes::list(client, &[label], None).await?;
+    remove(client, left.into_iter().map(|status| status.id)).await?;
+    let snapshots: SnapshotList = client.get(&Route::new("/v1/snapshots")).await?;
+    for snapshot in snapshots.snapshots {
+        if snapshot.name.is_some_and(|name| name.as_str().starts_with(PREFIX)) {
+            client.delete(&Route::snapshot(&snapshot.id)).await?;
+        }
     }
     Ok(())
+}
+
+async fn remove(client: &Client, ids: impl IntoIterator<Item = SandboxId>) -> Result<()> {
+    let removals = ids.into_iter().map(async |id| client.delete(&Route::sandbox(&id)).await);
+    stream::iter(removals).buffer_unordered(REMOVED_AT_ONCE).try_collect::<()>().await
 }

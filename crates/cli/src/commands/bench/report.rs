@@ -1,6 +1,9 @@
-//! The figures, as a short table and as JSON.
+//! The figures, as short tables and as JSON.
+
+use std::time::Duration;
 
 use serde::Serialize;
+use torpor_protocol::status::Step;
 
 use super::load::Summary;
 use super::machine::Machine;
@@ -11,11 +14,48 @@ pub(super) struct Report {
     machine: Machine,
     latencies: Vec<Latency>,
     figures: Vec<Figure>,
+    promises: Vec<Promise>,
+    /// What could not be measured, and why.
+    notes: Vec<String>,
+}
+
+/// What there was before the clock started.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Start {
+    /// Nothing was prepared.
+    Nothing,
+    /// An empty machine was ready.
+    Shell,
+    /// A pool was full.
+    Pool,
+    Running,
+    Warm,
+    /// Frozen, and its memory is in swap.
+    PagedOut,
+    Cold,
+    Snapshot,
+}
+
+impl Start {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Shell => "shell",
+            Self::Pool => "pool",
+            Self::Running => "running",
+            Self::Warm => "warm",
+            Self::PagedOut => "paged out",
+            Self::Cold => "cold",
+            Self::Snapshot => "snapshot",
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
 struct Latency {
     name: String,
+    start: Start,
     #[serde(flatten)]
     summary: Summary,
 }
@@ -28,40 +68,72 @@ struct Figure {
     unit: &'static str,
 }
 
+/// A number with a limit.
+#[derive(Debug, Serialize)]
+struct Promise {
+    name: String,
+    measured: f64,
+    limit: f64,
+    unit: &'static str,
+    met: bool,
+}
+
 impl Report {
     pub(super) fn new(machine: Machine) -> Self {
-        Self { machine, latencies: Vec::new(), figures: Vec::new() }
+        let (latencies, figures, promises) = (Vec::new(), Vec::new(), Vec::new());
+        Self { machine, latencies, figures, promises, notes: Vec::new() }
     }
 
-    pub(super) fn latency(&mut self, name: impl Into<String>, summary: Summary) {
-        self.latencies.push(Latency { name: name.into(), summary });
+    pub(super) fn latency(&mut self, name: impl Into<String>, start: Start, summary: Summary) {
+        self.latencies.push(Latency { name: name.into(), start, summary });
     }
 
     pub(super) fn figure(&mut self, name: impl Into<String>, value: f64, unit: &'static str) {
         self.figures.push(Figure { name: name.into(), value, unit });
     }
 
-    pub(super) fn table(&self) -> String {
-        let machine = &self.machine;
+    pub(super) fn at_most(&mut self, name: &str, measured: f64, limit: f64, unit: &'static str) {
+        self.promise(name, measured, limit, unit, measured <= limit);
+    }
+
+    pub(super) fn at_least(&mut self, name: &str, measured: f64, limit: f64, unit: &'static str) {
+        self.promise(name, measured, limit, unit, measured >= limit);
+    }
+
+    fn promise(&mut self, name: &str, measured: f64, limit: f64, unit: &'static str, met: bool) {
+        self.promises.push(Promise { name: name.to_owned(), measured, limit, unit, met });
+    }
+
+    pub(super) fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
+    }
+
+    pub(super) fn text(&self) -> String {
+        let Machine { torpor, engine, kernel, processor, cores, memory_gib, load } = &self.machine;
         let mut text = format!(
-            "torpor {} on {}\n{} × {}, {} GiB, Linux {}, load {}\n\n",
-            machine.torpor,
-            machine.engine,
-            machine.cores,
-            machine.processor,
-            machine.memory_gib,
-            machine.kernel,
-            machine.load
+            "torpor {torpor} on {engine}\n{cores} × {processor}, {memory_gib} GiB, Linux {kernel}, \
+             load {load}\n"
         );
-        if !self.latencies.is_empty() {
-            let rows = self.latencies.iter().map(Latency::row).collect::<Vec<_>>();
-            let heads = ["MILLISECONDS", "COUNT", "MIN", "P50", "P95", "P99", "MAX"];
-            text.push_str(&output::table(&heads, rows));
-            text.push('\n');
+        let mut table = |heads: &[&str], rows: Vec<Vec<String>>| {
+            if !rows.is_empty() {
+                text.push('\n');
+                text.push_str(&output::table(heads, rows));
+            }
+        };
+        table(
+            &["MILLISECONDS", "START", "COUNT", "MIN", "P50", "P95", "P99", "MAX"],
+            self.latencies.iter().map(Latency::row).collect(),
+        );
+        table(&["FIGURE", "VALUE", "UNIT"], self.figures.iter().map(Figure::row).collect());
+        table(
+            &["PROMISE", "MEASURED", "LIMIT", "UNIT", "MET"],
+            self.promises.iter().map(Promise::row).collect(),
+        );
+        for note in &self.notes {
+            text.push_str(&format!("\n{note}"));
         }
-        if !self.figures.is_empty() {
-            let rows = self.figures.iter().map(Figure::row).collect::<Vec<_>>();
-            text.push_str(&output::table(&["FIGURE", "VALUE", "UNIT"], rows));
+        if !self.notes.is_empty() {
+            text.push('\n');
         }
         text
     }
@@ -70,7 +142,8 @@ impl Report {
 impl Latency {
     fn row(&self) -> Vec<String> {
         let Summary { count, min, p50, p95, p99, max } = &self.summary;
-        let mut row = vec![self.name.clone(), count.to_string()];
+        let start = self.start.as_str().to_owned();
+        let mut row = vec![self.name.clone(), start, count.to_string()];
         row.extend([min, p50, p95, p99, max].map(|ms| format!("{ms:.1}")));
         row
     }
@@ -78,6 +151,99 @@ impl Latency {
 
 impl Figure {
     fn row(&self) -> Vec<String> {
-        vec![self.name.clone(), format!("{:.1}", self.value), self.unit.to_owned()]
+        vec![self.name.clone(), number(self.value), self.unit.to_owned()]
+    }
+}
+
+impl Promise {
+    fn row(&self) -> Vec<String> {
+        let met = if self.met { "yes" } else { "NO" };
+        let (measured, limit) = (number(self.measured), number(self.limit));
+        vec![self.name.clone(), measured, limit, self.unit.to_owned(), met.to_owned()]
+    }
+}
+
+/// Ratios and small times need their hundredths.
+fn number(value: f64) -> String {
+    if value < 10.0 { format!("{value:.2}") } else { format!("{value:.1}") }
+}
+
+/// Where the time of an operation goes, over several rounds.
+#[derive(Debug, Default)]
+pub(super) struct Profile {
+    totals: Vec<Duration>,
+    /// In the order in which they were first seen.
+    steps: Vec<(String, Vec<Duration>)>,
+    /// What the steps do not tell: the way through the API, the ledger, the answer.
+    rest: Vec<Duration>,
+}
+
+impl Profile {
+    pub(super) fn add(&mut self, total: Duration, steps: &[Step]) {
+        let mut told = Duration::ZERO;
+        for Step { name, ms } in steps {
+            let time = Duration::from_secs_f64(ms.max(0.0) / 1e3);
+            told += time;
+            match self.steps.iter_mut().find(|(known, _)| known == name) {
+                Some((_, times)) => times.push(time),
+                None => self.steps.push((name.clone(), vec![time])),
+            }
+        }
+        self.totals.push(total);
+        self.rest.push(total.saturating_sub(told));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.totals.is_empty()
+    }
+
+    /// Reports the whole; with `steps`, its parts below it.
+    pub(super) fn report(
+        &self,
+        report: &mut Report,
+        name: &str,
+        start: Start,
+        steps: bool,
+    ) -> Summary {
+        let whole = Summary::of(&self.totals);
+        report.latency(name, start, whole.clone());
+        if steps && !self.steps.is_empty() {
+            for (name, times) in &self.steps {
+                report.latency(format!("  {name}"), start, Summary::of(times));
+            }
+            report.latency("  outside of these", start, Summary::of(&self.rest));
+        }
+        whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_adds_up() {
+        let step = |name: &str, ms| Step { name: name.to_owned(), ms };
+        let mut profile = Profile::default();
+        profile.add(Duration::from_millis(100), &[step("restore", 60.0), step("hello", 10.0)]);
+        assert_eq!(profile.rest, [Duration::from_millis(30)]);
+    }
+
+    #[test]
+    fn a_promise_is_met_on_its_limit() {
+        let info = torpor_protocol::api::Info {
+            version: "1".into(),
+            installation: "x".into(),
+            engine: "fake".into(),
+            engine_version: "1".into(),
+            sandboxes: 0,
+            uptime_ms: 0,
+        };
+        let mut report = Report::new(super::super::machine::describe(&info));
+        report.at_most("a", 5.0, 5.0, "ms");
+        report.at_most("b", 5.1, 5.0, "ms");
+        report.at_least("c", 5.0, 5.0, "MB/s");
+        let met: Vec<_> = report.promises.iter().map(|promise| promise.met).collect();
+        assert_eq!(met, [true, false, true]);
     }
 }

@@ -1,15 +1,14 @@
 //! `/bin/true` in a running sandbox: through the API, with `runsc exec` in the same sandbox, and
 //! started by a program inside, which is what the guest's kernel itself needs for it.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio::time::Instant;
 use torpor_protocol::api::{Command, RunResult};
 
 use super::Bench;
-use super::load::{Summary, on_schedule};
-use super::report::Report;
+use super::load::{Summary, on_schedule, timed};
+use super::report::{Report, Start};
+use super::runsc::Live;
 use crate::client::{Client, Route};
 use crate::error::{Error, Result};
 
@@ -31,29 +30,29 @@ pub(super) async fn measure(bench: &Bench, client: &Client, report: &mut Report)
         api(client, &route).await?;
     }
     beside_the_floor(bench, client, &route, report).await?;
-    let runsc = Runsc::find(status.id.as_str());
+    let runsc = Live::find(&status.id);
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..bench.rounds {
         ours.push(timed(api(client, &route)).await?);
         if let Some(runsc) = &runsc {
-            theirs.push(timed(runsc.exec()).await?);
+            theirs.push(timed(runsc.exec(&["/bin/true"])).await?);
         }
     }
     let mine = Summary::of(&ours);
     if !theirs.is_empty() {
         let other = Summary::of(&theirs);
-        report.figure("runsc exec / run, p50", other.p50 / mine.p50, "×");
+        report.at_least("runsc exec / run, p50", other.p50 / mine.p50, 3.0, "×");
         report.figure("runsc exec / run, p95", other.p95 / mine.p95, "×");
-        report.latency("runsc exec /bin/true, alternately", other);
+        report.latency("runsc exec /bin/true, alternately", Start::Running, other);
     }
-    report.latency("run /bin/true, alternately", mine);
+    report.latency("run /bin/true, alternately", Start::Running, mine);
     let count = bench.rounds.saturating_mul(5);
     let times = on_schedule(bench.rate, count, |_| {
         let (client, route) = (client.clone(), route.clone());
         async move { api(&client, &route).await }
     });
     let name = format!("run /bin/true, {} a second", bench.rate);
-    report.latency(name, Summary::of(&times.await?));
+    report.latency(name, Start::Running, Summary::of(&times.await?));
     client.delete(&Route::sandbox(&status.id)).await
 }
 
@@ -74,8 +73,9 @@ async fn beside_the_floor(
     }
     let (ours, floor) = (Summary::of(&ours), Summary::of(&floor));
     report.figure("run − started inside, p50", ours.p50 - floor.p50, "ms");
-    report.latency("run /bin/true, one after another", ours);
-    report.latency("  the same, started inside", floor);
+    report.at_most("run /bin/true, p50", ours.p50, 8.0, "ms");
+    report.latency("run /bin/true, one after another", Start::Running, ours);
+    report.latency("  the same, started inside", Start::Running, floor);
     Ok(())
 }
 
@@ -96,47 +96,4 @@ async fn inside(client: &Client, route: &Route, rounds: u32) -> Result<Vec<Durat
     times
         .collect::<Result<_, _>>()
         .map_err(|error| Error::failed(format!("the program inside said {error}")))
-}
-
-async fn timed(job: impl Future<Output = Result<()>>) -> Result<Duration> {
-    let begun = Instant::now();
-    job.await?;
-    Ok(begun.elapsed())
-}
-
-/// The engine's own command line, for comparison.
-struct Runsc {
-    program: PathBuf,
-    root: String,
-    id: String,
-}
-
-impl Runsc {
-    /// Finds the sandbox's process on this host; none if the daemon is elsewhere.
-    fn find(id: &str) -> Option<Self> {
-        for entry in std::fs::read_dir("/proc").ok()?.flatten() {
-            let Ok(line) = std::fs::read_to_string(entry.path().join("cmdline")) else { continue };
-            let words: Vec<&str> = line.split('\0').collect();
-            if !words.contains(&"boot") || !line.contains(id) {
-                continue;
-            }
-            let root = words.iter().find_map(|word| word.strip_prefix("--root="))?.to_owned();
-            let program = std::fs::read_link(entry.path().join("exe")).ok()?;
-            return Some(Self { program, root, id: id.to_owned() });
-        }
-        None
-    }
-
-    async fn exec(&self) -> Result<()> {
-        let status = tokio::process::Command::new(&self.program)
-            .arg(format!("--root={}", self.root))
-            .args(["exec", &self.id, "/bin/true"])
-            .status()
-            .await
-            .map_err(|error| Error::local("run runsc", error))?;
-        if status.success() {
-            return Ok(());
-        }
-        Err(Error::failed(format!("runsc exec ended with {status}")))
-    }
 }

@@ -96,7 +96,7 @@ async fn directory(client: &Client, sandbox: &SandboxRef, path: &str, to: &Path)
 }
 
 /// Streams a body to blocking work. ctrl-c lets the work end first, so that it can tidy up.
-async fn receive<T: Send + 'static>(
+pub(in crate::commands) async fn receive<T: Send + 'static>(
     body: Incoming,
     progress: &Progress,
     work: impl FnOnce(ChunkReader) -> io::Result<T> + Send + 'static,

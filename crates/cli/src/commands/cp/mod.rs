@@ -15,6 +15,7 @@ use torpor_protocol::api::FileEntry;
 use crate::client::{Client, Route};
 use crate::error::{Error, Result};
 
+pub(super) use download::receive;
 pub(super) use place::Place;
 pub(super) use upload::{note_left_out, packed};
 

@@ -30,7 +30,7 @@ pub(super) async fn follow(mut events: Lines<ImageEvent>) -> Result<Image> {
             }
             ImageEvent::Done { image } => return Ok(image),
             ImageEvent::Error { error } => {
-                return Err(Error::Refused { body: Box::new(error), sandbox: None });
+                return Err(Error::Refused { body: Box::new(error), about: None });
             }
         }
     }

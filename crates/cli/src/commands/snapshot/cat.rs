@@ -1,0 +1,27 @@
+//! `torpor snapshot cat`
+
+use std::process::ExitCode;
+
+use clap::Args;
+use torpor_protocol::SnapshotRef;
+
+use crate::client::{Client, Route};
+use crate::commands::cat::print_body;
+use crate::error::Result;
+
+/// Print a file of a snapshot, without starting anything.
+#[derive(Debug, Args)]
+pub(super) struct Cat {
+    /// Name or id.
+    snapshot: SnapshotRef,
+    /// The file.
+    path: String,
+}
+
+impl Cat {
+    pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
+        let route = Route::snapshot(&self.snapshot).then("/file").query("path", &self.path);
+        print_body(client, &route, |_| ()).await?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,49 @@
+//! `torpor snapshot files`
+
+use std::process::ExitCode;
+
+use clap::Args;
+use torpor_protocol::SnapshotRef;
+use torpor_protocol::api::FileList;
+
+use crate::client::{Client, Route};
+use crate::commands::ls;
+use crate::error::Result;
+use crate::output;
+use crate::progress::Progress;
+
+/// List a directory of a snapshot, without starting anything.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  torpor snapshot files base\n  \
+    torpor snapshot files base /app --depth 3")]
+pub(super) struct Files {
+    /// Name or id.
+    snapshot: SnapshotRef,
+    /// The directory.
+    #[arg(default_value = "/")]
+    path: String,
+    /// How deep to go; 0 is to the ground.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    depth: u32,
+    /// The whole tree below it, as --depth 0.
+    #[arg(short = 'R', long, conflicts_with = "depth")]
+    recursive: bool,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Files {
+    pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
+        let depth = if self.recursive { 0 } else { self.depth };
+        let progress = Progress::waiting(format!("reading {}", self.snapshot));
+        let route = Route::snapshot(&self.snapshot).then("/files").query("path", &self.path);
+        let list: FileList = client.get(&route.query("depth", &depth.to_string())).await?;
+        drop(progress);
+        match self.json {
+            true => output::json(&list)?,
+            false => output::print(&ls::table(&list.entries))?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

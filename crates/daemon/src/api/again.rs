@@ -1,0 +1,35 @@
+//! Nobody is refused because the sandbox was just put to sleep: a request that only asks, and whose
+//! answer was cut off by that, is asked again, which wakes the sandbox.
+//!
+//! Requests that do something are not repeated, because nobody knows whether it was done.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::Response;
+use http::Method;
+use http::header::UPGRADE;
+
+use super::error::ApiError;
+
+/// Who puts a sandbox to sleep more often than this while somebody asks means it.
+const TIMES: usize = 10;
+
+pub(super) async fn ask_again(request: Request, next: Next) -> Response {
+    let asks = matches!(*request.method(), Method::GET | Method::HEAD);
+    if !asks || request.headers().contains_key(UPGRADE) {
+        return next.run(request).await;
+    }
+    let (head, _body) = request.into_parts();
+    for _ in 0..TIMES {
+        let request = Request::from_parts(head.clone(), Body::empty());
+        let response = next.clone().run(request).await;
+        let error = response.extensions().get::<Arc<ApiError>>();
+        if !error.is_some_and(|error| error.cut_by_sleep()) {
+            return response;
+        }
+    }
+    next.run(Request::from_parts(head, Body::empty())).await
+}

@@ -1,0 +1,184 @@
+//! Snapshots: take, list, get, verify, delete. What is in them: [`contents`]; from and to elsewhere:
+//! [`parcel`]. None of it wakes a sandbox or revives anything.
+
+mod contents;
+mod parcel;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use serde::Deserialize;
+use tokio::time::Instant;
+use torpor_lifecycle::store::{Ledger, Saves, SnapshotRecord};
+use torpor_lifecycle::{Error, Refusal};
+use torpor_protocol::snapshot::{SnapshotDetails, SnapshotList, TakeSnapshot, Verified};
+use torpor_protocol::{SandboxRef, SaveId, Snapshot, SnapshotId, SnapshotRef, SnapshotState};
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::error::Result;
+use super::extract::{Json, Named, Query, SnapshotPath};
+use super::{Answer, no_content, with_status};
+use crate::app::App;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(take_snapshot))
+        .routes(routes!(list))
+        .routes(routes!(get, delete))
+        .routes(routes!(verify))
+        .merge(contents::routes())
+        .merge(parcel::routes())
+}
+
+/// Take a snapshot of a sandbox. If it sleeps, it sleeps on.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{sandbox}/snapshots",
+    params(("sandbox" = String, Path, description = "Id or name")),
+    request_body = TakeSnapshot,
+    responses(
+        (status = 201, description = "It is complete.", body = Snapshot),
+        (status = 202, description = "It is in progress (`in_background`).", body = Snapshot),
+    )
+)]
+async fn take_snapshot(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    request: Option<Json<TakeSnapshot>>,
+) -> Result<Response> {
+    let begun = Instant::now();
+    let request = request.map(|Json(request)| request).unwrap_or_default();
+    let TakeSnapshot { name, kind, in_background } = request;
+    let of = SandboxRef::Id(sandbox.id().clone());
+    let taking = app.fleet.take_snapshot(&of, name, kind).await?;
+    let begun_as = taking.snapshot.clone();
+    // Counted also when nobody waits for it.
+    let taken = tokio::spawn(async move {
+        let snapshot = taking.done().await?;
+        app.metrics.snapshot_taken(begun.elapsed(), snapshot.pause_ms);
+        Ok::<_, Error>(snapshot)
+    });
+    if in_background {
+        return Ok(with_status(StatusCode::ACCEPTED, begun_as));
+    }
+    let snapshot = taken.await.unwrap_or_else(|_| Err(Refusal::Stopping.into()))?;
+    Ok(with_status(StatusCode::CREATED, snapshot))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ListQuery {
+    /// Only those of this sandbox: id or name, also of one that is gone.
+    #[param(value_type = Option<String>)]
+    sandbox: Option<SandboxRef>,
+}
+
+impl ListQuery {
+    fn admits(&self, app: &App, snapshot: &Snapshot) -> bool {
+        match &self.sandbox {
+            None => true,
+            Some(SandboxRef::Id(id)) => snapshot.sandbox == *id,
+            Some(of @ SandboxRef::Name(name)) => {
+                snapshot.sandbox_name.as_ref() == Some(name)
+                    || app.fleet.find(of).is_ok_and(|sandbox| *sandbox.id() == snapshot.sandbox)
+            }
+        }
+    }
+}
+
+/// List snapshots.
+#[utoipa::path(
+    get, path = "/v1/snapshots", params(ListQuery),
+    responses((status = 200, description = "Oldest first.", body = SnapshotList))
+)]
+async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Answer<SnapshotList> {
+    let all = app.fleet.snapshots().await?.into_iter().map(|record| record.snapshot);
+    let snapshots = all.filter(|snapshot| query.admits(&app, snapshot)).collect();
+    Ok(Json(SnapshotList { snapshots }))
+}
+
+/// Get a snapshot, with what ran in it and what needs it.
+#[utoipa::path(
+    get, path = "/v1/snapshots/{snapshot}",
+    params(("snapshot" = String, Path, description = "Id or name")),
+    responses((status = 200, description = "The snapshot.", body = SnapshotDetails))
+)]
+async fn get(
+    State(app): State<Arc<App>>,
+    SnapshotPath(of): SnapshotPath,
+) -> Answer<SnapshotDetails> {
+    let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(&of).await?;
+    let ancestors = ancestors(&snapshot, &app.fleet.snapshots().await?);
+    let Some(save) = save else {
+        let (files, processes, needed_by) = (Vec::new(), Vec::new(), Vec::new());
+        return Ok(Json(SnapshotDetails { snapshot, files, ancestors, processes, needed_by }));
+    };
+    let manifest = app.saves.about(&save).await?;
+    let records = app.ledger.all().await?;
+    let needing = records.into_iter().filter(|record| record.save.as_ref() == Some(&save));
+    Ok(Json(SnapshotDetails {
+        snapshot,
+        files: manifest.files,
+        ancestors,
+        processes: manifest.about.processes,
+        needed_by: needing.map(|record| record.id).collect(),
+    }))
+}
+
+/// Parents of parents, as far as they are still known; the last may be gone.
+fn ancestors(of: &Snapshot, all: &[SnapshotRecord]) -> Vec<SnapshotId> {
+    let parents: HashMap<_, _> = all
+        .iter()
+        .map(|SnapshotRecord { snapshot, .. }| (&snapshot.id, &snapshot.parent))
+        .collect();
+    let (mut line, mut next) = (Vec::new(), of.parent.as_ref());
+    while let Some(parent) = next {
+        // A sandbox that was restored may be its own grandparent's child.
+        if *parent == of.id || line.contains(parent) {
+            break;
+        }
+        line.push(parent.clone());
+        next = parents.get(parent).and_then(|parent| parent.as_ref());
+    }
+    line
+}
+
+/// Read all of a snapshot from disk and compare it with its checksums.
+#[utoipa::path(
+    post, path = "/v1/snapshots/{snapshot}/verify",
+    params(("snapshot" = String, Path, description = "Id or name")),
+    responses((status = 200, description = "Every byte is what it was.", body = Verified))
+)]
+async fn verify(State(app): State<Arc<App>>, SnapshotPath(of): SnapshotPath) -> Answer<Verified> {
+    let (_, save) = complete(&app, &of).await?;
+    Ok(Json(app.saves.verify(&save).await?))
+}
+
+/// Delete a snapshot. What began from it goes on.
+#[utoipa::path(
+    delete, path = "/v1/snapshots/{snapshot}",
+    params(("snapshot" = String, Path, description = "Id or name")),
+    responses((status = 204, description = "It is gone; its bytes are, too, unless something needs them."))
+)]
+async fn delete(State(app): State<Arc<App>>, SnapshotPath(of): SnapshotPath) -> Result<Response> {
+    app.fleet.erase_snapshot(&of).await?;
+    Ok(no_content())
+}
+
+/// A snapshot that is complete, and its save.
+async fn complete(app: &App, of: &SnapshotRef) -> Result<(Snapshot, SaveId)> {
+    let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(of).await?;
+    match (snapshot.state, save) {
+        (SnapshotState::Completed, Some(save)) => Ok((snapshot, save)),
+        (SnapshotState::InProgress | SnapshotState::Completed | SnapshotState::Failed, _) => {
+            let id = snapshot.id.to_string();
+            let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
+            Err(Error::from(Refusal::SnapshotNotReady { id, why }).into())
+        }
+    }
+}

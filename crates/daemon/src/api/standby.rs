@@ -1,0 +1,74 @@
+//! Sleep, wake, and back to an earlier moment. Everything else that is asked of a sandbox wakes it by
+//! itself (see [`super::extract::Awake`]); what only looks at it ([`super::extract::Named`]) does not.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use tokio::time::Instant;
+use torpor_protocol::snapshot::{RestoreSandbox, Sleep};
+use torpor_protocol::{SandboxRef, Status, Tier};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Answer;
+use super::extract::{Json, Named};
+use super::moment::parse;
+use crate::app::App;
+use crate::room;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(sleep)).routes(routes!(wake)).routes(routes!(restore))
+}
+
+/// Put a sandbox to sleep.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{sandbox}/sleep",
+    params(("sandbox" = String, Path, description = "Id or name")),
+    request_body = Sleep,
+    responses((status = 200, description = "It sleeps and all of it is on disk.", body = Status))
+)]
+async fn sleep(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    request: Option<Json<Sleep>>,
+) -> Answer<Status> {
+    let begun = Instant::now();
+    let Sleep { cold } = request.map(|Json(request)| request).unwrap_or_default();
+    sandbox.sleep(cold).await?;
+    app.metrics.slept(if cold { Tier::Cold } else { Tier::Warm }, begun.elapsed());
+    Ok(Json(sandbox.status()))
+}
+
+/// Wake a sandbox, also one that requests do not wake.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{sandbox}/wake",
+    params(("sandbox" = String, Path, description = "Id or name")),
+    responses((status = 200, description = "It runs.", body = Status))
+)]
+async fn wake(State(app): State<Arc<App>>, Named(sandbox): Named) -> Answer<Status> {
+    let (begun, tier) = (Instant::now(), sandbox.watch().borrow().tier);
+    room::wake_room(&app, &sandbox, true).await?;
+    sandbox.wake().await?;
+    if let Some(tier) = tier {
+        app.metrics.waited(tier, begun.elapsed());
+    }
+    Ok(Json(sandbox.status()))
+}
+
+/// Take a sandbox back to a snapshot, with memory and processes if they are in it.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{sandbox}/restore",
+    params(("sandbox" = String, Path, description = "Id or name")),
+    request_body = RestoreSandbox,
+    responses((status = 200, description = "It runs as it was then.", body = Status))
+)]
+async fn restore(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    Json(RestoreSandbox { snapshot }): Json<RestoreSandbox>,
+) -> Answer<Status> {
+    let snapshot = parse(&snapshot)?;
+    room::wake_room(&app, &sandbox, true).await?;
+    let sandbox = app.fleet.restore(&SandboxRef::Id(sandbox.id().clone()), &snapshot).await?;
+    Ok(Json(sandbox.status()))
+}

@@ -1,0 +1,122 @@
+//! Every key of the configuration, with its default and its meaning.
+
+/// A key of the configuration.
+pub struct Key {
+    pub name: &'static str,
+    /// As it stands in the file.
+    pub default: &'static str,
+    pub help: &'static str,
+}
+
+impl Key {
+    /// `engine.runsc_path` is `TORPOR_ENGINE_RUNSC_PATH`.
+    pub fn variable(&self) -> String {
+        format!("TORPOR_{}", self.name.replace('.', "_").to_uppercase())
+    }
+}
+
+/// Every key there is.
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "listen",
+        default: "\"127.0.0.1:8900\"",
+        help: "Address and port of the API, previews and metrics. Anything but loopback needs an \
+               API key.",
+    },
+    Key {
+        name: "data_dir",
+        default: "\"/var/lib/torpor\"",
+        help: "Images, the ledger and the disks of sandboxes. One daemon at a time.",
+    },
+    Key {
+        name: "runtime_dir",
+        default: "\"/run/torpor\"",
+        help: "Sockets and state of running machines; may be lost at a reboot.",
+    },
+    Key {
+        name: "api_key",
+        default: "none",
+        help: "A key that is always valid, besides those made with `torpor key create`.",
+    },
+    Key {
+        name: "engine.kind",
+        default: "\"auto\"",
+        help: "`gvisor`, or `auto`: the best one that works on this host.",
+    },
+    Key {
+        name: "engine.runsc_path",
+        default: "none",
+        help: "The runsc program. Default: the first one in PATH.",
+    },
+    Key {
+        name: "defaults.cpus",
+        default: "1.0",
+        help: "Processor cores of a sandbox that does not say.",
+    },
+    Key {
+        name: "defaults.memory_mib",
+        default: "1024",
+        help: "Memory of a sandbox that does not say.",
+    },
+    Key {
+        name: "defaults.disk_mib",
+        default: "10240",
+        help: "What a sandbox may write that does not say.",
+    },
+    Key {
+        name: "defaults.pids",
+        default: "4096",
+        help: "Host tasks of a sandbox that does not say; not less than 4096.",
+    },
+    Key {
+        name: "limits.sandboxes",
+        default: "10000",
+        help: "Sandboxes that run or sleep in memory; for more, sleeping ones leave it, or they are \
+               refused.",
+    },
+    Key {
+        name: "limits.connections",
+        default: "10000",
+        help: "Connections at the same time; more wait to be accepted.",
+    },
+    Key {
+        name: "standby.idle_after_ms",
+        default: "15000",
+        help: "A sandbox that does not say falls asleep when nobody talked to it for so long. 0: \
+               never by itself.",
+    },
+    Key {
+        name: "standby.persist_after_ms",
+        default: "30000",
+        help: "So long after it fell asleep a sandbox is saved to disk, if nobody woke it.",
+    },
+    Key {
+        name: "standby.warm_for_secs",
+        default: "3600",
+        help: "So long a sleeping sandbox stays in memory, too.",
+    },
+    Key {
+        name: "standby.memory_floor_mib",
+        default: "0",
+        help: "Below so much free memory, sleeping sandboxes leave it, the least used first. 0: a \
+               tenth of the host's memory.",
+    },
+    Key {
+        name: "standby.pressure_percent",
+        default: "20",
+        help: "The same when processes waited for memory for so much of the last ten seconds \
+               (`some avg10` of /proc/pressure/memory). 0: not looked at.",
+    },
+    Key {
+        name: "standby.shells",
+        default: "2",
+        help: "Empty machines that are prepared ahead, so that a sandbox starts or wakes sooner.",
+    },
+    Key { name: "log.format", default: "\"text\"", help: "`text` or `json`." },
+    Key {
+        name: "log.level",
+        default: "\"info\"",
+        help: "`error`, `warn`, `info`, `debug`, `trace`, or a filter such as \
+               `info,torpor_engines=debug`.",
+    },
+];

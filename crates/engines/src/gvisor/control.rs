@@ -1,0 +1,206 @@
+//! Stopping a guest, letting it go on, and saving it: all that is asked of a sandbox's kernel while
+//! a guest is in it.
+//!
+//! ```text
+//!               Pause            freeze
+//!   running ──▶ pausing ──▶ paused ──────▶ (frozen)
+//!      ▲                                      │ thaw
+//!      └──────────── resuming ◀───────────────┘
+//!                     Resume
+//! ```
+//!
+//! A paused machine is stopped twice: its kernel stops the guest, and the cgroup stops the kernel,
+//! whose ticker would go on otherwise. So it can be saved, for which its kernel must run, without
+//! the guest executing an instruction.
+//!
+//! The kernel counts pauses and dies at a resume too many, so what was asked of it is marked before
+//! and after. Where a daemon was killed between the two marks the kernel is looked at
+//! (see `stacks`); outside of them the count is known: 1 if paused, else 0. A save changes the count
+//! by nothing, whoever is there to hear of its end.
+//!
+//! Every call runs to its end as a task of its own, one at a time, whether somebody waits or not.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+use std::os::fd::BorrowedFd;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep};
+use torpor_lifecycle::engine::EngineError;
+
+use super::layout::MachineDir;
+use super::record::{Mark, MarkFile};
+use super::stacks::{self, Seen};
+use super::urpc::{Urpc, UrpcError};
+use crate::limits::Group;
+
+/// Every task of the guest has to come to a halt; a host may be busy.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// How long a save that nobody waits for any more may stand in the way.
+const SETTLE_MAX: Duration = Duration::from_secs(60);
+/// Between two looks at a kernel that is busy saving.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+#[derive(Debug)]
+pub(super) struct Control {
+    socket: PathBuf,
+    group: Group,
+    mark: Mark,
+    mark_file: MarkFile,
+    connection: Option<Urpc>,
+    paused: Arc<AtomicBool>,
+}
+
+impl Control {
+    pub(super) fn new(dir: &MachineDir, group: Group, (file, mark): (MarkFile, Mark)) -> Self {
+        let paused = Arc::new(AtomicBool::new(mark == Mark::Paused));
+        let socket = dir.control_socket.clone();
+        Self { socket, group, mark, mark_file: file, connection: None, paused }
+    }
+
+    /// Whether it is paused, for whoever can't wait for a turn.
+    pub(super) fn paused(&self) -> Arc<AtomicBool> {
+        self.paused.clone()
+    }
+
+    pub(super) async fn pause(&mut self) -> Result<(), EngineError> {
+        self.settle().await?;
+        if self.mark == Mark::Paused {
+            return Ok(());
+        }
+        self.set_mark(Mark::Pausing)?;
+        if let Err(error) = self.call("containerManager.Pause", (), &[], PAUSE_MAX).await {
+            self.settle().await?;
+            self.release().await?;
+            return Err(EngineError::failed("pause the machine")(error));
+        }
+        self.set_mark(Mark::Paused)?;
+        if let Err(error) = self.freeze().await {
+            self.release().await?;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn resume(&mut self) -> Result<(), EngineError> {
+        self.settle().await?;
+        self.release().await
+    }
+
+    /// Lets a paused machine go on.
+    async fn release(&mut self) -> Result<(), EngineError> {
+        if self.mark != Mark::Paused {
+            return Ok(());
+        }
+        // Marked while it is frozen: from here on it may run.
+        self.set_mark(Mark::Resuming)?;
+        self.thaw()?;
+        if let Err(error) = self.call("containerManager.Resume", (), &[], PAUSE_MAX).await {
+            self.settle().await?;
+            if self.mark != Mark::Running {
+                return Err(EngineError::failed("resume the machine")(error));
+            }
+        }
+        self.set_mark(Mark::Running)
+    }
+
+    /// Does `work` while the kernel runs and hears us; the guest stays paused if it was.
+    pub(super) async fn with_kernel<T>(
+        &mut self,
+        work: impl AsyncFnOnce(&mut Self, Mark) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        self.settle().await?;
+        let mark = self.mark;
+        if mark != Mark::Paused {
+            return work(self, mark).await;
+        }
+        self.thaw()?;
+        let done = work(self, mark).await;
+        self.freeze().await?;
+        done
+    }
+
+    /// Takes over what an earlier daemon left: it is then running, or paused and frozen.
+    pub(super) async fn take_over(&mut self) -> Result<(), EngineError> {
+        self.settle().await?;
+        if self.mark == Mark::Paused { self.freeze().await } else { self.thaw() }
+    }
+
+    /// Brings it from whatever its mark says to running or paused.
+    async fn settle(&mut self) -> Result<(), EngineError> {
+        match self.mark {
+            Mark::Running | Mark::Paused => Ok(()),
+            Mark::Pausing | Mark::Resuming => {
+                let frozen = self.group.frozen();
+                let frozen = frozen.map_err(EngineError::failed("look at the machine"))?;
+                // Nothing is asked of a frozen kernel, and nothing but a paused one is frozen.
+                if frozen || self.guest_stands().await? {
+                    self.set_mark(Mark::Paused)?;
+                    return self.freeze().await;
+                }
+                self.set_mark(Mark::Running)
+            }
+        }
+    }
+
+    /// Whether the kernel was told to pause.
+    async fn guest_stands(&mut self) -> Result<bool, EngineError> {
+        let deadline = Instant::now() + SETTLE_MAX;
+        loop {
+            let text = self.call("debug.Stacks", (), &[], PAUSE_MAX).await;
+            let text = text.map_err(EngineError::failed("look at the machine"))?;
+            match stacks::seen(text.as_str().unwrap_or_default()) {
+                Some(Seen::Running) => return Ok(false),
+                Some(Seen::Paused) => return Ok(true),
+                Some(Seen::Saving) if Instant::now() < deadline => sleep(LOOK_EVERY).await,
+                Some(Seen::Saving) | None => {
+                    let why = "nobody can tell whether it is paused";
+                    return Err(EngineError::failed("look at the machine")(why));
+                }
+            }
+        }
+    }
+
+    /// One call to the kernel, over a connection that is kept.
+    pub(super) async fn call<A: serde::Serialize>(
+        &mut self,
+        method: &'static str,
+        arg: A,
+        fds: &[BorrowedFd<'_>],
+        wait: Duration,
+    ) -> Result<Value, UrpcError> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => Urpc::connect(&self.socket).await?,
+        };
+        let answer = connection.call(method, arg, fds, wait).await;
+        // After a refusal the next call is heard as well; after anything else nobody knows.
+        if matches!(answer, Ok(_) | Err(UrpcError::Refused { .. })) {
+            self.connection = Some(connection);
+        }
+        answer
+    }
+
+    fn set_mark(&mut self, mark: Mark) -> Result<(), EngineError> {
+        self.mark_file.write(mark).map_err(EngineError::failed("mark the machine"))?;
+        self.mark = mark;
+        self.paused.store(mark == Mark::Paused, Ordering::Release);
+        Ok(())
+    }
+
+    async fn freeze(&self) -> Result<(), EngineError> {
+        let group = self.group.clone();
+        spawn_blocking(move || group.freeze())
+            .await
+            .map_err(EngineError::failed("freeze the machine"))?
+            .map_err(EngineError::failed("freeze the machine"))
+    }
+
+    /// One short write; not worth a thread.
+    fn thaw(&self) -> Result<(), EngineError> {
+        self.group.thaw().map_err(EngineError::failed("thaw the machine"))
+    }
+}

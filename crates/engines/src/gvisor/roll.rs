@@ -1,0 +1,47 @@
+//! Which machine a sandbox has. Read from the machines' records once, when the engine opens.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+use torpor_protocol::SandboxId;
+
+use super::id::MachineId;
+use super::layout::Layout;
+use super::record::Record;
+
+#[derive(Debug, Default)]
+pub(super) struct Roll(Mutex<HashMap<SandboxId, MachineId>>);
+
+impl Roll {
+    /// What earlier daemons left.
+    pub(super) fn read(layout: &Layout) -> Self {
+        let mut machines = HashMap::new();
+        for id in Layout::ids_in(&layout.machines()) {
+            let Some(record) = Record::read(&layout.machine(&id).record) else { continue };
+            let Some(sandbox) = record.sandbox else { continue };
+            // A start that was cut off never hides a machine that is whole.
+            if layout.machine(&id).mark.exists() {
+                machines.insert(sandbox, id);
+            } else {
+                machines.entry(sandbox).or_insert(id);
+            }
+        }
+        Self(Mutex::new(machines))
+    }
+
+    pub(super) fn machine_of(&self, sandbox: &SandboxId) -> Option<MachineId> {
+        self.0.lock().get(sandbox).cloned()
+    }
+
+    pub(super) fn assign(&self, sandbox: &SandboxId, machine: &MachineId) {
+        self.0.lock().insert(sandbox.clone(), machine.clone());
+    }
+
+    /// Unless the sandbox has another one by now.
+    pub(super) fn forget(&self, sandbox: &SandboxId, machine: &MachineId) {
+        let mut machines = self.0.lock();
+        if machines.get(sandbox) == Some(machine) {
+            machines.remove(sandbox);
+        }
+    }
+}

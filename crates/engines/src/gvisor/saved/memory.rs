@@ -1,0 +1,181 @@
+//! Where the bytes of a saved machine's memory files are.
+//!
+//! The sentry keeps all memory, and the content of all files, in *memory files*: one for the
+//! machine's memory, and one for each disk. A save has the pages of all of them one after another,
+//! without those that were never touched:
+//!
+//! ```text
+//!   pages_meta.img   machine's memory: graphs, one of them says which ranges are there
+//!                    length of each range that was saved
+//!                    names of the other memory files
+//!                    each of the others: the same again
+//!   pages.img        the saved ranges' bytes
+//! ```
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+
+use super::fault::Fault;
+use super::graph::Graph;
+use super::wire::{Reader, Value};
+
+const RANGES: &str = "pkg/sentry/pgalloc.memAcctSet";
+const OTHERS: &str = "pkg/sentry/kernel.privateMemoryFileMetadata";
+
+/// Bytes copied at once.
+const CHUNK: usize = 256 * 1024;
+static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
+
+/// One memory file.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    /// In rising order; what lies between them is zero.
+    saved: Vec<Range>,
+}
+
+/// Bytes of a memory file, and where they begin in `pages.img`.
+#[derive(Debug, Clone, Copy)]
+struct Range {
+    start: u64,
+    end: u64,
+    page: u64,
+}
+
+/// Bytes of a guest's file, and where they begin in `pages.img`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extent {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) page: u64,
+}
+
+impl Memory {
+    /// Finds a disk's memory file by its name. `pages` is the length of `pages.img`.
+    pub(super) fn find(meta: &[u8], name: &[u8], pages: u64) -> Result<Self, Fault> {
+        let mut reader = Reader::new(meta);
+        let (mut memories, mut names) = (Vec::<Self>::new(), None);
+        let mut page = 0;
+        while !reader.is_at_end() {
+            let count = match reader.heading()? {
+                Ok(count) => count,
+                // The length of the next range, which is known already.
+                Err(_) => continue,
+            };
+            let graph = Graph::read(meta, &mut reader, count)?;
+            let root = graph.root_type()?;
+            if root == Some(RANGES.as_bytes()) {
+                memories.push(Self::read(&graph, &mut page)?);
+            } else if root == Some(OTHERS.as_bytes()) {
+                names = Some(position(&graph, name)?);
+            }
+        }
+        if page > pages {
+            return Err(Fault::Absurd(format!("pages.img has {pages} bytes instead of {page}")));
+        }
+        // The first is the machine's memory and has no name.
+        let index = names
+            .ok_or_else(|| Fault::Shape(format!("there is no type {OTHERS}")))?
+            .ok_or_else(|| Fault::Absurd("the disk's pages are not there".into()))?;
+        let memory = (index + 1 < memories.len()).then(|| memories.swap_remove(index + 1));
+        memory.ok_or_else(|| Fault::Absurd("the disk's pages are not there".into()))
+    }
+
+    fn read(graph: &Graph<'_>, page: &mut u64) -> Result<Self, Fault> {
+        let mut memory = Self::default();
+        let mut last = 0;
+        for range in graph.root()?.list("root")? {
+            let range = graph.fields(range?)?;
+            let (start, end) = (range.uint("Start")?, range.uint("End")?);
+            if start < last || end <= start {
+                return Err(Fault::Absurd("ranges of memory are not in order".into()));
+            }
+            last = end;
+            if range.inner("Value")?.flag("knownCommitted")? {
+                memory.saved.push(Range { start, end, page: *page });
+                let after = page.checked_add(end - start);
+                *page = after.ok_or_else(|| Fault::Absurd("memory has no end".into()))?;
+            }
+        }
+        Ok(memory)
+    }
+
+    /// Appends where the bytes `start..end` of a guest's file are, which begin at `offset` here.
+    pub(super) fn locate(
+        &self,
+        start: u64,
+        end: u64,
+        offset: u64,
+        extents: &mut Vec<Extent>,
+    ) -> Result<(), Fault> {
+        let until = offset.checked_add(end - start);
+        let until = until.ok_or_else(|| Fault::Absurd("a file is outside its disk".into()))?;
+        let first = self.saved.partition_point(|range| range.end <= offset);
+        for range in self.saved[first..].iter().take_while(|range| range.start < until) {
+            let (from, to) = (range.start.max(offset), range.end.min(until));
+            let extent = Extent {
+                start: start + (from - offset),
+                end: start + (to - offset),
+                page: range.page + (from - range.start),
+            };
+            match extents.last_mut() {
+                Some(last) if last.joins(&extent) => last.end = extent.end,
+                Some(_) | None => extents.push(extent),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Extent {
+    fn joins(&self, next: &Self) -> bool {
+        self.end == next.start && self.page + (self.end - self.start) == next.page
+    }
+}
+
+/// The place of `name` among the memory files that have one.
+fn position(graph: &Graph<'_>, name: &[u8]) -> Result<Option<usize>, Fault> {
+    for (index, owner) in graph.root()?.list("owners")?.enumerate() {
+        let Value::Text(owner) = owner? else {
+            return Err(Fault::Shape(format!("{OTHERS} has a field owners of another type")));
+        };
+        if owner == name {
+            return Ok(Some(index));
+        }
+    }
+    Ok(None)
+}
+
+/// Writes the `size` bytes of a file that consists of `extents` and zeros.
+pub(super) fn copy(
+    pages: &File,
+    extents: &[Extent],
+    size: u64,
+    to: &mut dyn Write,
+) -> io::Result<()> {
+    let longest = extents.iter().map(|extent| extent.end - extent.start).max().unwrap_or(0);
+    let mut buffer = vec![0; usize::try_from(longest).unwrap_or(CHUNK).min(CHUNK)];
+    let mut done = 0;
+    for extent in extents {
+        write_zeros(extent.start - done, to)?;
+        let (mut at, mut left) = (extent.page, extent.end - extent.start);
+        while left > 0 {
+            let length = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
+            pages.read_exact_at(&mut buffer[..length], at)?;
+            to.write_all(&buffer[..length])?;
+            at += length as u64;
+            left -= length as u64;
+        }
+        done = extent.end;
+    }
+    write_zeros(size - done, to)
+}
+
+fn write_zeros(mut count: u64, to: &mut dyn Write) -> io::Result<()> {
+    while count > 0 {
+        let length = usize::try_from(count).unwrap_or(ZEROS.len()).min(ZEROS.len());
+        to.write_all(&ZEROS[..length])?;
+        count -= length as u64;
+    }
+    Ok(())
+}

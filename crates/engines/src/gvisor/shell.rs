@@ -1,0 +1,212 @@
+//! A machine without a guest: place in the network, cgroup, disk and an empty sandbox of runsc.
+//!
+//! ```text
+//!   network slot ┐
+//!   cgroup       ├─▶ runsc create (by the keeper) ─▶ shell ─▶ start ─▶ machine
+//!   disk         ┘          packet socket ┘
+//! ```
+//!
+//! It takes ten times as long to make one as to run an agent in it, and it depends on nothing but the
+//! image and the resources: so some are made ahead (see `shelf`).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::Mode;
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+use torpor_lifecycle::engine::{BootPlan, EngineError};
+use torpor_protocol::{Network as Policy, Resources};
+
+use super::Host;
+use super::id::MachineId;
+use super::layout::MachineDir;
+use super::oci::Description;
+use super::record::{Process, Record};
+use crate::disk::ScratchDisk;
+use crate::keeper::{Ended, Spawn};
+use crate::limits::Group;
+use crate::network::Slot;
+
+/// `runsc create` takes a tenth of a second; ten times that on a busy host, and then some.
+const CREATE_MAX: Duration = Duration::from_secs(60);
+/// How willingly the kernel gives up the guest's processes when memory runs out, in the machine or
+/// on the host: before all else.
+const GUEST_OOM_SCORE: i32 = 1000;
+/// The same for the sandbox's own kernel, with which all of the machine would be lost. It maps what
+/// the guest uses, so by its size alone it would often be the first. The lowest that is allowed.
+const SENTRY_OOM_SCORES: [i32; 2] = [-900, 0];
+
+/// All that a shell depends on.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Make {
+    pub(super) root: PathBuf,
+    pub(super) resources: Resources,
+}
+
+impl Make {
+    pub(super) fn of(plan: &BootPlan) -> Self {
+        Self { root: plan.root.clone(), resources: plan.spec.resources }
+    }
+}
+
+/// A shell, thawed or frozen. Dropping it changes nothing on the host.
+#[derive(Debug)]
+pub(super) struct Shell {
+    pub(super) id: MachineId,
+    pub(super) make: Make,
+    pub(super) dir: MachineDir,
+    pub(super) group: Group,
+    pub(super) slot: Slot,
+    /// The socket that will be its network card.
+    pub(super) card: OwnedFd,
+    pub(super) process: Process,
+    /// Where the time of its making went.
+    pub(super) steps: Vec<(&'static str, Duration)>,
+}
+
+impl Shell {
+    /// Goes through all steps while it is `wanted`; after an `Err` the caller clears up what has
+    /// this `id`.
+    pub(super) async fn make(
+        host: &Arc<Host>,
+        id: MachineId,
+        make: Make,
+        urgent: bool,
+        wanted: impl Fn() -> bool,
+    ) -> Result<Self, EngineError> {
+        let dir = host.remains.layout.machine(&id);
+        let begun = Instant::now();
+        let (group, slot) = prepare(host, &id, &make, &dir).await?;
+        let prepared = Instant::now();
+        if !urgent {
+            let lowered = group.set_urgent(false);
+            lowered.map_err(EngineError::failed("let a shell wait for others"))?;
+        }
+        still(&wanted)?;
+        let card = create(host, &id, &dir, &group, &slot).await?;
+        still(&wanted)?;
+        let process = sandbox(&dir)?;
+        let steps =
+            vec![("prepare", prepared - begun), ("runsc create", prepared.elapsed())];
+        Ok(Self { id, make, dir, group, slot, card, process, steps })
+    }
+
+    pub(super) fn record(&self, build: &str) -> Record {
+        Record {
+            id: self.id.clone(),
+            sandbox: None,
+            process: self.process.clone(),
+            slot: self.slot.number(),
+            network: Policy::default(),
+            build: build.to_owned(),
+        }
+    }
+}
+
+/// Slot, cgroup, disk and bundle, side by side.
+async fn prepare(
+    host: &Host,
+    id: &MachineId,
+    make: &Make,
+    dir: &MachineDir,
+) -> Result<(Group, Slot), EngineError> {
+    let remains = host.remains.clone();
+    let config = Description {
+        root: &make.root,
+        memory_mib: make.resources.memory_mib,
+        empty_root: &remains.layout.empty_root(),
+        disk: &dir.disk,
+        cgroups_path: &remains.group(id).relative_path(),
+    };
+    let config = serde_json::to_vec(&config.to_json()).expect("a description has text keys");
+    make_dir(dir).map_err(EngineError::failed("make the machine's directory"))?;
+
+    let (files, resources) = (dir.clone(), make.resources);
+    let disk = spawn_blocking(move || {
+        std::fs::write(&files.config, config)?;
+        ScratchDisk::create(&files.disk_image, &files.disk, resources.disk_mib).map(drop)
+    });
+    let id = id.clone();
+    let group = spawn_blocking(move || {
+        Group::create(&remains.hierarchy, &remains.tag, id.as_str(), &resources)
+    });
+    // Open, as most machines want it; closed when it gets a guest that must not.
+    let open = Policy::default();
+    let slot = host.network.take(&open);
+    // All to the end, also when one fails: what was begun is known to be there or not.
+    let (disk, group, slot) = tokio::join!(disk, group, slot);
+    let slot = slot.map_err(EngineError::failed("give the machine a network"))?;
+    disk.map_err(EngineError::failed("make the machine's disk"))?
+        .map_err(EngineError::failed("make the machine's disk"))?;
+    let group = group
+        .map_err(EngineError::failed("make the machine's cgroup"))?
+        .map_err(EngineError::failed("make the machine's cgroup"))?;
+    Ok((group, slot))
+}
+
+/// A sandbox with nothing in it, and the socket that will be its network card.
+async fn create(
+    host: &Host,
+    id: &MachineId,
+    dir: &MachineDir,
+    group: &Group,
+    slot: &Slot,
+) -> Result<OwnedFd, EngineError> {
+    let spawn = Spawn {
+        id: id.to_string(),
+        argv: host.create_command(dir, id),
+        cgroup_procs: group.procs_files(),
+        cwd: dir.dir.clone(),
+        oom_score_adj: GUEST_OOM_SCORE,
+    };
+    let card = async { slot.packet_socket() };
+    let (spawned, card) = tokio::join!(host.remains.keeper.spawn(spawn, CREATE_MAX), card);
+    let (ended, stderr) = spawned.map_err(EngineError::failed("start runsc"))?;
+    if ended != (Ended::Code { code: 0 }) {
+        let why = format!("runsc create ended with {ended}: {}", stderr.trim());
+        return Err(EngineError::failed("create the sandbox")(why));
+    }
+    card.map_err(EngineError::failed("open the machine's network card"))
+}
+
+/// The process that is the sandbox.
+fn sandbox(dir: &MachineDir) -> Result<Process, EngineError> {
+    let pid = std::fs::read_to_string(&dir.pid).and_then(|text| -> io::Result<i32> {
+        text.trim().parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    });
+    let process = pid.and_then(|pid| {
+        spare(pid);
+        Process::of(pid)
+    });
+    process.map_err(EngineError::failed("find the sandbox's process"))
+}
+
+/// The machine's directory, anew: nothing of another machine is taken for ours.
+fn make_dir(dir: &MachineDir) -> io::Result<()> {
+    std::fs::create_dir(&dir.dir)?;
+    rustix::fs::chmod(&dir.dir, Mode::RWXU)?;
+    Ok(())
+}
+
+/// Makes the sandbox's own kernel the last that dies for want of memory. What holds guest processes
+/// was forked from it before and keeps its score, and all guest processes come from there.
+fn spare(sentry: i32) {
+    let file = format!("/proc/{sentry}/oom_score_adj");
+    // Below 0 needs a privilege (CAP_SYS_RESOURCE) that root has not got everywhere.
+    let scores = SENTRY_OOM_SCORES.iter();
+    let lowered = scores.map(|score| std::fs::write(&file, score.to_string())).any(|w| w.is_ok());
+    if !lowered {
+        tracing::warn!("a sandbox's kernel can't be spared when memory runs out");
+    }
+}
+
+pub(super) fn still(wanted: impl Fn() -> bool) -> Result<(), EngineError> {
+    if wanted() {
+        return Ok(());
+    }
+    Err(EngineError::failed("start the machine")("nobody waits for it any more"))
+}

@@ -1,0 +1,444 @@
+//! Saves: moments of machines at rest, one immutable directory each.
+//!
+//! ```text
+//!  stage ─▶ the engine writes ─▶ hash + fsync, manifest.json ─▶ rename to saves/ID ─▶ ledger row
+//! ```
+//!
+//! - A save is there while a row of the ledger names it; foreign keys see to that. Nothing here
+//!   decides who needs what.
+//! - [`Save`] values are guards: a directory never goes while one lives. A release that comes
+//!   meanwhile is done when the last one is dropped, in the background.
+//! - A save is read whole and compared with its manifest before its first use by this daemon;
+//!   afterwards a few `stat`s tell that its files are the same ones still.
+
+mod content;
+mod diff;
+mod layer;
+mod manifest;
+mod parcel;
+mod spot;
+mod tree;
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::io::AsyncRead;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use torpor_lifecycle::engine::Changes;
+use torpor_lifecycle::store::{self, LAYER_FILE, Manifest, Save, SaveAbout, Staged, StoreError};
+use torpor_protocol::SaveId;
+use torpor_protocol::snapshot::{SnapshotKind, Verified};
+
+use crate::images::blocking;
+use crate::layout::{Layout, Stage};
+use crate::ledger::Ledger;
+use manifest::{Known, Reading};
+
+pub use layer::LayerChanges;
+pub use parcel::Imported;
+pub use spot::TreeError;
+pub use tree::SavedTree;
+
+/// Gives way to everybody.
+const NICEST: i32 = 19;
+
+/// All saves of a data directory. Cloning gives another handle.
+#[derive(Debug, Clone)]
+pub struct Saves {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    layout: Arc<Layout>,
+    ledger: Ledger,
+    /// One for every save that was used; it goes with its save.
+    slots: Mutex<HashMap<SaveId, Arc<Slot>>>,
+    /// For work that a dropped guard leaves.
+    runtime: Handle,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Saves").field("root", &self.layout.root()).finish_non_exhaustive()
+    }
+}
+
+/// One save, as this daemon uses it.
+#[derive(Default)]
+struct Slot {
+    /// Held while it is read or removed, so that one caller does it and the others wait.
+    known: tokio::sync::Mutex<Option<Arc<Known>>>,
+    usage: Mutex<Usage>,
+}
+
+#[derive(Default)]
+struct Usage {
+    guards: usize,
+    /// Somebody let go of it while it was used.
+    released: bool,
+}
+
+/// Keeps a save on disk.
+struct Guard {
+    shared: Arc<Shared>,
+    id: SaveId,
+    slot: Arc<Slot>,
+}
+
+impl Guard {
+    /// While `slot.known` is locked, so that a removal does not miss it.
+    fn new(shared: &Arc<Shared>, id: &SaveId, slot: &Arc<Slot>) -> Self {
+        slot.usage.lock().guards += 1;
+        Self { shared: shared.clone(), id: id.clone(), slot: slot.clone() }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let mut usage = self.slot.usage.lock();
+        usage.guards -= 1;
+        if usage.guards == 0 && std::mem::take(&mut usage.released) {
+            let (shared, id) = (self.shared.clone(), self.id.clone());
+            self.shared.runtime.spawn(async move { shared.remove(&id).await });
+        }
+    }
+}
+
+/// A directory for a save in the making.
+struct StagedSave {
+    stage: Option<Stage>,
+}
+
+impl Staged for StagedSave {
+    fn path(&self) -> &Path {
+        self.stage.as_ref().expect("it is only taken out of a value that ends").path()
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
+        self
+    }
+}
+
+impl Drop for StagedSave {
+    fn drop(&mut self) {
+        if let Some(stage) = self.stage.take() {
+            // An engine that was told to stop may still write.
+            stage.abandon();
+        }
+    }
+}
+
+impl Saves {
+    /// Opens the saves of a data directory and removes those that nothing names. To be called on a
+    /// runtime that outlives every [`Save`].
+    pub async fn open(layout: Arc<Layout>, ledger: Ledger) -> Result<Self, StoreError> {
+        let slots = Mutex::default();
+        let shared = Arc::new(Shared { layout, ledger, slots, runtime: Handle::current() });
+        let saves = Self { shared };
+        saves.sweep().await?;
+        Ok(saves)
+    }
+
+    /// Reads every byte of a save from disk and compares it with what was committed.
+    pub async fn verify(&self, id: &SaveId) -> Result<Verified, StoreError> {
+        let fresh = |id, dir: PathBuf, manifest| {
+            blocking(move || manifest::check(&id, &dir, manifest, Reading::Fresh))
+        };
+        let manifest = self.shared.read(id, fresh).await?;
+        Ok(Verified { files: manifest.files.len(), bytes: manifest.size_bytes() })
+    }
+
+    /// Bytes of all saves on disk.
+    pub async fn bytes(&self) -> Result<u64, StoreError> {
+        self.shared.ledger.save_bytes().await
+    }
+
+    /// Reads every save that this daemon has not read yet, one after the other and only when nobody
+    /// else wants the processor, so that later wakes need not. What is corrupt is logged.
+    pub async fn warm_up(&self) {
+        let ids = match self.shared.ledger.save_ids().await {
+            Ok(ids) => ids,
+            Err(error) => return tracing::warn!(%error, "saves are not read ahead"),
+        };
+        for id in ids {
+            if self.shared.is_known(&id) {
+                continue;
+            }
+            match self.shared.read(&id, read_humbly).await {
+                Ok(_) | Err(StoreError::NoSuchSave(_)) => {}
+                Err(error) => tracing::warn!(save = %id, %error, "a save can't be used"),
+            }
+        }
+    }
+
+    /// Commits in a task of its own: if the caller goes away, the save goes too.
+    async fn commit_stage(&self, stage: Stage, about: SaveAbout) -> Result<Arc<Save>, StoreError> {
+        let (sender, receiver) = oneshot::channel();
+        let shared = self.shared.clone();
+        tokio::spawn(async move {
+            let result = shared.place(stage, about).await;
+            if let Err(Ok(save)) = sender.send(result) {
+                let id = save.id.clone();
+                drop(save);
+                shared.remove(&id).await;
+            }
+        });
+        receiver.await.map_err(StoreError::failed("commit a save"))?
+    }
+
+    /// Removes what a crash left: rows that nothing names and directories without a row.
+    async fn sweep(&self) -> Result<(), StoreError> {
+        let shared = self.shared.clone();
+        shared.ledger.drop_unnamed_saves().await?;
+        let ids = shared.ledger.save_ids().await?;
+        let keep: HashSet<_> = ids.iter().map(|id| shared.layout.save(id)).collect();
+        blocking(move || {
+            let found = std::fs::read_dir(shared.layout.saves())
+                .map_err(crate::files::failed("list the saves"))?;
+            let mut removed = Vec::new();
+            for entry in found.flatten().filter(|entry| !keep.contains(&entry.path())) {
+                let path = entry.path();
+                tracing::info!(path = %path.display(), "removing a save nothing names");
+                match shared.layout.unplace(&path) {
+                    Ok(stage) => removed.push(stage),
+                    Err(error) => {
+                        tracing::warn!(path = %path.display(), %error, "a save stays");
+                    }
+                }
+            }
+            // Nobody waits for their bytes to be given back.
+            std::thread::spawn(move || drop(removed));
+            Ok(())
+        })
+        .await
+    }
+}
+
+#[async_trait]
+impl store::Saves for Saves {
+    async fn stage(&self) -> Result<Box<dyn Staged>, StoreError> {
+        let shared = self.shared.clone();
+        let stage = blocking(move || shared.layout.stage()).await?;
+        Ok(Box::new(StagedSave { stage: Some(stage) }))
+    }
+
+    async fn commit(
+        &self,
+        staged: Box<dyn Staged>,
+        about: SaveAbout,
+    ) -> Result<Arc<Save>, StoreError> {
+        let stage = staged_here(staged)?;
+        self.commit_stage(stage, about).await
+    }
+
+    async fn open(&self, id: &SaveId) -> Result<Arc<Save>, StoreError> {
+        self.shared.open(id).await
+    }
+
+    async fn about(&self, id: &SaveId) -> Result<Manifest, StoreError> {
+        self.shared.manifest(id).await
+    }
+
+    async fn layer(&self, save: &Save) -> Result<Box<dyn AsyncRead + Send + Unpin>, StoreError> {
+        let path = save.dir.join(LAYER_FILE);
+        let file = blocking(move || {
+            content::open(&path).map_err(crate::files::failed("open the files of a save"))
+        });
+        Ok(Box::new(tokio::fs::File::from_std(file.await?)))
+    }
+
+    async fn release(&self, id: &SaveId) {
+        self.shared.remove(id).await;
+    }
+
+    async fn files_of(
+        &self,
+        save: &Save,
+        changes: Box<dyn Changes>,
+    ) -> Result<Arc<Save>, StoreError> {
+        let about = SaveAbout {
+            kind: SnapshotKind::Filesystem,
+            processes: Vec::new(),
+            ..save.manifest.about.clone()
+        };
+        let shared = self.shared.clone();
+        let stage = blocking(move || {
+            let stage = shared.layout.stage()?;
+            layer::write_file(&stage.path().join(LAYER_FILE), &*changes)?;
+            Ok(stage)
+        })
+        .await?;
+        self.commit_stage(stage, about).await
+    }
+}
+
+fn staged_here(staged: Box<dyn Staged>) -> Result<Stage, StoreError> {
+    let foreign = || StoreError::Invalid("the directory was not staged by this store".to_owned());
+    let mut staged = staged.into_any().downcast::<StagedSave>().map_err(|_| foreign())?;
+    staged.stage.take().ok_or_else(foreign)
+}
+
+/// Reads a save on a thread that gives way to all others.
+async fn read_humbly(id: SaveId, dir: PathBuf, manifest: Manifest) -> Result<Known, StoreError> {
+    let (sender, receiver) = oneshot::channel();
+    std::thread::spawn(move || {
+        // For this thread and those it starts, which is why it is not one of the runtime's.
+        let _ = rustix::process::nice(NICEST);
+        drop(sender.send(manifest::check(&id, &dir, manifest, Reading::Cached)));
+    });
+    receiver.await.map_err(StoreError::failed("read a save ahead"))?
+}
+
+impl Shared {
+    /// Moves a stage to its place and records it, in this order: a crash in between leaves a
+    /// directory that start-up removes.
+    async fn place(
+        self: &Arc<Self>,
+        stage: Stage,
+        about: SaveAbout,
+    ) -> Result<Arc<Save>, StoreError> {
+        let id = SaveId::random();
+        let (layout, dir) = (self.layout.clone(), self.layout.save(&id));
+        let known = blocking(move || {
+            let known = manifest::seal(&stage, about)?;
+            let placed = std::fs::rename(stage.path(), &dir)
+                .and_then(|()| crate::files::sync_dir(&layout.saves()));
+            placed.map_err(crate::files::failed("move a save to its place"))?;
+            Ok(known)
+        })
+        .await?;
+        if let Err(error) = self.ledger.commit_save(&id, &known.manifest).await {
+            self.discard(&id).await;
+            return Err(error);
+        }
+        let slot = self.slot(&id);
+        let mut slot_known = slot.known.lock().await;
+        let save = self.guarded(&id, &slot, known.manifest.clone());
+        *slot_known = Some(Arc::new(known));
+        Ok(save)
+    }
+
+    async fn open(self: &Arc<Self>, id: &SaveId) -> Result<Arc<Save>, StoreError> {
+        let slot = self.slot_of(id).await?;
+        let mut known = slot.known.lock().await;
+        // It may have been removed while this waited.
+        let manifest = match known.as_ref() {
+            Some(known) => known.manifest.clone(),
+            None => self.manifest(id).await?,
+        };
+        let (before, dir, owned) = (known.clone(), self.layout.save(id), id.clone());
+        let found = blocking(move || match before.filter(|known| known.holds(&dir)) {
+            Some(known) => Ok(known),
+            None => manifest::check(&owned, &dir, manifest, Reading::Cached).map(Arc::new),
+        });
+        let found = match found.await {
+            Ok(found) => found,
+            Err(error) => {
+                *known = None;
+                return Err(error);
+            }
+        };
+        let save = self.guarded(id, &slot, found.manifest.clone());
+        *known = Some(found);
+        Ok(save)
+    }
+
+    /// Reads all of a save, with its slot locked only before and after: whoever wants to use it
+    /// meanwhile need not wait for somebody who is in no hurry.
+    async fn read<F: Future<Output = Result<Known, StoreError>>>(
+        self: &Arc<Self>,
+        id: &SaveId,
+        read: impl FnOnce(SaveId, PathBuf, Manifest) -> F,
+    ) -> Result<Manifest, StoreError> {
+        let slot = self.slot_of(id).await?;
+        let (_guard, manifest) = {
+            let _turn = slot.known.lock().await;
+            let manifest = self.manifest(id).await?;
+            (Guard::new(self, id, &slot), manifest)
+        };
+        let found = read(id.clone(), self.layout.save(id), manifest.clone()).await;
+        let mut known = slot.known.lock().await;
+        match found {
+            Ok(found) => *known = Some(Arc::new(found)),
+            Err(error) => {
+                *known = None;
+                return Err(error);
+            }
+        }
+        Ok(manifest)
+    }
+
+    /// Removes a save unless something names or uses it.
+    async fn remove(self: &Arc<Self>, id: &SaveId) {
+        let slot = self.slot(id);
+        let mut known = slot.known.lock().await;
+        {
+            let mut usage = slot.usage.lock();
+            if usage.guards > 0 {
+                usage.released = true;
+                return;
+            }
+        }
+        match self.ledger.drop_save(id).await {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => {
+                // Nothing names it, so it goes at the next start.
+                return tracing::warn!(save = %id, %error, "a save stays for now");
+            }
+        }
+        *known = None;
+        self.slots.lock().remove(id);
+        self.discard(id).await;
+    }
+
+    /// The directory of a save without a row; what is not there is fine.
+    async fn discard(&self, id: &SaveId) {
+        let (layout, dir) = (self.layout.clone(), self.layout.save(id));
+        let removed = blocking(move || {
+            if dir.symlink_metadata().is_err() {
+                return Ok(());
+            }
+            layout.unplace(&dir).map(drop)
+        });
+        if let Err(error) = removed.await {
+            tracing::warn!(save = %id, %error, "files of a removed save stay for now");
+        }
+    }
+
+    async fn manifest(&self, id: &SaveId) -> Result<Manifest, StoreError> {
+        let text = self.ledger.save(id).await?;
+        let text = text.ok_or_else(|| StoreError::NoSuchSave(id.to_string()))?;
+        manifest::parse(&format!("save {id}"), text.as_bytes())
+    }
+
+    fn slot(&self, id: &SaveId) -> Arc<Slot> {
+        self.slots.lock().entry(id.clone()).or_default().clone()
+    }
+
+    /// Only saves that exist get a slot, so asking for others costs no memory.
+    async fn slot_of(&self, id: &SaveId) -> Result<Arc<Slot>, StoreError> {
+        let slot = self.slots.lock().get(id).cloned();
+        if let Some(slot) = slot {
+            return Ok(slot);
+        }
+        self.manifest(id).await?;
+        Ok(self.slot(id))
+    }
+
+    /// Whether it was read already.
+    fn is_known(&self, id: &SaveId) -> bool {
+        let slot = self.slots.lock().get(id).cloned();
+        slot.is_some_and(|slot| slot.known.try_lock().is_ok_and(|known| known.is_some()))
+    }
+
+    fn guarded(self: &Arc<Self>, id: &SaveId, slot: &Arc<Slot>, manifest: Manifest) -> Arc<Save> {
+        let guard = Box::new(Guard::new(self, id, slot));
+        Arc::new(Save { id: id.clone(), dir: self.layout.save(id), manifest, guard })
+    }
+}

@@ -1,0 +1,123 @@
+//! Writing a snapshot file. All sizes are known ahead, so it may go into a pipe.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+use blake3::Hasher;
+use serde_json::value::to_raw_value;
+use torpor_lifecycle::store::{Save, StoreError};
+use torpor_protocol::Snapshot;
+
+use super::super::layer::{finish, head, pad};
+use super::super::{Saves, content};
+use super::{BUFFER, FORMAT, IMAGE_FILE, LETTER_FILE, Letter, LetterImage};
+use crate::files;
+use crate::images::blocking;
+use crate::ledger::ImageRow;
+
+const WRITE: &str = "write the snapshot file";
+
+impl Saves {
+    /// Writes a snapshot as one file; with the image, another installation needs nothing else.
+    /// Every byte is compared with its hash on the way: after an error, what was written is of no
+    /// use.
+    pub async fn export(
+        &self,
+        save: Arc<Save>,
+        snapshot: &Snapshot,
+        image: bool,
+        mut out: impl Write + Send + 'static,
+    ) -> Result<(), StoreError> {
+        let id = &save.manifest.about.spec.image_id;
+        let row = self.shared.ledger.image(id).await?;
+        let row = row.ok_or_else(|| StoreError::NoSuchImage(id.to_string()))?;
+        let root = self.shared.layout.image(id).join(&row.file);
+        let letter = Letter {
+            format: FORMAT,
+            snapshot: snapshot.clone(),
+            manifest: to_raw_value(&save.manifest).map_err(StoreError::failed(WRITE))?,
+            agent_hash: row.agent_hash.clone(),
+            image: image.then(|| LetterImage {
+                config: row.config.clone(),
+                bytes: row.file_bytes,
+                hash: row.file_hash.clone(),
+            }),
+        };
+        blocking(move || {
+            // Opened first: an image that gets another agent meanwhile loses this file.
+            let root = match image {
+                true => Some(File::open(&root).map_err(|error| broken_image(&row, &error))?),
+                false => None,
+            };
+            write_letter(&mut out, &letter)?;
+            write_files(&mut out, &save)?;
+            if let Some(root) = root {
+                write_image(&mut out, &row, root)?;
+            }
+            finish(&mut out).and_then(|()| out.flush()).map_err(files::failed(WRITE))
+        })
+        .await
+    }
+}
+
+fn write_letter(out: &mut impl Write, letter: &Letter) -> Result<(), StoreError> {
+    let text = serde_json::to_vec_pretty(letter).map_err(StoreError::failed(WRITE))?;
+    let size = text.len() as u64;
+    let header = head(LETTER_FILE.as_bytes(), b'0', b"", None).size(size).bytes();
+    let written = out.write_all(&header).and_then(|()| out.write_all(&text));
+    written.and_then(|()| pad(out, size)).map_err(files::failed(WRITE))
+}
+
+fn write_files(out: &mut impl Write, save: &Save) -> Result<(), StoreError> {
+    for file in &save.manifest.files {
+        let corrupt = |detail: String| StoreError::CorruptSave {
+            id: save.id.to_string(),
+            file: file.name.clone(),
+            detail,
+        };
+        let opened = content::open(&save.dir.join(&file.name));
+        let opened = opened.map_err(|error| corrupt(error.to_string()))?;
+        write_content(out, &file.name, opened, file.bytes, &file.hash, corrupt)?;
+    }
+    Ok(())
+}
+
+fn write_image(out: &mut impl Write, row: &ImageRow, root: File) -> Result<(), StoreError> {
+    let corrupt = |detail| StoreError::CorruptImage { id: row.id.to_string(), detail };
+    write_content(out, IMAGE_FILE, root, row.file_bytes, &row.file_hash, corrupt)
+}
+
+fn write_content(
+    out: &mut impl Write,
+    name: &str,
+    mut file: File,
+    size: u64,
+    hash: &str,
+    corrupt: impl Fn(String) -> StoreError,
+) -> Result<(), StoreError> {
+    let header = head(name.as_bytes(), b'0', b"", None).size(size).bytes();
+    out.write_all(&header).map_err(files::failed(WRITE))?;
+    let mut hasher = Hasher::new();
+    let mut buffer = vec![0; BUFFER];
+    let mut left = size;
+    while left > 0 {
+        let most = usize::try_from(left).unwrap_or(usize::MAX).min(BUFFER);
+        let count = file.read(&mut buffer[..most]).map_err(|error| corrupt(error.to_string()))?;
+        if count == 0 {
+            return Err(corrupt(format!("it has not the {size} bytes that it had")));
+        }
+        hasher.update(&buffer[..count]);
+        out.write_all(&buffer[..count]).map_err(files::failed(WRITE))?;
+        left -= count as u64;
+    }
+    let found = hasher.finalize().to_hex();
+    if found.as_str() != hash {
+        return Err(corrupt(format!("it has BLAKE3 {found} and had {hash}")));
+    }
+    pad(out, size).map_err(files::failed(WRITE))
+}
+
+fn broken_image(row: &ImageRow, error: &io::Error) -> StoreError {
+    StoreError::CorruptImage { id: row.id.to_string(), detail: error.to_string() }
+}

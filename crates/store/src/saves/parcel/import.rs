@@ -1,0 +1,192 @@
+//! Reading a snapshot file. Nothing in it is believed: names come from a checked list, every byte is
+//! compared with its hash, and an image is made anew from the files in it, under its true id.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use blake3::Hasher;
+use torpor_lifecycle::store::{Manifest, StoreError};
+use torpor_protocol::ImageId;
+use torpor_protocol::snapshot::SnapshotKind;
+
+use super::super::{LayerChanges, Saves};
+use super::{BUFFER, IMAGE_FILE, Imported, LETTER_FILE, LETTER_MAX, Letter, no_snapshot, unusable};
+use crate::files;
+use crate::images::tarball::{EntryKind, Tarball};
+use crate::images::{Images, blocking};
+use crate::layout::Stage;
+
+/// A snapshot file, taken apart into a stage.
+struct Unpacked {
+    stage: Stage,
+    letter: Letter,
+    manifest: Manifest,
+    /// The root file, in a stage of its own.
+    image: Option<(Stage, PathBuf)>,
+}
+
+impl Saves {
+    /// Reads a snapshot file that [`Saves::export`] wrote, and makes a save of it. Its image is
+    /// installed if it is not there. After an error nothing is left of it. How long the reader may
+    /// stall is its own business: an error from it ends the import.
+    pub async fn import(
+        &self,
+        images: &Images,
+        reader: impl Read + Send + 'static,
+    ) -> Result<Imported, StoreError> {
+        let present: HashSet<ImageId> =
+            self.shared.ledger.images().await?.into_iter().map(|row| row.id).collect();
+        let shared = self.shared.clone();
+        let unpacked = blocking(move || {
+            let stage = shared.layout.stage()?;
+            let spare = shared.layout.stage()?;
+            unpack(reader, stage, spare, &present)
+        });
+        let Unpacked { stage, letter, manifest, image } = unpacked.await?;
+        let id = letter.snapshot.image_id.clone();
+        let installed = image.is_some();
+        if let Some((_spare, path)) = image {
+            let config = letter.image.map(|image| image.config).unwrap_or_default();
+            images.install_root(&id, config, path).await?;
+        }
+        let done = async {
+            let ours = images.agent_hash(&id).await?;
+            if manifest.about.kind == SnapshotKind::Memory && letter.agent_hash != ours {
+                return Err(unusable(
+                    "its memory holds the agent of another version of torpor; a filesystem \
+                     snapshot of it could be imported",
+                ));
+            }
+            self.commit_stage(stage, manifest.about).await
+        };
+        match done.await {
+            Ok(save) => Ok(Imported { save, snapshot: letter.snapshot }),
+            Err(error) => {
+                if installed && let Err(error) = images.remove(id.as_str()).await {
+                    tracing::warn!(image = %id, %error, "an image without a use stays");
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+fn unpack(
+    reader: impl Read,
+    stage: Stage,
+    spare: Stage,
+    present: &HashSet<ImageId>,
+) -> Result<Unpacked, StoreError> {
+    let mut tarball = Tarball::new(reader);
+    let (letter, manifest) = read_letter(&mut tarball)?;
+    for file in &manifest.files {
+        let path = stage.path().join(&file.name);
+        let to = File::create_new(&path).map_err(files::failed("create a file of a save"))?;
+        take(&mut tarball, &file.name, file.bytes, &file.hash, Some(to))?;
+    }
+    let have = present.contains(&letter.snapshot.image_id);
+    let mut image = None;
+    if let Some(brought) = &letter.image {
+        let path = spare.path().join(IMAGE_FILE);
+        let to = match have {
+            true => None,
+            false => Some(create(&path)?),
+        };
+        take(&mut tarball, IMAGE_FILE, brought.bytes, &brought.hash, to)?;
+        image = (!have).then_some((spare, path));
+    } else if !have {
+        let (id, name) = (&letter.snapshot.image_id, &letter.snapshot.image);
+        return Err(unusable(&format!(
+            "its image {name} ({id}) is neither here nor in the file: import the image first, or \
+             export the snapshot with its image"
+        )));
+    }
+    match manifest.about.kind {
+        SnapshotKind::Memory => {}
+        // What can't be read must not be kept.
+        SnapshotKind::Filesystem => drop(LayerChanges::open(stage.path())?),
+    }
+    match next(&mut tarball)? {
+        None => Ok(Unpacked { stage, letter, manifest, image }),
+        Some(more) => Err(unusable(&format!("nobody said that it contains {:?}", more.0))),
+    }
+}
+
+fn create(path: &Path) -> Result<File, StoreError> {
+    File::create_new(path).map_err(files::failed("create a staging file"))
+}
+
+fn read_letter(tarball: &mut Tarball<impl Read>) -> Result<(Letter, Manifest), StoreError> {
+    let first = next(tarball).map_err(|_| no_snapshot())?;
+    let size = match first {
+        Some((name, size)) if name == LETTER_FILE => size,
+        Some(_) | None => return Err(no_snapshot()),
+    };
+    if size > LETTER_MAX {
+        return Err(unusable(&format!("its {LETTER_FILE} has {size} bytes")));
+    }
+    let mut text = Vec::new();
+    tarball.body().read_to_end(&mut text).map_err(cut_off)?;
+    Letter::parse(&text)
+}
+
+/// Name and size of the next entry, which must be a plain file.
+fn next(tarball: &mut Tarball<impl Read>) -> Result<Option<(String, u64)>, StoreError> {
+    let entry = tarball.next_entry().map_err(|error| unusable(&error.to_string()))?;
+    let Some(entry) = entry else { return Ok(None) };
+    let name = String::from_utf8_lossy(&entry.path[..entry.path.len().min(200)]).into_owned();
+    match entry.kind {
+        EntryKind::File => Ok(Some((name, entry.size))),
+        EntryKind::Dir | EntryKind::Symlink | EntryKind::Hardlink | EntryKind::Special => {
+            Err(unusable(&format!("{name:?} in it is no file")))
+        }
+    }
+}
+
+/// The next entry must be this file, and its content what the letter said.
+fn take(
+    tarball: &mut Tarball<impl Read>,
+    name: &str,
+    bytes: u64,
+    hash: &str,
+    mut to: Option<File>,
+) -> Result<(), StoreError> {
+    match next(tarball)? {
+        Some((found, size)) if found == name && size == bytes => {}
+        Some((found, size)) if found == name => {
+            return Err(unusable(&format!(
+                "{name} has {size} bytes in it and should have {bytes}"
+            )));
+        }
+        Some((found, _)) => {
+            return Err(unusable(&format!("{found:?} is where {name} should be")));
+        }
+        None => return Err(unusable(&format!("it is cut off: {name} is missing"))),
+    }
+    let mut hasher = Hasher::new();
+    let mut buffer = vec![0; BUFFER];
+    let mut body = tarball.body();
+    loop {
+        let count = match body.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(cut_off(error)),
+        };
+        hasher.update(&buffer[..count]);
+        if let Some(to) = &mut to {
+            to.write_all(&buffer[..count]).map_err(files::failed("write a file of a save"))?;
+        }
+    }
+    let found = hasher.finalize().to_hex();
+    if found.as_str() != hash {
+        return Err(unusable(&format!("{name} is damaged: BLAKE3 is {found}, should be {hash}")));
+    }
+    Ok(())
+}
+
+fn cut_off(error: io::Error) -> StoreError {
+    unusable(&error.to_string())
+}
