@@ -221,7 +221,7 @@ class Shell:
         self.lines += 1
         os.write(self.input, b"now\n")
         same(self.line(), f"seen-{self.lines}:now")
-        same(self.ask("printf '%s %s ' $mark $PWD; jobs -r | wc -l"), "of-bash /srv 2")
+        same(self.ask("printf '%s %s ' $mark $PWD; jobs -rp | wc -l"), "of-bash /srv 2")
         same(self.ask("jobs -p | tr '\\n' ' '"), self.jobs)
         self.leave()
 
@@ -253,7 +253,7 @@ class Screen:
 
     def settings(self):
         size = fcntl.ioctl(self.terminal, termios.TIOCGWINSZ, bytes(8))
-        return termios.tcgetattr(self.terminal), size, os.tcgetpgrp(self.terminal)
+        return termios.tcgetattr(self.terminal), size, os.getpgid(self.pid)
 
 
 class Curses:
@@ -261,9 +261,10 @@ class Curses:
 
     def __init__(self):
         self.screen = Screen(["python3", f"{HERE}/editor.py"])
+        self.screen.shows(b"<>")
         self.text = b"begin"
-        self.screen.types(self.text)
-        self.screen.shows(b"begin")
+        self.screen.types(self.text + b"\x0c")
+        self.screen.shows(b"<begin>")
         self.settings = self.screen.settings()
 
     def check(self):

@@ -4,13 +4,16 @@
 
 mod create;
 mod daemon;
+mod faults;
 mod files;
 mod guests;
 mod images;
+mod mishaps;
 mod network;
 mod previews;
 mod restart;
 mod run;
+mod snapshots;
 mod sudo;
 mod terminal;
 mod tidy;

@@ -12,14 +12,14 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use torpor_e2e::{World, wait_for};
 
 /// `torpor …` in a terminal of ours.
-struct Screen {
+pub(crate) struct Screen {
     keyboard: File,
     shown: Arc<Mutex<String>>,
     child: Child,
 }
 
 impl Screen {
-    fn open(world: &World, args: &[&str]) -> Self {
+    pub(crate) fn open(world: &World, args: &[&str]) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -47,18 +47,18 @@ impl Screen {
         Self { keyboard: File::from(master), shown, child }
     }
 
-    fn types(&mut self, keys: &str) {
+    pub(crate) fn types(&mut self, keys: &str) {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
     #[track_caller]
-    fn shows(&self, text: &str) {
+    pub(crate) fn shows(&self, text: &str) {
         wait_for(&format!("{text:?} on the screen, which shows {:?}", self.shown.lock()), || {
             self.shown.lock().contains(text).then_some(())
         });
     }
 
-    fn ends(&mut self) -> i32 {
+    pub(crate) fn ends(&mut self) -> i32 {
         wait_for("torpor to end", || self.child.try_wait().unwrap()).code().unwrap_or(-1)
     }
 }

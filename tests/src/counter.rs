@@ -2,11 +2,11 @@
 
 use crate::{World, wait_for};
 
-/// Counts in memory only, and tells the count in a file that it replaces as a whole. After any other
-/// start it would begin at its own random number again.
+/// Counts in memory only, and tells the count in a file that it replaces as a whole. Another process
+/// would have another seed.
 const SCRIPT: &str = "
-import os, sys, time
-seed = int.from_bytes(os.urandom(3), 'big') * 1000000
+import os, time
+seed = int.from_bytes(os.urandom(4), 'big')
 n = 0
 while True:
     n += 1

@@ -14,7 +14,6 @@ use crate::http::{self, Answer};
 use crate::small_disk::SmallDisk;
 use crate::template;
 use crate::traces::Traces;
-use crate::wait_for;
 
 /// What a command did.
 #[derive(Debug)]

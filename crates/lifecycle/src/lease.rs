@@ -77,6 +77,11 @@ impl Door {
         if state.leases > 0 { self.clock.now_ms() } else { state.last_used_ms }
     }
 
+    /// It was used just now.
+    pub(crate) fn touch(&self) {
+        self.state.lock().last_used_ms = self.clock.now_ms();
+    }
+
     /// Who is behind the open door; not a lease.
     pub(crate) fn guest(&self) -> Option<Guest> {
         self.state.lock().guest.clone()

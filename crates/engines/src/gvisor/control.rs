@@ -66,6 +66,10 @@ impl Control {
         self.paused.clone()
     }
 
+    pub(super) fn group(&self) -> &Group {
+        &self.group
+    }
+
     pub(super) async fn pause(&mut self) -> Result<(), EngineError> {
         self.settle().await?;
         if self.mark == Mark::Paused {

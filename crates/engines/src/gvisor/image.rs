@@ -37,6 +37,11 @@ pub(super) fn unloadable(message: &str) -> Option<EngineError> {
     }))
 }
 
+/// Whether these are the sandbox's words about a save of another build.
+pub(super) fn of_another_build(message: &str) -> bool {
+    ["hash mismatch", "container specs not found"].iter().any(|words| message.contains(words))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

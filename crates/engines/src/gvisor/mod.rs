@@ -326,7 +326,12 @@ impl Host {
         let slot = slot.map_err(EngineError::failed("take over the machine's network"))?;
         let group = self.remains.group(&id);
         let mut control = Control::new(&dir, group.clone(), mark);
-        control.take_over().await?;
+        if let Err(error) = control.take_over().await {
+            tracing::warn!(%sandbox, %error, "a machine that can't be controlled is given up");
+            self.remains.clear(&id).await?;
+            self.roll.forget(sandbox, &id);
+            return Ok(None);
+        }
         let parts = Parts { record, slot, group, channel, pidfd, control };
         GvisorMachine::new(self.clone(), parts)
             .map(Some)

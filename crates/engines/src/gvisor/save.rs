@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -36,26 +37,31 @@ impl Control {
         id: &MachineId,
         into: &Path,
     ) -> Result<Saved, EngineError> {
-        let files = FILES.map(|name| if name == "pages.img" && std::env::var("DIRECT").is_ok() { OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(libc::O_DIRECT).open(into.join(name)) } else { create(&into.join(name)) });
-        let [graph, meta, pages] = files;
-        let (graph, meta, pages) = match (graph, meta, pages) {
-            (Ok(graph), Ok(meta), Ok(pages)) => (graph, meta, pages),
-            (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
-                return Err(failed(error, into));
-            }
-        };
+        let direct = self.writes_around_the_cache();
+        let [graph, meta, pages] = FILES.map(|name| into.join(name));
+        let graph = create(&graph, false).map_err(|error| failed(error, into))?;
+        let meta = create(&meta, false).map_err(|error| failed(error, into))?;
+        let pages = create(&pages, direct).map_err(|error| failed(error, into))?;
         self.with_kernel(async |control, mark| {
             let processes = control.call("containerManager.Processes", id, &[], LIST_MAX).await;
-            let processes = processes.map_err(EngineError::failed("list the processes"))?;
             let fds = [graph.as_fd(), meta.as_fd(), pages.as_fd()];
             let begun = Instant::now();
             let saved = control.call("containerManager.Checkpoint", arg(), &fds, SAVE_MAX).await;
             let stood = begun.elapsed();
             saved.map_err(|error| failed(error, into))?;
             let pause = if mark == Mark::Paused { Duration::ZERO } else { stood };
-            Ok(Saved { pause, processes: parse(processes) })
+            // For people only: what can't be had is left out.
+            Ok(Saved { pause, processes: parse(processes.unwrap_or_default()) })
         })
         .await
+    }
+
+    /// What the kernel writes counts as the machine's memory until it is on disk: where that does not
+    /// fit beside the guest, every page would wait for another one's way to the disk. And while the
+    /// guest stands still anyway it costs less so.
+    fn writes_around_the_cache(&self) -> bool {
+        let group = self.group();
+        group.memory_room() < group.memory_bytes() || self.paused().load(Ordering::Acquire)
     }
 }
 
@@ -70,8 +76,19 @@ fn arg() -> Value {
     })
 }
 
-fn create(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+fn create(path: &Path, direct: bool) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    if !direct {
+        return options.open(path);
+    }
+    match options.custom_flags(libc::O_DIRECT).open(path) {
+        // Not every filesystem can; it has made the file all the same.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
+        }
+        opened => opened,
+    }
 }
 
 /// Tells a full disk from the rest: the kernel's words are not always about what was wrong.
@@ -100,7 +117,6 @@ struct Listed {
 }
 
 fn parse(list: Value) -> Vec<SavedProcess> {
-    // For people only: what can't be read is left out.
     let listed: Vec<Listed> = serde_json::from_value(list).unwrap_or_default();
     listed
         .into_iter()

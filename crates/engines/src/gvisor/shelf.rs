@@ -250,3 +250,84 @@ impl<S: Made> Stock<S> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use torpor_protocol::Resources;
+
+    use super::*;
+
+    #[derive(Debug, PartialEq)]
+    struct Fake(Make);
+
+    impl Made for Fake {
+        fn make(&self) -> &Make {
+            &self.0
+        }
+    }
+
+    fn make(name: &str) -> Make {
+        Make { root: name.into(), resources: Resources::default() }
+    }
+
+    /// Uses in this order, then everything that is to be done is done.
+    fn stock(uses: &str, size: usize) -> Stock<Fake> {
+        let mut stock = Stock::default();
+        for name in uses.chars() {
+            stock.used(&make(&name.to_string()), size);
+        }
+        settle(&mut stock, size);
+        stock
+    }
+
+    fn settle(stock: &mut Stock<Fake>, size: usize) -> (usize, usize) {
+        let (mut made, mut dropped) = (0, 0);
+        loop {
+            match stock.next(size) {
+                Next::Rest => return (made, dropped),
+                Next::Make(make) => {
+                    stock.ready.push(Fake(make));
+                    made += 1;
+                }
+                Next::Drop(_) => dropped += 1,
+            }
+            assert!(stock.ready.len() <= size && made < 20, "{:?}", stock.ready);
+        }
+    }
+
+    fn counts(stock: &Stock<Fake>) -> [usize; 3] {
+        ["a", "b", "c"].map(|name| stock.count(&make(name)))
+    }
+
+    #[test]
+    fn what_was_used_is_kept_ready_in_the_same_measure() {
+        assert_eq!(counts(&stock("", 4)), [0, 0, 0], "nothing is known, nothing is made");
+        assert_eq!(counts(&stock("a", 4)), [4, 0, 0], "the only one is the likeliest");
+        assert_eq!(counts(&stock("aab", 4)), [2, 2, 0]);
+        assert_eq!(counts(&stock("aaab", 4)), [3, 1, 0]);
+        assert_eq!(counts(&stock("aaabbbb", 4)), [0, 4, 0], "old uses are forgotten");
+        assert_eq!(counts(&stock("abc", 2)), [0, 1, 1]);
+        assert_eq!(counts(&stock("abc", 0)), [0, 0, 0]);
+    }
+
+    #[test]
+    fn one_shell_taken_is_one_shell_made() {
+        let mut stock = stock("abab", 4);
+        assert_eq!(counts(&stock), [2, 2, 0]);
+        for name in "ababababab".chars() {
+            let make = make(&name.to_string());
+            assert!(stock.take(&make).is_some());
+            stock.used(&make, 4);
+            assert_eq!(settle(&mut stock, 4), (1, 0), "nothing is dropped to be made again");
+        }
+    }
+
+    #[test]
+    fn a_new_make_finds_room() {
+        let mut stock = stock("aaaa", 4);
+        assert!(stock.take(&make("b")).is_none());
+        stock.used(&make("b"), 4);
+        assert_eq!(settle(&mut stock, 4), (1, 1));
+        assert_eq!(counts(&stock), [3, 1, 0]);
+    }
+}

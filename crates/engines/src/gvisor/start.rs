@@ -146,23 +146,27 @@ impl Start<'_> {
         record: &Record,
         saved: &Path,
     ) -> Result<(), EngineError> {
-        let files = save::FILES.map(|name| File::open(saved.join(name)));
-        let [graph, meta, pages] = files;
-        let open = EngineError::failed("open the save");
-        let (graph, meta, pages) = match (graph, meta, pages) {
-            (Ok(graph), Ok(meta), Ok(pages)) => (graph, meta, pages),
-            (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => return Err(open(error)),
+        let open = |name: &str| {
+            let file = File::open(saved.join(name));
+            file.map_err(EngineError::failed(format!("revive the guest: open {name}")))
         };
+        let [graph, meta, pages] = save::FILES;
+        let (graph, meta, pages) = (open(graph)?, open(meta)?, open(pages)?);
         let fds = [graph.as_fd(), meta.as_fd(), pages.as_fd()];
         let arg = serde_json::json!({ "HavePagesFile": true, "HaveDeviceFile": false });
         let restored = control.call("containerManager.Restore", arg, &fds, RESTORE_MAX).await;
-        let Err(error) = restored else { return Ok(()) };
-        if matches!(error, UrpcError::Broken { .. }) {
+        let why: Box<dyn std::error::Error + Send + Sync> = match restored {
+            Ok(_) => return Ok(()),
+            Err(UrpcError::Refused { message, .. }) if image::of_another_build(&message) => {
+                format!("it was saved by another build of runsc ({message})").into()
+            }
             // It crashed, and the reason is in what it left.
-            let why = report::reason(&self.host.remains.keeper, dir, group, record).await;
-            return Err(EngineError::failed("revive the guest")(why));
-        }
-        Err(EngineError::failed("revive the guest")(error))
+            Err(UrpcError::Broken { .. }) => {
+                report::reason(&self.host.remains.keeper, dir, group, record).await.into()
+            }
+            Err(error) => error.into(),
+        };
+        Err(EngineError::failed("revive the guest")(why))
     }
 
     /// The daemon's end of the channel, and a hold on the process.

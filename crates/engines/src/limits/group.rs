@@ -174,6 +174,13 @@ impl Group {
         number(&used).saturating_sub(idle)
     }
 
+    /// Memory that is neither used nor filled with files, up to its limit.
+    pub fn memory_room(&self) -> u64 {
+        let limit = self.pick("memory", "memory.limit_in_bytes", "memory.max");
+        let used = self.pick("memory", "memory.usage_in_bytes", "memory.current");
+        limit.map_or(0, |file| number(&file)).saturating_sub(used.map_or(0, |file| number(&file)))
+    }
+
     /// Processor time used since the group was made.
     pub fn cpu_micros(&self) -> u64 {
         match self.hierarchy.v1_tree("cpuacct") {

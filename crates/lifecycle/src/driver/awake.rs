@@ -26,10 +26,8 @@ pub(super) enum Slept {
 
 impl Driver {
     pub(super) async fn running(&mut self, mut machine: Box<dyn Machine>) -> Phase {
-        // Something else than leases may keep it awake: then it is looked at again later.
-        let mut not_before = Instant::now();
         loop {
-            let idle_after = self.idle_after(not_before);
+            let idle_after = self.idle_after();
             match self.next_event(Some(&mut machine), idle_after).await {
                 Event::Asked(Request::Awake(reply)) => self.admit(reply),
                 Event::Asked(Request::Wake(reply)) => {
@@ -55,14 +53,15 @@ impl Driver {
                 Event::NoteLastUse => self.note_last_use().await,
                 Event::Idle => {
                     if self.kept_awake().await {
-                        not_before = Instant::now();
+                        self.door.touch();
                         continue;
                     }
                     match self.fall_asleep(machine, false).await {
                         Slept::Yes(sleeper) => return Phase::Warm(sleeper),
                         Slept::No(still, _) => machine = still,
                     }
-                    not_before = Instant::now();
+                    // Not again at once.
+                    self.door.touch();
                 }
                 Event::Exited(reason) => {
                     self.door.close();
@@ -85,19 +84,15 @@ impl Driver {
         }
     }
 
-    /// When it counts as idle, but not sooner than so long after `not_before`.
-    fn idle_after(&self, not_before: Instant) -> Option<Duration> {
+    /// How long nobody may have used it until it counts as idle; `None`: it never does.
+    fn idle_after(&self) -> Option<Duration> {
         let idle_after = Duration::from_millis(self.record.spec.standby.idle_after_ms);
-        let held = self.world.engine.about().abilities.warm_standby;
-        (held && !idle_after.is_zero()).then(|| {
-            // `idle_for` counts from the last use; after a look that found it busy, that is past.
-            let since_use = self.world.clock.now_ms().saturating_sub(self.door.last_used_ms());
-            let looked = (not_before + idle_after).saturating_duration_since(Instant::now());
-            idle_after.max(looked + Duration::from_millis(since_use))
-        })
+        let can = self.world.engine.about().abilities.warm_standby;
+        (can && !idle_after.is_zero()).then_some(idle_after)
     }
 
-    /// A process inside wants it to stay awake. Who does not answer is left alone.
+    /// A process inside wants it to stay awake, which counts as use. Who does not answer is left
+    /// alone.
     async fn kept_awake(&self) -> bool {
         let Some(guest) = self.door.guest() else { return false };
         match tokio::time::timeout(ASK_MAX, guest.health()).await {

@@ -397,17 +397,19 @@ impl Shared {
         self.discard(id).await;
     }
 
-    /// The directory of a save without a row; what is not there is fine.
+    /// The directory of a save without a row; what is not there is fine. Giving back its bytes takes
+    /// a while, and nobody need wait for that.
     async fn discard(&self, id: &SaveId) {
         let (layout, dir) = (self.layout.clone(), self.layout.save(id));
-        let removed = blocking(move || {
-            if dir.symlink_metadata().is_err() {
-                return Ok(());
-            }
-            layout.unplace(&dir).map(drop)
+        let unplaced = blocking(move || match dir.symlink_metadata() {
+            Ok(_) => layout.unplace(&dir).map(Some),
+            Err(_) => Ok(None),
         });
-        if let Err(error) = removed.await {
-            tracing::warn!(save = %id, %error, "files of a removed save stay for now");
+        match unplaced.await {
+            Ok(stage) => drop(tokio::task::spawn_blocking(move || drop(stage))),
+            Err(error) => {
+                tracing::warn!(save = %id, %error, "files of a removed save stay for now");
+            }
         }
     }
 

@@ -310,8 +310,7 @@ async fn a_commit_for_an_image_that_is_gone_leaves_nothing() {
     let gone: ImageId = "0".repeat(64).parse().unwrap();
     let error = world.saves.commit(staged, about(&gone)).await.unwrap_err();
     assert!(matches!(error, StoreError::NoSuchImage(_)), "{error:?}");
-    assert_eq!(in_saves(&world), Vec::<String>::new());
-    assert_eq!(names(&world.dir.join("staging")), Vec::<String>::new());
+    settled(&world, &[]).await;
 }
 
 #[tokio::test]
