@@ -32,6 +32,8 @@ pub struct Facts {
     pub parent: Option<SnapshotId>,
     /// Its machine was lost and it came back as it was at this time.
     pub recovered_from_ms: Option<u64>,
+    /// The file of its image that its machine was booted from.
+    pub root: Option<String>,
 }
 
 /// What a sandbox can be brought back from after the daemon is gone.
@@ -152,6 +154,9 @@ pub struct SaveAbout {
     /// The sandbox as it was.
     pub sandbox: SandboxId,
     pub spec: SandboxSpec,
+    /// The file of its image that the machine was booted from.
+    #[serde(default)]
+    pub root: Option<String>,
     pub engine: String,
     pub engine_version: String,
     pub created_at_ms: u64,
@@ -186,12 +191,18 @@ pub const LAYER_FILE: &str = "layer.tar";
 pub trait Images: Send + Sync + 'static {
     /// The EROFS file of an image, ready to boot.
     async fn root(&self, id: &ImageId) -> Result<RootImage, StoreError>;
+    /// The same image in the very file ([`RootImage::file`]) that a machine was booted from: a saved
+    /// machine knows where in it everything is. It may have an agent that is not the present one.
+    async fn root_file(&self, id: &ImageId, file: &str) -> Result<RootImage, StoreError>;
 }
 
 /// An image as a machine needs it.
 #[derive(Debug, Clone, Default)]
 pub struct RootImage {
     pub path: PathBuf,
+    /// Names these bytes among all files the image ever had. Kept while a record or a memory save
+    /// names it.
+    pub file: String,
     /// Environment, user and directory for processes that say nothing else.
     pub env: Vec<(String, String)>,
     pub user: Option<String>,

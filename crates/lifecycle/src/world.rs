@@ -65,6 +65,8 @@ pub(crate) struct World {
 pub(crate) struct Started {
     pub(crate) machine: Box<dyn Machine>,
     pub(crate) guest: Guest,
+    /// The file of the image that it was booted from.
+    pub(crate) root: String,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -80,10 +82,10 @@ impl World {
     ) -> Result<Started, Error> {
         fault::point("start.begun");
         let mut steps = Steps::start();
-        let image = self.images.root(&spec.image_id).await?;
+        let memory = save.filter(|save| save.manifest.about.kind == SnapshotKind::Memory);
+        let image = self.root(spec, memory).await?;
         steps.end("image");
         let plan = BootPlan { id: id.clone(), spec: spec.clone(), root: image.path.clone() };
-        let memory = save.filter(|save| save.manifest.about.kind == SnapshotKind::Memory);
         let machine = self.machine(plan, memory).await?;
         steps.extend("engine", machine.start_steps());
         fault::point("start.machine");
@@ -93,12 +95,24 @@ impl World {
             Ok(guest) => {
                 steps.end("hello");
                 fault::point("start.greeted");
-                Ok(Started { machine, guest, steps: steps.done })
+                Ok(Started { machine, guest, root: image.file, steps: steps.done })
             }
             Err(error) => {
                 discard(id, machine).await;
                 Err(error)
             }
+        }
+    }
+
+    /// The root of a machine: the present one of its image, or the one it was saved with.
+    pub(crate) async fn root(
+        &self,
+        spec: &SandboxSpec,
+        memory: Option<&Save>,
+    ) -> Result<RootImage, StoreError> {
+        match memory.and_then(|save| save.manifest.about.root.as_deref()) {
+            Some(file) => self.images.root_file(&spec.image_id, file).await,
+            None => self.images.root(&spec.image_id).await,
         }
     }
 

@@ -248,9 +248,15 @@ impl Driver {
 
     /// Lets the engine prepare for a machine like its last.
     async fn expect_wake(&self) {
-        if let Ok(image) = self.world.images.root(&self.record.spec.image_id).await {
-            let Record { id, spec, .. } = self.record.clone();
-            self.world.engine.expect(&BootPlan { id, spec, root: image.path });
+        let Record { id, spec, facts, .. } = self.record.clone();
+        let (images, image) = (&self.world.images, &spec.image_id);
+        let root = match &facts.root {
+            Some(file) => images.root_file(image, file).await,
+            None => images.root(image).await,
+        };
+        // Whoever wakes it hears what is wrong with the image.
+        if let Ok(root) = root {
+            self.world.engine.expect(&BootPlan { id, spec, root: root.path });
         }
     }
 
@@ -265,8 +271,8 @@ impl Driver {
         };
         match started {
             None => self.give_up_start().await,
-            Some(Ok(started)) => {
-                let phase = self.opened(started).await;
+            Some(Ok(Started { machine, guest, steps, .. })) => {
+                let phase = self.opened(machine, guest, steps).await;
                 self.let_in(waiters);
                 phase
             }

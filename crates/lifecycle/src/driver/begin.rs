@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use torpor_protocol::State;
+use torpor_protocol::status::Step;
 
 use super::{Driver, Event, Phase, Sleeper};
 use crate::engine::Machine;
@@ -28,7 +29,9 @@ impl Driver {
             started = self.first_start() => Some(started),
         };
         match started {
-            Some(Ok(started)) => self.opened(started).await,
+            Some(Ok(Started { machine, guest, steps, .. })) => {
+                self.opened(machine, guest, steps).await
+            }
             Some(Err(error)) => self.fail(chain(&error)).await,
             None => self.give_up_start().await,
         }
@@ -64,7 +67,8 @@ impl Driver {
 
     /// Nobody gets in before the ledger says that it runs.
     pub(super) async fn note_running(&mut self, started: Started) -> Result<Started, Error> {
-        let running = Record { rest: Rest::Running, ..self.record.clone() };
+        let mut running = Record { rest: Rest::Running, ..self.record.clone() };
+        running.facts.root = Some(started.root.clone());
         if let Err(error) = self.write(running).await {
             discard(&self.record.id, started.machine).await;
             return Err(error);
@@ -85,7 +89,7 @@ impl Driver {
             Ok::<_, Error>(guest)
         };
         match greeted.await {
-            Ok(guest) => self.opened(Started { machine, guest, steps: Vec::new() }).await,
+            Ok(guest) => self.opened(machine, guest, Vec::new()).await,
             Err(error) => {
                 discard(&self.record.id, machine).await;
                 self.fail(chain(&error)).await
@@ -140,8 +144,12 @@ impl Driver {
     }
 
     /// The machine answered: after its hook everybody may come in.
-    pub(super) async fn opened(&mut self, started: Started) -> Phase {
-        let Started { machine, guest, steps } = started;
+    pub(super) async fn opened(
+        &mut self,
+        machine: Box<dyn Machine>,
+        guest: Guest,
+        steps: Vec<Step>,
+    ) -> Phase {
         let hooks = &self.record.spec.standby.hooks;
         // An image that boots did not wake.
         if self.record.save.is_some() {

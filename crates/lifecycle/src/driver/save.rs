@@ -31,6 +31,7 @@ impl Driver {
             kind: SnapshotKind::Memory,
             sandbox: self.record.id.clone(),
             spec: self.record.spec.clone(),
+            root: self.record.facts.root.clone(),
             engine: engine.kind.to_owned(),
             engine_version: engine.version.clone(),
             created_at_ms: self.world.clock.now_ms(),
@@ -121,6 +122,7 @@ impl Driver {
         // Whatever machine the engine has is not it any more.
         record.rest = Rest::Created;
         record.facts.parent = snapshot;
+        record.facts.root.clone_from(&save.manifest.about.root);
         let before = record.save.replace(save.id.clone());
         self.door.close();
         if let Err(error) = self.write(record).await {

@@ -73,6 +73,7 @@ struct FakeMachine {
     channel: Arc<dyn Channel>,
     script: Option<Arc<Script>>,
     meter: Arc<FakeMeter>,
+    root: PathBuf,
     memory: Mutex<String>,
     /// The reason once it is dead.
     dead: watch::Sender<Option<String>>,
@@ -155,6 +156,11 @@ impl FakeHost {
         self.machine(id).map(|machine| machine.memory.lock().clone())
     }
 
+    /// The root file it was started with.
+    pub fn root(&self, id: &SandboxId) -> Option<PathBuf> {
+        self.machine(id).map(|machine| machine.root.clone())
+    }
+
     /// So many processes inside want the sandbox to stay awake. Scripted machines only.
     pub fn keep_awake(&self, id: &SandboxId, processes: u32) {
         if let Some(script) = self.machine(id).and_then(|machine| machine.script.clone()) {
@@ -227,6 +233,7 @@ impl FakeEngine {
             channel,
             script,
             meter: Arc::default(),
+            root: plan.root,
             memory: Mutex::new(memory),
             dead: watch::channel(None).0,
             paused: watch::channel(false).0,

@@ -27,6 +27,7 @@ struct StoreState {
     saves: HashMap<SaveId, (PathBuf, Manifest)>,
     corrupt: HashSet<SaveId>,
     writes: usize,
+    renewals: usize,
     failing: bool,
     fail_commits: usize,
 }
@@ -49,6 +50,11 @@ impl FakeStore {
     /// The bytes of this save are not what they were.
     pub fn corrupt(&self, id: &SaveId) {
         self.state.lock().corrupt.insert(id.clone());
+    }
+
+    /// Every image gets another root file.
+    pub fn renew_images(&self) {
+        self.state.lock().renewals += 1;
     }
 
     /// How often the ledger was written.
@@ -153,8 +159,13 @@ impl Ledger for FakeStore {
 
 #[async_trait]
 impl Images for FakeStore {
-    async fn root(&self, _id: &ImageId) -> Result<RootImage, StoreError> {
-        Ok(RootImage::default())
+    async fn root(&self, id: &ImageId) -> Result<RootImage, StoreError> {
+        let renewals = self.state.lock().renewals;
+        self.root_file(id, &renewals.to_string()).await
+    }
+
+    async fn root_file(&self, _id: &ImageId, file: &str) -> Result<RootImage, StoreError> {
+        Ok(RootImage { file: file.to_owned(), path: file.into(), ..RootImage::default() })
     }
 }
 

@@ -126,7 +126,11 @@ impl Fleet {
         // A machine that was ready runs as soon as it is recorded.
         let rest = if ready.is_some() { Rest::Running } else { Rest::Created };
         let parent = from.and_then(|moment| moment.snapshot.clone());
-        let facts = Facts { parent, ..Facts::default() };
+        let root = match &ready {
+            Some(ready) => Some(ready.root.clone()),
+            None => from.and_then(|moment| moment.save.manifest.about.root.clone()),
+        };
+        let facts = Facts { parent, root, ..Facts::default() };
         let record =
             Record { id, spec, rest, save, facts, created_at_ms: now, last_used_at_ms: now };
         // A caller that gives up now must not leave a name that is taken by nobody.
@@ -176,6 +180,11 @@ impl Fleet {
 
     pub fn sandboxes(&self) -> Vec<Sandbox> {
         self.inner.register.lock().by_id.values().cloned().collect()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.inner.register.lock().by_id.len()
     }
 
     pub async fn delete(&self, reference: &SandboxRef) -> Result<(), Error> {

@@ -40,6 +40,8 @@ struct Stock {
 pub(super) struct Ready {
     pub(super) id: SandboxId,
     pub(super) machine: Box<dyn Machine>,
+    /// The file of the image that it was booted from.
+    pub(super) root: String,
     pool: Name,
 }
 
@@ -205,14 +207,14 @@ impl Fleet {
             Some((_, save)) => Some(world.saves.open(save).await?),
             None => None,
         };
-        let Started { mut machine, guest, .. } =
+        let Started { mut machine, guest, root, .. } =
             world.start(&id, &record.spec, save.as_deref(), true).await?;
         guest.sever().await;
         if let Err(error) = machine.pause().await {
             discard(&id, machine).await;
             return Err(error.into());
         }
-        let ready = Ready { id, machine, pool: record.name.clone() };
+        let ready = Ready { id, machine, root, pool: record.name.clone() };
         let unwanted = {
             let mut pools = self.inner.pools.0.lock();
             match pools.get_mut(&record.name) {

@@ -365,6 +365,21 @@ async fn a_sleeping_sandbox_can_be_changed_and_ends_when_its_time_is_up_without_
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_machine_is_revived_on_the_root_it_was_booted_from() {
+    let world = World::new().await;
+    let sandbox = sleeper(&world, "web").await;
+    let root = world.host.root(sandbox.id());
+    world.store.renew_images();
+    for _ in 0..2 {
+        sandbox.sleep(true).await.unwrap();
+        drop(sandbox.awake().await.unwrap());
+        assert_eq!(world.host.root(sandbox.id()), root);
+    }
+    let fresh = sleeper(&world, "fresh").await;
+    assert_ne!(world.host.root(fresh.id()), root);
+}
+
+#[tokio::test(start_paused = true)]
 async fn only_the_last_save_of_a_sandbox_is_kept() {
     let world = World::new().await;
     let sandbox = sleeper(&world, "web").await;

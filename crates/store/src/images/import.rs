@@ -253,16 +253,8 @@ impl Images {
         })
         .await?;
         self.shared.ledger.commit_image(row, name).await?;
-        let (dir, keep) = (self.shared.layout.image(&row.id), self.path_of(row));
-        blocking(move || {
-            for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-                if entry.path() != keep {
-                    super::discard(&entry.path());
-                }
-            }
-            Ok(())
-        })
-        .await
+        // Files of machines that were saved with another agent stay while they are needed.
+        self.sweep().await
     }
 }
 

@@ -270,10 +270,13 @@ impl Images {
         Ok(self.usable(id).await?.agent_hash)
     }
 
-    /// Removes directories without a row and files that their row does not name.
+    /// Removes directories without a row and files that neither their row nor a saved machine names.
     async fn sweep(&self) -> Result<(), StoreError> {
         let rows = self.shared.ledger.images().await?;
-        let keep: HashSet<PathBuf> = rows.iter().map(|row| self.path_of(row)).collect();
+        let mut keep: HashSet<PathBuf> = rows.iter().map(|row| self.path_of(row)).collect();
+        for (id, file) in self.shared.ledger.roots_in_use().await? {
+            keep.insert(self.shared.layout.image(&id).join(file));
+        }
         let dirs: HashSet<PathBuf> =
             rows.iter().map(|row| self.shared.layout.image(&row.id)).collect();
         let images = self.shared.layout.images();
@@ -300,12 +303,34 @@ impl Images {
 impl store::Images for Images {
     async fn root(&self, id: &ImageId) -> Result<RootImage, StoreError> {
         let row = self.usable(id).await?;
-        Ok(RootImage {
+        Ok(self.root_of(row))
+    }
+
+    async fn root_file(&self, id: &ImageId, file: &str) -> Result<RootImage, StoreError> {
+        let row = self.row(id).await?;
+        if row.file == file {
+            return store::Images::root(self, id).await;
+        }
+        let old = ImageRow { file: file.to_owned(), ..row };
+        let path = self.path_of(&old);
+        let there = path.parent() == Some(&*self.shared.layout.image(id)) && path.is_file();
+        if !there {
+            let detail = format!("a saved machine needs its file {file}, which is gone");
+            return Err(StoreError::CorruptImage { id: id.to_string(), detail });
+        }
+        Ok(self.root_of(old))
+    }
+}
+
+impl Images {
+    fn root_of(&self, row: ImageRow) -> RootImage {
+        RootImage {
             path: self.path_of(&row),
+            file: row.file,
             env: row.config.env,
             user: row.config.user,
             workdir: row.config.workdir,
-        })
+        }
     }
 }
 

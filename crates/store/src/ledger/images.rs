@@ -31,6 +31,20 @@ pub(crate) enum Removed {
 }
 
 impl Ledger {
+    /// The root files that saved or sleeping machines were booted from, with their images.
+    pub(crate) async fn roots_in_use(&self) -> Result<Vec<(ImageId, String)>, StoreError> {
+        let query = sqlx::query(
+            "SELECT image_id, json_extract(manifest, '$.root') AS file FROM saves
+                 WHERE kind = 'memory' AND file IS NOT NULL
+             UNION
+             SELECT image_id, json_extract(facts, '$.root') AS file FROM sandboxes
+                 WHERE file IS NOT NULL",
+        );
+        let rows = query.fetch_all(&self.readers).await;
+        let rows = rows.map_err(self.failed("look up the roots of saved machines"))?;
+        rows.iter().map(|row| Ok((parsed(row, "image_id")?, column(row, "file")?))).collect()
+    }
+
     /// Inserts or replaces an image; with a name, which may move here from another image.
     pub(crate) async fn commit_image(
         &self,

@@ -195,6 +195,7 @@ fn manifest(image: &ImageId) -> Manifest {
             kind: SnapshotKind::Memory,
             sandbox: SandboxId::random(),
             spec: record(image, None).spec,
+            root: None,
             engine: "fake".to_owned(),
             engine_version: "1".to_owned(),
             created_at_ms: 7,
@@ -252,7 +253,12 @@ async fn what_a_sandbox_sleeps_in_comes_back_with_it() {
     let mut one = record(&image, None);
     one.save = Some(save(&world, &image).await);
     one.rest = Rest::Standby { interrupted: true };
-    one.facts = Facts { wakes: 3, parent: Some(SnapshotId::random()), recovered_from_ms: Some(12) };
+    one.facts = Facts {
+        wakes: 3,
+        parent: Some(SnapshotId::random()),
+        recovered_from_ms: Some(12),
+        root: Some("a.erofs".to_owned()),
+    };
     world.ledger.record(&one).await.unwrap();
     assert_eq!(world.ledger.all().await.unwrap(), [one]);
 }

@@ -263,6 +263,8 @@ impl store::Saves for Saves {
     ) -> Result<Arc<Save>, StoreError> {
         let about = SaveAbout {
             kind: SnapshotKind::Filesystem,
+            // It boots, from whatever file its image has then.
+            root: None,
             processes: Vec::new(),
             ..save.manifest.about.clone()
         };

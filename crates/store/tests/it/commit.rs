@@ -130,6 +130,27 @@ async fn a_new_agent_gives_the_same_image_another_root_file() {
     assert_eq!(links_of_sudo(&new), "2");
 }
 
+#[tokio::test]
+async fn the_root_file_of_a_saved_machine_outlives_its_agent_while_it_is_needed() {
+    let (world, source) = (World::new().await, tree());
+    let image = world.import_dir("sample", source.path()).await.unwrap();
+    let before = world.images.root(&image.id).await.unwrap();
+    let mut sleeper = record(&image.id, None);
+    sleeper.facts.root = Some(before.file.clone());
+    world.ledger.record(&sleeper).await.unwrap();
+    let world = world.reopen(NEWER_AGENT).await;
+    assert_ne!(world.images.root(&image.id).await.unwrap().file, before.file);
+    let world = world.reopen(NEWER_AGENT).await;
+    let kept = world.images.root_file(&image.id, &before.file).await.unwrap();
+    assert!(kept.path == before.path && kept.path.exists());
+    let outside = world.images.root_file(&image.id, "../../VERSION").await;
+    assert!(outside.is_err(), "{outside:?}");
+    world.ledger.erase(&sleeper.id).await.unwrap();
+    let world = world.reopen(NEWER_AGENT).await;
+    let error = world.images.root_file(&image.id, &before.file).await.unwrap_err().to_string();
+    assert!(error.contains(&before.file) && error.contains("gone"), "{error}");
+}
+
 /// Names that /usr/bin/sudo has, by an opinion other than ours.
 fn links_of_sudo(file: &Path) -> String {
     let output = std::process::Command::new("dump.erofs")

@@ -33,6 +33,7 @@ pub(crate) fn about(image: &ImageId) -> SaveAbout {
         kind: SnapshotKind::Memory,
         sandbox: SandboxId::random(),
         spec: record(image, None).spec,
+        root: None,
         engine: "gvisor".to_owned(),
         engine_version: "release-1".to_owned(),
         created_at_ms: 1_700_000_000_000,
