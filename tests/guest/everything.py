@@ -149,7 +149,7 @@ class Sqlite:
         self.writer.execute("PRAGMA journal_mode=WAL")
         self.writer.execute("CREATE TABLE rows (n INTEGER PRIMARY KEY, text TEXT)")
         self.reader = sqlite3.connect("/var/tmp/everything.db", isolation_level=None)
-        self.committed, self.rows, self.checks = 0, 0, 0
+        self.committed, self.rows, self.checks = self.count(self.reader), 0, 0
         self.writer.execute("BEGIN IMMEDIATE")
         self.add(100)
 
@@ -195,12 +195,12 @@ class Shell:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.bash = subprocess.Popen(["bash", "--norc"], **pipes, text=True, bufsize=1)
         self.bash.stdin.write(self.SETUP)
-        self.jobs = self.ask("jobs -p | tr '\\n' ' '")
+        self.jobs = self.ask("jobs -p")
         self.lines = 0
         self.leave()
 
     def ask(self, line):
-        self.bash.stdin.write(line + "; echo\n")
+        self.bash.stdin.write(f"echo $({line})\n")
         return self.bash.stdout.readline().strip()
 
     def leave(self):
@@ -221,8 +221,8 @@ class Shell:
         self.lines += 1
         os.write(self.input, b"now\n")
         same(self.line(), f"seen-{self.lines}:now")
-        same(self.ask("printf '%s %s ' $mark $PWD; jobs -rp | wc -l"), "of-bash /srv 2")
-        same(self.ask("jobs -p | tr '\\n' ' '"), self.jobs)
+        same(self.ask("echo $mark $PWD; jobs -rp | wc -l"), "of-bash /srv 2")
+        same(self.ask("jobs -p"), self.jobs)
         self.leave()
 
 

@@ -2,6 +2,7 @@
 //! next daemon finds every acknowledged thing, nothing half there, and nothing that is nobody's.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 
 use serde_json::Value;
 use torpor_e2e::{Count, World, wait_for};
@@ -108,7 +109,9 @@ impl Stage {
         match act {
             // What was acknowledged before the daemon died is durable.
             Act::Demote => assert_eq!(status["durable"], true, "{status}"),
-            Act::Sleep if place == "save.recorded" => assert_eq!(status["durable"], true, "{status}"),
+            Act::Sleep if place == "save.recorded" => {
+                assert_eq!(status["durable"], true, "{status}")
+            }
             Act::Snapshot => {
                 let half = world.get("/v1/snapshots/half").json();
                 assert_eq!(half["state"], "failed", "{half}");
@@ -182,6 +185,55 @@ fn survives(act: Act) {
         stage.world.daemon_dies();
         stage.world.start_daemon();
         stage.check(act, place);
+    }
+    stage.world.leaves_nothing();
+}
+
+#[test]
+fn a_daemon_killed_at_random_moments_loses_nothing() {
+    let mut stage = Stage::set();
+    let acts: &[&[&str]] = &[
+        &["sleep", "web"],
+        &["run", "web", "--", "true"],
+        &["sleep", "web", "--cold"],
+        &["snapshot", "web"],
+        &["fork", "web", "--count", "2"],
+        &["create", "--memory", "256m"],
+        &["restore", "web", "--to", "nothing"],
+    ];
+    let mut dice = std::time::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
+    for round in 0..10 {
+        let world = &mut stage.world;
+        // A linear congruence is random enough; what it was is told if this fails.
+        dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let clients: Vec<_> = [0, 8, 16]
+            .map(|shift| {
+                let args = acts[(dice >> shift) as usize % acts.len()];
+                let mut command = world.command(args);
+                let quiet = || std::process::Stdio::null();
+                let client = command.stdout(quiet()).stderr(quiet()).spawn().unwrap();
+                (args, client)
+            })
+            .into();
+        let moment = std::time::Duration::from_millis(u64::from(dice >> 20) % 400);
+        std::thread::sleep(moment);
+        world.kill_daemon();
+        let acts: Vec<_> = clients
+            .into_iter()
+            .map(|(args, mut client)| {
+                client.wait().unwrap();
+                args
+            })
+            .collect();
+        world.start_daemon();
+        let _ = writeln!(std::io::stderr(), "round {round}: {acts:?} killed after {moment:?}");
+        stage.counted = stage.world.counts_on("web", stage.counted);
+        let status = at_rest(&stage.world, "web").unwrap();
+        assert_eq!(status.get("recovered_from_ms"), None, "something was lost: {status}");
+        for one in stage.world.get("/v1/sandboxes").json()["sandboxes"].as_array().unwrap() {
+            at_rest(&stage.world, one["id"].as_str().unwrap());
+        }
+        stage.world.is_tidy();
     }
     stage.world.leaves_nothing();
 }

@@ -7,14 +7,21 @@ use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 use torpor_e2e::{World, wait_for};
 
-/// Less than any save needs.
-const TOO_LITTLE_MIB: u64 = 6;
+/// Less than the save of a process with [`BALLAST`] needs.
+const TOO_LITTLE_MIB: u64 = 12;
+const BALLAST: &str =
+    "import os, time; held = os.urandom(48 << 20); print('held', flush=True); time.sleep(1e6)";
 
 #[test]
 fn a_full_disk_fails_the_save_and_the_sandbox_goes_on() {
     let world = World::on_small_disk(400);
     world.create_with("web", &["--memory", "256m", "--idle-after", "0"]);
     let counted = world.start_counter("web");
+    let process = world.start_process("web", &["python3", "-c", BALLAST]);
+    wait_for("the ballast", || {
+        let logs = world.torpor(&["logs", "web", "--pid", &process["pid"].to_string()]);
+        logs.stdout.contains("held").then_some(())
+    });
     let filler = fill(&world);
     for (args, what) in [
         (&["sleep", "web"] as &[&str], "a sleep"),
@@ -136,4 +143,23 @@ fn a_machine_that_dies_asleep_before_it_was_saved_says_what_was_lost() {
     let said = world.torpor(&["run", "never", "--", "true"]).fails(1);
     assert!(said.contains("gone"), "{said}");
     world.is_tidy();
+}
+
+#[test]
+fn a_keeper_that_dies_hurts_no_running_sandbox_and_is_replaced() {
+    let mut world = World::start();
+    world.create_with("web", &["--memory", "256m", "--idle-after", "0"]);
+    world.create_with("cold", &["--memory", "256m"]);
+    let (web, cold) = (world.start_counter("web"), world.start_counter("cold"));
+    world.torpor(&["sleep", "cold", "--cold"]).ok();
+    let keeper = world.traces().pids_of(" keeper ");
+    assert_eq!(keeper.len(), 1);
+    kill_process(keeper[0], Signal::KILL).unwrap();
+    let web = world.counts_on("web", web);
+    world.counts_on("cold", cold);
+    world.create_with("fresh", &["--memory", "256m"]);
+    world.sh("fresh", "true").ok();
+    world.torpor(&["sleep", "web", "--cold"]).ok();
+    world.counts_on("web", web);
+    world.leaves_nothing();
 }

@@ -60,7 +60,7 @@ fn names_resolve_inside_if_they_do_on_the_host_and_only_with_internet() {
 }
 
 /// A name that the host itself resolves: its own package mirror, from its own configuration.
-fn resolvable_name() -> Option<String> {
+pub(crate) fn resolvable_name() -> Option<String> {
     let targets = std::process::Command::new("apt-get")
         .args(["indextargets", "--format", "$(SITE)"])
         .output()

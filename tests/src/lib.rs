@@ -6,6 +6,7 @@
 
 mod counter;
 mod daemon;
+mod guest;
 mod http;
 mod small_disk;
 mod template;
@@ -15,6 +16,7 @@ mod world;
 
 pub use counter::Count;
 pub use daemon::torpor_binary;
+pub use guest::{GUEST, TIERS};
 pub use http::{Answer, request};
 pub use traces::{Machine, Traces};
 pub use world::{Outcome, World};

@@ -61,8 +61,12 @@ impl Traces {
 
     /// What belongs to none of the machines that `excused` names.
     pub fn of_all_but(&self, excused: impl Fn(&Machine) -> bool) -> BTreeSet<&String> {
-        let excused: Vec<_> =
-            self.machines.iter().filter(|(_, machine)| excused(machine)).map(|(id, _)| id).collect();
+        let excused: Vec<_> = self
+            .machines
+            .iter()
+            .filter(|(_, machine)| excused(machine))
+            .map(|(id, _)| id)
+            .collect();
         let machines = self.processes.iter().filter(|line| line.contains("runsc"));
         let disks = self.mounts.iter().filter(|line| !line.contains("/netns/"));
         let all = machines.chain(disks).chain(&self.cgroups).chain(&self.loops);
@@ -78,8 +82,13 @@ impl Traces {
 
     /// Every process, by its number.
     pub fn pids(&self) -> Vec<Pid> {
+        self.pids_of("")
+    }
+
+    /// Every process with `text` in its command line.
+    pub fn pids_of(&self, text: &str) -> Vec<Pid> {
         let pid = |line: &String| Pid::from_raw(line.split(' ').next()?.parse().ok()?);
-        self.processes.iter().filter_map(pid).collect()
+        self.processes.iter().filter(|line| line.contains(text)).filter_map(pid).collect()
     }
 }
 

@@ -1,9 +1,9 @@
 //! A daemon of its own for one test, and the verbs of a user.
 
-use std::cell::OnceCell;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 use rustix::process::Pid;
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ pub struct World {
     daemon: Option<Daemon>,
     extra: Vec<&'static str>,
     env: Vec<(&'static str, &'static str)>,
-    tag: OnceCell<String>,
+    tag: OnceLock<String>,
     /// Unmounted after the daemon is gone and before the directory goes.
     disk: Option<SmallDisk>,
     dir: TempDir,
@@ -79,7 +79,7 @@ impl World {
             daemon: None,
             extra: extra.to_vec(),
             env: env.to_vec(),
-            tag: OnceCell::new(),
+            tag: OnceLock::new(),
             disk: None,
             dir,
         };

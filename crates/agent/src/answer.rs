@@ -2,9 +2,11 @@
 
 use std::rc::Rc;
 
-use torpor_protocol::guest::{Failure, FileStat, Reply, Request, TerminalSize};
+use torpor_protocol::guest::{Failure, FailureCode, FileStat, Reply, Request, TerminalSize};
 
+use crate::Mode;
 use crate::agent::Agent;
+use crate::failure::failure;
 use crate::stream::Stream;
 use crate::{archive, files, identity, ports, process};
 
@@ -55,6 +57,12 @@ pub(crate) async fn answer(
         Request::Chmod { path, mode } => files::chmod(&path, mode).map(stat),
         Request::Watch { path, recursive } => return files::watch(stream, &path, recursive).await,
         Request::Pack { path } => return archive::pack(stream, &path).await,
+        // In another program's process `/` is somebody's real system.
+        Request::Unpack { path, layer: true, .. }
+            if agent.mode == Mode::InProcess && path == "/" =>
+        {
+            Err(failure(FailureCode::Denied, "no layer goes onto the root of this process"))
+        }
         Request::Unpack { path, owner, layer } => {
             archive::unpack(stream, &path, owner.as_deref(), layer).await.map(done)
         }

@@ -72,8 +72,8 @@ pub(crate) async fn make(app: &App, machines: usize, needed_mib: u64) -> Result<
 /// What is missing.
 fn lack(app: &App, machines: usize, needed_mib: u64) -> Option<Inadmissible> {
     let allowed = app.config.limits.sandboxes;
-    let present = app.fleet.sandboxes().iter().filter(|s| in_memory(&s.watch().borrow())).count();
-    if present + machines > allowed {
+    // Usually there are so few that nobody has to be looked at.
+    if app.fleet.count() + machines > allowed && present(app) + machines > allowed {
         return Some(Inadmissible::Full(allowed));
     }
     let free_mib = (app.gauge)().available_mib;
@@ -81,8 +81,13 @@ fn lack(app: &App, machines: usize, needed_mib: u64) -> Option<Inadmissible> {
     (free_mib < asked_mib).then_some(Inadmissible::NoMemory { asked_mib, free_mib })
 }
 
+/// How many take memory of this host.
+fn present(app: &App) -> usize {
+    app.fleet.sandboxes().iter().filter(|sandbox| in_memory(&sandbox.watch().borrow())).count()
+}
+
 /// Whether a sandbox takes memory of this host.
-pub(crate) fn in_memory(status: &Status) -> bool {
+fn in_memory(status: &Status) -> bool {
     match status.state {
         State::Creating | State::Running => true,
         State::Standby => status.tier == Some(Tier::Warm),

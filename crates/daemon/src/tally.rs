@@ -62,8 +62,10 @@ fn note(metrics: &Metrics, seen: &mut HashMap<SandboxId, Seen>, status: &Status)
     }
     let wakes = now.wakes.saturating_sub(before.wakes);
     if wakes > 0 {
-        // A sandbox that was never seen asleep slept so shortly that it must have been in memory.
-        let tier = before.tier.unwrap_or(Tier::Warm);
+        // Who was not seen asleep slept shortly, in memory; or it was there before this daemon, and
+        // its machine was started again.
+        let unseen = if status.start_steps.is_empty() { Tier::Warm } else { Tier::Cold };
+        let tier = before.tier.unwrap_or(unseen);
         metrics.woke(tier, wakes);
     }
 }

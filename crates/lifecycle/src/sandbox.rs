@@ -34,7 +34,7 @@ pub(crate) enum Request {
     Save(Reply<Arc<Save>>),
     Restore(Back),
     /// A snapshot was taken of it.
-    Parent(SnapshotId),
+    Parent(SnapshotId, Reply<()>),
 }
 
 /// To a saved moment.
@@ -103,6 +103,11 @@ impl Sandbox {
         snapshot: Option<SnapshotId>,
     ) -> Result<(), Error> {
         self.ask(|reply| Request::Restore(Back { save, snapshot, reply })).await
+    }
+
+    /// A snapshot was taken of it, from which the next one comes.
+    pub(crate) async fn note_parent(&self, snapshot: SnapshotId) -> Result<(), Error> {
+        self.ask(|reply| Request::Parent(snapshot, reply)).await
     }
 
     /// Tells it something that needs no answer.

@@ -21,8 +21,8 @@ const AWAKE_DEADLINE: Duration = Duration::from_secs(180);
 /// How long the agent may take to connect to its own loopback.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How often a request comes back when its sandbox is put to sleep just before it got in.
-const SLEEPS_MAX: usize = 10;
+/// How often a request comes back when its sandbox is put to sleep before it was answered.
+pub(crate) const SLEEPS_MAX: usize = 10;
 
 /// A connection to the port, and the lease that keeps it. Nothing of the request was used up, so
 /// trying again is safe whatever its method.

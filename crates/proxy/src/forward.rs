@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
-use http::{Request, Response, StatusCode, Uri, Version};
+use http::{Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
@@ -23,7 +23,7 @@ use tokio_util::task::AbortOnDropHandle;
 use torpor_lifecycle::{Fleet, Lease};
 use torpor_protocol::api::REQUEST_ID_HEADER;
 
-use crate::connect::connect;
+use crate::connect::{SLEEPS_MAX, connect};
 use crate::crowd::{Crowd, Place};
 use crate::error::Error;
 use crate::headers;
@@ -97,26 +97,64 @@ impl Proxy {
         headers::check(&request)?;
         let sandbox = self.fleet.find(&target.sandbox)?;
         let place = self.crowd.enter(sandbox.id())?;
-        let (lease, wire) = connect(&sandbox, target.port).await?;
+        let (mut lease, mut wire) = connect(&sandbox, target.port).await?;
         let grpc = headers::is_grpc(&request);
         let protocol = headers::upgrade(&request);
         let client = protocol.as_ref().map(|_| hyper::upgrade::on(&mut request));
         headers::prepare(&mut request, target.port.get(), peer);
-        let bad_answer =
-            |error: hyper::Error| Error::BadAnswer { port: target.port, source: error.into() };
 
-        let asked = async {
-            if grpc { ask_http2(wire, request).await } else { ask(wire, request, protocol).await }
+        let mut sleeps = 0;
+        let (response, connection) = loop {
+            let copy = if grpc || protocol.is_some() { None } else { copy(&request) };
+            let asked = async {
+                if grpc {
+                    ask_http2(wire, request).await
+                } else {
+                    ask(wire, request, protocol.clone()).await
+                }
+            };
+            let answered = timeout(ANSWER_DEADLINE, asked).await;
+            let slow = |_| Error::Slow { what: "an answer", limit: ANSWER_DEADLINE };
+            let error = match answered.map_err(slow)? {
+                Ok(answered) => break answered,
+                Err(error) => error,
+            };
+            let again = sleeps < SLEEPS_MAX && lost(&lease).await;
+            let Some(copy) = copy.filter(|_| again) else {
+                return Err(Error::BadAnswer { port: target.port, source: error.into() });
+            };
+            sleeps += 1;
+            request = copy;
+            (lease, wire) = connect(&sandbox, target.port).await?;
         };
-        let answered = timeout(ANSWER_DEADLINE, asked).await;
-        let slow = |_| Error::Slow { what: "an answer", limit: ANSWER_DEADLINE };
-        let (response, connection) = answered.map_err(slow)?.map_err(bad_answer)?;
         let visit = Visit { _connection: connection, _lease: lease, _place: place };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return switch(response, client, visit, target.port);
         }
         Ok(stream(response, visit))
     }
+}
+
+/// The same request once more, if it only asks and has no body.
+fn copy(request: &Request<Body>) -> Option<Request<Body>> {
+    let asks = matches!(*request.method(), Method::GET | Method::HEAD);
+    if !asks || !request.body().is_end_stream() {
+        return None;
+    }
+    let mut copy = Request::new(empty());
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    Some(copy)
+}
+
+/// Whether the machine was taken away under a request: put to sleep, or dead.
+async fn lost(lease: &Lease) -> bool {
+    timeout(Duration::ZERO, lease.guest().gone()).await.is_ok()
+}
+
+fn empty() -> Body {
+    http_body_util::Empty::new().map_err(|never| match never {}).boxed_unsync()
 }
 
 /// HTTP/1.1 inside, whatever the client speaks.
@@ -221,8 +259,7 @@ fn switch(
     if let Some(protocol) = protocol {
         headers.insert(header::UPGRADE, protocol);
     }
-    Ok(response
-        .map(|_| http_body_util::Empty::new().map_err(|never| match never {}).boxed_unsync()))
+    Ok(response.map(|_| empty()))
 }
 
 async fn tunnel(client: Upgraded, inside: Upgraded) {

@@ -8,6 +8,7 @@ use http::StatusCode;
 use serde::Deserialize;
 use tokio::time::Instant;
 use torpor_lifecycle::Sandbox;
+use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, SandboxList, UpdateSandbox, UsageReport};
 use torpor_protocol::snapshot::{SandboxUsage, UsageList};
 use torpor_protocol::{SandboxId, SandboxSpec, State as SandboxState, Status};
@@ -249,9 +250,13 @@ async fn usage(Named(sandbox): Named) -> Json<UsageReport> {
     get, path = "/v1/usage",
     responses((status = 200, description = "Sorted by id. Nothing is woken.", body = UsageList))
 )]
-async fn usages(State(app): State<Arc<App>>) -> Json<UsageList> {
+async fn usages(State(app): State<Arc<App>>) -> Answer<UsageList> {
     let sandboxes = app.fleet.sandboxes();
-    Json(UsageList { sandboxes: sandboxes.iter().map(usage_of).collect() })
+    // Each is some small files of the host's.
+    let read = move || sandboxes.iter().map(usage_of).collect();
+    let sandboxes = tokio::task::spawn_blocking(read).await;
+    let sandboxes = sandboxes.map_err(StoreError::failed("read what sandboxes use"))?;
+    Ok(Json(UsageList { sandboxes }))
 }
 
 fn usage_of(sandbox: &Sandbox) -> SandboxUsage {

@@ -32,7 +32,7 @@ async fn info(State(app): State<Arc<App>>) -> Json<Info> {
         installation: app.installation.clone(),
         engine: about.kind.to_owned(),
         engine_version: about.version.clone(),
-        sandboxes: app.fleet.sandboxes().len(),
+        sandboxes: app.fleet.count(),
         uptime_ms: u64::try_from(app.started.elapsed().as_millis()).unwrap_or(u64::MAX),
     })
 }

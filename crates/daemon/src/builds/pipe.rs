@@ -2,12 +2,16 @@
 //! said, so that a sender that vanishes is not taken for one that is done.
 
 use std::io::{self, Read, Write};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 /// Pieces under way: one being made, one being used, and some slack.
 const PIECES: usize = 4;
+/// How long a blocking writer, which holds a thread, waits for somebody who reads slowly.
+const STALL: Duration = Duration::from_secs(600);
 /// Bytes a blocking writer gathers before it hands them on.
 const GATHER: usize = 128 * 1024;
 
@@ -61,7 +65,7 @@ impl Read for Outlet {
     }
 }
 
-/// Where code that blocks writes bytes for code that waits.
+/// Where code that blocks, on a thread of the runtime's, writes bytes for code that waits.
 pub(crate) struct Spout {
     pieces: mpsc::Sender<Piece>,
     gathered: Vec<u8>,
@@ -110,7 +114,8 @@ impl Write for Spout {
             return Ok(());
         }
         let piece = std::mem::replace(&mut self.gathered, Vec::with_capacity(GATHER));
-        let sent = self.pieces.blocking_send(Ok(piece.into()));
+        let sending = tokio::time::timeout(STALL, self.pieces.send(Ok(piece.into())));
+        let sent = Handle::current().block_on(sending).map_err(|_| io::ErrorKind::TimedOut)?;
         sent.map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }

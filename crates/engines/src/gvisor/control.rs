@@ -20,13 +20,13 @@
 //!
 //! Every call runs to its end as a task of its own, one at a time, whether somebody waits or not.
 
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
-use std::os::fd::BorrowedFd;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 use torpor_lifecycle::engine::EngineError;
@@ -41,8 +41,8 @@ use crate::limits::Group;
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How long a save that nobody waits for any more may stand in the way.
 const SETTLE_MAX: Duration = Duration::from_secs(60);
-/// Between two looks at a kernel that is busy saving.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Between two looks at a kernel: what a killed daemon asked last may be on its way for a moment.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(super) struct Control {
@@ -102,7 +102,7 @@ impl Control {
         // Marked while it is frozen: from here on it may run.
         self.set_mark(Mark::Resuming)?;
         self.thaw()?;
-        if let Err(error) = self.call("containerManager.Resume", (), &[], PAUSE_MAX).await {
+        if let Err(error) = self.call_last("containerManager.Resume", (), &[], PAUSE_MAX).await {
             self.settle().await?;
             if self.mark != Mark::Running {
                 return Err(EngineError::failed("resume the machine")(error));
@@ -150,21 +150,40 @@ impl Control {
         }
     }
 
-    /// Whether the kernel was told to pause.
+    /// Whether the kernel was told to pause; two looks must agree.
     async fn guest_stands(&mut self) -> Result<bool, EngineError> {
+        let look = "look at the machine";
         let deadline = Instant::now() + SETTLE_MAX;
-        loop {
+        let mut before = None;
+        while Instant::now() < deadline {
             let text = self.call("debug.Stacks", (), &[], PAUSE_MAX).await;
-            let text = text.map_err(EngineError::failed("look at the machine"))?;
+            let text = text.map_err(EngineError::failed(look))?;
             match stacks::seen(text.as_str().unwrap_or_default()) {
-                Some(Seen::Running) => return Ok(false),
-                Some(Seen::Paused) => return Ok(true),
-                Some(Seen::Saving) if Instant::now() < deadline => sleep(LOOK_EVERY).await,
-                Some(Seen::Saving) | None => {
-                    let why = "nobody can tell whether it is paused";
-                    return Err(EngineError::failed("look at the machine")(why));
-                }
+                None => return Err(EngineError::failed(look)("nobody can tell what it does")),
+                Some(Seen::Running) if before == Some(Seen::Running) => return Ok(false),
+                Some(Seen::Paused) if before == Some(Seen::Paused) => return Ok(true),
+                seen => before = seen,
             }
+            sleep(LOOK_EVERY).await;
+        }
+        Err(EngineError::failed(look)("it does not come to rest"))
+    }
+
+    /// A call that sets the guest going.
+    pub(super) async fn call_last<A: serde::Serialize>(
+        &mut self,
+        method: &'static str,
+        arg: A,
+        fds: &[BorrowedFd<'_>],
+        wait: Duration,
+    ) -> Result<Value, UrpcError> {
+        self.connection().await?.call_last(method, arg, fds, wait).await
+    }
+
+    async fn connection(&mut self) -> Result<Urpc, UrpcError> {
+        match self.connection.take() {
+            Some(connection) => Ok(connection),
+            None => Urpc::connect(&self.socket).await,
         }
     }
 
@@ -176,10 +195,7 @@ impl Control {
         fds: &[BorrowedFd<'_>],
         wait: Duration,
     ) -> Result<Value, UrpcError> {
-        let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => Urpc::connect(&self.socket).await?,
-        };
+        let mut connection = self.connection().await?;
         let answer = connection.call(method, arg, fds, wait).await;
         // After a refusal the next call is heard as well; after anything else nobody knows.
         if matches!(answer, Ok(_) | Err(UrpcError::Refused { .. })) {

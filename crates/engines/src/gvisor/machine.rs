@@ -68,7 +68,17 @@ impl GvisorMachine {
         let control = Arc::new(Mutex::new(control));
         let start_steps = Vec::new();
         Ok(Self {
-            host, dir, record, slot, group, channel, pidfd, control, paused, meter, start_steps,
+            host,
+            dir,
+            record,
+            slot,
+            group,
+            channel,
+            pidfd,
+            control,
+            paused,
+            meter,
+            start_steps,
             paging_out: PagingOut::default(),
         })
     }
@@ -82,6 +92,7 @@ impl GvisorMachine {
     /// Kills it and removes all of it; the caller holds the sandbox's turn.
     pub(super) async fn destroy(self) -> Result<(), EngineError> {
         let host = &self.host;
+        self.paging_out.stop();
         // Fails only if it is dead already.
         let _ = pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL);
         // Whatever was under way with it breaks off now and writes nothing more.
@@ -164,7 +175,10 @@ impl Machine for GvisorMachine {
         // Readable for ever once the process has ended.
         let ended = self.pidfd.readable().await.map(|mut ready| ready.retain_ready());
         match ended {
-            Ok(()) => report::reason(&self.host.remains.keeper, &self.dir, &self.group, &self.record).await,
+            Ok(()) => {
+                report::reason(&self.host.remains.keeper, &self.dir, &self.group, &self.record)
+                    .await
+            }
             Err(error) => format!("can't be watched any more: {error}"),
         }
     }

@@ -10,8 +10,12 @@
 //! Invariants
 //! - the command line is used for `create` only; it costs Go's start-up each time, and its `start`
 //!   does not work on new kernels;
-//! - a machine is found by tag and id alone: its directory, its cgroups, its disk. What is not in a
-//!   whole machine's record is a remainder, and `remains` removes it;
+//! - a machine is found by tag and its own id alone: its directory, its cgroups, its disk. Its record
+//!   says which sandbox has it; what no sandbox has is a remainder, and `remains` removes it;
+//! - a machine is started from a shell, which is the same for every guest of an image and may have
+//!   been made ahead (`shelf`); the guest comes from the image or from a save (`start`);
+//! - of a machine that is paused it is known, also to the next daemon, that its guest executes
+//!   nothing (`control`);
 //! - every guest has the same address inside; no guest writes to memory what it writes to "disk";
 //! - the root must have something in `/tmp` (an empty file will do): runsc mounts an unbounded
 //!   memory filesystem over an empty `/tmp`.
@@ -181,11 +185,7 @@ impl Gvisor {
 }
 
 impl Gvisor {
-    async fn start(
-        &self,
-        plan: BootPlan,
-        origin: Origin,
-    ) -> Result<Box<dyn Machine>, EngineError> {
+    async fn start(&self, plan: BootPlan, origin: Origin) -> Result<Box<dyn Machine>, EngineError> {
         self.host.check(&plan)?;
         let (answer, started) = oneshot::channel();
         tokio::spawn(self.host.clone().start(plan, origin, answer));
@@ -238,6 +238,7 @@ impl Engine for Gvisor {
 
     async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<usize, EngineError> {
         let Host { remains, roll, shelf, .. } = &*self.host;
+        roll.retain(keep);
         let mut stay: HashSet<MachineId> = shelf.ids().into_iter().collect();
         stay.extend(keep.iter().filter_map(|sandbox| roll.machine_of(sandbox)));
         let mut ids = remains.ids().await;

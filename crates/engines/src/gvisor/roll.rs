@@ -1,6 +1,6 @@
 //! Which machine a sandbox has. Read from the machines' records once, when the engine opens.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use parking_lot::Mutex;
 use torpor_protocol::SandboxId;
@@ -35,6 +35,10 @@ impl Roll {
 
     pub(super) fn assign(&self, sandbox: &SandboxId, machine: &MachineId) {
         self.0.lock().insert(sandbox.clone(), machine.clone());
+    }
+
+    pub(super) fn retain(&self, keep: &HashSet<SandboxId>) {
+        self.0.lock().retain(|sandbox, _| keep.contains(sandbox));
     }
 
     /// Unless the sandbox has another one by now.

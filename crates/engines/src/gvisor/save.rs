@@ -32,11 +32,7 @@ const ROOM_MIN: u64 = 1 << 20;
 impl Control {
     /// Saves the guest into the empty directory `into`. It stays paused if it was, and goes on if it
     /// ran; also on `Err`.
-    pub(super) async fn save(
-        &mut self,
-        id: &MachineId,
-        into: &Path,
-    ) -> Result<Saved, EngineError> {
+    pub(super) async fn save(&mut self, id: &MachineId, into: &Path) -> Result<Saved, EngineError> {
         let direct = self.writes_around_the_cache();
         let [graph, meta, pages] = FILES.map(|name| into.join(name));
         let graph = create(&graph, false).map_err(|error| failed(error, into))?;
@@ -46,7 +42,8 @@ impl Control {
             let processes = control.call("containerManager.Processes", id, &[], LIST_MAX).await;
             let fds = [graph.as_fd(), meta.as_fd(), pages.as_fd()];
             let begun = Instant::now();
-            let saved = control.call("containerManager.Checkpoint", arg(), &fds, SAVE_MAX).await;
+            let method = "containerManager.Checkpoint";
+            let saved = control.call_last(method, arg(), &fds, SAVE_MAX).await;
             let stood = begun.elapsed();
             saved.map_err(|error| failed(error, into))?;
             let pause = if mark == Mark::Paused { Duration::ZERO } else { stood };
@@ -92,10 +89,7 @@ fn create(path: &Path, direct: bool) -> io::Result<File> {
 }
 
 /// Tells a full disk from the rest: the kernel's words are not always about what was wrong.
-fn failed(
-    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    into: &Path,
-) -> EngineError {
+fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>, into: &Path) -> EngineError {
     let error = error.into();
     let full = rustix::fs::statvfs(into)
         .is_ok_and(|fs| fs.f_bavail.saturating_mul(fs.f_frsize) < ROOM_MIN);

@@ -29,6 +29,8 @@ pub(super) struct Shelf {
     stock: Mutex<Stock<Shell>>,
     /// The stock may want something.
     work: Notify,
+    /// It is closed now.
+    closing: Notify,
     /// How many machines are being started.
     starting: watch::Sender<usize>,
 }
@@ -36,7 +38,8 @@ pub(super) struct Shelf {
 impl Shelf {
     pub(super) fn new(size: usize) -> Self {
         let stock = Mutex::new(Stock::default());
-        Self { size, stock, work: Notify::new(), starting: watch::Sender::new(0) }
+        let starting = watch::Sender::new(0);
+        Self { size, stock, work: Notify::new(), closing: Notify::new(), starting }
     }
 
     /// A shell of this make, frozen, if there is one.
@@ -96,7 +99,10 @@ impl Host {
     /// A shell that was made ahead, thawed.
     pub(super) async fn ready_shell(&self, make: &Make) -> Option<Shell> {
         while let Some(shell) = self.shelf.take(make) {
-            let ready = shell.process.open().is_some()
+            // A keeper that died took the channel with it.
+            let held = self.remains.keeper.channel(shell.id.as_str()).await;
+            let ready = held.is_ok_and(|channel| channel.is_some())
+                && shell.process.open().is_some()
                 && shell.group.set_urgent(true).and_then(|()| shell.group.thaw()).is_ok();
             if ready {
                 return Some(shell);
@@ -113,7 +119,10 @@ impl Host {
         let mut starting = shelf.starting.subscribe();
         while !shelf.closed() {
             let work = shelf.work.notified();
-            quiet(&mut starting).await;
+            tokio::select! {
+                () = quiet(&mut starting) => {}
+                () = shelf.closing.notified() => break,
+            }
             let next = shelf.stock.lock().next(shelf.size);
             match next {
                 Next::Rest => work.await,
@@ -131,17 +140,16 @@ impl Host {
     async fn make_ahead(self: &Arc<Self>, make: Make) {
         let id = MachineId::random();
         self.shelf.stock.lock().making = Some(id.clone());
-        let made = self.make_frozen(&id, &make).await;
-        if let Err(error) = &made {
-            // Not tried again before somebody wants it again.
+        let kept = self.make_frozen(&id, &make).await.and_then(|shell| self.keep(shell));
+        if let Err(error) = &kept {
             tracing::warn!(%error, "no machine can be prepared ahead");
             self.clear_up(&id).await;
         }
         let mut stock = self.shelf.stock.lock();
         stock.making = None;
-        match made {
-            Ok(shell) => stock.ready.push(shell),
-            Err(_) => stock.uses.retain(|used| *used != make),
+        if kept.is_err() {
+            // Not tried again before somebody wants it again.
+            stock.uses.retain(|used| *used != make);
         }
     }
 
@@ -152,8 +160,6 @@ impl Host {
     ) -> Result<Shell, EngineError> {
         let wanted = || !self.shelf.closed();
         let shell = Shell::make(self, id.clone(), make.clone(), false, wanted).await?;
-        let record = shell.record(&self.build.text);
-        record.write(&shell.dir.record).map_err(EngineError::failed("write a shell's record"))?;
         let group = shell.group.clone();
         spawn_blocking(move || group.freeze())
             .await
@@ -162,10 +168,20 @@ impl Host {
         Ok(shell)
     }
 
+    /// A shell has a record if and only if it can be taken.
+    fn keep(&self, shell: Shell) -> Result<(), EngineError> {
+        let mut stock = self.shelf.stock.lock();
+        let record = shell.record(&self.build.text);
+        record.write(&shell.dir.record).map_err(EngineError::failed("write a shell's record"))?;
+        stock.ready.push(shell);
+        Ok(())
+    }
+
     /// Removes every shell and makes no more.
     pub(super) async fn close_shelf(&self, tending: JoinHandle<()>) {
         self.shelf.stock.lock().closed = true;
         self.shelf.work.notify_one();
+        self.shelf.closing.notify_one();
         let _ = tending.await;
     }
 }

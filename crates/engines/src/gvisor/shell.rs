@@ -90,8 +90,7 @@ impl Shell {
         let card = create(host, &id, &dir, &group, &slot).await?;
         still(&wanted)?;
         let process = sandbox(&dir)?;
-        let steps =
-            vec![("prepare", prepared - begun), ("runsc create", prepared.elapsed())];
+        let steps = vec![("prepare", prepared - begun), ("runsc create", prepared.elapsed())];
         Ok(Self { id, make, dir, group, slot, card, process, steps })
     }
 

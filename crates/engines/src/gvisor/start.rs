@@ -134,14 +134,17 @@ impl Start<'_> {
         let (channel, pidfd) = self.connect(&record).await?;
         let control = Control::new(dir, group.clone(), mark);
         let Shell { slot, group, .. } = shell;
-        GvisorMachine::new(self.host.clone(), Parts { record, slot, group, channel, pidfd, control })
-            .map_err(EngineError::failed("watch the machine"))
+        GvisorMachine::new(
+            self.host.clone(),
+            Parts { record, slot, group, channel, pidfd, control },
+        )
+        .map_err(EngineError::failed("watch the machine"))
     }
 
     /// The guest goes on where it was saved.
     async fn restore(
         &self,
-        mut control: Urpc,
+        control: Urpc,
         Shell { dir, group, .. }: &Shell,
         record: &Record,
         saved: &Path,
@@ -154,7 +157,7 @@ impl Start<'_> {
         let (graph, meta, pages) = (open(graph)?, open(meta)?, open(pages)?);
         let fds = [graph.as_fd(), meta.as_fd(), pages.as_fd()];
         let arg = serde_json::json!({ "HavePagesFile": true, "HaveDeviceFile": false });
-        let restored = control.call("containerManager.Restore", arg, &fds, RESTORE_MAX).await;
+        let restored = control.call_last("containerManager.Restore", arg, &fds, RESTORE_MAX).await;
         let why: Box<dyn std::error::Error + Send + Sync> = match restored {
             Ok(_) => return Ok(()),
             Err(UrpcError::Refused { message, .. }) if image::of_another_build(&message) => {
@@ -183,8 +186,9 @@ impl Start<'_> {
 }
 
 /// Runs the agent of the image.
-async fn boot(mut control: Urpc, id: &MachineId) -> Result<(), EngineError> {
-    let Err(error) = control.call("containerManager.StartRoot", id, &[], CALL_MAX).await else {
+async fn boot(control: Urpc, id: &MachineId) -> Result<(), EngineError> {
+    let Err(error) = control.call_last("containerManager.StartRoot", id, &[], CALL_MAX).await
+    else {
         return Ok(());
     };
     let unloadable = match &error {

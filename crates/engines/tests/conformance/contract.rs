@@ -58,6 +58,20 @@ async fn a_paused_machine_does_nothing_and_goes_on_when_resumed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_is_being_paged_out_can_be_resumed_at_once() {
+    let Some(world) = world().await else { return };
+    let (mut machine, guest) = boot(&**world.engine(), world.plan()).await;
+    machine.page_out();
+    guest.health().await.expect("a machine that runs is left alone");
+    machine.pause().await.unwrap();
+    machine.page_out();
+    machine.page_out();
+    machine.resume().await.unwrap();
+    guest.health().await.expect("it goes on");
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_machine_that_is_paused_can_be_killed() {
     let Some(world) = world().await else { return };
     let plan = world.plan();

@@ -22,8 +22,8 @@ use torpor_protocol::{Network, Resources, SandboxId, SandboxSpec};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Programs of this host that the test root has.
-const PROGRAMS: [&str; 21] = [
-    "bash", "cat", "chmod", "dd", "df", "echo", "head", "ip", "kill", "ls", "mkdir", "nproc", "rm",
+const PROGRAMS: [&str; 22] = [
+    "bash", "cat", "chmod", "dd", "df", "echo", "grep", "head", "ip", "kill", "ls", "mkdir", "nproc", "rm",
     "sh", "sleep", "stat", "sync", "tail", "touch", "true", "wc",
 ];
 
@@ -112,10 +112,6 @@ impl World {
         group.frozen().unwrap_or(false)
     }
 
-    pub(crate) fn take_engine(&mut self) -> Option<Arc<Gvisor>> {
-        self.engine.take()
-    }
-
     /// Opens the installation as a daemon does that was started anew.
     pub(crate) async fn reopen(&mut self) {
         self.engine = None;
@@ -189,7 +185,8 @@ impl World {
             traces.push(entry.display().to_string());
         }
         let mut find = Command::new("find");
-        find.args(["/sys/fs/cgroup", "-type", "d", "-path"]).arg(format!("*/{}/*", self.config.tag));
+        find.args(["/sys/fs/cgroup", "-type", "d", "-path"])
+            .arg(format!("*/{}/*", self.config.tag));
         traces.extend(output(&mut find).lines().map(str::to_owned));
         traces.extend(
             std::fs::read_to_string("/proc/self/mountinfo").unwrap().lines().map(str::to_owned),
@@ -203,7 +200,8 @@ impl World {
         traces.retain(|trace| {
             let mut words = trace.split(|c: char| !c.is_ascii_alphanumeric());
             (trace.contains(&self.config.tag) || trace.contains(&home))
-                && words.any(|word| word.len() == sandbox.as_str().len() && !others.contains_key(word))
+                && words
+                    .any(|word| word.len() == sandbox.as_str().len() && !others.contains_key(word))
         });
         traces
     }
@@ -221,13 +219,17 @@ fn kill(pid: i32) {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Its hold on the host's network would be in purge's way.
-        self.engine = None;
-        let config = self.config.clone();
+        let (engine, config) = (self.engine.take(), self.config.clone());
         // A runtime of its own: the test's may be about to end with a panic.
         let purged = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.expect("a runtime").block_on(purge(&config))
+            runtime.expect("a runtime").block_on(async {
+                if let Some(engine) = engine {
+                    engine.close().await;
+                }
+                // Without the engine's hold on the host's network, which would be in its way.
+                purge(&config).await
+            })
         });
         let purged = purged.join().expect("purge does not panic");
         if !std::thread::panicking() {

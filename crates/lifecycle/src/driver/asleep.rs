@@ -105,7 +105,7 @@ impl Driver {
                 return Err(phase.unwrap_or(Phase::Adopting));
             }
             Request::Update(update, reply) => self.update(update, reply).await,
-            Request::Parent(parent) => self.note_parent(parent).await,
+            Request::Parent(parent, reply) => self.note_parent(parent, reply).await,
         }
         Ok(sleeper)
     }
@@ -231,7 +231,9 @@ impl Driver {
                     }
                 }
                 Event::Asked(Request::Update(update, reply)) => self.update(update, reply).await,
-                Event::Asked(Request::Parent(parent)) => self.note_parent(parent).await,
+                Event::Asked(Request::Parent(parent, reply)) => {
+                    self.note_parent(parent, reply).await;
+                }
                 Event::Expired(reason) => {
                     return Phase::Deleting { machine: None, reason: Some(reason.to_owned()) };
                 }
@@ -337,7 +339,7 @@ impl Driver {
                 | Request::Update(..)
                 | Request::Save(_)
                 | Request::Restore(_)
-                | Request::Parent(_)) => self.backlog.push_back(other),
+                | Request::Parent(..)) => self.backlog.push_back(other),
             }
         }
         if !waiters.is_empty() {

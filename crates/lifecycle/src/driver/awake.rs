@@ -48,7 +48,9 @@ impl Driver {
                     return Phase::Adopting;
                 }
                 Event::Asked(Request::Update(update, reply)) => self.update(update, reply).await,
-                Event::Asked(Request::Parent(parent)) => self.note_parent(parent).await,
+                Event::Asked(Request::Parent(parent, reply)) => {
+                    self.note_parent(parent, reply).await;
+                }
                 Event::Asked(Request::Demote) => {}
                 Event::NoteLastUse => self.note_last_use().await,
                 Event::Idle => {
@@ -149,8 +151,10 @@ impl Driver {
                 phase
             }
             Err(error) => {
+                // Who is told of it finds it running.
+                let phase = self.thaw(sleeper, Vec::new()).await;
                 let _ = reply.send(Err(error));
-                self.thaw(sleeper, Vec::new()).await
+                phase
             }
         }
     }

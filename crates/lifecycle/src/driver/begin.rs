@@ -216,7 +216,9 @@ impl Driver {
                     }
                 }
                 Event::Asked(Request::Update(update, reply)) => self.update(update, reply).await,
-                Event::Asked(Request::Parent(parent)) => self.note_parent(parent).await,
+                Event::Asked(Request::Parent(parent, reply)) => {
+                    self.note_parent(parent, reply).await;
+                }
                 Event::Expired(reason) => {
                     return Phase::Deleting { machine: None, reason: Some(reason.to_owned()) };
                 }

@@ -9,7 +9,7 @@ use torpor_protocol::{SnapshotId, SnapshotKind, State, Tier};
 use super::{Driver, Phase, Sleeper, Waiter};
 use crate::engine::Machine;
 use crate::error::chain;
-use crate::sandbox::Back;
+use crate::sandbox::{Back, Reply};
 use crate::store::{Record, Rest, Save, SaveAbout, StoreError};
 use crate::world::discard;
 use crate::{Error, fault};
@@ -96,15 +96,14 @@ impl Driver {
     }
 
     /// The snapshot that was last taken of it.
-    pub(super) async fn note_parent(&mut self, parent: SnapshotId) {
+    pub(super) async fn note_parent(&mut self, parent: SnapshotId, reply: Reply<()>) {
         let mut record = self.record.clone();
         record.facts.parent = Some(parent);
-        match self.write(record).await {
-            Ok(()) => self.republish(),
-            Err(error) => {
-                tracing::warn!(sandbox = %self.record.id, error = chain(&error), "could not record");
-            }
+        let recorded = self.write(record).await;
+        if recorded.is_ok() {
+            self.republish();
         }
+        let _ = reply.send(recorded);
     }
 
     /// Goes back to a snapshot. Until that is recorded nothing happens to the machine: `None`.

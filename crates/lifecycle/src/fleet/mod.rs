@@ -196,7 +196,10 @@ impl Fleet {
     pub async fn demote_least_used(&self) -> Option<SandboxId> {
         let warm = |sandbox: &Sandbox| sandbox.status.borrow().tier == Some(Tier::Warm);
         let sleepers = self.sandboxes().into_iter().filter(warm);
-        let eldest = sleepers.min_by_key(|sandbox| sandbox.door.last_used_ms())?;
+        // One that could not be saved the last time would stand in the way of all others.
+        let stuck = |sandbox: &Sandbox| sandbox.status.borrow().reason.is_some();
+        let eldest =
+            sleepers.min_by_key(|sleeper| (stuck(sleeper), sleeper.door.last_used_ms()))?;
         eldest.tell(Request::Demote).await;
         Some(eldest.id)
     }

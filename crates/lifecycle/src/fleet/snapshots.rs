@@ -11,7 +11,7 @@ use torpor_protocol::{
 use super::Fleet;
 use crate::engine::Changes;
 use crate::error::chain;
-use crate::sandbox::{Request, Sandbox};
+use crate::sandbox::Sandbox;
 use crate::store::{Manifest, Save, SnapshotRecord, StoreError};
 use crate::{Error, Refusal, fault};
 
@@ -136,7 +136,10 @@ impl Fleet {
             self.inner.world.saves.release(&save.id).await;
             return Err(error.into());
         }
-        sandbox.tell(Request::Parent(record.snapshot.id.clone())).await;
+        // The snapshot is there, whatever its sandbox makes of it.
+        if let Err(error) = sandbox.note_parent(record.snapshot.id.clone()).await {
+            tracing::warn!(sandbox = %sandbox.id, error = chain(&error), "parent not noted");
+        }
         Ok(record.snapshot)
     }
 

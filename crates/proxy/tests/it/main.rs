@@ -6,5 +6,6 @@
 mod bodies;
 mod hostile;
 mod refusals;
+mod sleepers;
 mod speech;
 mod world;

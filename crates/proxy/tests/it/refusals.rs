@@ -123,3 +123,19 @@ async fn connect_is_not_allowed() {
         .await;
     assert!(answer.starts_with("HTTP/1.1 405"), "{answer}");
 }
+
+#[tokio::test]
+async fn a_sandbox_that_does_not_wake_by_itself_is_not_woken() {
+    let world = World::new().await;
+    let sandbox = world.fleet.find(&"web".parse().unwrap()).unwrap();
+    let standby = torpor_protocol::api::Standby { auto_wake: Some(false), ..Default::default() };
+    let update =
+        torpor_protocol::api::UpdateSandbox { standby: Some(standby), ..Default::default() };
+    sandbox.update(update).await.unwrap();
+    sandbox.sleep(false).await.unwrap();
+    let answer = world.get(free_port().await, "/").await;
+    assert_eq!(answer.status(), 409);
+    let body = error(answer).await;
+    assert_eq!(body.code, ErrorCode::SandboxAsleep);
+    assert!(body.hint.unwrap().contains("wake"));
+}

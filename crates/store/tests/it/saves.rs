@@ -447,32 +447,3 @@ async fn reading_ahead_survives_corrupt_saves() {
         assert_eq!(corrupt_file(&world.saves.open(&id).await.unwrap_err()), "pages.img");
     }
 }
-
-/// `cargo nextest run --release -p torpor-store --run-ignored only speed --no-capture`
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "measures"]
-async fn speed_of_commit_and_open() {
-    let (world, image) = pictured().await;
-    let pages: Vec<u8> =
-        (0..100_000_000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    for _ in 0..7 {
-        let staged = world.saves.stage().await.unwrap();
-        std::fs::write(staged.path().join("pages.img"), &pages).unwrap();
-        let start = tokio::time::Instant::now();
-        let save = world.saves.commit(staged, about(&image)).await.unwrap();
-        let committed = start.elapsed();
-        let start = tokio::time::Instant::now();
-        drop(world.saves.open(&save.id).await.unwrap());
-        let opened = start.elapsed();
-        let start = tokio::time::Instant::now();
-        let file = std::fs::File::open(save.dir.join("pages.img")).unwrap();
-        file.sync_all().unwrap();
-        let synced = start.elapsed();
-        println!("commit {committed:?} open {opened:?} second sync {synced:?}");
-        let id = save.id.clone();
-        drop(save);
-        let start = tokio::time::Instant::now();
-        world.saves.release(&id).await;
-        println!("release {:?}", start.elapsed());
-    }
-}

@@ -112,7 +112,7 @@ async fn over_time(
     report: &mut Report,
 ) -> Result<()> {
     let outcomes = crowd.ask(client, &poisson(crowd.ids.len(), SPAN)).await?;
-    let summary = summarize(&outcomes, report);
+    let summary = summarize(&outcomes);
     let count = crowd.ids.len();
     let name = format!("{count} asked once within 10 s");
     if let Some(dir) = &bench.pictures {
@@ -125,6 +125,7 @@ async fn over_time(
         Tier::Cold => (Start::Cold, 1000.0),
     };
     report.at_most(&format!("{name}, {}, p95", tier.as_str()), summary.p95, limit, "ms");
+    failures(&outcomes, report);
     report.latency(name, start, summary);
     Ok(())
 }
@@ -136,25 +137,29 @@ async fn at_one_instant(
     report: &mut Report,
 ) -> Result<()> {
     let outcomes = crowd.ask(client, &vec![Duration::ZERO; crowd.ids.len()]).await?;
-    let summary = summarize(&outcomes, report);
+    let summary = summarize(&outcomes);
     let name = format!("{} asked at one instant", crowd.ids.len());
     let (start, limit) = match tier {
         Tier::Warm => (Start::Warm, 150.0),
         Tier::Cold => (Start::Cold, 4000.0),
     };
     report.at_most(&format!("{name}, {}, p95", tier.as_str()), summary.p95, limit, "ms");
+    failures(&outcomes, report);
     report.latency(name, start, summary);
     Ok(())
 }
 
-/// A request that failed counts with the time it took, and is told.
-fn summarize(outcomes: &[Outcome], report: &mut Report) -> Summary {
+/// A request that failed counts with the time it took.
+fn summarize(outcomes: &[Outcome]) -> Summary {
+    Summary::of(&outcomes.iter().map(|outcome| outcome.latency).collect::<Vec<_>>())
+}
+
+fn failures(outcomes: &[Outcome], report: &mut Report) {
     let failed: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.error.as_ref()).collect();
-    report.at_most("  requests that failed", count(failed.len()), 0.0, "");
+    report.at_most("  of them failed", count(failed.len()), 0.0, "");
     if let Some(error) = failed.first() {
         report.note(format!("the first that failed: {error}"));
     }
-    Summary::of(&outcomes.iter().map(|outcome| outcome.latency).collect::<Vec<_>>())
 }
 
 fn count(number: usize) -> f64 {

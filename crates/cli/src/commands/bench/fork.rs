@@ -51,6 +51,10 @@ async fn one(
     }
     let name = format!("fork → first answer, {}", size(megabytes));
     let summary = profile.report(report, &name, Start::Snapshot, true);
+    if let Some(floor) = profile.floor() {
+        let name = format!("fork − the engine's restore, {}, p50", size(megabytes));
+        report.figure(name, summary.p50 - floor.p50, "ms");
+    }
     let limit = if megabytes == 0 { 60.0 } else { 190.0 };
     report.at_most(&format!("fork, {}, p50", size(megabytes)), summary.p50, limit, "ms");
     Ok(())

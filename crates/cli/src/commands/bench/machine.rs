@@ -15,6 +15,12 @@ pub(super) struct Machine {
     pub(super) load: String,
 }
 
+/// Load average of the last 1, 5 and 15 minutes.
+pub(super) fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').take(3).collect::<Vec<_>>().join(" ")
+}
+
 pub(super) fn describe(info: &Info) -> Machine {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let field = |text: &str, name: &str| {
@@ -30,6 +36,6 @@ pub(super) fn describe(info: &Info) -> Machine {
         processor: field(&read("/proc/cpuinfo"), "model name"),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         memory_gib: kib.div_ceil(1024 * 1024),
-        load: read("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" "),
+        load: load(),
     }
 }

@@ -141,6 +141,7 @@ impl Bench {
             measured = Box::pin(self.measure(client, &info, &mut report)) => measured,
             interrupted = interrupted() => interrupted,
         };
+        report.end();
         // Also after an error: a benchmark leaves nothing behind.
         let cleaned = clean_up(client).await;
         // What was measured before an error is worth reading.

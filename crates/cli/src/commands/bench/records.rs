@@ -195,6 +195,9 @@ fn empty_root() -> Vec<u8> {
     let mut header = tar::Header::new_gnu();
     header.set_entry_type(tar::EntryType::Directory);
     header.set_mode(0o755);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
     header.set_size(0);
     let mut tar = tar::Builder::new(Vec::new());
     tar.append_data(&mut header, "tmp/", std::io::empty()).expect("memory takes any bytes");

@@ -9,6 +9,9 @@ use super::load::Summary;
 use super::machine::Machine;
 use crate::output;
 
+/// The name of the step in which the engine reads a save back.
+const RESTORE_STEP: &str = "restore";
+
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     machine: Machine,
@@ -17,6 +20,8 @@ pub(super) struct Report {
     promises: Vec<Promise>,
     /// What could not be measured, and why.
     notes: Vec<String>,
+    /// Load average at the end: ours, and others' work meanwhile.
+    load_after: String,
 }
 
 /// What there was before the clock started.
@@ -81,7 +86,13 @@ struct Promise {
 impl Report {
     pub(super) fn new(machine: Machine) -> Self {
         let (latencies, figures, promises) = (Vec::new(), Vec::new(), Vec::new());
-        Self { machine, latencies, figures, promises, notes: Vec::new() }
+        let (notes, load_after) = (Vec::new(), String::new());
+        Self { machine, latencies, figures, promises, notes, load_after }
+    }
+
+    /// Nothing is measured any more.
+    pub(super) fn end(&mut self) {
+        self.load_after = super::machine::load();
     }
 
     pub(super) fn latency(&mut self, name: impl Into<String>, start: Start, summary: Summary) {
@@ -112,7 +123,8 @@ impl Report {
         let Machine { torpor, engine, kernel, processor, cores, memory_gib, load } = &self.machine;
         let mut text = format!(
             "torpor {torpor} on {engine}\n{cores} × {processor}, {memory_gib} GiB, Linux {kernel}, \
-             load {load}\n"
+             load {load} before and {} after\n",
+            self.load_after
         );
         let mut table = |heads: &[&str], rows: Vec<Vec<String>>| {
             if !rows.is_empty() {
@@ -195,6 +207,12 @@ impl Profile {
 
     pub(super) fn is_empty(&self) -> bool {
         self.totals.is_empty()
+    }
+
+    /// What the engine's own restore takes: no wake and no fork can be quicker.
+    pub(super) fn floor(&self) -> Option<Summary> {
+        let restore = self.steps.iter().find(|(name, _)| name == RESTORE_STEP);
+        restore.map(|(_, times)| Summary::of(times))
     }
 
     /// Reports the whole; with `steps`, its parts below it.

@@ -14,12 +14,14 @@ use super::report::{Report, Start};
 use super::wake::{SIZES, cold_wake};
 use super::{Bench, awake};
 use crate::client::{Client, Route};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Megabytes in memory, and of a quick run.
 const GROWTH: [u64; 4] = [20, 100, 300, 1000];
 const QUICK_GROWTH: [u64; 2] = [20, 100];
 const GROWTH_ROUNDS: u32 = 3;
+/// Long enough for the watcher to be there before it happens.
+const IDLE_AFTER_MS: u64 = 200;
 
 pub(super) async fn measure(bench: &Bench, client: &Client, report: &mut Report) -> Result<()> {
     for megabytes in SIZES {
@@ -36,7 +38,7 @@ pub(super) async fn measure(bench: &Bench, client: &Client, report: &mut Report)
     Ok(())
 }
 
-/// From the moment it may sleep until the API says that it does.
+/// From the moment it counts as idle until the API says that it sleeps.
 async fn frozen(
     bench: &Bench,
     client: &Client,
@@ -44,17 +46,20 @@ async fn frozen(
     megabytes: u64,
     report: &mut Report,
 ) -> Result<()> {
+    let soon = Standby { idle_after_ms: Some(IDLE_AFTER_MS), ..Standby::default() };
+    update(client, guest, soon).await?;
     let mut times = Vec::new();
     for _ in 0..bench.slow_rounds() {
         guest.ask(client).await?;
-        let soon = Standby { idle_after_ms: Some(1), ..Standby::default() };
-        let begun = Instant::now();
-        update(client, guest, soon).await?;
-        guest.wait(client, State::Standby).await?;
-        times.push(begun.elapsed());
-        guest.ask(client).await?;
-        update(client, guest, awake()).await?;
+        let due = Instant::now() + Duration::from_millis(IDLE_AFTER_MS);
+        let status = guest.wait(client, State::Standby).await?;
+        if status.durable {
+            return Err(Error::failed("it was saved before anybody could see it frozen"));
+        }
+        times.push(due.elapsed());
     }
+    guest.ask(client).await?;
+    update(client, guest, awake()).await?;
     let summary = Summary::of(&times);
     let name = format!("idle → frozen, {}", size(megabytes));
     report.at_most(&format!("{name}, p50"), summary.p50, 5.0, "ms");

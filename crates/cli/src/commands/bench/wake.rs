@@ -133,6 +133,13 @@ async fn cold(
         }
     }
     let ours = report_cold(report, &name, &prepared, &unprepared);
+    if let Some(floor) = prepared.floor() {
+        report.figure(
+            format!("wake from cold − the engine's restore, {name}, p50"),
+            ours.p50 - floor.p50,
+            "ms",
+        );
+    }
     let limit = if megabytes == 0 { 60.0 } else { 190.0 };
     report.at_most(&format!("wake from cold, {name}, p50"), ours.p50, limit, "ms");
     let Some(made) = made else {

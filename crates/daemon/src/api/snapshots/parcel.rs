@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -13,7 +14,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Error, Refusal, chain};
-use torpor_protocol::{Name, Snapshot, SnapshotRef};
+use torpor_protocol::{ErrorCode, Name, Snapshot, SnapshotRef};
 use torpor_store::Imported;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -26,6 +27,9 @@ use crate::api::transfer::{discard, next_bytes};
 use crate::api::with_status;
 use crate::app::App;
 use crate::builds::pipe::{self, Inlet, Piece};
+
+/// How long a snapshot on its way may stand still; it holds a thread and space on the disk.
+const SILENCE: Duration = Duration::from_secs(300);
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(export)).routes(routes!(import))
@@ -139,7 +143,8 @@ async fn import(
 /// Passes the body on until its end, or until nobody wants it any more.
 async fn feed(body: &mut Body, inlet: Inlet) -> Result<()> {
     loop {
-        match next_bytes(body).await {
+        let late = |_| Err(ApiError::new(ErrorCode::Timeout, "the body did not go on in time"));
+        match tokio::time::timeout(SILENCE, next_bytes(body)).await.unwrap_or_else(late) {
             Ok(Some(bytes)) => {
                 if !inlet.send(bytes).await {
                     return Ok(());
