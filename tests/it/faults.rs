@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 
 use serde_json::Value;
-use torpor_e2e::{Count, World, wait_for};
+use torpor_e2e::{Count, Traces, World, wait_for};
 use torpor_lifecycle::fault::POINTS;
 
 /// What is asked of the daemon when it dies.
@@ -189,44 +189,38 @@ fn survives(act: Act) {
     stage.world.leaves_nothing();
 }
 
-#[test]
-fn a_daemon_killed_at_random_moments_loses_nothing() {
+/// What several clients ask for at once.
+const ASKED: &[&[&str]] = &[
+    &["sleep", "web"],
+    &["run", "web", "--", "true"],
+    &["sleep", "web", "--cold"],
+    &["snapshot", "web"],
+    &["fork", "web", "--count", "2"],
+    &["create", "--memory", "256m"],
+    &["restore", "web", "--to", "nothing"],
+];
+
+/// Ends the daemon by `end` at random moments of random requests.
+fn survives_any_moment(rounds: usize, end: fn(&mut World)) {
     let mut stage = Stage::set();
-    let acts: &[&[&str]] = &[
-        &["sleep", "web"],
-        &["run", "web", "--", "true"],
-        &["sleep", "web", "--cold"],
-        &["snapshot", "web"],
-        &["fork", "web", "--count", "2"],
-        &["create", "--memory", "256m"],
-        &["restore", "web", "--to", "nothing"],
-    ];
     let mut dice = std::time::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
-    for round in 0..10 {
+    for round in 0..rounds {
         let world = &mut stage.world;
-        // A linear congruence is random enough; what it was is told if this fails.
+        // A linear congruence is random enough; what it gave is told if this fails.
         dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let clients: Vec<_> = [0, 8, 16]
-            .map(|shift| {
-                let args = acts[(dice >> shift) as usize % acts.len()];
-                let mut command = world.command(args);
-                let quiet = || std::process::Stdio::null();
-                let client = command.stdout(quiet()).stderr(quiet()).spawn().unwrap();
-                (args, client)
-            })
-            .into();
+        let asked = [0, 8, 16].map(|shift| ASKED[(dice >> shift) as usize % ASKED.len()]);
+        let clients = asked.map(|args| {
+            let quiet = std::process::Stdio::null;
+            world.command(args).stdout(quiet()).stderr(quiet()).spawn().unwrap()
+        });
         let moment = std::time::Duration::from_millis(u64::from(dice >> 20) % 400);
+        let _ = writeln!(std::io::stderr(), "round {round}: {asked:?}, ended after {moment:?}");
         std::thread::sleep(moment);
-        world.kill_daemon();
-        let acts: Vec<_> = clients
-            .into_iter()
-            .map(|(args, mut client)| {
-                client.wait().unwrap();
-                args
-            })
-            .collect();
+        end(world);
+        for mut client in clients {
+            client.wait().unwrap();
+        }
         world.start_daemon();
-        let _ = writeln!(std::io::stderr(), "round {round}: {acts:?} killed after {moment:?}");
         stage.counted = stage.world.counts_on("web", stage.counted);
         let status = at_rest(&stage.world, "web").unwrap();
         assert_eq!(status.get("recovered_from_ms"), None, "something was lost: {status}");
@@ -236,6 +230,25 @@ fn a_daemon_killed_at_random_moments_loses_nothing() {
         stage.world.is_tidy();
     }
     stage.world.leaves_nothing();
+}
+
+#[test]
+fn a_daemon_killed_at_random_moments_loses_nothing() {
+    survives_any_moment(10, World::kill_daemon);
+}
+
+#[test]
+fn a_daemon_that_makes_way_at_random_moments_loses_nothing() {
+    survives_any_moment(6, World::hand_over);
+}
+
+#[test]
+fn a_daemon_stopped_at_random_moments_loses_nothing_and_leaves_no_process() {
+    survives_any_moment(6, |world| {
+        world.tag();
+        world.stop_daemon();
+        assert_eq!(world.traces(), Traces::default(), "something is left on the host");
+    });
 }
 
 #[test]

@@ -19,7 +19,10 @@ fn world_with_base() -> (World, Count) {
 }
 
 fn boot_id(world: &World, sandbox: &str) -> String {
-    world.sh(sandbox, "cat /run/torpor/boot_id").ok()
+    let ids = world.sh(sandbox, "cat /run/torpor/boot_id /proc/sys/kernel/random/boot_id").ok();
+    let (ours, kernels) = ids.split_once('\n').unwrap();
+    assert_eq!(ours, kernels.trim(), "two boot ids");
+    ours.to_owned()
 }
 
 #[test]

@@ -21,6 +21,8 @@ const HOSTNAME_MAX: usize = 64;
 const OURS: &str = "# torpor";
 /// What the agent tells those inside, beside its socket.
 const OURS_IN_RUN: &str = "/run/torpor";
+/// Where the kernel tells which boot this is.
+const KERNELS_RANDOM: &str = "/proc/sys/kernel/random";
 /// Directories that programs expect, and their modes.
 const DIRECTORIES: [(&str, u32); 3] = [("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755)];
 
@@ -84,7 +86,28 @@ fn name_boot(boot: &str) -> io::Result<()> {
     let boot = boot.to_ascii_lowercase();
     fs::create_dir_all(OURS_IN_RUN)?;
     replace(&Path::new(OURS_IN_RUN).join("boot_id"), &format!("{boot}\n"))?;
-    replace(Path::new("/etc/machine-id"), &format!("{}\n", boot.replace('-', "")))
+    replace(Path::new("/etc/machine-id"), &format!("{}\n", boot.replace('-', "")))?;
+    // Only where programs look that know nothing of us; not every kernel lets us.
+    let _ = cover_kernels_boot(&boot);
+    Ok(())
+}
+
+/// The kernel's own boot id is part of what is saved, so forks would share it: ours is mounted over
+/// it, as a directory, because a kernel that saves itself takes no file. One that has more to tell
+/// there is left alone.
+fn cover_kernels_boot(boot: &str) -> io::Result<()> {
+    let (ours, kernels) = (Path::new(OURS_IN_RUN).join("random"), Path::new(KERNELS_RANDOM));
+    let entries = fs::read_dir(kernels)?.collect::<io::Result<Vec<_>>>()?;
+    if entries.iter().any(|entry| entry.file_name() != "boot_id") {
+        return Ok(());
+    }
+    fs::create_dir_all(&ours)?;
+    let text = format!("{boot}\n");
+    replace(&ours.join("boot_id"), &text)?;
+    if fs::read_to_string(kernels.join("boot_id"))? != text {
+        rustix::mount::mount_bind(&ours, kernels)?;
+    }
+    Ok(())
 }
 
 fn name_machine(hostname: &str) -> io::Result<()> {

@@ -51,7 +51,8 @@ const BLOCKING_KEEP: Duration = Duration::from_secs(1);
 /// Where the agent runs, and so what it may touch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// PID 1 of a machine: reaps everybody's orphans, mounts nothing, owns the hostname.
+    /// PID 1 of a machine: reaps everybody's orphans, owns the hostname, mounts nothing but
+    /// its boot id.
     Init,
     /// In the test process of the fake engine: touches only processes it started, sets no hostname,
     /// writes no resolv.conf.

@@ -13,7 +13,7 @@ mod gvisor;
 #[cfg(test)]
 mod keeper;
 #[cfg(test)]
-mod measure;
+mod outside;
 #[cfg(test)]
 mod saves;
 #[cfg(test)]

@@ -1,0 +1,109 @@
+//! What becomes of connections to the outside when a machine is saved.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::process::Command;
+use std::sync::mpsc;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use torpor_lifecycle::guest::Guest;
+
+use crate::saves::{revive, stage};
+use crate::world::{PATIENCE, World, boot, say, world};
+
+/// A host somewhere in the internet, that is in a namespace of this one. Dropping it removes it.
+struct Outside {
+    name: String,
+    address: String,
+    /// How each connection to it ended.
+    ends: mpsc::Receiver<std::io::Result<usize>>,
+}
+
+impl Outside {
+    fn new(world: &World) -> Self {
+        let name = format!("x{}", world.config.tag);
+        // A public range of its own for every run of this test.
+        let number = blake3::hash(name.as_bytes()).as_bytes()[0];
+        let (near, far) = (format!("45.45.{number}.1"), format!("45.45.{number}.2"));
+        let (send, ends) = mpsc::channel();
+        // Made before its parts, so that they go away however this ends.
+        let outside = Self { name, address: far.clone(), ends };
+        let name = &outside.name;
+        ip(&format!("netns add {name}"));
+        ip(&format!("link add {name} type veth peer name far netns {name}"));
+        ip(&format!("addr add {near}/30 dev {name}"));
+        ip(&format!("link set {name} up"));
+        ip(&format!("-n {name} addr add {far}/30 dev far"));
+        ip(&format!("-n {name} link set far up"));
+        ip(&format!("-n {name} route add default via {near}"));
+        let namespace = std::fs::File::open(format!("/run/netns/{name}")).unwrap();
+        let (ready, listening) = mpsc::channel();
+        // Ends with the test's process.
+        std::thread::spawn(move || {
+            let network = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), network).unwrap();
+            let listener = TcpListener::bind((far.as_str(), PORT)).unwrap();
+            ready.send(()).unwrap();
+            for mut connection in listener.incoming().flatten() {
+                let _ = connection.write_all(b"hi\n");
+                let _ = send.send(connection.read(&mut [0]));
+            }
+        });
+        listening.recv().unwrap();
+        outside
+    }
+
+    /// Has the guest connect, and wait for more in the background.
+    async fn connect(&self, guest: &Guest) {
+        let script = format!(
+            "rm -f /root/out; (exec 3<>/dev/tcp/{}/{PORT}; cat <&3; echo x >&3) >/root/out 2>&1 & \
+             until [ -s /root/out ]; do sleep 0.02; done; cat /root/out",
+            self.address
+        );
+        assert_eq!(say(guest, &script).await, "hi");
+    }
+
+    /// How the guest saw its connection end.
+    async fn end(&self, guest: &Guest) -> String {
+        let reset = self.ends.recv_timeout(PATIENCE).expect("in time").unwrap_err();
+        assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset, "the other side hears of it");
+        say(guest, "until [ $(wc -l < /root/out) -ge 3 ]; do sleep 0.02; done; cat /root/out").await
+    }
+}
+
+const PORT: u16 = 9999;
+
+fn ip(args: &str) {
+    let output = Command::new("ip").args(args.split(' ')).output().unwrap();
+    assert!(output.status.success(), "ip {args}: {output:?}");
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        for args in [["link", "del", &self.name], ["netns", "del", &self.name]] {
+            let _ = Command::new("ip").args(args).output();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_to_the_outside_is_closed_by_a_save_and_new_ones_can_be_made() {
+    let Some(world) = world().await else { return };
+    let (plan, outside) = (world.plan(), Outside::new(&world));
+    let (mut machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    outside.connect(&guest).await;
+    machine.save(stage().path()).await.unwrap();
+    let closed = outside.end(&guest).await;
+    assert!(closed.contains("Software caused connection abort"), "reading: {closed}");
+    assert!(closed.contains("Broken pipe"), "writing: {closed}");
+
+    outside.connect(&guest).await;
+    let save = stage();
+    machine.pause().await.unwrap();
+    machine.save(save.path()).await.unwrap();
+    machine.kill().await.unwrap();
+    let (machine, guest) = revive(&world, &plan, save.path()).await;
+    assert_eq!(outside.end(&guest).await, closed);
+    outside.connect(&guest).await;
+    machine.kill().await.unwrap();
+}
