@@ -7,8 +7,10 @@
 //! The socket is watched for writing only while it is full. Otherwise each packet that the daemon
 //! takes would wake the machine once more, for nothing.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -26,8 +28,15 @@ const SOCKET_BUFFER: usize = 8 * (HEADER + MAX_PAYLOAD);
 /// When to try again after the kernel had no memory for a packet.
 const NO_BUFFERS_PAUSE: Duration = Duration::from_millis(10);
 
+/// How long a packet may lie in the socket unnoticed. gVisor, when it revives a machine that was
+/// saved in the middle of things, may never again tell of a descriptor that has something to read.
+const UNTOLD_MAX: Duration = Duration::from_millis(100);
+
 pub(crate) struct Channel {
     socket: AsyncFd<OwnedFd>,
+    /// The same socket, watched anew because the kernel did not tell of a packet. What was watched
+    /// before stays so: the runtime can't let go of it safely.
+    anew: RefCell<Option<Rc<Descriptor>>>,
     /// The same socket once more, watched by itself.
     outgoing: Descriptor,
     packet: Mutex<Vec<u8>>,
@@ -39,6 +48,7 @@ impl Channel {
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
         Ok(Self {
             outgoing: watched(socket.try_clone()?, Interest::WRITABLE)?,
+            anew: RefCell::new(None),
             socket: watched_for_good(socket, Interest::READABLE)?,
             packet: Mutex::new(vec![0; HEADER + MAX_PAYLOAD]),
         })
@@ -46,17 +56,41 @@ impl Channel {
 
     /// The next packet; 0 bytes when the other side is gone.
     pub(crate) async fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        let received = self
-            .socket
-            .async_io(Interest::READABLE, |socket| {
-                let (length, _) = rustix::net::recv(socket, &mut *buffer, RecvFlags::empty())?;
-                Ok(length)
-            })
-            .await;
-        match received {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(0),
-            received => received,
+        let mut told = true;
+        loop {
+            match rustix::net::recv(&self.socket, &mut *buffer, RecvFlags::empty()) {
+                Ok((length, _)) => {
+                    if !told {
+                        let socket = self.socket.get_ref().try_clone()?;
+                        self.anew.replace(Some(Rc::new(watched(socket, Interest::READABLE)?)));
+                    }
+                    return Ok(length);
+                }
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Ok(0),
+                Err(errno) => return Err(errno.into()),
+            }
+            told = match tokio::time::timeout(UNTOLD_MAX, self.readable()).await {
+                Ok(told) => told.map(|()| true)?,
+                Err(_) => false,
+            };
         }
+    }
+
+    /// Waits until it is worth trying.
+    async fn readable(&self) -> io::Result<()> {
+        let anew = self.anew.borrow().clone();
+        let anew = async {
+            match anew {
+                Some(anew) => anew.next(Interest::READABLE).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ready = self.socket.readable() => ready?.clear_ready(),
+            ready = anew => ready?,
+        }
+        Ok(())
     }
 
     pub(crate) async fn turn(&self) -> Turn<'_> {

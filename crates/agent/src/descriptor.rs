@@ -148,6 +148,13 @@ impl Descriptor {
         Ok(())
     }
 
+    /// Waits until the kernel tells of it next.
+    pub(crate) async fn next(&self, interest: Interest) -> io::Result<()> {
+        self.ready(interest).await?;
+        self.is_ready(interest).set(false);
+        Ok(())
+    }
+
     /// Tries once; notes when there was nothing to be done.
     pub(crate) fn try_io<T>(
         &self,

@@ -2,16 +2,19 @@
 //! a guest is in it.
 //!
 //! ```text
-//!               Pause            freeze
-//!   running ──▶ pausing ──▶ paused ──────▶ (frozen)
-//!      ▲                                      │ thaw
-//!      └──────────── resuming ◀───────────────┘
-//!                     Resume
+//!              freeze           thaw              Pause
+//!   running ──────────▶ frozen ──────▶ pausing ──────────▶ paused (and frozen again)
+//!      ▲  ▲               │ thaw                               │ thaw
+//!      │  └───────────────┘                                    │
+//!      └───────────────────── resuming ◀───────────────────────┘
+//!                              Resume
 //! ```
 //!
-//! A paused machine is stopped twice: its kernel stops the guest, and the cgroup stops the kernel,
-//! whose ticker would go on otherwise. So it can be saved, for which its kernel must run, without
-//! the guest executing an instruction.
+//! A machine is stopped by its cgroup, which stops its kernel too, whose ticker would go on
+//! otherwise. To be saved its kernel must run: then it is first told to stop the guest. From
+//! then until it is let go or killed the guest executes no instruction, so that its save is all of
+//! it. Letting a kernel go on costs 10 ms more often than not, because its runtime leaves what was
+//! woken in the queue of a thread that waits: so a kernel is told nothing before it has to be.
 //!
 //! The kernel counts pauses and dies at a resume too many, so what was asked of it is marked before
 //! and after. Where a daemon was killed between the two marks the kernel is looked at
@@ -56,7 +59,7 @@ pub(super) struct Control {
 
 impl Control {
     pub(super) fn new(dir: &MachineDir, group: Group, (file, mark): (MarkFile, Mark)) -> Self {
-        let paused = Arc::new(AtomicBool::new(mark == Mark::Paused));
+        let paused = Arc::new(AtomicBool::new(mark.stands()));
         let socket = dir.control_socket.clone();
         Self { socket, group, mark, mark_file: file, connection: None, paused }
     }
@@ -72,34 +75,30 @@ impl Control {
 
     pub(super) async fn pause(&mut self) -> Result<(), EngineError> {
         self.settle().await?;
-        if self.mark == Mark::Paused {
-            return Ok(());
+        match self.mark {
+            Mark::Frozen | Mark::Paused => Ok(()),
+            Mark::Running | Mark::Pausing | Mark::Resuming => {
+                self.freeze().await?;
+                self.set_mark(Mark::Frozen)
+            }
         }
-        self.set_mark(Mark::Pausing)?;
-        if let Err(error) = self.call("containerManager.Pause", (), &[], PAUSE_MAX).await {
-            self.settle().await?;
-            self.release().await?;
-            return Err(EngineError::failed("pause the machine")(error));
-        }
-        self.set_mark(Mark::Paused)?;
-        if let Err(error) = self.freeze().await {
-            self.release().await?;
-            return Err(error);
-        }
-        Ok(())
     }
 
     pub(super) async fn resume(&mut self) -> Result<(), EngineError> {
         self.settle().await?;
-        self.release().await
+        match self.mark {
+            Mark::Running | Mark::Pausing | Mark::Resuming => Ok(()),
+            Mark::Frozen => {
+                // Marked while it is frozen: from here on it may run.
+                self.set_mark(Mark::Running)?;
+                self.thaw()
+            }
+            Mark::Paused => self.release().await,
+        }
     }
 
-    /// Lets a paused machine go on.
+    /// Lets a guest go on whose kernel was told to stop it.
     async fn release(&mut self) -> Result<(), EngineError> {
-        if self.mark != Mark::Paused {
-            return Ok(());
-        }
-        // Marked while it is frozen: from here on it may run.
         self.set_mark(Mark::Resuming)?;
         self.thaw()?;
         if let Err(error) = self.call_last("containerManager.Resume", (), &[], PAUSE_MAX).await {
@@ -111,43 +110,63 @@ impl Control {
         self.set_mark(Mark::Running)
     }
 
-    /// Does `work` while the kernel runs and hears us; the guest stays paused if it was.
+    /// Does `work` while the kernel runs and hears us. A guest that stood still executes nothing from
+    /// the beginning of `work` on, and `work` hears whether it did.
     pub(super) async fn with_kernel<T>(
         &mut self,
-        work: impl AsyncFnOnce(&mut Self, Mark) -> Result<T, EngineError>,
+        work: impl AsyncFnOnce(&mut Self, bool) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         self.settle().await?;
-        let mark = self.mark;
-        if mark != Mark::Paused {
-            return work(self, mark).await;
+        match self.mark {
+            Mark::Running | Mark::Pausing | Mark::Resuming => return work(self, false).await,
+            Mark::Frozen => self.stop_guest().await?,
+            Mark::Paused => self.thaw()?,
         }
-        self.thaw()?;
-        let done = work(self, mark).await;
+        let done = work(self, true).await;
         self.freeze().await?;
         done
     }
 
-    /// Takes over what an earlier daemon left: it is then running, or paused and frozen.
-    pub(super) async fn take_over(&mut self) -> Result<(), EngineError> {
-        self.settle().await?;
-        if self.mark == Mark::Paused { self.freeze().await } else { self.thaw() }
+    /// Tells the kernel of a frozen machine to stop the guest; it is not frozen then. On `Err` it is
+    /// frozen as before.
+    async fn stop_guest(&mut self) -> Result<(), EngineError> {
+        self.set_mark(Mark::Pausing)?;
+        self.thaw()?;
+        if let Err(error) = self.call("containerManager.Pause", (), &[], PAUSE_MAX).await {
+            self.settle().await?;
+            return Err(EngineError::failed("pause the machine")(error));
+        }
+        self.set_mark(Mark::Paused)
     }
 
-    /// Brings it from whatever its mark says to running or paused.
-    async fn settle(&mut self) -> Result<(), EngineError> {
+    /// Takes over what an earlier daemon left: it is then running, or stopped and frozen.
+    pub(super) async fn take_over(&mut self) -> Result<(), EngineError> {
+        self.settle().await?;
         match self.mark {
-            Mark::Running | Mark::Paused => Ok(()),
-            Mark::Pausing | Mark::Resuming => {
-                let frozen = self.group.frozen();
-                let frozen = frozen.map_err(EngineError::failed("look at the machine"))?;
-                // Nothing is asked of a frozen kernel, and nothing but a paused one is frozen.
-                if frozen || self.guest_stands().await? {
-                    self.set_mark(Mark::Paused)?;
-                    return self.freeze().await;
-                }
-                self.set_mark(Mark::Running)
-            }
+            Mark::Frozen | Mark::Paused => self.freeze().await,
+            Mark::Running | Mark::Pausing | Mark::Resuming => self.thaw(),
         }
+    }
+
+    /// Brings it from whatever its mark says to running, frozen or paused.
+    async fn settle(&mut self) -> Result<(), EngineError> {
+        // What is still frozen was not told anything after its mark.
+        let (told, untold) = match self.mark {
+            Mark::Running | Mark::Frozen | Mark::Paused => return Ok(()),
+            Mark::Pausing => (Mark::Frozen, Mark::Frozen),
+            Mark::Resuming => (Mark::Running, Mark::Paused),
+        };
+        let frozen = self.group.frozen();
+        let frozen = frozen.map_err(EngineError::failed("look at the machine"))?;
+        let mark = match frozen {
+            true => untold,
+            false if self.guest_stands().await? => Mark::Paused,
+            false => told,
+        };
+        if mark != Mark::Running {
+            self.freeze().await?;
+        }
+        self.set_mark(mark)
     }
 
     /// Whether the kernel was told to pause; two looks must agree.
@@ -207,7 +226,7 @@ impl Control {
     fn set_mark(&mut self, mark: Mark) -> Result<(), EngineError> {
         self.mark_file.write(mark).map_err(EngineError::failed("mark the machine"))?;
         self.mark = mark;
-        self.paused.store(mark == Mark::Paused, Ordering::Release);
+        self.paused.store(mark.stands(), Ordering::Release);
         Ok(())
     }
 

@@ -48,7 +48,9 @@ impl Record {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mark {
     Running,
-    /// The kernel may have been told to pause. Not frozen.
+    /// Frozen, and the kernel was told nothing.
+    Frozen,
+    /// It was frozen; unless it still is, the kernel may have been told to pause.
     Pausing,
     /// The kernel is paused; frozen, or about to be.
     Paused,
@@ -56,8 +58,23 @@ pub(super) enum Mark {
     Resuming,
 }
 
-const MARKS: [(Mark, u8); 4] =
-    [(Mark::Running, b'r'), (Mark::Pausing, b'q'), (Mark::Paused, b'p'), (Mark::Resuming, b's')];
+impl Mark {
+    /// Whether the guest stands still as far as anybody outside is concerned.
+    pub(super) fn stands(self) -> bool {
+        match self {
+            Self::Frozen | Self::Pausing | Self::Paused => true,
+            Self::Running | Self::Resuming => false,
+        }
+    }
+}
+
+const MARKS: [(Mark, u8); 5] = [
+    (Mark::Running, b'r'),
+    (Mark::Frozen, b'f'),
+    (Mark::Pausing, b'q'),
+    (Mark::Paused, b'p'),
+    (Mark::Resuming, b's'),
+];
 
 /// The file of a machine's mark: one byte, so that it is always whole, and written in place, so
 /// that it costs a waking machine nothing.

@@ -16,7 +16,6 @@ use torpor_protocol::snapshot::SavedProcess;
 
 use super::control::Control;
 use super::id::MachineId;
-use super::record::Mark;
 
 /// The kernel's objects, where each page of memory is, and the pages: in the order in which runsc
 /// wants them.
@@ -38,7 +37,7 @@ impl Control {
         let graph = create(&graph, false).map_err(|error| failed(error, into))?;
         let meta = create(&meta, false).map_err(|error| failed(error, into))?;
         let pages = create(&pages, direct).map_err(|error| failed(error, into))?;
-        self.with_kernel(async |control, mark| {
+        self.with_kernel(async |control, stood_still| {
             let processes = control.call("containerManager.Processes", id, &[], LIST_MAX).await;
             let fds = [graph.as_fd(), meta.as_fd(), pages.as_fd()];
             let begun = Instant::now();
@@ -46,7 +45,7 @@ impl Control {
             let saved = control.call_last(method, arg(), &fds, SAVE_MAX).await;
             let stood = begun.elapsed();
             saved.map_err(|error| failed(error, into))?;
-            let pause = if mark == Mark::Paused { Duration::ZERO } else { stood };
+            let pause = if stood_still { Duration::ZERO } else { stood };
             // For people only: what can't be had is left out.
             Ok(Saved { pause, processes: parse(processes.unwrap_or_default()) })
         })

@@ -24,12 +24,15 @@ struct Left {
     paused: bool,
 }
 
-const WINDOWS: [Left; 8] = [
+const WINDOWS: [Left; 11] = [
     left("running", false, false, b'r', false),
-    left("about to pause it", false, false, b'q', false),
-    left("told it to pause", true, false, b'q', true),
-    left("paused, about to freeze it", true, false, b'p', true),
-    left("frozen", true, true, b'p', true),
+    left("frozen, or about to be thawed, and not marked so", false, true, b'r', false),
+    left("frozen", false, true, b'f', true),
+    left("about to thaw it for a save", false, true, b'q', true),
+    left("about to tell its kernel to pause", false, false, b'q', true),
+    left("told its kernel to pause", true, false, b'q', true),
+    left("saving it", true, false, b'p', true),
+    left("saved and frozen", true, true, b'p', true),
     left("about to thaw it", true, true, b's', true),
     left("thawed, about to resume it", true, false, b's', true),
     left("resumed it", false, false, b's', false),
@@ -46,13 +49,16 @@ fn group(world: &World, plan: &BootPlan) -> Group {
 
 /// Brings the machine to where the daemon was killed.
 async fn bring(world: &World, plan: &BootPlan, machine: &mut Box<dyn Machine>, left: &Left) {
+    machine.resume().await.unwrap();
     if left.told {
         machine.pause().await.unwrap();
-        if !left.frozen {
-            group(world, plan).thaw().unwrap();
-        }
+        machine.save(stage().path()).await.unwrap();
+    }
+    let group = group(world, plan);
+    if left.frozen {
+        group.freeze().unwrap()
     } else {
-        machine.resume().await.unwrap();
+        group.thaw().unwrap()
     }
     let mark = world.machine_dir(&plan.id).join("mark");
     File::options().write(true).open(mark).unwrap().write_all_at(&[left.mark], 0).unwrap();
