@@ -71,6 +71,7 @@ pub struct StandbyConfig {
     pub memory_floor_mib: u64,
     pub pressure_percent: u32,
     pub shells: usize,
+    pub idle_awake_max: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,6 +124,7 @@ impl Default for StandbyConfig {
             memory_floor_mib: 0,
             pressure_percent: 20,
             shells: 2,
+            idle_awake_max: 0,
         }
     }
 }

@@ -128,6 +128,16 @@ pub async fn serve_with(
     Ok(())
 }
 
+/// An idle machine that is not frozen may cost two hundredths of a core: a sixth of each, by default.
+const IDLE_AWAKE_PER_CORE: usize = 8;
+
+fn idle_awake_max(config: &Config) -> usize {
+    match config.standby.idle_awake_max {
+        0 => std::thread::available_parallelism().map_or(1, usize::from) * IDLE_AWAKE_PER_CORE,
+        most => most,
+    }
+}
+
 /// Brings the sandboxes back and puts everything together.
 async fn open(parts: Parts, config: Config, exposed: bool) -> Result<App, ServeError> {
     let Parts { installation, engine, ledger, images, saves, gauge } = parts;
@@ -137,6 +147,7 @@ async fn open(parts: Parts, config: Config, exposed: bool) -> Result<App, ServeE
     let policy = Policy {
         persist_after: Duration::from_millis(config.standby.persist_after_ms),
         warm_for: Duration::from_secs(config.standby.warm_for_secs),
+        idle_awake_max: idle_awake_max(&config),
     };
     let fleet = Fleet::recover(torpor_lifecycle::Parts {
         engine,

@@ -91,6 +91,12 @@ impl Door {
         self.state.lock().meter.clone()
     }
 
+    /// Since when nobody is inside, if the door is open.
+    pub(crate) fn unused_since_ms(&self) -> Option<u64> {
+        let state = self.state.lock();
+        (state.guest.is_some() && state.leases == 0).then_some(state.last_used_ms)
+    }
+
     /// Resolves when nobody was inside for `long`. Cancel-safe.
     pub(crate) async fn idle_for(&self, long: Duration) {
         loop {

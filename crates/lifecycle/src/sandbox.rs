@@ -27,7 +27,8 @@ pub(crate) enum Request {
         cold: bool,
         reply: Reply<()>,
     },
-    /// If it sleeps in memory, it should do so on disk only.
+    /// It should cost less: if it is awake and unused, fall asleep; if it sleeps in memory, do so on
+    /// disk only.
     Demote,
     Update(UpdateSandbox, Reply<()>),
     /// A save of it as it is now.

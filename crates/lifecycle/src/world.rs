@@ -32,11 +32,18 @@ pub struct Policy {
     pub persist_after: Duration,
     /// A sandbox that nobody wakes for so long leaves memory.
     pub warm_for: Duration,
+    /// How many may be awake without being used; above it, those unused longest fall asleep before
+    /// their time.
+    pub idle_awake_max: usize,
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { persist_after: Duration::from_secs(30), warm_for: Duration::from_secs(3600) }
+        Self {
+            persist_after: Duration::from_secs(30),
+            warm_for: Duration::from_secs(3600),
+            idle_awake_max: 16,
+        }
     }
 }
 

@@ -108,6 +108,12 @@ pub const KEYS: &[Key] = &[
                (`some avg10` of /proc/pressure/memory). 0: not looked at.",
     },
     Key {
+        name: "standby.idle_awake_max",
+        default: "0",
+        help: "How many sandboxes may be awake without being used. Above it, those unused longest \
+               fall asleep before their `idle_after`. 0: eight per processor core.",
+    },
+    Key {
         name: "standby.shells",
         default: "2",
         help: "Empty machines that are prepared ahead, so that a sandbox starts or wakes sooner.",

@@ -51,9 +51,8 @@ impl Driver {
                 Event::Asked(Request::Parent(parent, reply)) => {
                     self.note_parent(parent, reply).await;
                 }
-                Event::Asked(Request::Demote) => {}
                 Event::NoteLastUse => self.note_last_use().await,
-                Event::Idle => {
+                Event::Idle | Event::Asked(Request::Demote) => {
                     if self.kept_awake().await {
                         self.door.touch();
                         continue;

@@ -1,5 +1,6 @@
 //! All sandboxes of this host: create, find, list, and bring back what the ledger knows.
 
+mod crowd;
 mod pools;
 mod snapshots;
 
@@ -7,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::{broadcast, mpsc, watch};
+use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, State, Status, Tier};
@@ -45,6 +46,8 @@ struct Inner {
     world: Arc<World>,
     register: Mutex<Register>,
     pools: Pools,
+    /// Rings when there is one more sandbox.
+    launched: Notify,
     events: broadcast::Sender<Status>,
     /// Everything that must end before the daemon does.
     tasks: TaskTracker,
@@ -81,6 +84,7 @@ impl Fleet {
                 world: Arc::new(world),
                 register: Mutex::default(),
                 pools: Pools::default(),
+                launched: Notify::new(),
                 events: broadcast::channel(EVENTS).0,
                 tasks: TaskTracker::new(),
             }),
@@ -90,6 +94,7 @@ impl Fleet {
             fleet.bring_back(record);
         }
         fleet.recover_pools().await?;
+        fleet.inner.tasks.spawn(fleet.clone().thin_out());
         Ok(fleet)
     }
 
@@ -248,6 +253,7 @@ impl Fleet {
             delete: sandbox.delete.clone(),
             record,
         };
+        self.inner.launched.notify_one();
         self.inner.tasks.spawn(self.clone().relay(sandbox.clone()));
         self.inner.tasks.spawn(self.clone().supervise(sandbox.clone(), driver, phase));
         sandbox

@@ -391,3 +391,24 @@ async fn only_the_last_save_of_a_sandbox_is_kept() {
     sandbox.delete().await;
     assert!(world.store.saves().is_empty());
 }
+
+#[tokio::test(start_paused = true)]
+async fn when_many_are_awake_for_nothing_those_unused_longest_fall_asleep_before_their_time() {
+    let world = World::new().await;
+    let most = Policy::default().idle_awake_max;
+    let mut spec = sleepy("x");
+    spec.standby.idle_after_ms = 3_600_000;
+    let mut all = Vec::new();
+    for n in 0..most + 3 {
+        spec.name = Some(format!("box-{n}").parse().unwrap());
+        let sandbox = world.fleet.create(spec.clone()).await.unwrap();
+        drop(sandbox.awake().await.unwrap());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        all.push(sandbox);
+    }
+    for sandbox in &all[..3] {
+        asleep(sandbox, Tier::Warm).await;
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(all[3..].iter().all(|sandbox| sandbox.status().state == State::Running));
+}
