@@ -1,6 +1,7 @@
 //! Sandboxes that begin from a moment of another: independent, and like it in everything else.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -82,6 +83,37 @@ fn a_running_sandbox_is_forked_directly() {
         world.counts_on(name, counted);
     }
     world.leaves_nothing();
+}
+
+#[test]
+fn a_sandbox_that_is_saved_in_the_middle_of_things_comes_back() {
+    let (world, counted) = world_with_base();
+    let busy = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while busy.load(Ordering::Relaxed) {
+                    world.sh("web", "true");
+                }
+            });
+        }
+        // Ends the others also when something fails here.
+        let _end = Ends(&busy);
+        for _ in 0..12 {
+            world.torpor(&["fork", "web", "--name", "fork"]).ok();
+            world.counts_on("fork", counted);
+            world.torpor(&["rm", "fork"]).ok();
+        }
+    });
+    world.is_tidy();
+}
+
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -11,6 +12,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_e2e::{GUEST, TIERS, World, wait_for};
 
 const PORT: u16 = 8000;
+/// The next hop, known to nobody but that link.
+const ROUTER: &str = "192.168.255.253";
 
 /// A host with a public address (of the range for documentation), in a namespace of its own behind
 /// this one. It answers every connection with "hello" and then waits.
@@ -33,10 +36,12 @@ impl Outside {
         ip(&format!("netns add {name}"));
         ip(&format!("link add {link} type veth peer name far netns {name}"));
         ip(&format!("-n {name} address add {address}/32 dev far"));
+        ip(&format!("-n {name} address add {ROUTER}/32 dev far"));
         ip(&format!("-n {name} link set far up"));
         ip(&format!("-n {name} route add default dev far"));
         ip(&format!("link set {link} up"));
-        ip(&format!("route add {address}/32 dev {link}"));
+        // Behind a router, because nobody reaches the neighbours of the host.
+        ip(&format!("route add {address}/32 via {ROUTER} dev {link} onlink"));
         outside.serve();
         outside
     }
@@ -46,11 +51,7 @@ impl Outside {
         let ends = Arc::clone(&self.ends);
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            move_into_link_name_space(
-                std::os::fd::AsFd::as_fd(&place),
-                Some(LinkNameSpaceType::Network),
-            )
-            .unwrap();
+            move_into_link_name_space(place.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
             let listener = TcpListener::bind(("0.0.0.0", PORT)).unwrap();
             tell.send(()).unwrap();
             for connection in listener.incoming().flatten() {

@@ -10,14 +10,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::thread;
 
-use rustix::fs::statfs;
-use rustix::mount::{UnmountFlags, mount_bind, unmount};
+use rustix::fs::{FlockOperation, flock, statfs};
+use rustix::mount::{
+    MountPropagationFlags, UnmountFlags, mount_bind, mount_bind_recursive, mount_change, unmount,
+};
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use super::names::{Names, far_link};
 use super::packet;
+use crate::mountinfo;
 
 /// Type of the filesystem that mounted namespaces belong to.
 const NSFS_MAGIC: u64 = 0x6e73_6673;
@@ -82,6 +85,11 @@ pub(super) fn remove(names: &Names) -> io::Result<()> {
         unmount(&path, UnmountFlags::DETACH)?;
     }
     match fs::remove_file(&path) {
+        // It was covered by another mount before we knew better; it goes with the host.
+        Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+            tracing::warn!(path = %path.display(), "the name of a namespace can't be removed");
+            Ok(())
+        }
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => Ok(()),
     }
@@ -90,6 +98,7 @@ pub(super) fn remove(names: &Names) -> io::Result<()> {
 fn make(path: &Path) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)?;
+        share(directory)?;
     }
     File::create(path)?;
     let made = on_a_thread(|| {
@@ -104,6 +113,20 @@ fn make(path: &Path) -> io::Result<()> {
         let _ = fs::remove_file(path);
     }
     made
+}
+
+/// Makes the directory of namespaces a shared mount of its own, as `ip netns add` does on a host where
+/// it is none: done later it would cover what is mounted in it, so that nobody could unmount that.
+fn share(directory: &Path) -> io::Result<()> {
+    let lock = File::open(directory)?;
+    // `ip` takes the same lock.
+    flock(&lock, FlockOperation::LockExclusive)?;
+    if mountinfo::read()?.iter().any(|mount| mount.point == directory) {
+        return Ok(());
+    }
+    mount_bind_recursive(directory, directory)?;
+    mount_change(directory, MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
+    Ok(())
 }
 
 #[expect(unsafe_code, reason = "only unsharing of files could be unsafe, and this is the network")]

@@ -121,7 +121,8 @@ fn marks(scale: &Scale, summary: &Summary, add: &mut impl FnMut(String)) {
         let at = (y + 4.0).min(above - 15.0);
         above = at;
         let x = WIDTH - RIGHT + 8.0;
-        add(format!("<text class=\"name\" x=\"{x}\" y=\"{at:.1}\">{name} {ms:.1} ms</text>"));
+        let shown = if ms < 1000.0 { format!("{ms:.1} ms") } else { format!("{:.1} s", ms / 1e3) };
+        add(format!("<text class=\"name\" x=\"{x}\" y=\"{at:.1}\">{name} {shown}</text>"));
     }
 }
 
