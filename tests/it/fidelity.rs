@@ -113,6 +113,21 @@ fn busy_servers_of_node_and_asyncio_do_not_notice_that_they_slept() {
     }
     let state: Value = serde_json::from_str(&ask(&world, "web", 7100, "/state")).unwrap();
     assert_eq!((&state["pid"], &state["hits"]), (&pid, &Value::from(2)), "another node");
+    world.sh("web", "pkill -9 -f '[l]oad.py'").ok();
+    // Whoever is told again and again of descriptors that are gone does nothing but listen to that.
+    let ticks = "cat /proc/$(pgrep -x node)/stat /proc/$(pgrep -f '[s]erver.py')/stat";
+    let busy = || -> u64 {
+        let stats = world.sh("web", ticks).ok();
+        let used = |line: &str| {
+            line.split(' ').skip(13).take(2).map(|n| n.parse::<u64>().unwrap()).sum::<u64>()
+        };
+        stats.lines().map(used).sum()
+    };
+    wait_for("idle servers to be idle", || {
+        let before = busy();
+        world.sh("web", "sleep 1").ok();
+        (busy() < before + 20).then_some(())
+    });
 }
 
 fn now() -> f64 {
@@ -228,4 +243,24 @@ fn tls_and_sudo_work_after_waking() {
         let args = ["run", "--timeout", "30s", "-u", "tl-user", "web", "--", "sudo", "id", "-u"];
         assert_eq!(world.torpor(&args).ok(), "0\n", "{tier}");
     }
+}
+
+#[test]
+fn a_connection_that_is_being_made_does_not_keep_it_from_waking() {
+    let world = prepared();
+    start(&world, "backlog.py", &["7500"]);
+    let told = |line: &str| world.sh("web", line).stdout;
+    let half_made = "grep -c ': [0-9A-F]*:[0-9A-F]* [0-9A-F]*:[0-9A-F]* 02' /proc/net/tcp";
+    wait_for("a full backlog", || {
+        told(half_made).trim().parse::<u32>().is_ok_and(|count| count > 5).then_some(())
+    });
+    for _ in 0..2 {
+        world.sleep("web", "cold");
+        world.sh("web", "true").ok();
+    }
+    world.sh("web", "touch /tmp/accept").ok();
+    let said = wait_for("the one who waited", || {
+        Some(told("cat /tmp/waited")).filter(|said| !said.is_empty())
+    });
+    assert_eq!(said, "connected\n");
 }

@@ -33,8 +33,10 @@ fn a_full_disk_fails_the_save_and_the_sandbox_goes_on() {
         assert_eq!(world.state("web"), "running", "after {what}");
     }
     let counted = world.counts_on("web", counted);
-    let half = world.get("/v1/snapshots/base").json();
-    assert_eq!(half["state"], "failed", "{half}");
+    let half = wait_for("the failure to be recorded", || {
+        let half = world.get("/v1/snapshots/base").json();
+        Some(half).filter(|half| half["state"] == "failed")
+    });
     assert!(half["reason"].as_str().unwrap().contains("full"), "{half}");
     fs::remove_file(filler).unwrap();
     world.is_tidy();

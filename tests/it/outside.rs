@@ -56,7 +56,10 @@ impl Outside {
             tell.send(()).unwrap();
             for connection in listener.incoming().flatten() {
                 let ends = Arc::clone(&ends);
-                std::thread::spawn(move || ends.lock().push(converse(connection)));
+                std::thread::spawn(move || {
+                    let end = converse(connection);
+                    ends.lock().push(end);
+                });
             }
         });
         told.recv().unwrap();

@@ -16,6 +16,7 @@ use torpor_protocol::snapshot::SavedProcess;
 
 use super::control::Control;
 use super::id::MachineId;
+use super::saved;
 
 /// The kernel's objects, where each page of memory is, and the pages: in the order in which runsc
 /// wants them.
@@ -37,7 +38,7 @@ impl Control {
         let graph = create(&graph, false).map_err(|error| failed(error, into))?;
         let meta = create(&meta, false).map_err(|error| failed(error, into))?;
         let pages = create(&pages, direct).map_err(|error| failed(error, into))?;
-        self.with_kernel(async |control, stood_still| {
+        let saved = self.with_kernel(async |control, stood_still| {
             let processes = control.call("containerManager.Processes", id, &[], LIST_MAX).await;
             let fds = [graph.as_fd(), meta.as_fd(), pages.as_fd()];
             let begun = Instant::now();
@@ -48,8 +49,12 @@ impl Control {
             let pause = if stood_still { Duration::ZERO } else { stood };
             // For people only: what can't be had is left out.
             Ok(Saved { pause, processes: parse(processes.unwrap_or_default()) })
-        })
-        .await
+        });
+        let saved = saved.await?;
+        let dir = into.to_owned();
+        let repaired = tokio::task::spawn_blocking(move || saved::repair(&dir)).await;
+        repaired.map_err(EngineError::failed("save the machine"))??;
+        Ok(saved)
     }
 
     /// What the kernel writes counts as the machine's memory until it is on disk: where that does not

@@ -1,6 +1,7 @@
 //! Snapshots: saves that people know by name, and sandboxes that begin from them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use torpor_protocol::{
@@ -14,6 +15,9 @@ use crate::error::chain;
 use crate::sandbox::Sandbox;
 use crate::store::{Manifest, Save, SnapshotRecord, StoreError};
 use crate::{Error, Refusal, fault};
+
+/// Between two attempts to record that a snapshot failed.
+const RECORD_AGAIN: Duration = Duration::from_secs(1);
 
 /// A saved moment to begin from. It stays while this value lives; [`Fleet::let_go`] of it.
 #[derive(Debug, Clone)]
@@ -120,7 +124,7 @@ impl Fleet {
             Err(error) => {
                 record.snapshot.state = SnapshotState::Failed;
                 record.snapshot.reason = Some(chain(&error));
-                ledger.record_snapshot(&record).await?;
+                self.note_failed(record).await;
                 return Err(error);
             }
         };
@@ -141,6 +145,30 @@ impl Fleet {
             tracing::warn!(sandbox = %sandbox.id, error = chain(&error), "parent not noted");
         }
         Ok(record.snapshot)
+    }
+
+    /// Records that a snapshot failed. If the disk is full that may take a while; whoever waits for
+    /// the snapshot need not wait for it.
+    async fn note_failed(&self, record: SnapshotRecord) {
+        let world = Arc::clone(&self.inner.world);
+        if world.ledger.record_snapshot(&record).await.is_ok() {
+            return;
+        }
+        self.inner.tasks.spawn(async move {
+            let again = async {
+                loop {
+                    tokio::time::sleep(RECORD_AGAIN).await;
+                    match world.ledger.record_snapshot(&record).await {
+                        Ok(()) => break,
+                        Err(error) => {
+                            tracing::error!(snapshot = %record.snapshot.id, error = chain(&error), "could not record");
+                        }
+                    }
+                }
+            };
+            // The next daemon finds it in progress, and records the same.
+            let _ = world.stopping.run_until_cancelled(again).await;
+        });
     }
 
     /// A save of the sandbox of that kind.

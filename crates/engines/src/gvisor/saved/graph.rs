@@ -10,6 +10,7 @@
 //! field that is not there is a [`Fault::Shape`] that names it.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use super::fault::Fault;
 use super::wire::{Items, Part, Pointer, Reader, Step, Value};
@@ -106,16 +107,41 @@ impl<'a> Graph<'a> {
         }))
     }
 
+    /// Numbers of the objects of a type; none if nothing was of that type.
+    pub(super) fn numbers(&self, name: &str) -> impl Iterator<Item = u64> {
+        let wanted = self.types.iter().position(|of| of.name == name.as_bytes());
+        let wanted = wanted.map(|index| index as u64 + 1);
+        self.objects.iter().filter_map(move |&(id, at)| {
+            let kind = Reader::from(self.bytes, at as usize).peek_struct().ok().flatten();
+            (kind.is_some() && kind == wanted).then_some(u64::from(id))
+        })
+    }
+
+    /// An object of [`Self::numbers`].
+    pub(super) fn object(&self, number: u64) -> Result<Fields<'_, 'a>, Fault> {
+        let (_, value) = self.whole(number)?;
+        self.fields(value)
+    }
+
+    /// Where in the bytes the number in a field of an object is; None: it is left out, being 0.
+    pub(super) fn number_at(&self, object: u64, name: &str) -> Result<Option<Range<usize>>, Fault> {
+        let (_, value) = self.whole(object)?;
+        let Value::Struct(of) = value else {
+            return Err(Fault::Absurd("what should be a struct is none".into()));
+        };
+        let known = self.type_of(of.kind)?;
+        let field = known.fields.iter().position(|field| *field == name.as_bytes());
+        let missing = || {
+            let of = String::from_utf8_lossy(known.name);
+            Fault::Shape(format!("{of} has no field {name}"))
+        };
+        of.number_at(field.ok_or_else(missing)?)
+    }
+
     /// What a pointer points to.
     pub(super) fn follow(&self, pointer: Pointer<'a>) -> Result<Value<'a>, Fault> {
-        let found = self.objects.binary_search_by_key(&pointer.object, |&(id, _)| u64::from(id));
-        let Ok(index) = found else {
-            return Err(Fault::Absurd(format!("there is no object {}", pointer.object)));
-        };
-        let mut reader = Reader::from(self.bytes, self.objects[index].1 as usize);
-        let begun = reader;
-        let mut value = reader.value()?;
-        let left = self.allowance.get().checked_sub(reader.distance(&begun));
+        let (length, mut value) = self.whole(pointer.object)?;
+        let left = self.allowance.get().checked_sub(length);
         let left = left.ok_or_else(|| Fault::Absurd("it goes in circles".into()))?;
         self.allowance.set(left);
         for step in pointer.steps()? {
@@ -125,6 +151,18 @@ impl<'a> Graph<'a> {
             value = self.fields(value)?.get(name)?;
         }
         Ok(value)
+    }
+
+    /// The value of an object, and how many bytes it has.
+    fn whole(&self, number: u64) -> Result<(u64, Value<'a>), Fault> {
+        let found = self.objects.binary_search_by_key(&number, |&(id, _)| u64::from(id));
+        let Ok(index) = found else {
+            return Err(Fault::Absurd(format!("there is no object {number}")));
+        };
+        let mut reader = Reader::from(self.bytes, self.objects[index].1 as usize);
+        let begun = reader;
+        let value = reader.value()?;
+        Ok((reader.distance(&begun), value))
     }
 
     /// The fields of a struct, or of the struct a pointer points to.

@@ -18,6 +18,7 @@
 mod fault;
 mod graph;
 mod memory;
+mod repair;
 mod upper;
 mod wire;
 
@@ -51,6 +52,22 @@ const KERNEL: &[u8] = b"pkg/sentry/kernel.Kernel";
 /// Reads what a machine that was saved into `dir` had written on top of its image.
 pub(super) fn read(dir: &Path) -> Result<impl Changes + use<>, EngineError> {
     Ok(SavedFiles::read(dir)?)
+}
+
+/// Puts right what the kernel saved wrongly into `dir`. What can't be read is left as it is: most of
+/// it can be revived all the same.
+pub(super) fn repair(dir: &Path) -> Result<(), EngineError> {
+    match repair::repair(dir) {
+        Ok(0) => {}
+        Ok(changes) => tracing::debug!(changes, "a save was put right"),
+        Err(fault @ Fault::Io { .. }) => {
+            return Err(EngineError::failed("save the machine")(fault));
+        }
+        Err(fault @ (Fault::Damaged { .. } | Fault::Absurd(_) | Fault::Shape(_))) => {
+            tracing::warn!(error = %fault, "a save could not be looked through");
+        }
+    }
+    Ok(())
 }
 
 struct SavedFiles {

@@ -19,6 +19,8 @@
 //! - a count is at most the number of bytes that are left, and every turn of a loop takes one;
 //! - nesting is bounded ([`DEPTH_MAX`]).
 
+use std::ops::Range;
+
 use super::fault::Fault;
 
 /// Values within values; those of real saves are about ten deep.
@@ -416,6 +418,23 @@ impl<'a> Pointer<'a> {
 }
 
 impl<'a> Struct<'a> {
+    /// Where the number in a field is, if it is one that is not left out.
+    pub(super) fn number_at(&self, field: usize) -> Result<Option<Range<usize>>, Fault> {
+        let mut reader = self.fields;
+        if reader.number()? != kind::FIELDS || reader.count(FIELDS_MAX)? <= field as u64 {
+            return Ok(None);
+        }
+        for _ in 0..field {
+            reader.value()?;
+        }
+        if reader.number()? != kind::UINT {
+            return Ok(None);
+        }
+        let from = reader.at;
+        reader.number()?;
+        Ok(Some(from..reader.at))
+    }
+
     pub(super) fn values(&self) -> Result<Vec<Value<'a>>, Fault> {
         let mut reader = self.fields;
         match reader.number()? {
