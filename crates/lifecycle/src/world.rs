@@ -215,6 +215,16 @@ impl World {
     }
 }
 
+/// Lets a paused machine go on and speaks with its agent, which finds the hello waiting: the road
+/// holds it until the machine runs.
+pub(crate) async fn resume(machine: &mut Box<dyn Machine>) -> Result<Guest, Error> {
+    let channel = machine.channel();
+    let resumed = async { Ok::<_, Error>(machine.resume().await?) };
+    let greeted = async { Ok(Guest::connect(channel, HELLO_DEADLINE).await?) };
+    let ((), guest) = tokio::try_join!(resumed, greeted)?;
+    Ok(guest)
+}
+
 /// Kills a machine; what can't be removed is left to the next sweep.
 pub(crate) async fn discard(id: &SandboxId, machine: Box<dyn Machine>) {
     if let Err(error) = machine.kill().await {

@@ -6,10 +6,9 @@ use torpor_protocol::{State, Tier};
 use super::{Driver, Event, Phase, Sleeper, Waiter};
 use crate::engine::{BootPlan, Machine};
 use crate::error::chain;
-use crate::guest::Guest;
 use crate::sandbox::{Reply, Request};
 use crate::store::{Record, Rest};
-use crate::world::{HELLO_DEADLINE, Leave, Started, discard, run_hook};
+use crate::world::{Leave, Started, discard, resume, run_hook};
 use crate::{Error, Refusal, fault};
 
 /// What a sleeping sandbox wakes up to, besides requests.
@@ -156,10 +155,6 @@ impl Driver {
         let mut running = self.record.clone();
         running.rest = Rest::Running;
         running.facts.wakes += 1;
-        let resumed = async {
-            machine.resume().await?;
-            Ok::<_, Error>(Guest::connect(machine.channel(), HELLO_DEADLINE).await?)
-        };
         // What it does from now on is not in its save: the ledger must say so before anybody gets in.
         let recorded = async {
             if self.record.rest == Rest::Running {
@@ -167,7 +162,7 @@ impl Driver {
             }
             self.world.ledger.record(&running).await
         };
-        let (resumed, recorded) = tokio::join!(resumed, recorded);
+        let (resumed, recorded) = tokio::join!(resume(&mut machine), recorded);
         let woken = recorded.map_err(Error::from).and(resumed);
         match woken {
             Ok(guest) => {

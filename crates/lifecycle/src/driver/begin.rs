@@ -12,7 +12,7 @@ use crate::error::chain;
 use crate::guest::Guest;
 use crate::sandbox::Request;
 use crate::store::{Record, Rest, Save};
-use crate::world::{HELLO_DEADLINE, Started, discard, run_hook};
+use crate::world::{HELLO_DEADLINE, Started, discard, resume, run_hook};
 use crate::{Error, Refusal, fault};
 
 /// Between two attempts to forget a sandbox that is being deleted.
@@ -82,8 +82,7 @@ impl Driver {
         let mut machine = machine;
         let greeted = async {
             let image = self.world.images.root(&self.record.spec.image_id).await?;
-            machine.resume().await?;
-            let guest = Guest::connect(machine.channel(), HELLO_DEADLINE).await?;
+            let guest = resume(&mut machine).await?;
             let Record { id, spec, .. } = &self.record;
             guest.identify(self.world.identity(id, spec, &image, true)).await?;
             Ok::<_, Error>(guest)

@@ -5,3 +5,4 @@ mod encoder;
 mod forged;
 mod machine;
 mod real;
+mod repaired;
