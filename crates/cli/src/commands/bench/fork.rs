@@ -11,7 +11,7 @@ use super::guest::{Guest, size};
 use super::load::{Summary, at_once};
 use super::report::{Profile, Report, Start};
 use super::wake::SIZES;
-use super::{Bench, LABEL, awake, cost, remove};
+use super::{Bench, LABEL, cost, remove, usual};
 use crate::client::{Client, Route};
 use crate::error::{Error, Result};
 
@@ -107,7 +107,7 @@ pub(super) async fn forks(
     let wish = Fork {
         count,
         labels: [(LABEL.0.to_owned(), LABEL.1.to_owned())].into(),
-        standby: awake(),
+        standby: usual(),
         ..Fork::default()
     };
     let begun = Instant::now();

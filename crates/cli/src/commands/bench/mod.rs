@@ -41,7 +41,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::signal::unix::{SignalKind, signal};
 use torpor_protocol::api::{CreateSandbox, Info, Standby};
 use torpor_protocol::snapshot::{PoolList, SnapshotList};
-use torpor_protocol::{Name, SandboxId, Status, api};
+use torpor_protocol::{Name, SandboxId, StandbyPolicy, Status, api};
 
 use crate::client::{Client, Route};
 use crate::error::{Error, Result};
@@ -199,6 +199,11 @@ impl Bench {
         let name = format!("{PREFIX}{}-{count}", std::process::id());
         name.parse().expect("letters, digits and dashes are a name")
     }
+}
+
+/// As sandboxes are by default.
+fn usual() -> Standby {
+    Standby { idle_after_ms: Some(StandbyPolicy::default().idle_after_ms), ..Standby::default() }
 }
 
 /// Never asleep by itself.

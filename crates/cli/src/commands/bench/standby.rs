@@ -46,8 +46,7 @@ async fn frozen(
     megabytes: u64,
     report: &mut Report,
 ) -> Result<()> {
-    let soon = Standby { idle_after_ms: Some(IDLE_AFTER_MS), ..Standby::default() };
-    update(client, guest, soon).await?;
+    update(client, guest, soon()).await?;
     let mut times = Vec::new();
     for _ in 0..bench.slow_rounds() {
         guest.ask(client).await?;
@@ -67,7 +66,12 @@ async fn frozen(
     Ok(())
 }
 
-async fn update(client: &Client, guest: &Guest, standby: Standby) -> Result<Status> {
+/// Frozen soon after the last request.
+pub(super) fn soon() -> Standby {
+    Standby { idle_after_ms: Some(IDLE_AFTER_MS), ..Standby::default() }
+}
+
+pub(super) async fn update(client: &Client, guest: &Guest, standby: Standby) -> Result<Status> {
     let update = UpdateSandbox { standby: Some(standby), ..UpdateSandbox::default() };
     client.patch(&guest.route(), &update).await
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use torpor_protocol::api::UsageReport;
-use torpor_protocol::{Status, Tier};
+use torpor_protocol::{State, Status, Tier};
 
 use super::Bench;
 use super::create::{REST, start_of};
@@ -13,6 +13,7 @@ use super::guest::{Guest, size};
 use super::load::{Summary, timed};
 use super::report::{Profile, Report, Start};
 use super::runsc::{CommandLine, Times};
+use super::standby::{soon, update};
 use crate::client::Client;
 use crate::error::{Error, Result};
 
@@ -50,9 +51,16 @@ async fn warm(
     report: &mut Report,
 ) -> Result<()> {
     let mut times = Vec::new();
+    update(client, guest, soon()).await?;
+    for _ in 0..bench.rounds * WARM_PER_ROUND {
+        guest.wait(client, State::Standby).await?;
+        times.push(timed(guest.ask(client)).await?);
+    }
+    update(client, guest, super::awake()).await?;
+    let mut saved = Vec::new();
     for _ in 0..bench.rounds * WARM_PER_ROUND {
         guest.sleep(client, Tier::Warm).await?;
-        times.push(timed(guest.ask(client)).await?);
+        saved.push(timed(guest.ask(client)).await?);
     }
     let mut awake = Vec::new();
     for _ in 0..bench.rounds {
@@ -63,6 +71,10 @@ async fn warm(
     report.at_most(&format!("wake from warm, {name}, p50"), summary.p50, 3.0, "ms");
     report.at_most(&format!("wake from warm, {name}, p99"), summary.p99, 25.0, "ms");
     report.latency(format!("wake, {name}"), Start::Warm, summary);
+    let summary = Summary::of(&saved);
+    report.at_most(&format!("wake from warm, saved, {name}, p50"), summary.p50, 3.0, "ms");
+    report.at_most(&format!("wake from warm, saved, {name}, p99"), summary.p99, 25.0, "ms");
+    report.latency(format!("wake, saved, {name}"), Start::Warm, summary);
     report.latency(format!("  the same request, {name}"), Start::Running, Summary::of(&awake));
     Ok(())
 }
