@@ -29,8 +29,9 @@ use super::urpc::{Urpc, UrpcError};
 
 /// One call to a fresh sandbox, which may have to load a large program from a cold disk.
 const CALL_MAX: Duration = Duration::from_secs(30);
-/// Reading a save back: a millisecond per MiB, or what a slow disk needs for the largest.
-const RESTORE_MAX: Duration = Duration::from_secs(600);
+/// Reading a save back takes a millisecond per MiB. Less than anybody waits for it, so that a
+/// restore that is stuck is cleared up before the next attempt.
+const RESTORE_MAX: Duration = Duration::from_secs(110);
 
 /// What a guest begins from.
 #[derive(Debug, Clone)]
