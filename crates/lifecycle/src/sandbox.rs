@@ -27,8 +27,9 @@ pub(crate) enum Request {
         cold: bool,
         reply: Reply<()>,
     },
-    /// It should cost less: if it is awake and unused, fall asleep; if it sleeps in memory, do so on
-    /// disk only.
+    /// If it is awake and unused, it should fall asleep now.
+    Doze,
+    /// If it sleeps in memory, it should do so on disk only.
     Demote,
     Update(UpdateSandbox, Reply<()>),
     /// A save of it as it is now.

@@ -94,6 +94,7 @@ impl Driver {
                 }
                 let _ = reply.send(saved);
             }
+            Request::Doze => {}
             Request::Demote => return Err(self.leave_memory(sleeper).await),
             Request::Save(reply) => {
                 let _ = reply.send(self.make_durable(&mut sleeper, false).await);
@@ -234,7 +235,7 @@ impl Driver {
                 }
                 Event::Delete => return Phase::Deleting { machine: None, reason: None },
                 Event::Stop => return Phase::Left,
-                Event::Asked(Request::Demote)
+                Event::Asked(Request::Doze | Request::Demote)
                 | Event::NoteLastUse
                 | Event::Exited(_)
                 | Event::AgentGone
@@ -330,6 +331,7 @@ impl Driver {
                 Request::Awake(reply) => waiters.push(Waiter::Lease(reply)),
                 Request::Wake(reply) => waiters.push(Waiter::Word(reply)),
                 other @ (Request::Sleep { .. }
+                | Request::Doze
                 | Request::Demote
                 | Request::Update(..)
                 | Request::Save(_)

@@ -51,8 +51,9 @@ impl Driver {
                 Event::Asked(Request::Parent(parent, reply)) => {
                     self.note_parent(parent, reply).await;
                 }
+                Event::Asked(Request::Demote) => {}
                 Event::NoteLastUse => self.note_last_use().await,
-                Event::Idle | Event::Asked(Request::Demote) => {
+                Event::Idle | Event::Asked(Request::Doze) => {
                     if self.kept_awake().await {
                         self.door.touch();
                         continue;

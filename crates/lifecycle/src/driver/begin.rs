@@ -223,7 +223,7 @@ impl Driver {
                 }
                 Event::Delete => return Phase::Deleting { machine: None, reason: None },
                 Event::Stop => return Phase::Left,
-                Event::Asked(Request::Demote)
+                Event::Asked(Request::Doze | Request::Demote)
                 | Event::NoteLastUse
                 | Event::Exited(_)
                 | Event::AgentGone

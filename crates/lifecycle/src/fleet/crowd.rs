@@ -38,7 +38,7 @@ impl Fleet {
             for (since_ms, sandbox) in idle.into_iter().take(surplus) {
                 if since_ms < recent_ms {
                     // Its inbox is full: then it is used.
-                    let _ = sandbox.inbox.try_send(Request::Demote);
+                    let _ = sandbox.inbox.try_send(Request::Doze);
                 }
             }
         }

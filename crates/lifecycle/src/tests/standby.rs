@@ -410,5 +410,6 @@ async fn when_many_are_awake_for_nothing_those_unused_longest_fall_asleep_before
         asleep(sandbox, Tier::Warm).await;
     }
     tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(all[..3].iter().all(|sandbox| sandbox.status().tier == Some(Tier::Warm)));
     assert!(all[3..].iter().all(|sandbox| sandbox.status().state == State::Running));
 }
