@@ -89,8 +89,12 @@ fn fifty_sandboxes_created_at_once_all_come_up() {
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    let list = world.get("/v1/sandboxes?state=running").json();
-    assert_eq!(list["sandboxes"].as_array().unwrap().len(), 50);
+    // When many are awake for nothing, some doze; none fails.
+    let list = world.get("/v1/sandboxes").json();
+    let up = |status: &&serde_json::Value| {
+        ["running", "standby"].contains(&status["state"].as_str().unwrap_or_default())
+    };
+    assert_eq!(list["sandboxes"].as_array().unwrap().iter().filter(up).count(), 50, "{list}");
     assert_eq!(world.sh("box-37", "hostname").ok(), "box-37\n");
     world.torpor(&["rm", "--all", "--yes"]).ok();
     world.has_no_machines();
