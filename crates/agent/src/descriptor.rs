@@ -155,6 +155,11 @@ impl Descriptor {
         Ok(())
     }
 
+    /// The next attempt is made whatever the kernel tells: after a revival it may tell nothing.
+    pub(crate) fn assume_ready(&self, interest: Interest) {
+        self.is_ready(interest).set(true);
+    }
+
     /// Tries once; notes when there was nothing to be done.
     pub(crate) fn try_io<T>(
         &self,

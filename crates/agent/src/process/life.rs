@@ -127,6 +127,10 @@ async fn pump(process: &Process, outlets: &mut Outlets) {
 
 async fn drain(process: &Process, outlets: &mut Outlets) {
     let mut drained = 0;
+    // What it wrote is in the pipes, whether the kernel told of it or not.
+    for pipe in [&outlets.stdout, &outlets.stderr].into_iter().flatten() {
+        pipe.assume_ready(Interest::READABLE);
+    }
     while drained < DRAIN_MAX {
         // While the reader is slow, silence says nothing.
         room(process).await;
