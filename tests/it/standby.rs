@@ -244,17 +244,11 @@ fn hooks_run_around_its_sleep_and_one_that_hangs_is_cut_off() {
     });
 }
 
-/// The lines a client has read so far; the client is told to go on reading to its end.
-fn read_until(client: &mut std::process::Child, line: &str) -> Vec<String> {
-    let mut lines = Vec::new();
-    let output = BufReader::new(client.stdout.take().unwrap());
-    for next in output.lines() {
-        lines.push(next.unwrap());
-        if lines.last().is_some_and(|last| last == line) {
-            break;
-        }
-    }
-    lines
+/// Waits until a client has shown that line; somebody goes on reading, or the client would leave.
+fn read_until(client: &mut std::process::Child, line: &str) {
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    while lines.next().expect("the client shows more").unwrap() != line {}
+    std::thread::spawn(move || lines.for_each(drop));
 }
 
 /// Its numbers are in order, without a gap or a repetition.
