@@ -203,6 +203,7 @@ impl Driver {
 
     pub(super) async fn cold(&mut self, reason: Option<String>) -> Phase {
         self.door.measure(None);
+        self.look_up_saved().await;
         self.publish_as(State::Standby, Some(Tier::Cold), true, reason);
         self.expect_wake().await;
         loop {

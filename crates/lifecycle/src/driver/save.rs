@@ -95,6 +95,16 @@ impl Driver {
         self.status.send_modify(|status| status.saved_bytes = bytes);
     }
 
+    /// The size of a save that an earlier daemon made.
+    pub(super) async fn look_up_saved(&self) {
+        let known = self.status.borrow().saved_bytes > 0;
+        let Some(save) = self.record.save.as_ref().filter(|_| !known) else { return };
+        // Whoever wakes it hears what is wrong with the save.
+        if let Ok(manifest) = self.world.saves.about(save).await {
+            self.status.send_modify(|status| status.saved_bytes = manifest.size_bytes());
+        }
+    }
+
     /// The snapshot that was last taken of it.
     pub(super) async fn note_parent(&mut self, parent: SnapshotId, reply: Reply<()>) {
         let mut record = self.record.clone();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use torpor_protocol::snapshot::SavedFile;
 use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SnapshotId, SnapshotKind};
 
 use crate::engine::Changes;
@@ -86,7 +87,8 @@ impl FakeStore {
     }
 
     fn keep(&self, dir: PathBuf, about: SaveAbout) -> Arc<Save> {
-        let manifest = Manifest { format: Manifest::FORMAT, about, files: Vec::new() };
+        let file = SavedFile { name: "memory".to_owned(), bytes: 7, hash: String::new() };
+        let manifest = Manifest { format: Manifest::FORMAT, about, files: vec![file] };
         let id = SaveId::random();
         self.state.lock().saves.insert(id.clone(), (dir.clone(), manifest.clone()));
         Arc::new(Save { id, dir, manifest, guard: Box::new(()) })

@@ -413,3 +413,12 @@ async fn when_many_are_awake_for_nothing_those_unused_longest_fall_asleep_before
     assert!(all[..3].iter().all(|sandbox| sandbox.status().tier == Some(Tier::Warm)));
     assert!(all[3..].iter().all(|sandbox| sandbox.status().state == State::Running));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_new_daemon_knows_what_sleepers_have_on_disk() {
+    let world = World::new().await;
+    sleeper(&world, "web").await.sleep(true).await.unwrap();
+    let world = world.restart().await;
+    let status = asleep(&world.find("web").unwrap(), Tier::Cold).await;
+    assert_eq!(status.saved_bytes, 7);
+}
