@@ -128,6 +128,8 @@ impl Driver {
         fault::point("demote.begun");
         discard(&self.record.id, sleeper.machine).await;
         fault::point("demote.killed");
+        // Before anybody who waits for the sleep is told: they look at once.
+        self.publish_as(State::Standby, Some(Tier::Cold), true, None);
         Phase::Cold { reason: None }
     }
 
@@ -203,8 +205,10 @@ impl Driver {
 
     pub(super) async fn cold(&mut self, reason: Option<String>) -> Phase {
         self.door.measure(None);
-        self.look_up_saved().await;
-        self.publish_as(State::Standby, Some(Tier::Cold), true, reason);
+        let told = { self.status.borrow().tier == Some(Tier::Cold) } && reason.is_none();
+        if !told {
+            self.publish_as(State::Standby, Some(Tier::Cold), true, reason);
+        }
         self.expect_wake().await;
         loop {
             match self.next_event(None, None).await {

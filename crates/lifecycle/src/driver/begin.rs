@@ -102,6 +102,7 @@ impl Driver {
             Ok(adopted) => adopted,
             Err(error) => return self.fail(chain(&error)).await,
         };
+        self.look_up_saved().await;
         match (adopted, self.record.rest.clone()) {
             // Nobody was ever let into that machine.
             (Some(machine), Rest::Created) => {

@@ -97,8 +97,7 @@ impl Driver {
 
     /// The size of a save that an earlier daemon made.
     pub(super) async fn look_up_saved(&self) {
-        let known = self.status.borrow().saved_bytes > 0;
-        let Some(save) = self.record.save.as_ref().filter(|_| !known) else { return };
+        let Some(save) = &self.record.save else { return };
         // Whoever wakes it hears what is wrong with the save.
         if let Ok(manifest) = self.world.saves.about(save).await {
             self.status.send_modify(|status| status.saved_bytes = manifest.size_bytes());
