@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use torpor_protocol::snapshot::SavedProcess;
-use torpor_protocol::{SandboxId, SandboxSpec};
+use torpor_protocol::{Network, Resources, SandboxId, SandboxSpec};
 
 /// Everything an engine needs to start a machine.
 #[derive(Debug, Clone)]
@@ -134,6 +134,19 @@ pub trait Machine: Send + 'static {
     /// Begins to give the memory of a paused machine to the host's swap, if there is any; returns
     /// at once. The machine may be resumed or killed meanwhile.
     fn page_out(&self) {}
+    /// Changes what the guest reaches, at once and also for connections that are open. On `Err` it
+    /// is as it was.
+    async fn set_network(&mut self, network: &Network) -> Result<(), EngineError> {
+        let _ = network;
+        let what = "change what a sandbox reaches while it lives".to_owned();
+        Err(EngineError::Unsupported { engine: "this", what })
+    }
+    /// Changes how much of the host the guest may use, running or paused. On `Err` it is as it was.
+    async fn set_resources(&mut self, resources: &Resources) -> Result<(), EngineError> {
+        let _ = resources;
+        let what = "change the resources of a sandbox while it lives".to_owned();
+        Err(EngineError::Unsupported { engine: "this", what })
+    }
     /// Resolves when the machine is dead by itself, with the reason for people. Cancel-safe.
     async fn exited(&mut self) -> String;
     /// Kills it, waits until it is gone and gives back all it held. On `Err` the rest is left to

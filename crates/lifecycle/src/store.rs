@@ -1,13 +1,16 @@
 //! What must be remembered: traits that the store implements.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
+use torpor_protocol::api::ArchivedSandbox;
+use torpor_protocol::guest::LogLine;
 use torpor_protocol::snapshot::{SavedFile, SavedProcess};
 use torpor_protocol::{
-    ImageId, Name, SandboxId, SandboxSpec, SaveId, Snapshot, SnapshotId, SnapshotKind,
+    ImageId, Name, SandboxId, SandboxSpec, SaveId, SecretName, Snapshot, SnapshotId, SnapshotKind,
 };
 
 /// What the ledger knows of a sandbox.
@@ -34,6 +37,8 @@ pub struct Facts {
     pub recovered_from_ms: Option<u64>,
     /// The file of its image that its machine was booted from.
     pub root: Option<String>,
+    /// It waits for room on this host until this time; `u64::MAX`: for ever.
+    pub queued_until_ms: Option<u64>,
 }
 
 /// What a sandbox can be brought back from after the daemon is gone.
@@ -63,6 +68,16 @@ pub trait Ledger: Send + Sync + 'static {
     async fn record(&self, record: &Record) -> Result<(), StoreError>;
     /// Forgets; forgetting what is not there is fine.
     async fn erase(&self, id: &SandboxId) -> Result<(), StoreError>;
+    /// Forgets a sandbox and remembers in the archive, in the same instant, that it was. The archive
+    /// forgets the oldest.
+    async fn archive(&self, ended: &ArchivedSandbox) -> Result<(), StoreError>;
+    /// At most `limit` that ended before `before` in the archive's order, last ended first.
+    async fn archived(
+        &self,
+        before: Option<&SandboxId>,
+        limit: usize,
+    ) -> Result<Vec<ArchivedSandbox>, StoreError>;
+    async fn find_archived(&self, id: &SandboxId) -> Result<Option<ArchivedSandbox>, StoreError>;
     async fn all(&self) -> Result<Vec<Record>, StoreError>;
 
     /// Inserts or replaces a snapshot. [`StoreError::Invalid`] if another one has its name,
@@ -77,6 +92,40 @@ pub trait Ledger: Send + Sync + 'static {
     async fn record_pool(&self, record: &PoolRecord) -> Result<(), StoreError>;
     async fn erase_pool(&self, name: &Name) -> Result<(), StoreError>;
     async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError>;
+}
+
+/// What processes said, kept for people after the sandbox is gone.
+#[async_trait]
+pub trait Journal: Send + Sync + 'static {
+    /// The stamp of the last line that is kept; 0 without any.
+    async fn last(&self, id: &SandboxId) -> Result<u64, StoreError>;
+    /// Keeps more lines, whose stamps grow. The oldest go when there are too many.
+    async fn append(&self, id: &SandboxId, lines: &[LogLine]) -> Result<(), StoreError>;
+    /// The lines that were searched for, oldest first.
+    async fn read(&self, id: &SandboxId, search: &Search) -> Result<Vec<LogLine>, StoreError>;
+}
+
+/// Which lines of a journal.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Search {
+    /// Stamps above this only.
+    pub after_us: u64,
+    pub limit: usize,
+    /// The newest of them, instead of the oldest.
+    pub newest: bool,
+    /// Lines that contain this text.
+    pub text: Option<String>,
+    /// Standard error (`true`) or output (`false`) only.
+    pub stderr: Option<bool>,
+    /// Lines of these processes: pid and start time. Empty: of all.
+    pub processes: Vec<(u32, u64)>,
+}
+
+/// Where the values of secrets come from.
+#[async_trait]
+pub trait Vault: Send + Sync + 'static {
+    /// The present value of each; [`StoreError::NoSuchSecret`] for the first that is not there.
+    async fn reveal(&self, names: &[SecretName]) -> Result<BTreeMap<String, String>, StoreError>;
 }
 
 /// What the ledger knows of a snapshot.
@@ -96,6 +145,10 @@ pub struct PoolRecord {
     pub spec: SandboxSpec,
     /// What they begin from; none: their image.
     pub from: Option<(SnapshotId, SaveId)>,
+    /// How many sandboxes may be claimed from it at the same time.
+    pub max: Option<usize>,
+    pub created_at_ms: u64,
+    pub updated_at_ms: u64,
 }
 
 /// Saved moments of machines: immutable directories, kept while something in the ledger names them.
@@ -218,6 +271,8 @@ pub enum StoreError {
     CorruptImage { id: String, detail: String },
     #[error("there is no save {0}")]
     NoSuchSave(String),
+    #[error("there is no secret {0}")]
+    NoSuchSecret(String),
     #[error("save {id} is corrupt: {file}: {detail}")]
     CorruptSave { id: String, file: String, detail: String },
     #[error("{what} is needed by {by}")]

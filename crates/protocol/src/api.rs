@@ -8,9 +8,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::guest::{Exit, FileChange, FileStat, ProcessStatus, RestartPolicy, TerminalSize};
-use crate::id::{ImageId, Name};
-use crate::spec::{Hooks, Lifetime, Network, StandbyPolicy};
+use crate::guest::{
+    Exit, FileChange, FileStat, HealthCheck, HealthReport, ProcessStatus, RestartPolicy,
+    TerminalSize,
+};
+use crate::id::{BuildId, ImageId, Name, SandboxId, SecretName};
+use crate::spec::{Hooks, Lifetime, Network, PortAccess, SandboxSpec, StandbyPolicy};
 use crate::status::Status;
 
 /// The image of a sandbox that names none.
@@ -40,6 +43,17 @@ pub struct CreateSandbox {
     pub network: Network,
     pub lifetime: Lifetime,
     pub standby: Standby,
+    /// Program and arguments to start when it boots.
+    pub entrypoint: Vec<String>,
+    /// Secrets that every process gets as variables.
+    pub secrets: Vec<SecretName>,
+    /// Who may reach its ports from outside; default: whoever reaches the daemon.
+    pub ports: Option<PortAccess>,
+    /// Claim it from this pool: it is what the pool says, and nothing else may be asked for but a
+    /// name, labels and variables.
+    pub pool: Option<Name>,
+    /// If this host has no room for it, wait so long instead of being refused. 0: for ever.
+    pub queue_secs: Option<u64>,
 }
 
 /// How a sandbox sleeps; what is absent is the server's default, or stays as it is.
@@ -69,9 +83,26 @@ impl Standby {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct UpdateSandbox {
+    /// An unnamed sandbox becomes a named one.
+    pub name: Option<Name>,
     pub labels: Option<BTreeMap<String, String>>,
     pub lifetime: Option<Lifetime>,
     pub standby: Option<Standby>,
+    /// At once, also for connections that are open.
+    pub network: Option<Network>,
+    pub ports: Option<PortAccess>,
+    /// At once, if the engine can.
+    pub resources: Option<Resize>,
+}
+
+/// What is absent stays as it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Resize {
+    pub cpus: Option<f64>,
+    pub memory_mib: Option<u64>,
+    pub disk_mib: Option<u64>,
 }
 
 /// `GET /v1/sandboxes`
@@ -82,6 +113,103 @@ pub struct SandboxList {
     /// Ask for `?after=` this to get the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
+}
+
+/// A sandbox that is gone, as it last was.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ArchivedSandbox {
+    pub id: SandboxId,
+    #[serde(flatten)]
+    pub spec: SandboxSpec,
+    pub created_at_ms: u64,
+    pub ended_at_ms: u64,
+    /// Why, if nobody asked for it.
+    pub reason: Option<String>,
+}
+
+/// `GET /v1/archive`, last ended first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ArchiveList {
+    pub sandboxes: Vec<ArchivedSandbox>,
+    /// Ask for `?before=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// `PUT /v1/secrets/{secret}`
+#[derive(Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct SetSecret {
+    /// At most 64 KiB.
+    pub value: String,
+}
+
+/// Shows nothing of the value.
+impl std::fmt::Debug for SetSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SetSecret(…)")
+    }
+}
+
+/// A secret. Its value is never given back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Secret {
+    pub name: SecretName,
+    /// Grows with every new value, from 1.
+    pub version: u32,
+    pub created_at_ms: u64,
+    pub updated_at_ms: u64,
+}
+
+/// `GET /v1/secrets`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SecretList {
+    pub secrets: Vec<Secret>,
+}
+
+/// `GET /v1/sandboxes/{sandbox}/log`: lines of all its processes, oldest first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Log {
+    pub lines: Vec<crate::guest::LogLine>,
+    /// Ask for `?after=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<u64>,
+}
+
+/// `GET /v1/builds/{build}`: an image in the making, whoever waits for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Build {
+    pub id: BuildId,
+    /// Of the image that is made.
+    pub name: String,
+    pub state: BuildState,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The image, when it succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageId>,
+    pub created_at_ms: u64,
+    pub updated_at_ms: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum BuildState {
+    /// What it is made of has not arrived yet.
+    Waiting,
+    Running,
+    Succeeded,
+    Failed,
+    Cancelled,
 }
 
 /// `GET /v1/sandboxes/{sandbox}/usage`
@@ -120,6 +248,10 @@ pub struct Command {
     pub keep_awake: bool,
     /// `processes`: start it again when it ends.
     pub supervise: Option<Supervise>,
+    /// `processes`: what it says on standard output is not kept.
+    pub discard_stdout: bool,
+    /// `processes`: what it says on standard error is not kept.
+    pub discard_stderr: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,6 +278,8 @@ pub struct Supervise {
     pub max_restarts: Option<u32>,
     pub initial_backoff_ms: u64,
     pub max_backoff_ms: u64,
+    /// How to find out whether it is well; one that is not counts as ended.
+    pub health: Option<HealthCheck>,
 }
 
 impl Default for Supervise {
@@ -156,6 +290,20 @@ impl Default for Supervise {
             max_restarts: None,
             initial_backoff_ms: 500,
             max_backoff_ms: 30_000,
+            health: None,
+        }
+    }
+}
+
+impl From<crate::guest::Supervision> for Supervise {
+    fn from(supervision: crate::guest::Supervision) -> Self {
+        Self {
+            name: supervision.name,
+            restart: supervision.restart,
+            max_restarts: supervision.max_restarts,
+            initial_backoff_ms: supervision.initial_backoff_ms,
+            max_backoff_ms: supervision.max_backoff_ms,
+            health: supervision.health,
         }
     }
 }
@@ -289,6 +437,13 @@ pub struct Process {
     pub next_start_at_ms: Option<u64>,
     pub output_bytes: u64,
     pub output_dropped: u64,
+    /// How it is kept alive, if it is.
+    pub supervise: Option<Supervise>,
+    /// What its health check says, if it has one.
+    pub health: Option<HealthReport>,
+    /// How it ended before it was started again.
+    pub last_exit: Option<ExitReport>,
+    pub last_exit_at_ms: Option<u64>,
 }
 
 impl From<ProcessStatus> for Process {
@@ -307,6 +462,10 @@ impl From<ProcessStatus> for Process {
             next_start_at_ms: status.next_start_at_ms,
             output_bytes: status.output_bytes,
             output_dropped: status.output_dropped,
+            supervise: status.supervision.map(Supervise::from),
+            health: status.health,
+            last_exit: status.last_exit.map(|last| ExitReport::new(last.exit, false)),
+            last_exit_at_ms: status.last_exit.map(|last| last.at_ms),
         }
     }
 }

@@ -181,7 +181,14 @@ pub enum Request {
     /// Attaches to a process: its captured output if `replay`, then what follows; `Data` goes to
     /// its stdin. → `Started`, then `Exited` when it ends (at once if it ended). A slow reader
     /// misses output (`Skipped`), the process is not slowed down.
-    Attach { pid: u32, replay: bool, follow: bool },
+    /// With `stamps`, an `At` before output says when the process said it.
+    Attach {
+        pid: u32,
+        replay: bool,
+        follow: bool,
+        #[serde(default)]
+        stamps: bool,
+    },
     /// → `Process`
     Process { pid: u32 },
     /// By name of a supervised process. → `Process`
@@ -190,8 +197,13 @@ pub enum Request {
     Processes,
     /// To the whole process group. → `Done`
     Signal { pid: u32, signal: i32 },
-    /// SIGKILL to the process and everything it started; no restart. → `Done` when it is gone
-    Kill { pid: u32 },
+    /// SIGKILL to the process and everything it started; no restart. With `grace_ms`, SIGTERM to its
+    /// group first, and so long to end by itself. → `Done` when it is gone
+    Kill {
+        pid: u32,
+        #[serde(default)]
+        grace_ms: Option<u64>,
+    },
     /// Stops the process and starts it anew (supervised ones only). → `Process`
     Restart { pid: u32 },
     /// `Data` goes to its stdin. → `Done` at `End`
@@ -229,6 +241,10 @@ pub enum Request {
         #[serde(default)]
         layer: bool,
     },
+
+    /// The lines that processes without a terminal said after `after_us` ([`LogLine::stamp_us`]), as
+    /// far as they are kept. → `Lines`… in batches, `Done`
+    Lines { after_us: u64 },
 
     /// A TCP connection to loopback inside. → `Done`, then `Data` both ways
     Connect { port: u16 },
@@ -274,6 +290,9 @@ pub struct ProcessSpec {
     pub keep_awake: bool,
     /// Keep it alive. Only for `Start`.
     pub supervise: Option<Supervision>,
+    /// What it says is read and not kept. Only for `Start`.
+    pub discard_stdout: bool,
+    pub discard_stderr: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -292,6 +311,67 @@ pub struct Supervision {
     pub max_restarts: Option<u32>,
     pub initial_backoff_ms: u64,
     pub max_backoff_ms: u64,
+    /// How to find out whether it is well. One that is not is killed and counts as failed.
+    #[serde(default)]
+    pub health: Option<HealthCheck>,
+}
+
+/// A look at a process from time to time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct HealthCheck {
+    /// On loopback inside.
+    pub port: u16,
+    /// With a path it must answer HTTP with a status below 400; without one a connection is enough.
+    #[serde(default)]
+    pub path: Option<String>,
+    #[serde(default = "HealthCheck::initial_delay_ms")]
+    pub initial_delay_ms: u64,
+    #[serde(default = "HealthCheck::interval_ms")]
+    pub interval_ms: u64,
+    #[serde(default = "HealthCheck::timeout_ms")]
+    pub timeout_ms: u64,
+    /// So many looks in a row must fail.
+    #[serde(default = "HealthCheck::failure_threshold")]
+    pub failure_threshold: u32,
+}
+
+impl HealthCheck {
+    fn initial_delay_ms() -> u64 {
+        5_000
+    }
+
+    fn interval_ms() -> u64 {
+        1_000
+    }
+
+    fn timeout_ms() -> u64 {
+        500
+    }
+
+    fn failure_threshold() -> u32 {
+        3
+    }
+}
+
+/// What health checks say of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct HealthReport {
+    pub state: HealthState,
+    /// Looks in a row that failed.
+    pub failures: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum HealthState {
+    /// Not looked at yet.
+    Starting,
+    Healthy,
+    Unhealthy,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -318,6 +398,13 @@ pub enum Reply {
     /// So many bytes of output are gone because they were not read in time.
     Skipped {
         bytes: u64,
+    },
+    /// The output that follows was said then, Unix milliseconds.
+    At {
+        ms: u64,
+    },
+    Lines {
+        lines: Vec<LogLine>,
     },
     Stat(FileStat),
     Entries {
@@ -358,6 +445,41 @@ pub struct ProcessStatus {
     /// Bytes of output so far, and how many of them are no longer kept.
     pub output_bytes: u64,
     pub output_dropped: u64,
+    /// How it is kept alive, if it is.
+    #[serde(default)]
+    pub supervision: Option<Supervision>,
+    #[serde(default)]
+    pub health: Option<HealthReport>,
+    /// How it ended before it was started again.
+    #[serde(default)]
+    pub last_exit: Option<LastExit>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastExit {
+    pub exit: Exit,
+    /// Unix milliseconds.
+    pub at_ms: u64,
+}
+
+/// A line that a process said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LogLine {
+    /// When, Unix microseconds; no two lines of a sandbox have the same.
+    pub stamp_us: u64,
+    pub pid: u32,
+    /// Of the process, Unix milliseconds: tells it from another that had the same pid.
+    pub started_at_ms: u64,
+    /// Its program, and its name if it is supervised.
+    pub command: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// On standard error.
+    #[serde(default)]
+    pub stderr: bool,
+    /// Without its end of line. Bytes that are not UTF-8 show as U+FFFD, and long lines are cut.
+    pub text: String,
 }
 
 /// How a process ended.

@@ -67,10 +67,15 @@ text_type!(
 );
 text_type!(ImageId, "An image: the BLAKE3 hash of its tree, 64 hexadecimal digits.");
 text_type!(SnapshotId, "A snapshot, for ever: `snap-` and 21 lowercase alphanumerics.");
+text_type!(SecretName, "What a secret is called, and the variable that carries it.");
+text_type!(BuildId, "A build of an image: `build-` and 21 lowercase alphanumerics.");
 text_type!(SaveId, "A saved moment of a machine, in the store: 21 lowercase alphanumerics.");
 
 /// What a snapshot's id begins with, so that it is taken for nothing else.
 const SNAPSHOT_PREFIX: &str = "snap-";
+const BUILD_PREFIX: &str = "build-";
+/// Longest name of a secret.
+pub const SECRET_NAME_MAX: usize = 128;
 
 impl SandboxId {
     /// A fresh random id.
@@ -90,6 +95,40 @@ impl SnapshotId {
     /// A fresh random id.
     pub fn random() -> Self {
         Self(format!("{SNAPSHOT_PREFIX}{}", random_text()))
+    }
+}
+
+impl BuildId {
+    /// A fresh random id.
+    pub fn random() -> Self {
+        Self(format!("{BUILD_PREFIX}{}", random_text()))
+    }
+}
+
+impl FromStr for BuildId {
+    type Err = BadName;
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        if text.strip_prefix(BUILD_PREFIX).is_some_and(looks_like_id) {
+            return Ok(Self(text.to_owned()));
+        }
+        let why = "a build's id is build- and 21 lowercase letters and digits";
+        Err(BadName::new("build id", text, why))
+    }
+}
+
+impl FromStr for SecretName {
+    type Err = BadName;
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+        let first = text.as_bytes().first();
+        if text.len() <= SECRET_NAME_MAX
+            && text.bytes().all(word)
+            && first.is_some_and(|b| !b.is_ascii_digit())
+        {
+            return Ok(Self(text.to_owned()));
+        }
+        let why = "it is the name of a variable: A-Z, a-z, 0-9 and '_', no digit first, at most 128";
+        Err(BadName::new("secret name", text, why))
     }
 }
 

@@ -15,7 +15,11 @@ pub mod spec;
 pub mod status;
 
 pub use error::{ErrorBody, ErrorCode};
-pub use id::{ImageId, Name, SandboxId, SandboxRef, SaveId, SnapshotId, SnapshotRef};
+pub use id::{
+    BuildId, ImageId, Name, SandboxId, SandboxRef, SaveId, SecretName, SnapshotId, SnapshotRef,
+};
 pub use snapshot::{Snapshot, SnapshotKind, SnapshotState};
-pub use spec::{Hooks, Lifetime, Network, Resources, SandboxSpec, StandbyPolicy};
+pub use spec::{
+    AddressRange, Hooks, Lifetime, Network, PortAccess, Resources, SandboxSpec, StandbyPolicy,
+};
 pub use status::{State, Status, Tier};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::ErrorBody;
 use crate::api::{FileEntry, Standby};
 use crate::id::{ImageId, Name, SandboxId, SnapshotId};
-use crate::spec::{Lifetime, Network, Resources};
+use crate::spec::{Lifetime, Network, Resources, StandbyPolicy};
 use crate::status::{State, Status, Tier};
 
 /// Most forks of one request.
@@ -247,7 +247,7 @@ pub struct ForkOutcome {
     pub error: Option<ErrorBody>,
 }
 
-/// `POST /v1/pools`: machines that are ready ahead, frozen.
+/// `POST /v1/pools` and `PUT /v1/pools/{pool}`: machines that are ready ahead, frozen.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -255,6 +255,9 @@ pub struct CreatePool {
     pub name: Name,
     /// How many are kept ready.
     pub size: usize,
+    /// How many sandboxes may be claimed from it at the same time.
+    #[serde(default)]
+    pub max: Option<usize>,
     /// Name or id of an image; default: the default image.
     #[serde(default)]
     pub image: Option<String>,
@@ -269,6 +272,13 @@ pub struct CreatePool {
     pub disk_mib: Option<u64>,
     #[serde(default)]
     pub network: Network,
+    /// Of sandboxes that are claimed from it.
+    #[serde(default)]
+    pub entrypoint: Vec<String>,
+    #[serde(default)]
+    pub lifetime: Lifetime,
+    #[serde(default)]
+    pub standby: Standby,
 }
 
 /// A pool. Sandboxes with the same image or snapshot, resources and network are taken from it.
@@ -282,6 +292,15 @@ pub struct Pool {
     pub snapshot: Option<SnapshotId>,
     pub resources: Resources,
     pub network: Network,
+    /// How many sandboxes may be claimed from it at the same time, and which ones are.
+    pub max: Option<usize>,
+    pub claimed: Vec<SandboxId>,
+    pub entrypoint: Vec<String>,
+    pub lifetime: Lifetime,
+    pub standby: StandbyPolicy,
+    /// Unix milliseconds.
+    pub created_at_ms: u64,
+    pub updated_at_ms: u64,
     /// Sandboxes that were taken from it, and that found it empty.
     pub hits: u64,
     pub misses: u64,
