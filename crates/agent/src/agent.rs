@@ -14,7 +14,7 @@ use torpor_protocol::guest::{Health, Identity};
 
 use crate::Mode;
 use crate::channel::Channel;
-use crate::process::Table;
+use crate::process::{Lines, Table};
 use crate::stream::Streams;
 
 pub(crate) struct Agent {
@@ -22,6 +22,8 @@ pub(crate) struct Agent {
     pub(crate) channel: Rc<Channel>,
     pub(crate) streams: Streams,
     pub(crate) processes: Table,
+    /// What they said lately.
+    pub(crate) lines: Rc<Lines>,
     /// What the daemon said last; new processes read it.
     pub(crate) identity: RefCell<Identity>,
     /// The limit of open files that processes get, where the agent raised its own.
@@ -42,6 +44,7 @@ impl Agent {
             channel: Rc::new(Channel::new(channel)?),
             streams: Streams::default(),
             processes: Table::default(),
+            lines: Rc::default(),
             identity: RefCell::new(no_identity()),
             open_files: (mode == Mode::Init).then(raise_open_files),
             null: File::open("/dev/null")?.into(),

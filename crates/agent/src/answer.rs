@@ -25,14 +25,15 @@ pub(crate) async fn answer(
 
         Request::Run(spec) => return process::run(agent, stream, spec).await,
         Request::Start(spec) => process::start(agent, spec, false).map(status),
-        Request::Attach { pid, replay, follow } => {
-            return process::attach(agent, stream, pid, replay, follow).await;
+        Request::Attach { pid, replay, follow, stamps } => {
+            let show = process::Show { replay, follow, stamps };
+            return process::attach(agent, stream, pid, show).await;
         }
         Request::Process { pid } => agent.processes.find(pid).map(status),
         Request::ProcessNamed { name } => agent.processes.find_named(&name).map(status),
         Request::Processes => return process::list(agent, stream).await,
         Request::Signal { pid, signal } => process::signal(agent, pid, signal).map(done),
-        Request::Kill { pid } => process::kill(agent, pid).await.map(done),
+        Request::Kill { pid, grace_ms } => process::kill(agent, pid, grace_ms).await.map(done),
         Request::Restart { pid } => process::restart(agent, pid).await.map(Reply::Process),
         Request::WriteStdin { pid, close } => {
             return process::write_stdin(agent, stream, pid, close).await;
@@ -65,6 +66,11 @@ pub(crate) async fn answer(
         }
         Request::Unpack { path, owner, layer } => {
             archive::unpack(stream, &path, owner.as_deref(), layer).await.map(done)
+        }
+
+        Request::Lines { after_us } => {
+            process::send_lines(agent, stream, after_us).await;
+            Ok(Reply::Done)
         }
 
         Request::Connect { port } => return ports::connect(stream, port).await,

@@ -35,7 +35,7 @@ pub(crate) async fn connect(stream: &Stream, port: u16) -> Result<(), Failure> {
 }
 
 /// By the newer address only if nobody answers at the older one.
-async fn dial(port: u16) -> io::Result<Descriptor> {
+pub(crate) async fn dial(port: u16) -> io::Result<Descriptor> {
     let dial = async {
         match dial_at(Ipv4Addr::LOCALHOST.into(), port).await {
             Ok(connection) => Ok(connection),
@@ -56,6 +56,12 @@ async fn dial_at(address: IpAddr, port: u16) -> io::Result<Descriptor> {
     let connection = watched(socket, Interest::READABLE | Interest::WRITABLE)?;
     connection.ready(Interest::WRITABLE).await?;
     sockopt::socket_error(connection.get_ref())??;
+    // Where nobody listens the kernel may choose the same port for us, and then we would meet ourselves.
+    let (own, other) =
+        (rustix::net::getsockname(&connection)?, rustix::net::getpeername(&connection)?);
+    if other == Some(own) {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
     Ok(connection)
 }
 

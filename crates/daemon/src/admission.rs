@@ -2,10 +2,11 @@
 //! Pure: image, snapshot and host are looked up by the caller. Whether there is room for another
 //! machine is asked in [`crate::room`].
 
-use torpor_protocol::api::{CreateSandbox, Standby, UpdateSandbox};
+use torpor_protocol::api::{CreateSandbox, Resize, Standby, UpdateSandbox};
 use torpor_protocol::spec::Pairs;
 use torpor_protocol::{
-    Hooks, ImageId, Lifetime, Resources, SandboxSpec, SnapshotKind, StandbyPolicy,
+    Hooks, ImageId, Lifetime, Network, PortAccess, Resources, SandboxSpec, SnapshotKind,
+    StandbyPolicy,
 };
 
 /// Labels of one sandbox, and the bytes of each name and value: enough to sort by, no database.
@@ -21,6 +22,9 @@ const CPUS_MIN: f64 = 0.01;
 const HOOK_BYTES_MAX: usize = 16 * 1024;
 /// Longer than this nobody waits for a hook: whoever asks for the sandbox waits for it, too.
 const GRACE_MAX_MS: u64 = 60_000;
+/// Secrets and exposed ports of one sandbox: more is a mistake.
+const SECRETS_MAX: usize = 64;
+const PORTS_MAX: usize = 256;
 /// The largest process id space of Linux.
 const PIDS_MAX: u32 = 4 * 1024 * 1024;
 
@@ -103,24 +107,77 @@ pub fn admit(
         disk_mib: request.disk_mib.unwrap_or(defaults.disk_mib),
         pids: request.pids.unwrap_or(defaults.pids),
     };
-    let mut env = match &origin {
-        Origin::Image(_) => Pairs::new(),
-        Origin::Moment { spec, .. } => spec.env.clone(),
+    let (mut env, saved_secrets) = match &origin {
+        Origin::Image(_) => (Pairs::new(), Vec::new()),
+        Origin::Moment { spec, .. } => (spec.env.clone(), spec.secrets.clone()),
     };
-    let CreateSandbox { name, env: added, labels, network, lifetime, standby, .. } = request;
-    env.extend(added);
-    let standby = standby.over(policy);
-    check_resources(&resources)?;
-    check_env(&env)?;
-    check_labels(&labels)?;
-    check_lifetime(&lifetime, terms.now_ms)?;
-    check_hooks(&standby.hooks)?;
-    if resources.memory_mib > terms.host.memory_mib {
-        let (asked, has) = (resources.memory_mib, terms.host.memory_mib);
+    env.extend(request.env);
+    let spec = SandboxSpec {
+        name: request.name,
+        image: image.clone(),
+        image_id: image_id.clone(),
+        resources,
+        env,
+        labels: request.labels,
+        network: request.network,
+        lifetime: request.lifetime,
+        standby: request.standby.over(policy),
+        entrypoint: request.entrypoint,
+        secrets: if request.secrets.is_empty() { saved_secrets } else { request.secrets },
+        ports: request.ports,
+        pool: None,
+    };
+    check_spec(&spec, terms)?;
+    Ok(spec)
+}
+
+fn check_spec(spec: &SandboxSpec, terms: &Terms<'_>) -> Result<(), Inadmissible> {
+    check_resources(&spec.resources)?;
+    check_host(&spec.resources, terms)?;
+    check_env(&spec.env)?;
+    check_labels(&spec.labels)?;
+    check_lifetime(&spec.lifetime, terms.now_ms)?;
+    check_hooks(&spec.standby.hooks)?;
+    check_words("entrypoint", &spec.entrypoint)?;
+    check_network(&spec.network)?;
+    if spec.secrets.len() > SECRETS_MAX {
+        return invalid("secrets", format!("at most {SECRETS_MAX} are allowed"));
+    }
+    spec.ports.as_ref().map_or(Ok(()), check_ports)
+}
+
+fn check_host(resources: &Resources, terms: &Terms<'_>) -> Result<(), Inadmissible> {
+    let (asked, has) = (resources.memory_mib, terms.host.memory_mib);
+    if asked > has {
         return Err(Inadmissible::Memory { asked, has });
     }
-    let (image, image_id) = (image.clone(), image_id.clone());
-    Ok(SandboxSpec { name, image, image_id, resources, env, labels, network, lifetime, standby })
+    Ok(())
+}
+
+fn check_network(network: &Network) -> Result<(), Inadmissible> {
+    for (field, ranges) in [("network.allow", &network.allow), ("network.deny", &network.deny)] {
+        if ranges.len() > Network::RANGES_MAX {
+            let why = format!("has {}, {} are allowed", ranges.len(), Network::RANGES_MAX);
+            return invalid(field, why);
+        }
+    }
+    Ok(())
+}
+
+fn check_ports(ports: &PortAccess) -> Result<(), Inadmissible> {
+    if ports.exposed.contains(&0) {
+        return invalid("ports", "0 is no port");
+    }
+    if ports.exposed.len() > PORTS_MAX {
+        return invalid("ports", format!("at most {PORTS_MAX} are allowed"));
+    }
+    Ok(())
+}
+
+/// What may be asked for besides what a pool says.
+pub fn check_claim(request: &CreateSandbox) -> Result<(), Inadmissible> {
+    check_env(&request.env)?;
+    check_labels(&request.labels)
 }
 
 /// Memory that was saved fits the machine it was saved from, and no other.
@@ -157,26 +214,47 @@ fn check_locked(
 }
 
 /// Whether a sandbox may be changed so.
-pub fn check_update(update: &UpdateSandbox, now_ms: u64) -> Result<(), Inadmissible> {
-    let UpdateSandbox { labels, lifetime, standby } = update;
+pub fn check_update(
+    update: &UpdateSandbox,
+    has: &Resources,
+    terms: &Terms<'_>,
+) -> Result<(), Inadmissible> {
+    let UpdateSandbox { name: _, labels, lifetime, standby, network, ports, resources } = update;
     labels.as_ref().map_or(Ok(()), check_labels)?;
-    lifetime.as_ref().map_or(Ok(()), |lifetime| check_lifetime(lifetime, now_ms))?;
+    lifetime.as_ref().map_or(Ok(()), |lifetime| check_lifetime(lifetime, terms.now_ms))?;
+    network.as_ref().map_or(Ok(()), check_network)?;
+    ports.as_ref().map_or(Ok(()), check_ports)?;
+    if let Some(Resize { cpus, memory_mib, disk_mib }) = *resources {
+        let wanted = Resources {
+            cpus: cpus.unwrap_or(has.cpus),
+            memory_mib: memory_mib.unwrap_or(has.memory_mib),
+            disk_mib: disk_mib.unwrap_or(has.disk_mib),
+            pids: has.pids,
+        };
+        check_resources(&wanted)?;
+        check_host(&wanted, terms)?;
+    }
     standby.as_ref().and_then(|Standby { hooks, .. }| hooks.as_ref()).map_or(Ok(()), check_hooks)
 }
 
 fn check_hooks(hooks: &Hooks) -> Result<(), Inadmissible> {
     for hook in [&hooks.before_sleep, &hooks.after_wake] {
-        if hook.first().is_some_and(String::is_empty) || hook.iter().any(|word| word.contains('\0'))
-        {
-            return invalid("hooks", "a hook begins with its program, and no word contains NUL");
-        }
-        let bytes: usize = hook.iter().map(|word| word.len() + 1).sum();
-        if bytes > HOOK_BYTES_MAX {
-            return invalid("hooks", format!("has {bytes} bytes, {HOOK_BYTES_MAX} are allowed"));
-        }
+        check_words("hooks", hook)?;
     }
     if !(1..=GRACE_MAX_MS).contains(&hooks.grace_ms) {
         return invalid("hooks", format!("grace_ms must be from 1 to {GRACE_MAX_MS}"));
+    }
+    Ok(())
+}
+
+/// A command that Torpor itself starts.
+fn check_words(field: &'static str, words: &[String]) -> Result<(), Inadmissible> {
+    if words.first().is_some_and(String::is_empty) || words.iter().any(|word| word.contains('\0')) {
+        return invalid(field, "it begins with its program, and no word contains NUL");
+    }
+    let bytes: usize = words.iter().map(|word| word.len() + 1).sum();
+    if bytes > HOOK_BYTES_MAX {
+        return invalid(field, format!("has {bytes} bytes, {HOOK_BYTES_MAX} are allowed"));
     }
     Ok(())
 }

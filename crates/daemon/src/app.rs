@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use torpor_lifecycle::Fleet;
-use torpor_store::{Images, Ledger, Saves};
+use torpor_store::{Images, Journals, Ledger, Saves, Vault};
 
 use crate::admission::{Host, Terms};
 use crate::api::auth::Keyring;
@@ -22,11 +22,13 @@ pub struct App {
     pub ledger: Ledger,
     pub images: Images,
     pub saves: Saves,
+    pub vault: Vault,
     pub keys: Keyring,
     pub config: Config,
     pub metrics: Metrics,
     pub host: Host,
     pub gauge: Gauge,
+    pub dialects: Vec<Dialect>,
     /// Held by who makes room for a machine.
     pub making_room: Mutex<()>,
     pub started: Instant,
@@ -55,5 +57,11 @@ pub struct Parts {
     pub ledger: Ledger,
     pub images: Images,
     pub saves: Saves,
+    pub journals: Journals,
+    pub vault: Vault,
     pub gauge: Gauge,
+    pub dialects: Vec<Dialect>,
 }
+
+/// The routes of a foreign client's API; they go beside our own.
+pub type Dialect = fn(&Arc<App>) -> axum::Router;

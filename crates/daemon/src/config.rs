@@ -31,6 +31,8 @@ pub struct Config {
     pub data_dir: PathBuf,
     pub runtime_dir: PathBuf,
     pub api_key: Option<Secret>,
+    /// What secrets are encrypted with; without it, a file in the data directory.
+    pub secret_key: Option<Secret>,
     pub engine: EngineConfig,
     pub defaults: Resources,
     pub limits: Limits,
@@ -106,6 +108,7 @@ impl Default for Config {
             data_dir: "/var/lib/torpor".into(),
             runtime_dir: "/run/torpor".into(),
             api_key: None,
+            secret_key: None,
             engine: EngineConfig::default(),
             defaults: Resources::default(),
             limits: Limits { sandboxes: 10_000, connections: 10_000 },

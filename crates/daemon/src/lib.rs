@@ -16,6 +16,7 @@ pub mod admission;
 pub mod api;
 pub mod app;
 mod builds;
+pub mod calls;
 pub mod config;
 mod doctor;
 mod engine;
@@ -26,6 +27,7 @@ mod room;
 mod tally;
 pub mod telemetry;
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,10 +40,11 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Policy};
-use torpor_store::{Images, Layout, Ledger, Saves};
+use torpor_protocol::SandboxId;
+use torpor_store::{Images, Journals, Layout, Ledger, Saves, Vault};
 
 use app::App;
-pub use app::Parts;
+pub use app::{Dialect, Parts};
 pub use config::Config;
 pub use doctor::{Finding, Verdict, doctor};
 pub use listen::bind;
@@ -89,6 +92,7 @@ impl ServeError {
 /// Serves until `shutdown` resolves, and leaves the sandboxes as it says.
 pub async fn serve(
     config: Config,
+    dialects: Vec<Dialect>,
     listener: TcpListener,
     shutdown: impl Future<Output = Leave>,
 ) -> Result<(), ServeError> {
@@ -99,9 +103,17 @@ pub async fn serve(
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await?;
     refuse_exposed(&config, &listener, &ledger).await?;
     let engine = engine::open(&config, &layout).await?;
-    let installation = layout.tag().to_owned();
-    let gauge = pressure::gauge();
-    let parts = Parts { installation, engine, ledger, images, saves, gauge };
+    let parts = Parts {
+        installation: layout.tag().to_owned(),
+        engine,
+        vault: Vault::open(ledger.clone(), &layout, config.secret_key.as_ref().map(|key| &*key.0))?,
+        journals: Journals::open(layout),
+        ledger,
+        images,
+        saves,
+        gauge: pressure::gauge(),
+        dialects,
+    };
     serve_with(parts, config, listener, shutdown).await
 }
 
@@ -114,7 +126,7 @@ pub async fn serve_with(
 ) -> Result<(), ServeError> {
     refuse_exposed(&config, &listener, &parts.ledger).await?;
     let exposed = !address_of(&listener)?.ip().is_loopback();
-    let app = Arc::new(open(parts, config, exposed).await?);
+    let app = open(parts, config, exposed).await?;
     let tasks = [
         tokio::spawn(tally::count(Arc::clone(&app))),
         tokio::spawn(pressure::watch(Arc::clone(&app))),
@@ -139,8 +151,11 @@ fn idle_awake_max(config: &Config) -> usize {
 }
 
 /// Brings the sandboxes back and puts everything together.
-async fn open(parts: Parts, config: Config, exposed: bool) -> Result<App, ServeError> {
-    let Parts { installation, engine, ledger, images, saves, gauge } = parts;
+async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, ServeError> {
+    let Parts { installation, engine, ledger, images, saves, journals, vault, gauge, dialects } =
+        parts;
+    let room = Arc::new(room::HostRoom::default());
+    journals.sweep(&remembered(&ledger).await?).await?;
     let keys = api::auth::Keyring::open(ledger.clone(), config.api_key.as_ref(), exposed).await?;
     let about = engine.about();
     let metrics = metrics::Metrics::new(about.kind, &about.version);
@@ -154,24 +169,39 @@ async fn open(parts: Parts, config: Config, exposed: bool) -> Result<App, ServeE
         ledger: Arc::new(ledger.clone()),
         images: Arc::new(images.clone()),
         saves: Arc::new(saves.clone()),
+        journal: Arc::new(journals),
+        vault: Arc::new(vault.clone()),
+        room: Arc::clone(&room) as _,
         policy,
     });
-    Ok(App {
+    let app = Arc::new(App {
         installation,
         fleet: fleet.await?,
         ledger,
         images,
         saves,
+        vault,
         keys,
         config,
         metrics,
         host: admission::Host::here(),
         gauge,
+        dialects,
         making_room: Mutex::new(()),
         started: Instant::now(),
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
-    })
+    });
+    room.open(&app);
+    Ok(app)
+}
+
+/// Sandboxes that are there or are remembered: whose log is kept.
+async fn remembered(ledger: &Ledger) -> Result<HashSet<SandboxId>, StoreError> {
+    use torpor_lifecycle::store::Ledger as _;
+    let mut known = ledger.archived_ids().await?;
+    known.extend(ledger.all().await?.into_iter().map(|record| record.id));
+    Ok(known)
 }
 
 /// Ends every machine of the installation and removes what they have on this host; gives how many

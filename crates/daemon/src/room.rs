@@ -2,11 +2,13 @@
 //! take none. If there is none left, whoever sleeps in memory for longest without use leaves it;
 //! only when nobody does, the newcomer is refused.
 
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tokio::time::Instant;
 use torpor_lifecycle::engine::EngineError;
-use torpor_lifecycle::{Error, Lease, Sandbox};
+use torpor_lifecycle::{Error, Lease, Room, Sandbox};
 use torpor_protocol::{SandboxRef, State, Status, Tier};
 
 use crate::admission::Inadmissible;
@@ -69,6 +71,32 @@ pub(crate) async fn make(app: &App, machines: usize, needed_mib: u64) -> Result<
     Ok(())
 }
 
+/// The room of this host, for sandboxes that wait for it. It knows the daemon as soon as there is one.
+#[derive(Default)]
+pub(crate) struct HostRoom(OnceLock<Weak<App>>);
+
+impl HostRoom {
+    pub(crate) fn open(&self, app: &Arc<App>) {
+        // Set once: there is one daemon.
+        let _ = self.0.set(Arc::downgrade(app));
+    }
+}
+
+#[async_trait]
+impl Room for HostRoom {
+    async fn make(&self, needed_mib: u64, entered: Box<dyn FnOnce() + Send>) -> bool {
+        let Some(app) = self.0.get().and_then(Weak::upgrade) else { return false };
+        let _making = app.making_room.lock().await;
+        while lack(&app, 1, needed_mib).is_some() {
+            if !demote(&app, Cause::Room).await {
+                return false;
+            }
+        }
+        entered();
+        true
+    }
+}
+
 /// What is missing.
 fn lack(app: &App, machines: usize, needed_mib: u64) -> Option<Inadmissible> {
     let allowed = app.config.limits.sandboxes;
@@ -89,7 +117,8 @@ fn present(app: &App) -> usize {
 /// Whether a sandbox takes memory of this host.
 fn in_memory(status: &Status) -> bool {
     match status.state {
-        State::Creating | State::Running => true,
+        State::Creating => status.queued_until_ms.is_none(),
+        State::Running => true,
         State::Standby => status.tier == Some(Tier::Warm),
         State::Failed | State::Terminated => false,
     }

@@ -36,6 +36,10 @@ pub fn start(log: &Log) -> Result<(), ParseError> {
     Ok(())
 }
 
+/// How a dialect words an error, when its response carries this.
+#[derive(Clone, Copy)]
+pub struct Wording(pub fn(&ApiError, &str) -> Response);
+
 /// Around every request.
 pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let id = request_id(request.headers());
@@ -80,8 +84,10 @@ async fn run(request: Request, next: Next) -> Response {
 
 fn with_body(response: Response, error: &ApiError, id: &str) -> Response {
     let (head, _) = response.into_parts();
-    let mut answer = axum::Json(error.told(id)).into_response();
-    *answer.status_mut() = head.status;
+    let mut answer = match head.extensions.get::<Wording>() {
+        Some(Wording(word)) => word(error, id),
+        None => (head.status, axum::Json(error.told(id))).into_response(),
+    };
     for (name, value) in &head.headers {
         answer.headers_mut().entry(name).or_insert_with(|| value.clone());
     }

@@ -33,6 +33,10 @@ pub enum Refusal {
     NoSuchPool(Name),
     #[error("another pool is called {0}")]
     PoolNameTaken(Name),
+    #[error("pool {pool} has its {max} sandboxes")]
+    PoolFull { pool: Name, max: usize },
+    #[error("sandbox {0} sleeps: its resources can be changed while it is awake")]
+    ResizeAsleep(String),
     #[error("sandbox {0} is terminated")]
     Terminated(String),
     #[error("the daemon is stopping")]

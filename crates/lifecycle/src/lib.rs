@@ -46,4 +46,5 @@ pub use fleet::{Fleet, Moment, Parts, Taking};
 pub use lease::Lease;
 pub use packet::SeqPacket;
 pub use sandbox::Sandbox;
-pub use world::{Leave, Policy};
+pub use driver::begin::{CANCELLED, NO_ROOM};
+pub use world::{Leave, Policy, Room};

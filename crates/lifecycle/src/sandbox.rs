@@ -37,6 +37,8 @@ pub(crate) enum Request {
     Restore(Back),
     /// A snapshot was taken of it.
     Parent(SnapshotId, Reply<()>),
+    /// What its processes said is wanted in the journal.
+    Lines(Reply<()>),
 }
 
 /// To a saved moment.
@@ -90,7 +92,8 @@ impl Sandbox {
         self.ask(|reply| Request::Sleep { cold, reply }).await
     }
 
-    pub async fn update(&self, update: UpdateSandbox) -> Result<(), Error> {
+    /// Without the name: that is the fleet's ([`crate::Fleet::update`]).
+    pub(crate) async fn update(&self, update: UpdateSandbox) -> Result<(), Error> {
         self.ask(|reply| Request::Update(update, reply)).await
     }
 
@@ -110,6 +113,11 @@ impl Sandbox {
     /// A snapshot was taken of it, from which the next one comes.
     pub(crate) async fn note_parent(&self, snapshot: SnapshotId) -> Result<(), Error> {
         self.ask(|reply| Request::Parent(snapshot, reply)).await
+    }
+
+    /// Returns when what its processes said is in the journal; does not wake it.
+    pub(crate) async fn note_lines(&self) -> Result<(), Error> {
+        self.ask(Request::Lines).await
     }
 
     /// Tells it something that needs no answer.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::io::AsyncReadExt;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +16,7 @@ use crate::clock::Clock;
 use crate::engine::{BootPlan, Channel, Engine, EngineError, Machine};
 use crate::guest::{Guest, GuestError, Item};
 use crate::steps::Steps;
-use crate::store::{Images, Ledger, RootImage, Save, Saves, StoreError};
+use crate::store::{Images, Journal, Ledger, RootImage, Save, Saves, StoreError, Vault};
 use crate::{Error, Refusal, fault};
 
 /// How long a machine may take to start before it counts as failed; starts queue for processors.
@@ -56,11 +57,22 @@ pub enum Leave {
     Running,
 }
 
+/// Who says whether this host has room for another machine.
+#[async_trait]
+pub trait Room: Send + Sync + 'static {
+    /// Makes room for a machine that needs so much memory at once, and calls `entered` before anybody
+    /// else is given the same room. `false`: there is none now, and `entered` was not called.
+    async fn make(&self, needed_mib: u64, entered: Box<dyn FnOnce() + Send>) -> bool;
+}
+
 pub(crate) struct World {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) ledger: Arc<dyn Ledger>,
     pub(crate) images: Arc<dyn Images>,
     pub(crate) saves: Arc<dyn Saves>,
+    pub(crate) journal: Arc<dyn Journal>,
+    pub(crate) vault: Arc<dyn Vault>,
+    pub(crate) room: Arc<dyn Room>,
     pub(crate) policy: Policy,
     pub(crate) clock: Clock,
     /// The daemon stops: drivers let go of their machines and end.
@@ -75,6 +87,8 @@ pub(crate) struct Started {
     /// The file of the image that it was booted from.
     pub(crate) root: String,
     pub(crate) steps: Vec<Step>,
+    /// It booted, as opposed to being revived: nothing runs in it yet.
+    pub(crate) booted: bool,
 }
 
 impl World {
@@ -97,12 +111,17 @@ impl World {
         steps.extend("engine", machine.start_steps());
         fault::point("start.machine");
         let files = save.filter(|save| save.manifest.about.kind == SnapshotKind::Filesystem);
-        let identity = self.identity(id, spec, &image, afresh || memory.is_none());
-        match self.greet(machine.channel(), identity, files).await {
+        let channel = machine.channel();
+        let greeted = async {
+            let identity = self.identity(id, spec, &image, afresh || memory.is_none()).await?;
+            self.greet(channel, identity, files).await
+        };
+        match greeted.await {
             Ok(guest) => {
                 steps.end("hello");
                 fault::point("start.greeted");
-                Ok(Started { machine, guest, root: image.file, steps: steps.done })
+                let booted = memory.is_none();
+                Ok(Started { machine, guest, root: image.file, steps: steps.done, booted })
             }
             Err(error) => {
                 discard(id, machine).await;
@@ -193,17 +212,18 @@ impl World {
         Ok(())
     }
 
-    pub(crate) fn identity(
+    pub(crate) async fn identity(
         &self,
         id: &SandboxId,
         spec: &SandboxSpec,
         image: &RootImage,
         afresh: bool,
-    ) -> Identity {
+    ) -> Result<Identity, Error> {
         let mut env: BTreeMap<_, _> = image.env.iter().cloned().collect();
         env.extend(spec.env.clone());
+        env.extend(self.secrets(id, spec, afresh).await?);
         let hostname = spec.name.as_ref().map_or(id.as_str(), |name| name.as_str());
-        Identity {
+        Ok(Identity {
             hostname: hostname.to_owned(),
             nameservers: self.engine.about().nameserver.iter().cloned().collect(),
             env,
@@ -211,7 +231,32 @@ impl World {
             workdir: image.workdir.clone(),
             entropy: hex(&random::<32>()),
             boot_id: afresh.then(boot_id),
+        })
+    }
+
+    /// The values of its secrets. A sandbox that wakes does so also when one was removed meanwhile.
+    async fn secrets(
+        &self,
+        id: &SandboxId,
+        spec: &SandboxSpec,
+        afresh: bool,
+    ) -> Result<BTreeMap<String, String>, Error> {
+        if spec.secrets.is_empty() {
+            return Ok(BTreeMap::new());
         }
+        if afresh {
+            return Ok(self.vault.reveal(&spec.secrets).await?);
+        }
+        let mut env = BTreeMap::new();
+        for name in &spec.secrets {
+            match self.vault.reveal(std::slice::from_ref(name)).await {
+                Ok(value) => env.extend(value),
+                Err(error) => {
+                    tracing::warn!(sandbox = %id, error = crate::chain(&error), "woken without it");
+                }
+            }
+        }
+        Ok(env)
     }
 }
 

@@ -95,6 +95,9 @@ pub struct Status {
     /// The snapshot it was last forked from, restored to or saved as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<SnapshotId>,
+    /// It waits for room on its host until this time, Unix milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queued_until_ms: Option<u64>,
     /// Where the time of its machine's last start or wake went.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub start_steps: Vec<Step>,

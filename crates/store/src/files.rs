@@ -2,9 +2,10 @@
 //! removal that never leaves its tree, and errors that know a full disk.
 
 use std::ffi::{CStr, OsStr};
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags};
@@ -39,9 +40,19 @@ pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
 
 /// Replaces a small file as a whole, durably.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write_with_mode(path, bytes, 0o666)
+}
+
+/// [`write_whole`] for a file that nobody else may read, at no instant.
+pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write_with_mode(path, bytes, 0o600)
+}
+
+fn write_with_mode(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let draft = path.with_extension("draft");
-    let mut file = File::create(&draft)?;
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(mode).open(&draft)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&draft, path)?;

@@ -4,8 +4,10 @@
 //!  VERSION      format of all below; a newer one than ours is refused, untouched
 //!  lock         held by the daemon that uses the directory; contains its process id
 //!  ledger.db    SQLite (with -wal and -shm beside it)
+//!  secret.key   the vault's key, if it has no other; readable for nobody else
 //!  images/ID/   one committed image
 //!  saves/ID/    one committed save: manifest.json and what it lists
+//!  logs/        what processes said: ID.jsonl, and ID.jsonl.1 before it
 //!  staging/     work in progress; emptied at start
 //!  scratch/     overlay disks of machines; belongs to the engine
 //! ```
@@ -19,7 +21,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::{ImageId, SaveId};
+use torpor_protocol::{ImageId, SandboxId, SaveId};
 
 use crate::files;
 
@@ -61,7 +63,8 @@ impl Layout {
         }
         let tag = blake3::hash(root.as_os_str().as_encoded_bytes()).to_hex()[..8].to_owned();
         let layout = Self { root, tag, _lock: lock };
-        for dir in [layout.images(), layout.saves(), layout.staging(), layout.scratch()] {
+        let (staging, scratch) = (layout.staging(), layout.scratch());
+        for dir in [layout.images(), layout.saves(), layout.logs(), staging, scratch] {
             make_dir(&dir)?;
         }
         layout.clear_staging();
@@ -90,6 +93,10 @@ impl Layout {
         self.root.join("ledger.db")
     }
 
+    pub(crate) fn secret_key(&self) -> PathBuf {
+        self.root.join("secret.key")
+    }
+
     pub fn images(&self) -> PathBuf {
         self.root.join("images")
     }
@@ -104,6 +111,20 @@ impl Layout {
 
     pub fn save(&self, id: &SaveId) -> PathBuf {
         self.saves().join(id.as_str())
+    }
+
+    pub(crate) fn logs(&self) -> PathBuf {
+        self.root.join("logs")
+    }
+
+    /// The newest lines of a sandbox.
+    pub(crate) fn journal(&self, id: &SandboxId) -> PathBuf {
+        self.logs().join(format!("{id}.jsonl"))
+    }
+
+    /// The lines before those in [`Layout::journal`].
+    pub(crate) fn journal_before(&self, id: &SandboxId) -> PathBuf {
+        self.logs().join(format!("{id}.jsonl.1"))
     }
 
     pub fn scratch(&self) -> PathBuf {

@@ -1,28 +1,36 @@
 //! Bytes at rest.
 //!
 //! ```text
-//!  Layout   the data directory: one daemon at a time, every path in it
-//!    ├── Ledger   what must be remembered (SQLite): sandboxes, snapshots, pools, images, API keys
-//!    ├── Images   root filesystems: one read-only EROFS file each
-//!    └── Saves    moments of machines at rest: one directory each
+//!  Layout          the data directory: one daemon at a time, every path in it
+//!    ├── Ledger     what must be remembered (SQLite): sandboxes, those that are gone, snapshots,
+//!    │              pools, images, builds, secrets, API keys
+//!    ├── Vault      the values of secrets, sealed in the ledger under a key beside it
+//!    ├── Journals   what processes said: two files of lines for each sandbox
+//!    ├── Images     root filesystems: one read-only EROFS file each
+//!    └── Saves      moments of machines at rest: one directory each
 //! ```
 //!
 //! Invariants:
 //! - Only [`Layout`] knows a path under the data directory.
 //! - `staging/` → fsync → rename → ledger row = committed. What has no row is garbage, and start-up
 //!   removes it; so a crash at any instant leaves a whole image or save, or none.
-//! - A write to the ledger is durable when it returns.
+//! - A write to the ledger is durable when it returns; one to a journal is not.
+//! - The value of a secret is at rest nowhere but encrypted.
 //! - What comes from outside (directories, archives, Dockerfiles) is parsed within limits and never
 //!   reaches beyond its staging directory.
 
 pub mod dockerfile;
 mod files;
 pub mod images;
+mod journals;
 mod layout;
 mod ledger;
 pub mod saves;
+mod vault;
 
 pub use images::{Image, ImageConfig, ImageName, Images, Limits, OnProgress, Progress, Step};
+pub use journals::Journals;
 pub use layout::{Layout, Stage};
 pub use ledger::{KeyRow, Ledger};
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError};
+pub use vault::Vault;

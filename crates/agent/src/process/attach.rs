@@ -22,11 +22,15 @@ pub(crate) async fn run(
     if spec.supervise.is_some() {
         return Err(failure(FailureCode::Invalid, "only started processes are supervised"));
     }
+    if spec.discard_stdout || spec.discard_stderr {
+        let message = "only of started processes the output is thrown away";
+        return Err(failure(FailureCode::Invalid, message));
+    }
     let process = start(agent, spec, true)?;
     let leash = Leash { stream, process: &process };
     let feeding = Feeding::begin(stream, &process, process.spec.stdin);
     stream.reply(&Reply::Started(process.status())).await;
-    let view = View { stream, process: &process, life: process.life(), slows: true };
+    let view = View { stream, process: &process, life: process.life(), slows: true, stamps: false };
     let ended = view.show(0, true).await;
     drop((feeding, leash));
     finish(stream, ended).await;
@@ -74,24 +78,33 @@ impl Drop for Feeding<'_> {
     }
 }
 
+/// What somebody who attaches wants to see.
+pub(crate) struct Show {
+    /// What it wrote before.
+    pub(crate) replay: bool,
+    /// What it will write.
+    pub(crate) follow: bool,
+    /// When it wrote it.
+    pub(crate) stamps: bool,
+}
+
 /// Shows what a process wrote and writes, as far as the stream keeps up.
 pub(crate) async fn attach(
     agent: &Agent,
     stream: &Rc<Stream>,
     pid: u32,
-    replay: bool,
-    follow: bool,
+    show: Show,
 ) -> Result<(), Failure> {
     let process = agent.processes.find(pid)?;
     let life = process.life();
     let from = {
         let output = process.output.borrow();
-        if replay { output.start() } else { output.end() }
+        if show.replay { output.start() } else { output.end() }
     };
     let feeding = Feeding::begin(stream, &process, false);
     stream.reply(&Reply::Started(process.status())).await;
-    let view = View { stream, process: &process, life, slows: false };
-    let ended = view.show(from, follow).await;
+    let view = View { stream, process: &process, life, slows: false, stamps: show.stamps };
+    let ended = view.show(from, show.follow).await;
     drop(feeding);
     finish(stream, ended).await;
     Ok(())
@@ -110,6 +123,8 @@ struct View<'a> {
     life: u64,
     /// Whether the process waits for this stream.
     slows: bool,
+    /// Whether it is said when output was written.
+    stamps: bool,
 }
 
 impl View<'_> {
@@ -117,6 +132,7 @@ impl View<'_> {
     /// the life ended, if it has.
     async fn show(&self, mut offset: u64, follow: bool) -> Option<Rc<Ended>> {
         let now = self.process.output.borrow().end();
+        let mut said_ms = None;
         loop {
             let ended = self.process.ended_life(self.life);
             let (start, end) = {
@@ -132,7 +148,10 @@ impl View<'_> {
                 self.stream.reply(&Reply::Skipped { bytes: start - offset }).await;
                 offset = start;
             } else if offset < until {
-                offset += self.send(offset).await;
+                if self.stamps {
+                    self.say_when(offset, &mut said_ms).await;
+                }
+                offset += self.send(offset, until).await;
                 if self.slows {
                     self.process.slow_down_for(Some(offset));
                 }
@@ -144,10 +163,24 @@ impl View<'_> {
         }
     }
 
+    /// Says when what is at `offset` was written, unless that was said before.
+    async fn say_when(&self, offset: u64, said_ms: &mut Option<u64>) {
+        let at_ms = self.process.output.borrow().said_at(offset);
+        if at_ms != *said_ms
+            && let Some(ms) = at_ms
+        {
+            self.stream.reply(&Reply::At { ms }).await;
+            *said_ms = Some(ms);
+        }
+    }
+
     /// Sends one packet; nothing if the output was gone when it was our turn.
-    async fn send(&self, offset: u64) -> u64 {
+    async fn send(&self, offset: u64, until: u64) -> u64 {
         let fill = |room: &mut [u8]| {
-            let copied = self.process.output.borrow().copy(offset, room);
+            let wanted = usize::try_from(until - offset).unwrap_or(usize::MAX);
+            let length = room.len().min(wanted);
+            let room = &mut room[..length];
+            let copied = self.process.output.borrow().copy(offset, self.stamps, room);
             let kind = |stderr| if stderr { Kind::DataErr } else { Kind::Data };
             Ok::<_, std::convert::Infallible>(copied.map(|(stderr, length)| (kind(stderr), length)))
         };

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::future::pending;
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use torpor_protocol::guest::{Exit, Failure, ProcessSpec};
 
 use super::spawn::{Outlets, spawn};
-use super::{Order, Process, now_ms, tree};
+use super::{Order, Process, health, now_ms, supervise, tree};
 use crate::agent::Agent;
 use crate::descriptor::Descriptor;
 
@@ -39,7 +40,8 @@ pub(crate) fn start(
     spec: ProcessSpec,
     attached: bool,
 ) -> Result<Rc<Process>, Failure> {
-    let process = Rc::new(Process::new(spec));
+    spec.supervise.as_ref().map_or(Ok(()), supervise::validate)?;
+    let process = Rc::new(Process::new(spec, agent.lines.clone()));
     process.slowed_by.set(attached.then_some(0));
     begin(agent, &process)?;
     Ok(process)
@@ -82,6 +84,7 @@ async fn mind(agent: Rc<Agent>, process: Rc<Process>, outlets: Outlets) {
     // Others who write to the same pipes must not be broken by the end of the process.
     if outlets.open() && process.spec.terminal.is_none() && agent.processes.linger() {
         while outlets.read(&process).await.is_some() {}
+        process.fall_silent();
         agent.processes.silent();
     }
 }
@@ -90,12 +93,16 @@ async fn mind(agent: Rc<Agent>, process: Rc<Process>, outlets: Outlets) {
 async fn watch(process: &Rc<Process>, outlets: &mut Outlets) -> Exit {
     let timeout = process.spec.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
     let mut timed_out = false;
+    let mut unwell = pin!(health::until_unwell(process));
     loop {
         tokio::select! {
             biased;
             () = reaped(process) => break,
             () = at(timeout), if !timed_out => {
                 timed_out = true;
+                tokio::task::spawn_local(tree::kill(process.pid(), false));
+            }
+            () = &mut unwell, if !timed_out && !process.unhealthy() => {
                 tokio::task::spawn_local(tree::kill(process.pid(), false));
             }
             () = pump(process, outlets) => {}
@@ -106,7 +113,7 @@ async fn watch(process: &Rc<Process>, outlets: &mut Outlets) -> Exit {
     if timed_out { Exit::TimedOut } else { exit_of(status) }
 }
 
-async fn reaped(process: &Process) {
+pub(super) async fn reaped(process: &Process) {
     while process.alive() {
         process.changed.notified().await;
     }
@@ -164,14 +171,14 @@ async fn relaunch(
     began: Instant,
 ) -> Option<Outlets> {
     let supervision = process.spec.supervise.as_ref()?;
-    let mut exit = exit;
+    let mut failed = exit != Exit::Code { code: 0 } || process.unhealthy();
     let mut ran = began.elapsed();
     loop {
         let order = process.state.borrow().order;
         let pause = match order {
             Some(Order::Stay) => return None,
             Some(Order::Again) => Duration::ZERO,
-            None => process.state.borrow().restarts.pause(supervision, exit)?,
+            None => process.state.borrow().restarts.pause(supervision, failed)?,
         };
         // What the life before left running would be in the way of the next one.
         tree::kill(process.pid(), true).await;
@@ -190,10 +197,10 @@ async fn relaunch(
         }
         match launch(agent, process) {
             Ok(outlets) => return Some(outlets),
-            Err(failed) => {
-                process.write_output(true, format!("{}\n", failed.message).as_bytes());
+            Err(why) => {
+                process.write_output(true, format!("{}\n", why.message).as_bytes());
                 process.end(NOT_FOUND);
-                (exit, ran) = (NOT_FOUND, Duration::ZERO);
+                (failed, ran) = (true, Duration::ZERO);
             }
         }
     }
@@ -244,7 +251,9 @@ async fn read(pipe: Option<&Descriptor>, process: &Process, stderr: bool) -> usi
     let once = |fd: &std::os::fd::OwnedFd| {
         SCRATCH.with_borrow_mut(|scratch| {
             let length = rustix::io::read(fd, scratch.as_mut_slice())?;
-            process.write_output(stderr, &scratch[..length]);
+            if !process.discards(stderr) {
+                process.write_output(stderr, &scratch[..length]);
+            }
             Ok::<_, io::Error>(length)
         })
     };

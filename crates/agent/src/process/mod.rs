@@ -12,7 +12,9 @@
 mod attach;
 mod bystander;
 mod child;
+mod health;
 mod life;
+mod lines;
 mod orders;
 mod output;
 mod reap;
@@ -28,17 +30,21 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::process::WaitStatus;
 use tokio::sync::Notify;
-use torpor_protocol::guest::{Exit, ProcessSpec, ProcessStatus};
+use torpor_protocol::guest::{
+    Exit, HealthReport, HealthState, LastExit, ProcessSpec, ProcessStatus,
+};
 
-pub(crate) use attach::{attach, run, write_stdin};
+pub(crate) use attach::{Show, attach, run, write_stdin};
 pub(crate) use bystander::Bystander;
 pub(crate) use life::start;
+pub(crate) use lines::{Lines, send_lines};
 pub(crate) use orders::{kill, list, resize, restart, signal};
 pub(crate) use reap::{Reaper, kill_all};
 pub(crate) use spawn::PATH;
 pub(crate) use table::Table;
 
 use crate::descriptor::Descriptor;
+use lines::Speaker;
 use output::Output;
 use supervise::Restarts;
 
@@ -52,6 +58,9 @@ pub(crate) struct Process {
     pub(crate) spec: ProcessSpec,
     state: RefCell<State>,
     output: RefCell<Output>,
+    lines: Rc<Lines>,
+    /// Who says its lines in this life; nobody in a terminal.
+    speaker: RefCell<Option<Rc<Speaker>>>,
     /// Something changed: output, exit, an order, a reader that caught up.
     changed: Notify,
     stdin: RefCell<Option<Rc<Descriptor>>>,
@@ -74,8 +83,13 @@ struct State {
     restarts: Restarts,
     restarts_shown: u32,
     order: Option<Order>,
+    /// What looks at this life say, if it is looked at.
+    health: Option<HealthReport>,
+    /// It ended for good and is kept for inspection only.
+    retired: bool,
     /// How the life before looked at its end, for streams that were attached to it.
     last: Option<Rc<Ended>>,
+    last_exit: Option<LastExit>,
 }
 
 struct Ended {
@@ -91,11 +105,13 @@ enum Order {
 }
 
 impl Process {
-    fn new(spec: ProcessSpec) -> Self {
+    fn new(spec: ProcessSpec, lines: Rc<Lines>) -> Self {
         Self {
             spec,
             state: RefCell::default(),
             output: RefCell::default(),
+            lines,
+            speaker: RefCell::default(),
             changed: Notify::new(),
             stdin: RefCell::default(),
             terminal: RefCell::default(),
@@ -121,6 +137,15 @@ impl Process {
         self.state.borrow().exit.is_some()
     }
 
+    fn retired(&self) -> bool {
+        self.state.borrow().retired
+    }
+
+    /// Whether it ended, or ends, because it was not well.
+    fn unhealthy(&self) -> bool {
+        self.state.borrow().health.is_some_and(|health| health.state == HealthState::Unhealthy)
+    }
+
     fn life(&self) -> u64 {
         self.state.borrow().life
     }
@@ -139,6 +164,9 @@ impl Process {
     /// A new life begins.
     fn begin(&self, spawned: spawn::Spawned) -> spawn::Outlets {
         let mut state = self.state.borrow_mut();
+        if let (Some(exit), Some(at_ms)) = (state.exit, state.ended_at_ms) {
+            state.last_exit = Some(LastExit { exit, at_ms });
+        }
         state.pid = spawned.pid;
         state.life += 1;
         state.started_at_ms = now_ms();
@@ -147,6 +175,14 @@ impl Process {
         state.ended_at_ms = None;
         state.next_start_at_ms = None;
         state.order = None;
+        state.retired = false;
+        let looked_at = self.spec.supervise.as_ref().is_some_and(|it| it.health.is_some());
+        state.health = looked_at.then_some(health::STARTING);
+        if self.spec.terminal.is_none() {
+            let program = self.spec.command.first().map_or("", String::as_str);
+            let speaker = Speaker::new(state.pid, state.started_at_ms, program, self.name());
+            *self.speaker.borrow_mut() = Some(Rc::new(speaker));
+        }
         *self.stdin.borrow_mut() = spawned.stdin;
         *self.terminal.borrow_mut() = spawned.terminal;
         self.changed.notify_waiters();
@@ -163,6 +199,7 @@ impl Process {
         self.stdin.take();
         self.terminal.take();
         self.output.borrow_mut().shrink();
+        self.fall_silent();
         {
             let mut state = self.state.borrow_mut();
             state.exit = Some(exit);
@@ -173,9 +210,31 @@ impl Process {
         self.changed.notify_waiters();
     }
 
-    fn write_output(&self, stderr: bool, bytes: &[u8]) {
-        self.output.borrow_mut().push(stderr, bytes);
+    /// It will not be started again by itself.
+    fn retire(&self) {
+        self.state.borrow_mut().retired = true;
         self.changed.notify_waiters();
+    }
+
+    fn write_output(&self, stderr: bool, bytes: &[u8]) {
+        let now_us = now_us();
+        self.output.borrow_mut().push(stderr, now_us / 1000, bytes);
+        if let Some(speaker) = &*self.speaker.borrow() {
+            self.lines.push(speaker, stderr, now_us, bytes);
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// What it said last is a line, whether terminated or not.
+    fn fall_silent(&self) {
+        if let Some(speaker) = &*self.speaker.borrow() {
+            self.lines.end(speaker, now_us());
+        }
+    }
+
+    /// Whether what it says there is thrown away.
+    fn discards(&self, stderr: bool) -> bool {
+        if stderr { self.spec.discard_stderr } else { self.spec.discard_stdout }
     }
 
     /// Whether its output has to wait for a slow reader.
@@ -205,6 +264,9 @@ impl Process {
             next_start_at_ms: state.next_start_at_ms,
             output_bytes: output.end(),
             output_dropped: output.start(),
+            supervision: self.spec.supervise.clone(),
+            health: state.health,
+            last_exit: state.last_exit,
         }
     }
 }
@@ -226,8 +288,12 @@ fn shown(command: &[String]) -> Vec<String> {
 }
 
 fn now_ms() -> u64 {
+    now_us() / 1000
+}
+
+fn now_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -4,10 +4,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use tokio::task::spawn_local;
 use tokio::time::timeout;
 use torpor_protocol::guest::{Failure, FailureCode, ProcessStatus, Reply, TerminalSize};
 
-use super::life::begin;
+use super::life::{begin, reaped};
 use super::{Order, Process, tree};
 use crate::agent::Agent;
 use crate::failure::{cannot, failure};
@@ -16,6 +17,8 @@ use crate::terminal;
 
 /// How long a killed process may take to vanish.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
+/// The longest grace: whoever needs longer to end does not end.
+const GRACE_MAX_MS: u64 = 60 * 60 * 1000;
 /// Bytes of one batch of a list; a status is never larger than the rest of a packet, even if every
 /// byte of its command has to be escaped.
 const BATCH: usize = 64 * 1024;
@@ -52,12 +55,51 @@ fn ended(pid: u32) -> Failure {
     failure(FailureCode::NoSuchProcess, format!("process {pid} has ended"))
 }
 
-/// Kills the process and everything it started, and waits until it is gone. For one that has ended,
-/// kills what it left behind.
-pub(crate) async fn kill(agent: &Agent, pid: u32) -> Result<(), Failure> {
+/// Kills the process and everything it started, and waits until it is gone and stays so. For one that
+/// has ended, kills what it left behind. With a grace it is asked to end by itself first.
+pub(crate) async fn kill(agent: &Agent, pid: u32, grace_ms: Option<u64>) -> Result<(), Failure> {
+    if grace_ms.is_some_and(|ms| ms > GRACE_MAX_MS) {
+        let message = format!("a process gets at most {GRACE_MAX_MS} ms to end");
+        return Err(failure(FailureCode::Invalid, message));
+    }
     let process = agent.processes.find(pid)?;
     process.order(Order::Stay);
-    stop(&process).await
+    let life = process.life();
+    // A task of its own: once it was asked to end it will, whether or not somebody waits for it.
+    let killed = spawn_local(async move {
+        if let Some(ms) = grace_ms {
+            ask_to_end(&process, Duration::from_millis(ms)).await;
+        }
+        if process.life() != life {
+            // Somebody wanted it started again meanwhile.
+            return Ok(());
+        }
+        stop(&process).await?;
+        let retired = async {
+            while process.life() == life && !process.retired() {
+                process.changed.notified().await;
+            }
+        };
+        timeout(KILL_DEADLINE, retired).await.map_err(|_| does_not_end(pid))
+    });
+    killed.await.unwrap_or_else(|_| Err(does_not_end(pid)))
+}
+
+fn does_not_end(pid: u32) -> Failure {
+    failure(FailureCode::Io, format!("process {pid} does not end"))
+}
+
+/// Tells the process and all in its group to end, and waits until they have, or their time is up.
+async fn ask_to_end(process: &Process, grace: Duration) {
+    let pid = process.pid();
+    if !process.alive() || send_signal(pid, libc::SIGTERM).is_err() {
+        return;
+    }
+    let gone = async {
+        reaped(process).await;
+        tree::group_gone(pid).await;
+    };
+    let _ = timeout(grace, gone).await;
 }
 
 async fn stop(process: &Process) -> Result<(), Failure> {
@@ -69,8 +111,7 @@ async fn stop(process: &Process) -> Result<(), Failure> {
             process.changed.notified().await;
         }
     };
-    let late = |_| failure(FailureCode::Io, format!("process {pid} does not end"));
-    timeout(KILL_DEADLINE, gone).await.map_err(late)
+    timeout(KILL_DEADLINE, gone).await.map_err(|_| does_not_end(pid))
 }
 
 /// Ends a supervised process and starts it anew.
@@ -80,7 +121,7 @@ pub(crate) async fn restart(agent: &Rc<Agent>, pid: u32) -> Result<ProcessStatus
         let message = format!("process {pid} is not supervised");
         return Err(failure(FailureCode::Invalid, message));
     }
-    if agent.processes.is_kept(&process) {
+    if process.retired() {
         tree::kill(pid, true).await;
         begin(agent, &process)?;
         return Ok(process.status());
@@ -89,7 +130,7 @@ pub(crate) async fn restart(agent: &Rc<Agent>, pid: u32) -> Result<ProcessStatus
     process.order(Order::Again);
     stop(&process).await?;
     let started = async {
-        while process.life() == life && !agent.processes.is_kept(&process) {
+        while process.life() == life && !process.retired() {
             process.changed.notified().await;
         }
     };

@@ -2,10 +2,24 @@
 
 use std::time::Duration;
 
-use torpor_protocol::guest::{Exit, RestartPolicy, Supervision};
+use torpor_protocol::guest::{Failure, FailureCode, RestartPolicy, Supervision};
+
+use super::health;
+use crate::failure::failure;
 
 /// The shortest pause before a restart: a process that can't run must not take the whole machine.
 const MIN_BACKOFF: Duration = Duration::from_millis(10);
+/// Longest name: a status shows it whole and fits into a packet.
+const NAME_MAX: usize = 256;
+
+/// Refuses what can't be done.
+pub(crate) fn validate(supervision: &Supervision) -> Result<(), Failure> {
+    if supervision.name.as_ref().is_some_and(|name| name.len() > NAME_MAX) {
+        let message = format!("the name of a process has at most {NAME_MAX} bytes");
+        return Err(failure(FailureCode::Invalid, message));
+    }
+    supervision.health.as_ref().map_or(Ok(()), health::validate)
+}
 
 /// How often it was started again by itself.
 #[derive(Debug, Clone, Copy, Default)]
@@ -18,10 +32,10 @@ pub(crate) struct Restarts {
 
 impl Restarts {
     /// How long to wait before the next start; none: it stays ended.
-    pub(crate) fn pause(&self, supervision: &Supervision, exit: Exit) -> Option<Duration> {
+    pub(crate) fn pause(&self, supervision: &Supervision, failed: bool) -> Option<Duration> {
         let again = match supervision.restart {
             RestartPolicy::Never => false,
-            RestartPolicy::OnFailure => exit != Exit::Code { code: 0 },
+            RestartPolicy::OnFailure => failed,
             RestartPolicy::Always => true,
         };
         if !again || supervision.max_restarts.is_some_and(|max| self.automatic >= max) {
@@ -48,7 +62,14 @@ mod tests {
 
     fn supervision(restart: RestartPolicy, max_restarts: Option<u32>) -> Supervision {
         let (initial_backoff_ms, max_backoff_ms) = (100, 1000);
-        Supervision { name: None, restart, max_restarts, initial_backoff_ms, max_backoff_ms }
+        Supervision {
+            name: None,
+            restart,
+            max_restarts,
+            initial_backoff_ms,
+            max_backoff_ms,
+            health: None,
+        }
     }
 
     #[test]
@@ -57,22 +78,22 @@ mod tests {
         let mut restarts = Restarts::default();
         let mut pauses = Vec::new();
         for _ in 0..6 {
-            let pause = restarts.pause(&always, Exit::Code { code: 1 }).unwrap();
+            let pause = restarts.pause(&always, true).unwrap();
             pauses.push(pause.as_millis());
             restarts.count(&always, Duration::ZERO);
         }
         assert_eq!(pauses, [100, 200, 400, 800, 1000, 1000]);
         restarts.count(&always, Duration::from_secs(2));
-        assert_eq!(restarts.pause(&always, Exit::TimedOut).unwrap().as_millis(), 200);
+        assert_eq!(restarts.pause(&always, false).unwrap().as_millis(), 200);
     }
 
     #[test]
     fn success_is_no_reason_to_restart_on_failure() {
         let on_failure = supervision(RestartPolicy::OnFailure, Some(1));
         let mut restarts = Restarts::default();
-        assert_eq!(restarts.pause(&on_failure, Exit::Code { code: 0 }), None);
-        assert!(restarts.pause(&on_failure, Exit::Signal { signal: 9 }).is_some());
+        assert_eq!(restarts.pause(&on_failure, false), None);
+        assert!(restarts.pause(&on_failure, true).is_some());
         restarts.count(&on_failure, Duration::ZERO);
-        assert_eq!(restarts.pause(&on_failure, Exit::Signal { signal: 9 }), None);
+        assert_eq!(restarts.pause(&on_failure, true), None);
     }
 }

@@ -83,7 +83,7 @@ impl Table {
             let mut names = self.by_name.borrow_mut();
             if let Some(other) = names.get(name)
                 && !Rc::ptr_eq(other, process)
-                && !self.is_kept(other)
+                && !other.retired()
             {
                 let message = format!("there is a process named {name} already");
                 return Err(failure(FailureCode::Exists, message));
@@ -97,13 +97,11 @@ impl Table {
         Ok(())
     }
 
-    /// Whether it ended for good and is kept for inspection only.
-    pub(super) fn is_kept(&self, process: &Rc<Process>) -> bool {
-        self.ended.borrow().iter().any(|other| Rc::ptr_eq(other, process))
-    }
-
     /// Takes back `admit`.
     pub(super) fn dismiss(&self, process: &Rc<Process>) {
+        if process.retired() {
+            return self.retire(process);
+        }
         self.no_longer_live(process);
         self.forget_name(process);
     }
@@ -146,6 +144,7 @@ impl Table {
     /// The process ended for good.
     pub(super) fn retire(&self, process: &Rc<Process>) {
         self.no_longer_live(process);
+        process.retire();
         let mut ended = self.ended.borrow_mut();
         ended.push_back(process.clone());
         if ended.len() > ENDED_MAX

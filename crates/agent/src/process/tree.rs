@@ -24,6 +24,12 @@ struct Entry {
     session: u32,
 }
 
+impl Entry {
+    fn dead(self) -> bool {
+        matches!(self.state, b'Z' | b'X' | b'x')
+    }
+}
+
 /// Kills the session that `root` leads and all descendants; returns when nothing of it is left, or
 /// after some seconds. `reaped` says that `root` itself is gone already.
 pub(crate) async fn kill(root: u32, reaped: bool) {
@@ -54,6 +60,21 @@ pub(crate) async fn kill(root: u32, reaped: bool) {
     }
 }
 
+/// Waits until nobody is left of the process group that `leader` led, who was reaped.
+pub(crate) async fn group_gone(leader: u32) {
+    let mut pause = Duration::from_millis(1);
+    loop {
+        let entries = entries();
+        // Who has its number now is a stranger, so the group is gone.
+        let stranger = entries.iter().any(|entry| entry.pid == leader);
+        if stranger || !entries.iter().any(|entry| entry.group == leader && !entry.dead()) {
+            return;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+}
+
 fn kill_each(living: &[u32]) {
     for pid in living.iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
         // Who is gone meanwhile is gone.
@@ -75,8 +96,7 @@ fn add_relatives(known: &mut HashSet<u32>, entries: &[Entry]) -> Vec<u32> {
             break;
         }
     }
-    let dead = |state| matches!(state, b'Z' | b'X' | b'x');
-    let living = entries.iter().filter(|entry| known.contains(&entry.pid) && !dead(entry.state));
+    let living = entries.iter().filter(|entry| known.contains(&entry.pid) && !entry.dead());
     living.map(|entry| entry.pid).collect()
 }
 

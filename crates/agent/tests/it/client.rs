@@ -280,7 +280,7 @@ impl Daemon {
 
     /// Attaches to a process that has ended or will end.
     pub(crate) fn replay(&mut self, pid: u32) -> Ran {
-        let stream = self.open(&Request::Attach { pid, replay: true, follow: true });
+        let stream = self.open(&Request::Attach { pid, replay: true, follow: true, stamps: false });
         self.ran(stream)
     }
 

@@ -150,7 +150,10 @@ fn a_background_child_does_not_hold_a_run_nor_die_with_it() {
     });
     assert!(lives(child), "writing must not break it");
     // The process has ended, what it left has not.
-    assert_eq!(daemon.ask(&Request::Kill { pid: ran.started.pid }), Ok(Reply::Done));
+    assert_eq!(
+        daemon.ask(&Request::Kill { pid: ran.started.pid, grace_ms: None }),
+        Ok(Reply::Done)
+    );
     assert!(!lives(child));
 }
 
@@ -178,7 +181,12 @@ fn a_run_that_survives_its_stream_can_be_attached_again() {
     let Reply::Started(started) = daemon.reply(stream) else { panic!() };
     assert_eq!(daemon.next(stream), Piece::Data(b"one\n".to_vec()));
     daemon.send(stream, Kind::Reset, &[]);
-    let again = daemon.open(&Request::Attach { pid: started.pid, replay: true, follow: true });
+    let again = daemon.open(&Request::Attach {
+        pid: started.pid,
+        replay: true,
+        follow: true,
+        stamps: false,
+    });
     daemon.send(again, Kind::Data, b"two\n");
     let ran = daemon.ran(again);
     assert_eq!(ran.text(), "one\ngot two\n");
@@ -192,7 +200,12 @@ fn a_started_process_keeps_its_output_for_later() {
     let ran = daemon.replay(started.pid);
     assert_eq!((ran.text(), ran.stderr.as_slice()), ("out\n", &b"err\n"[..]));
     // Once more, now that it has ended for sure, and without the output.
-    let stream = daemon.open(&Request::Attach { pid: started.pid, replay: false, follow: true });
+    let stream = daemon.open(&Request::Attach {
+        pid: started.pid,
+        replay: false,
+        follow: true,
+        stamps: false,
+    });
     let late = daemon.ran(stream);
     assert_eq!((late.text(), late.exited.exit), ("", Some(Exit::Code { code: 4 })));
 }
@@ -202,7 +215,12 @@ fn attaching_without_following_shows_what_is_there() {
     let mut daemon = Daemon::new();
     let started = daemon.start(sh("echo one; sleep 1000"));
     eventually("output", || (daemon.status(started.pid).output_bytes == 4).then_some(()));
-    let stream = daemon.open(&Request::Attach { pid: started.pid, replay: true, follow: false });
+    let stream = daemon.open(&Request::Attach {
+        pid: started.pid,
+        replay: true,
+        follow: false,
+        stamps: false,
+    });
     let (out, _, replies) = daemon.collect(stream);
     assert_eq!(out, b"one\n");
     assert!(matches!(replies.as_slice(), [Reply::Started(_)]), "{replies:?}");
@@ -253,10 +271,10 @@ fn signals_go_to_the_whole_group() {
 fn a_killed_process_is_gone_when_it_is_done() {
     let mut daemon = Daemon::new();
     let pid = daemon.start(sh("trap '' TERM INT HUP; while :; do sleep 1000; done")).pid;
-    assert_eq!(daemon.ask(&Request::Kill { pid }), Ok(Reply::Done));
+    assert_eq!(daemon.ask(&Request::Kill { pid, grace_ms: None }), Ok(Reply::Done));
     assert!(!lives(pid));
     assert_eq!(daemon.status(pid).exit, Some(Exit::Signal { signal: 9 }));
-    let unknown = daemon.fail(&Request::Kill { pid: 1 });
+    let unknown = daemon.fail(&Request::Kill { pid: 1, grace_ms: None });
     assert_eq!(unknown.code, FailureCode::NoSuchProcess);
 }
 

@@ -36,7 +36,7 @@ fn until(daemon: &mut Daemon, stream: u32, text: &str) -> String {
 }
 
 fn attach(daemon: &mut Daemon, pid: u32) -> u32 {
-    daemon.open(&Request::Attach { pid, replay: true, follow: true })
+    daemon.open(&Request::Attach { pid, replay: true, follow: true, stamps: false })
 }
 
 /// The bytes of a hello, so that it can follow other packets closely.

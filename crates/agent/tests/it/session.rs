@@ -81,7 +81,12 @@ fn a_new_session_forgets_streams_and_keeps_processes() {
     let asleep = daemon.start(command(&["sleep", "1000"]));
     daemon.hello(2);
     assert!(lives(asleep.pid));
-    let again = daemon.open(&Request::Attach { pid: started.pid, replay: true, follow: true });
+    let again = daemon.open(&Request::Attach {
+        pid: started.pid,
+        replay: true,
+        follow: true,
+        stamps: false,
+    });
     daemon.send(again, Kind::Data, b"after\n");
     let ran = daemon.ran(again);
     assert_eq!(ran.text(), "before\nafter\n");

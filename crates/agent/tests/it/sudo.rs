@@ -167,7 +167,7 @@ fn the_sixty_fifth_command_is_refused_and_the_others_go_on() {
     wait_for_sleepers(&mut daemon, 64);
     let ran = daemon.run(by("user", "sudo id"));
     assert_eq!(said(&ran), ("", "sudo: 64 commands run with sudo already\n", code(1)));
-    daemon.ask(&Request::Kill { pid: started.pid }).unwrap();
+    daemon.ask(&Request::Kill { pid: started.pid, grace_ms: None }).unwrap();
     eventually("there is room again", || {
         (daemon.run(by("user", "sudo id -u")).text() == "0\n").then_some(())
     });

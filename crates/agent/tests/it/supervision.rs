@@ -9,8 +9,14 @@ use crate::client::{Daemon, command, eventually, lives, sh};
 fn supervised(script: &str, restart: RestartPolicy, max_restarts: Option<u32>) -> ProcessSpec {
     let (initial_backoff_ms, max_backoff_ms) = (10, 40);
     let name = Some("web".to_owned());
-    let supervise =
-        Some(Supervision { name, restart, max_restarts, initial_backoff_ms, max_backoff_ms });
+    let supervise = Some(Supervision {
+        name,
+        restart,
+        max_restarts,
+        initial_backoff_ms,
+        max_backoff_ms,
+        health: None,
+    });
     ProcessSpec { supervise, ..sh(script) }
 }
 
@@ -47,7 +53,7 @@ fn names_are_unique_among_the_living() {
     let spec = supervised("sleep 1000", RestartPolicy::Always, None);
     let pid = daemon.start(spec.clone()).pid;
     assert_eq!(daemon.fail(&Request::Start(spec.clone())).code, FailureCode::Exists);
-    daemon.ask(&Request::Kill { pid }).unwrap();
+    daemon.ask(&Request::Kill { pid, grace_ms: None }).unwrap();
     eventually("the name is free", || daemon.ask(&Request::Start(spec.clone())).ok());
 }
 
@@ -55,7 +61,7 @@ fn names_are_unique_among_the_living() {
 fn a_killed_process_is_not_started_again() {
     let mut daemon = Daemon::new();
     let pid = daemon.start(supervised("sleep 1000", RestartPolicy::Always, None)).pid;
-    assert_eq!(daemon.ask(&Request::Kill { pid }), Ok(Reply::Done));
+    assert_eq!(daemon.ask(&Request::Kill { pid, grace_ms: None }), Ok(Reply::Done));
     let status = daemon.process(&named());
     assert_eq!((status.pid, status.restarts), (pid, 0));
     assert_eq!((status.exit, status.next_start_at_ms), (Some(Exit::Signal { signal: 9 }), None));
@@ -69,7 +75,7 @@ fn a_restart_ends_the_old_life_and_begins_a_new_one() {
     let second = daemon.process(&Request::Restart { pid: first });
     assert!(second.pid != first && !lives(first) && lives(second.pid));
     assert_eq!((second.restarts, second.exit), (1, None));
-    daemon.ask(&Request::Kill { pid: second.pid }).unwrap();
+    daemon.ask(&Request::Kill { pid: second.pid, grace_ms: None }).unwrap();
     // Also one that has ended.
     let third = daemon.process(&Request::Restart { pid: second.pid });
     assert!(lives(third.pid));
@@ -127,9 +133,9 @@ fn what_shall_keep_the_sandbox_awake_is_counted_until_it_ended_for_good() {
         status.next_start_at_ms.is_some().then_some(status.pid)
     });
     assert_eq!(counted(&mut daemon, 2), 2);
-    assert_eq!(daemon.ask(&Request::Kill { pid: plain }), Ok(Reply::Done));
+    assert_eq!(daemon.ask(&Request::Kill { pid: plain, grace_ms: None }), Ok(Reply::Done));
     assert_eq!(counted(&mut daemon, 1), 1);
-    assert_eq!(daemon.ask(&Request::Kill { pid: waiting }), Ok(Reply::Done));
+    assert_eq!(daemon.ask(&Request::Kill { pid: waiting, grace_ms: None }), Ok(Reply::Done));
     assert_eq!(counted(&mut daemon, 0), 1);
     // What could not be started keeps nobody awake.
     let failed = daemon.fail(&Request::Start(restless(command(&["/none"]))));

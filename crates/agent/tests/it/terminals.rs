@@ -78,12 +78,17 @@ fn a_terminal_outlives_its_stream_and_is_found_again() {
     daemon.send(stream, Kind::Data, b"one\n");
     until(&mut daemon, stream, "one-kept");
     daemon.send(stream, Kind::Reset, &[]);
-    let again = daemon.open(&Request::Attach { pid: started.pid, replay: true, follow: true });
+    let again = daemon.open(&Request::Attach {
+        pid: started.pid,
+        replay: true,
+        follow: true,
+        stamps: false,
+    });
     daemon.reply(again);
     until(&mut daemon, again, "one-kept");
     daemon.send(again, Kind::Data, b"two\n");
     until(&mut daemon, again, "two-kept");
-    assert_eq!(daemon.ask(&Request::Kill { pid: started.pid }), Ok(Reply::Done));
+    assert_eq!(daemon.ask(&Request::Kill { pid: started.pid, grace_ms: None }), Ok(Reply::Done));
 }
 
 #[test]

@@ -92,7 +92,7 @@ async fn serve(config: Config) -> Result<ExitCode> {
         signals.next().await;
     };
     tokio::select! {
-        served = torpor_daemon::serve(config, listener, shutdown) => {
+        served = torpor_daemon::serve(config, torpor_dialects::all(), listener, shutdown) => {
             served.map(|()| ExitCode::SUCCESS).map_err(|error| failed(&error))
         }
         () = impatient => Err(Error::Exit(EXIT_INTERRUPTED)),

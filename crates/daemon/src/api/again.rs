@@ -17,7 +17,8 @@ use super::error::ApiError;
 /// Who puts a sandbox to sleep more often than this while somebody asks means it.
 const TIMES: usize = 10;
 
-pub(super) async fn ask_again(request: Request, next: Next) -> Response {
+/// A layer of every API.
+pub async fn ask_again(request: Request, next: Next) -> Response {
     let asks = matches!(*request.method(), Method::GET | Method::HEAD);
     if !asks || request.headers().contains_key(UPGRADE) {
         return next.run(request).await;

@@ -123,10 +123,29 @@ impl Keyring {
         Ok(true)
     }
 
-    async fn admit(&self, uri: &Uri, headers: &HeaderMap) -> Result<()> {
+    /// Whether this request may ask.
+    pub async fn admit(&self, uri: &Uri, headers: &HeaderMap) -> Result<()> {
         if !self.required() {
             return refuse_web_pages(uri, headers);
         }
+        self.admit_key(headers).await
+    }
+
+    /// The same for requests whose `Host` is the name of a sandbox below `.local`, which no public
+    /// name server gives out: a page of another origin than this host is refused.
+    pub async fn admit_local(&self, headers: &HeaderMap) -> Result<()> {
+        if self.required() {
+            return self.admit_key(headers).await;
+        }
+        let Some(origin) = headers.get(ORIGIN) else { return Ok(()) };
+        let origin = origin.to_str().ok().and_then(|text| text.parse::<Uri>().ok());
+        match origin.as_ref().and_then(Uri::host) {
+            Some("localhost" | "127.0.0.1" | "[::1]") => Ok(()),
+            Some(_) | None => Err(foreign("the request was made by a web page of another origin")),
+        }
+    }
+
+    async fn admit_key(&self, headers: &HeaderMap) -> Result<()> {
         let Some(secret) = secret(headers) else {
             return Err(ApiError::with_hint(
                 ErrorCode::Unauthenticated,
@@ -164,14 +183,7 @@ fn secret(headers: &HeaderMap) -> Option<&str> {
 }
 
 fn refuse_web_pages(uri: &Uri, headers: &HeaderMap) -> Result<()> {
-    let refuse = |message: &str| {
-        Err(ApiError::with_hint(
-            ErrorCode::Unauthenticated,
-            message,
-            "without API keys only programs on this host may ask; make one with \
-             `torpor key create`",
-        ))
-    };
+    let refuse = |message: &str| Err(foreign(message));
     let host = headers.get(HOST).and_then(|value| value.to_str().ok());
     let host = uri.authority().map(Authority::as_str).or(host);
     let Some(host) = host.and_then(|text| text.parse::<Authority>().ok()) else {
@@ -186,6 +198,14 @@ fn refuse_web_pages(uri: &Uri, headers: &HeaderMap) -> Result<()> {
         return Ok(());
     }
     refuse("the request was made by a web page of another origin")
+}
+
+fn foreign(message: &str) -> ApiError {
+    ApiError::with_hint(
+        ErrorCode::Unauthenticated,
+        message,
+        "without API keys only programs on this host may ask; make one with `torpor key create`",
+    )
 }
 
 /// Whether somebody may have pointed this name at us, who then is the origin of his pages. Names

@@ -173,6 +173,10 @@ fn refused(refusal: &Refusal) -> Told {
         Refusal::NoSuchPool(_) => Told::new(ErrorCode::NotFound, refusal),
         Refusal::PoolNameTaken(_) => Told::new(ErrorCode::AlreadyExists, refusal)
             .hint("choose another name, or delete the pool of that name"),
+        Refusal::PoolFull { .. } => Told::new(ErrorCode::CapacityReached, refusal)
+            .hint("delete sandboxes of it, or raise its max"),
+        Refusal::ResizeAsleep(_) => Told::new(ErrorCode::SandboxAsleep, refusal)
+            .hint("POST …/wake (`torpor wake`) wakes it"),
         Refusal::Terminated(_) => Told::new(ErrorCode::SandboxTerminated, refusal),
         Refusal::Stopping => Told::new(ErrorCode::ShuttingDown, refusal)
             .hint("try again when the daemon is back; nothing is lost meanwhile"),
@@ -205,6 +209,8 @@ fn store(error: &StoreError) -> Told {
         }
         StoreError::CorruptSave { .. } => Told::new(ErrorCode::SnapshotCorrupt, error)
             .hint("begin from another snapshot, or bring this one back from a backup"),
+        StoreError::NoSuchSecret(_) => Told::new(ErrorCode::NotFound, error)
+            .hint("`torpor secret set NAME` makes one"),
         StoreError::InUse { .. } => Told::new(ErrorCode::InUse, error),
         StoreError::Invalid(_) => Told::new(ErrorCode::InvalidRequest, error),
         StoreError::DiskFull(_) => Told::new(ErrorCode::CapacityReached, error)

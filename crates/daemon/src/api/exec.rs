@@ -94,7 +94,7 @@ async fn attach(
     Upgrade(upgrade): Upgrade,
 ) -> Result<Response> {
     let pid = path.pid.pid(awake.lease.guest()).await?;
-    let request = Request::Attach { pid, replay: query.replay, follow: true };
+    let request = Request::Attach { pid, replay: query.replay, follow: true, stamps: false };
     let output = Output::open(awake, &request, None).await?;
     let talk = async |socket: WebSocket, app, id| {
         let (ear, mut mouth) = socket::split(socket);
@@ -104,7 +104,7 @@ async fn attach(
 }
 
 /// Talks on the upgraded connection in a task that a shutdown waits for.
-pub(super) fn upgraded<F>(
+pub fn upgraded<F>(
     app: Arc<App>,
     id: RequestId,
     upgrade: WebSocketUpgrade,

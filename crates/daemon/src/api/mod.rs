@@ -5,30 +5,33 @@
 
 #![expect(unused_qualifications, reason = "utoipa's macros write them into our code")]
 
-mod again;
+pub mod again;
+mod archive;
 pub mod auth;
 mod command;
 mod description;
 pub mod error;
 mod events;
-mod exec;
+pub mod exec;
 pub mod extract;
 mod files;
 mod forks;
 mod images;
 mod keys;
-mod moment;
-mod output;
+mod log;
+pub(crate) mod moment;
+pub mod output;
 mod pools;
 mod processes;
 mod run;
 mod sandboxes;
+mod secrets;
 mod snapshots;
-mod socket;
+pub mod socket;
 mod standby;
 mod system;
-mod transfer;
-mod tunnel;
+pub mod transfer;
+pub mod tunnel;
 
 use std::sync::Arc;
 
@@ -44,15 +47,16 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::app::App;
 use error::{ApiError, Result};
-pub(crate) use sandboxes::admit;
 
 /// Everything under one router, with authentication, request ids and metrics.
 pub fn router(app: &Arc<App>) -> Router {
     let (guarded, _) = routes().split_for_parts();
+    let dialects = app.dialects.iter().fold(Router::new(), |all, dialect| all.merge(dialect(app)));
     guarded
         .layer(from_fn(again::ask_again))
         .route("/metrics", get(system::metrics))
         .route_layer(from_fn_with_state(Arc::clone(app), auth::authenticate))
+        .merge(dialects)
         .route("/healthz", get(async || "ok"))
         .route("/openapi.json", get(async || axum::Json(openapi())))
         .fallback(async || ApiError::new(ErrorCode::NotFound, "there is no such route"))
@@ -82,6 +86,9 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .merge(images::routes())
         .merge(system::routes())
         .merge(keys::routes())
+        .merge(secrets::routes())
+        .merge(archive::routes())
+        .merge(log::routes())
 }
 
 /// The description of the API.

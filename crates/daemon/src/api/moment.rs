@@ -13,37 +13,37 @@ use crate::app::App;
 use crate::room;
 
 /// A moment that is let go of when this is dropped, also if its request is given up.
-pub(super) struct Held {
+pub(crate) struct Held {
     fleet: Fleet,
     moment: Option<Moment>,
 }
 
 impl Held {
     /// A snapshot.
-    pub(super) async fn of(app: &App, snapshot: &SnapshotRef) -> Result<Self> {
+    pub(crate) async fn of(app: &App, snapshot: &SnapshotRef) -> Result<Self> {
         let moment = app.fleet.moment(snapshot).await?;
         Ok(Self { fleet: app.fleet.clone(), moment: Some(moment) })
     }
 
     /// A sandbox as it is now.
-    pub(super) async fn now(app: &App, sandbox: &SandboxRef) -> Result<Self> {
+    pub(crate) async fn now(app: &App, sandbox: &SandboxRef) -> Result<Self> {
         let moment = app.fleet.moment_now(sandbox).await?;
         Ok(Self { fleet: app.fleet.clone(), moment: Some(moment) })
     }
 
-    pub(super) fn about(&self) -> &SaveAbout {
+    pub(crate) fn about(&self) -> &SaveAbout {
         &self.save.manifest.about
     }
 
     /// What a sandbox that begins here is to be.
-    pub(super) fn admit(&self, app: &App, request: CreateSandbox) -> Result<SandboxSpec> {
+    pub(crate) fn admit(&self, app: &App, request: CreateSandbox) -> Result<SandboxSpec> {
         let about = self.about();
         let origin = Origin::Moment { kind: about.kind, spec: &about.spec };
         Ok(admission::admit(request, origin, &app.terms())?)
     }
 
     /// What each machine that begins here needs at once.
-    pub(super) fn memory_mib(&self) -> u64 {
+    pub(crate) fn memory_mib(&self) -> u64 {
         match self.about().kind {
             SnapshotKind::Memory => room::mib(self.save.manifest.size_bytes()),
             SnapshotKind::Filesystem => 0,
@@ -68,6 +68,6 @@ impl Drop for Held {
 }
 
 /// How a body names a snapshot.
-pub(super) fn parse(text: &str) -> Result<SnapshotRef> {
+pub(crate) fn parse(text: &str) -> Result<SnapshotRef> {
     text.parse().map_err(|error| ApiError::invalid(format!("snapshot: {error}")))
 }

@@ -30,25 +30,27 @@ const START_DEADLINE: Duration = Duration::from_secs(30);
 const REASON_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A process that the agent tells about; dropping it gives the lease back and detaches.
-pub(super) struct Output {
-    pub(super) started: ProcessStatus,
-    pub(super) stream: Stream,
+pub struct Output {
+    pub started: ProcessStatus,
+    pub stream: Stream,
     awake: Awake,
     ooms_before: u64,
     gone: bool,
 }
 
 /// What a process said.
-pub(super) enum Said {
+pub enum Said {
     Bytes(OutputStream, Bytes),
     Skipped(u64),
+    /// What follows was said then, Unix milliseconds; only of those who asked for stamps.
+    At(u64),
     Exited(ExitReport),
 }
 
 impl Output {
     /// Opens `Run` or `Attach` and waits for the process to be there. `stdin` is all it reads; it
     /// must fit into the window of a stream.
-    pub(super) async fn open(awake: Awake, request: &Request, stdin: Option<&str>) -> Result<Self> {
+    pub async fn open(awake: Awake, request: &Request, stdin: Option<&str>) -> Result<Self> {
         let ooms_before = awake.lease.meter().oom_kills();
         let mut stream = awake.lease.guest().open(request).await?;
         if let Some(stdin) = stdin {
@@ -62,12 +64,12 @@ impl Output {
         Ok(Self { started, stream, awake, ooms_before, gone: false })
     }
 
-    pub(super) fn awake(&self) -> &Awake {
+    pub fn awake(&self) -> &Awake {
         &self.awake
     }
 
     /// Cancel-safe. `None` after the end.
-    pub(super) async fn next(&mut self) -> Result<Option<Said>> {
+    pub async fn next(&mut self) -> Result<Option<Said>> {
         if self.gone {
             return Err(self.why_gone().await);
         }
@@ -85,6 +87,7 @@ impl Output {
             Some(Item::Data(bytes)) => Said::Bytes(OutputStream::Stdout, bytes),
             Some(Item::DataErr(bytes)) => Said::Bytes(OutputStream::Stderr, bytes),
             Some(Item::Reply(Reply::Skipped { bytes })) => Said::Skipped(bytes),
+            Some(Item::Reply(Reply::At { ms })) => Said::At(ms),
             Some(Item::Reply(Reply::Exited(status))) => Said::Exited(self.report(&status)),
             Some(Item::Reply(_)) => {
                 let what = "an answer that does not belong to a process".to_owned();
@@ -144,7 +147,7 @@ impl Output {
     }
 
     /// All of it as NDJSON, until it ends, `until` is cancelled, or the client goes away.
-    pub(super) fn into_response(self, until: CancellationToken) -> Response {
+    pub fn into_response(self, until: CancellationToken) -> Response {
         let started =
             RunEvent::Started { pid: self.started.pid, started_at_ms: self.started.started_at_ms };
         let lines = Lines {
@@ -163,7 +166,7 @@ impl Output {
 }
 
 /// An answer of one JSON value a line.
-pub(super) fn ndjson<T: Serialize>(
+pub fn ndjson<T: Serialize>(
     values: impl futures_util::Stream<Item = T> + Send + 'static,
 ) -> Response {
     use futures_util::StreamExt;

@@ -69,19 +69,32 @@ async fn get(Path(path): Path<ProcessPath>, awake: Awake) -> Answer<Process> {
     Ok(Json(awake.lease.guest().process(&path.pid.request()).await?.into()))
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct KillQuery {
+    /// Ask it to end (SIGTERM) and wait so long before it is killed.
+    grace_ms: Option<u64>,
+}
+
 /// Kill a process and everything it started.
 #[utoipa::path(
     delete, path = "/v1/sandboxes/{sandbox}/processes/{pid}",
     params(
         ("sandbox" = String, Path, description = "Id or name"),
         ("pid" = String, Path, description = "Process id, or name of a supervised process"),
+        KillQuery,
     ),
     responses((status = 204, description = "It is gone, and is not started again."))
 )]
-async fn kill(Path(path): Path<ProcessPath>, awake: Awake) -> Result<Response> {
+async fn kill(
+    Path(path): Path<ProcessPath>,
+    Query(query): Query<KillQuery>,
+    awake: Awake,
+) -> Result<Response> {
     let guest = awake.lease.guest();
     let pid = path.pid.pid(guest).await?;
-    guest.done(&Request::Kill { pid }).await?;
+    guest.done(&Request::Kill { pid, grace_ms: query.grace_ms }).await?;
     Ok(no_content())
 }
 
@@ -181,7 +194,7 @@ async fn output(
     awake: Awake,
 ) -> Result<Response> {
     let pid = path.pid.pid(awake.lease.guest()).await?;
-    let request = Request::Attach { pid, replay: true, follow: query.follow };
+    let request = Request::Attach { pid, replay: true, follow: query.follow, stamps: false };
     let output = Output::open(awake, &request, None).await?;
     Ok(output.into_response(app.stopping.clone()))
 }

@@ -74,6 +74,7 @@ async fn collect(mut output: Output, begun: Instant) -> Result<RunResult> {
             Said::Bytes(OutputStream::Stdout, bytes) => said.stdout(&bytes),
             Said::Bytes(OutputStream::Stderr, bytes) => said.stderr(&bytes),
             Said::Skipped(_) => said.truncated = true,
+            Said::At(_) => {}
             Said::Exited(report) => exit = Some(report),
         }
     }

@@ -9,20 +9,18 @@ use serde::Deserialize;
 use tokio::time::Instant;
 use torpor_lifecycle::Sandbox;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, SandboxList, UpdateSandbox, UsageReport};
+use torpor_protocol::api::{CreateSandbox, SandboxList, UpdateSandbox, UsageReport};
 use torpor_protocol::snapshot::{SandboxUsage, UsageList};
-use torpor_protocol::{SandboxId, SandboxSpec, State as SandboxState, Status};
+use torpor_protocol::{SandboxId, State as SandboxState, Status};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
 use super::extract::{Json, Named, Query};
-use super::moment::{Held, parse};
 use super::{Answer, no_content, with_status};
-use crate::admission::{self, Origin, Resolved};
 use crate::app::App;
-use crate::room;
+use crate::calls::{self, Unanswered};
 
 /// Sandboxes in one page of a listing, unless the client asks for another number up to this.
 const PAGE_MAX: usize = 1000;
@@ -56,70 +54,16 @@ async fn create(
     Query(query): Query<CreateQuery>,
     request: Option<Json<CreateSandbox>>,
 ) -> Result<Response> {
-    let started = Instant::now();
+    let begun = Instant::now();
     let request = request.map(|Json(request)| request).unwrap_or_default();
-    let sandbox = match &request.snapshot {
-        Some(snapshot) => {
-            let moment = Held::of(&app, &parse(snapshot)?).await?;
-            begin(&app, request, &moment).await?
-        }
-        None => {
-            let spec = admit(&app, request).await?;
-            room::make(&app, 1, 0).await?;
-            app.fleet.create(spec).await?
-        }
-    };
+    let sandbox = calls::create(&app, request).await?;
     if query.wait == Some(false) {
         return Ok(with_status(StatusCode::ACCEPTED, sandbox.status()));
     }
     let unanswered = Unanswered::new(&sandbox);
-    if let Err(error) = sandbox.awake().await {
-        // Whoever gets an error has nothing to clean up.
-        sandbox.delete().await;
-        return Err(error.into());
-    }
+    calls::started(&app, &sandbox, begun).await?;
     unanswered.answered();
-    app.metrics.created(started.elapsed());
     Ok(with_status(StatusCode::CREATED, sandbox.status()))
-}
-
-/// A sandbox without a name that its creator does not know of yet: if the creator goes away now,
-/// nobody will ever ask for it.
-pub(super) struct Unanswered(Option<Sandbox>);
-
-impl Unanswered {
-    pub(super) fn new(sandbox: &Sandbox) -> Self {
-        let named = sandbox.watch().borrow().spec.name.is_some();
-        Self((!named).then(|| sandbox.clone()))
-    }
-
-    pub(super) fn answered(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Unanswered {
-    fn drop(&mut self) {
-        if let Some(sandbox) = self.0.take() {
-            tokio::spawn(async move { sandbox.delete().await });
-        }
-    }
-}
-
-/// What a sandbox from an image is to be.
-pub(crate) async fn admit(app: &App, request: CreateSandbox) -> Result<SandboxSpec> {
-    let name = request.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
-    let id = app.images.resolve(&name).await?;
-    let origin = Origin::Image(Resolved { name, id });
-    Ok(admission::admit(request, origin, &app.terms())?)
-}
-
-/// A sandbox that begins where another was saved. What was cut off from the internet stays so.
-async fn begin(app: &App, mut request: CreateSandbox, moment: &Held) -> Result<Sandbox> {
-    request.network.internet &= moment.about().spec.network.internet;
-    let spec = moment.admit(app, request)?;
-    room::make(app, 1, moment.memory_mib()).await?;
-    Ok(app.fleet.begin(moment, spec).await?)
 }
 
 /// What a listing is asked for. `label` may be repeated: all must match.
@@ -201,7 +145,7 @@ async fn get(Named(sandbox): Named) -> Json<Status> {
     Json(sandbox.status())
 }
 
-/// Change labels, lifetime or standby.
+/// Change what a sandbox is, while it lives.
 #[utoipa::path(
     patch, path = "/v1/sandboxes/{sandbox}",
     params(("sandbox" = String, Path, description = "Id or name")),
@@ -213,8 +157,7 @@ async fn update(
     Named(sandbox): Named,
     Json(update): Json<UpdateSandbox>,
 ) -> Answer<Status> {
-    admission::check_update(&update, app.fleet.clock().now_ms())?;
-    sandbox.update(update).await?;
+    calls::update(&app, &sandbox, update).await?;
     Ok(Json(sandbox.status()))
 }
 
@@ -301,6 +244,7 @@ mod tests {
             wakes: 0,
             recovered_from_ms: None,
             parent: None,
+            queued_until_ms: None,
             start_steps: Vec::new(),
         }
     }

@@ -11,7 +11,6 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
-use tokio::time::Instant;
 use torpor_lifecycle::store::{Ledger, Saves, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::snapshot::{SnapshotDetails, SnapshotList, TakeSnapshot, Verified};
@@ -24,6 +23,7 @@ use super::error::Result;
 use super::extract::{Json, Named, Query, SnapshotPath};
 use super::{Answer, no_content, with_status};
 use crate::app::App;
+use crate::calls;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new()
@@ -50,23 +50,13 @@ async fn take_snapshot(
     Named(sandbox): Named,
     request: Option<Json<TakeSnapshot>>,
 ) -> Result<Response> {
-    let begun = Instant::now();
     let request = request.map(|Json(request)| request).unwrap_or_default();
     let TakeSnapshot { name, kind, in_background } = request;
-    let of = SandboxRef::Id(sandbox.id().clone());
-    let taking = app.fleet.take_snapshot(&of, name, kind).await?;
-    let begun_as = taking.snapshot.clone();
-    // Counted also when nobody waits for it.
-    let taken = tokio::spawn(async move {
-        let snapshot = taking.done().await?;
-        app.metrics.snapshot_taken(begun.elapsed(), snapshot.pause_ms);
-        Ok::<_, Error>(snapshot)
-    });
+    let taken = calls::snapshot(&app, &sandbox, name, kind).await?;
     if in_background {
-        return Ok(with_status(StatusCode::ACCEPTED, begun_as));
+        return Ok(with_status(StatusCode::ACCEPTED, taken.begun_as));
     }
-    let snapshot = taken.await.unwrap_or_else(|_| Err(Refusal::Stopping.into()))?;
-    Ok(with_status(StatusCode::CREATED, snapshot))
+    Ok(with_status(StatusCode::CREATED, taken.done().await?))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

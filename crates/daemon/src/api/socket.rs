@@ -24,7 +24,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(45);
 const CLOSING: Duration = Duration::from_secs(2);
 
 /// The limits of every socket.
-pub(super) fn limited(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
+pub fn limited(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
     upgrade
         .max_message_size(MESSAGE_MAX)
         .max_frame_size(MESSAGE_MAX)
@@ -34,10 +34,10 @@ pub(super) fn limited(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
 
 /// The peer is not there any more.
 #[derive(Debug)]
-pub(super) struct Left;
+pub struct Left;
 
 /// One half receives, the other sends; both at the same time.
-pub(super) fn split(socket: WebSocket) -> (Ear, Mouth) {
+pub fn split(socket: WebSocket) -> (Ear, Mouth) {
     let (sink, stream) = socket.split();
     let listening = std::sync::Arc::new(Mutex::new(None));
     let mut ping = tokio::time::interval(PING_EVERY);
@@ -49,20 +49,20 @@ pub(super) fn split(socket: WebSocket) -> (Ear, Mouth) {
 /// Since when we wait for the peer to say something; none while we are busy with what it said.
 type Listening = std::sync::Arc<Mutex<Option<Instant>>>;
 
-pub(super) struct Ear {
+pub struct Ear {
     stream: SplitStream<WebSocket>,
     listening: Listening,
 }
 
 /// What a peer says.
-pub(super) enum Heard {
+pub enum Heard {
     Text(String),
     Bytes(Bytes),
 }
 
 impl Ear {
     /// `None` when the peer is gone or said goodbye.
-    pub(super) async fn hear(&mut self) -> Option<Heard> {
+    pub async fn hear(&mut self) -> Option<Heard> {
         loop {
             *self.listening.lock() = Some(Instant::now());
             let message = self.stream.next().await;
@@ -77,35 +77,35 @@ impl Ear {
     }
 
     /// Waits until the peer agrees that it is over, so that it gets what was sent last.
-    pub(super) async fn wait_for_close(&mut self) {
+    pub async fn wait_for_close(&mut self) {
         let closed = async { while self.hear().await.is_some() {} };
         let _ = tokio::time::timeout(CLOSING, closed).await;
     }
 }
 
-pub(super) struct Mouth {
+pub struct Mouth {
     sink: SplitSink<WebSocket, Message>,
     ping: Interval,
     listening: Listening,
 }
 
 impl Mouth {
-    pub(super) async fn say<T: Serialize>(&mut self, value: &T) -> Result<(), Left> {
+    pub async fn say<T: Serialize>(&mut self, value: &T) -> Result<(), Left> {
         let text = serde_json::to_string(value).map_err(|_| Left)?;
         self.sink.send(Message::text(text)).await.map_err(|_| Left)
     }
 
     /// Goes with the next [`Mouth::flush`] at the latest.
-    pub(super) async fn feed(&mut self, bytes: Bytes) -> Result<(), Left> {
+    pub async fn feed(&mut self, bytes: Bytes) -> Result<(), Left> {
         self.sink.feed(Message::Binary(bytes)).await.map_err(|_| Left)
     }
 
-    pub(super) async fn flush(&mut self) -> Result<(), Left> {
+    pub async fn flush(&mut self) -> Result<(), Left> {
         self.sink.flush().await.map_err(|_| Left)
     }
 
     /// Resolves only when the peer is gone. Cancel-safe between pings.
-    pub(super) async fn keep_alive(&mut self) -> Left {
+    pub async fn keep_alive(&mut self) -> Left {
         loop {
             self.ping.tick().await;
             let silent = self.listening.lock().is_some_and(|since| since.elapsed() > SILENCE_MAX);
@@ -115,7 +115,7 @@ impl Mouth {
         }
     }
 
-    pub(super) async fn close(&mut self, code: u16, reason: &str) {
+    pub async fn close(&mut self, code: u16, reason: &str) {
         let reason = reason.to_owned().into();
         let goodbye = Message::Close(Some(CloseFrame { code, reason }));
         let _ = tokio::time::timeout(CLOSING, self.sink.send(goodbye)).await;
@@ -123,6 +123,6 @@ impl Mouth {
 }
 
 /// It ended as it should.
-pub(super) const NORMAL: u16 = close_code::NORMAL;
+pub const NORMAL: u16 = close_code::NORMAL;
 /// It ended because of an error.
-pub(super) const ERROR: u16 = close_code::ERROR;
+pub const ERROR: u16 = close_code::ERROR;

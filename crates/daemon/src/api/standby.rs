@@ -4,9 +4,8 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use tokio::time::Instant;
 use torpor_protocol::snapshot::{RestoreSandbox, Sleep};
-use torpor_protocol::{SandboxRef, Status, Tier};
+use torpor_protocol::{SandboxRef, Status};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -14,7 +13,7 @@ use super::Answer;
 use super::extract::{Json, Named};
 use super::moment::parse;
 use crate::app::App;
-use crate::room;
+use crate::{calls, room};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(sleep)).routes(routes!(wake)).routes(routes!(restore))
@@ -32,10 +31,8 @@ async fn sleep(
     Named(sandbox): Named,
     request: Option<Json<Sleep>>,
 ) -> Answer<Status> {
-    let begun = Instant::now();
     let Sleep { cold } = request.map(|Json(request)| request).unwrap_or_default();
-    sandbox.sleep(cold).await?;
-    app.metrics.slept(if cold { Tier::Cold } else { Tier::Warm }, begun.elapsed());
+    calls::sleep(&app, &sandbox, cold).await?;
     Ok(Json(sandbox.status()))
 }
 
@@ -46,12 +43,7 @@ async fn sleep(
     responses((status = 200, description = "It runs.", body = Status))
 )]
 async fn wake(State(app): State<Arc<App>>, Named(sandbox): Named) -> Answer<Status> {
-    let (begun, tier) = (Instant::now(), sandbox.watch().borrow().tier);
-    room::wake_room(&app, &sandbox, true).await?;
-    sandbox.wake().await?;
-    if let Some(tier) = tier {
-        app.metrics.waited(tier, begun.elapsed());
-    }
+    calls::wake(&app, &sandbox).await?;
     Ok(Json(sandbox.status()))
 }
 

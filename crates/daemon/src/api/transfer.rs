@@ -44,7 +44,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 // === Up ===
 
 /// Opens a request, sends the body on its stream and waits for the agent's answer.
-async fn upload(app: &App, awake: &Awake, request: &Request, mut body: Body) -> Result<Reply> {
+pub async fn upload(app: &App, awake: &Awake, request: &Request, mut body: Body) -> Result<Reply> {
     let mut stream = awake.lease.guest().open(request).await?;
     let sender = stream.sender();
     let early = tokio::select! {
@@ -69,7 +69,7 @@ async fn feed(app: &App, sender: &Sender, body: &mut Body) -> Result<()> {
     Ok(sender.finish().await?)
 }
 
-pub(super) async fn next_bytes(body: &mut Body) -> Result<Option<Bytes>> {
+pub async fn next_bytes(body: &mut Body) -> Result<Option<Bytes>> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| ApiError::invalid("the body broke off"))?;
         if let Ok(bytes) = frame.into_data() {
@@ -80,7 +80,7 @@ pub(super) async fn next_bytes(body: &mut Body) -> Result<Option<Bytes>> {
 }
 
 /// Reads what nobody wants, within limits, so that its sender comes to read why.
-pub(super) async fn discard(mut body: Body) {
+pub async fn discard(mut body: Body) {
     let mut room = DISCARD_MAX;
     let reading = async {
         while let Ok(Some(bytes)) = next_bytes(&mut body).await {
@@ -99,7 +99,7 @@ fn stat_of(reply: Reply, request: &Request) -> Result<FileStat> {
 }
 
 /// [`upload`] for requests that are only done.
-pub(super) async fn deliver(
+pub async fn deliver(
     app: &App,
     awake: &Awake,
     request: &Request,

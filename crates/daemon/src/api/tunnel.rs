@@ -60,7 +60,8 @@ async fn tunnel(
     }))
 }
 
-async fn connect(awake: &Awake, port: u16) -> Result<Stream> {
+/// A TCP connection to loopback inside.
+pub async fn connect(awake: &Awake, port: u16) -> Result<Stream> {
     let request = Request::Connect { port };
     let connect = async {
         let mut stream = awake.lease.guest().open(&request).await?;
@@ -72,7 +73,7 @@ async fn connect(awake: &Awake, port: u16) -> Result<Stream> {
 }
 
 /// Until either side is done, or the daemon stops.
-async fn carry(app: &App, socket: WebSocket, mut stream: Stream) {
+pub async fn carry(app: &App, socket: WebSocket, mut stream: Stream) {
     let (mut ear, mut mouth) = socket::split(socket);
     let sender = stream.sender();
     let over = tokio::select! {

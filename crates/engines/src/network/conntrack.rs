@@ -1,4 +1,4 @@
-//! Forgetting the connections of a slot's former guest.
+//! Forgetting connections: those of a slot's former guest, and those that a guest may have no longer.
 //!
 //! The kernel remembers which answers belong to which guest. Without this, what the world still
 //! sends to a guest that is gone would reach the next one on the same slot.
@@ -32,13 +32,14 @@ const NESTED: u16 = 1 << 15;
 const TUPLE: u16 = 1;
 const TUPLE_IP: u16 = 1;
 const IP_SOURCE: u16 = 1;
+const IP_DESTINATION: u16 = 2;
 const FILTER: u16 = 25;
 const FILTER_TUPLE: u16 = 1;
 const FILTER_BY_SOURCE: u32 = 1;
 
-/// Forgets every connection that `source` has opened. Blocks for the time of one walk through the
-/// kernel's table.
-pub(super) fn forget(source: Ipv4Addr) -> io::Result<()> {
+/// Forgets every connection that `source` has opened to one of `those` addresses. Blocks for the time
+/// of one walk through the kernel's table.
+pub(super) fn forget(source: Ipv4Addr, those: impl Fn(Ipv4Addr) -> bool) -> io::Result<()> {
     let socket = socket_with(
         AddressFamily::NETLINK,
         SocketType::RAW,
@@ -47,7 +48,10 @@ pub(super) fn forget(source: Ipv4Addr) -> io::Result<()> {
     )?;
     set_socket_timeout(&socket, Timeout::Recv, Some(DEADLINE))?;
     for tuple in tuples_of(&socket, source)? {
-        delete(&socket, &tuple)?;
+        // What can't be read is forgotten rather than kept.
+        if address(&tuple, IP_DESTINATION).is_none_or(&those) {
+            delete(&socket, &tuple)?;
+        }
     }
     Ok(())
 }
@@ -72,7 +76,7 @@ fn tuples_of(socket: &OwnedFd, source: Ipv4Addr) -> io::Result<Vec<Vec<u8>>> {
                     // Kernels before 5.8 know no filter and list everything.
                     tuples.extend(
                         find(entry, TUPLE)
-                            .filter(|tuple| comes_from(tuple, source))
+                            .filter(|tuple| address(tuple, IP_SOURCE) == Some(source))
                             .map(<[u8]>::to_vec),
                     );
                 }
@@ -141,8 +145,10 @@ fn find(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     }
 }
 
-fn comes_from(tuple: &[u8], source: Ipv4Addr) -> bool {
-    find(tuple, TUPLE_IP).and_then(|ip| find(ip, IP_SOURCE)) == Some(source.octets().as_slice())
+/// One end of a connection as it was when it was opened.
+fn address(tuple: &[u8], end: u16) -> Option<Ipv4Addr> {
+    let octets: [u8; 4] = find(find(tuple, TUPLE_IP)?, end)?.try_into().ok()?;
+    Some(octets.into())
 }
 
 /// An acknowledgement is an error message with the number zero.
@@ -171,14 +177,17 @@ mod tests {
 
     #[test]
     fn what_is_written_can_be_read() {
-        let source = Ipv4Addr::new(10, 213, 0, 7);
-        let ip = attribute(TUPLE_IP | NESTED, &attribute(IP_SOURCE, &source.octets()));
+        let (source, to) = (Ipv4Addr::new(10, 213, 0, 7), Ipv4Addr::new(192, 0, 2, 8));
+        let ends = [(IP_SOURCE, source), (IP_DESTINATION, to)];
+        let ends = ends.map(|(end, address)| attribute(end, &address.octets())).concat();
+        let ip = attribute(TUPLE_IP | NESTED, &ends);
         let entry = [attribute(7, b"odd"), attribute(TUPLE | NESTED, &ip)].concat();
         let message = message(GET, REQUEST, &entry);
         let (kind, read) = messages(&message).next().expect("one message");
         assert_eq!((kind, read.len()), (GET, message.len()));
         let tuple = find(&read[ENTRY_HEADER..], TUPLE).expect("the tuple");
-        assert!(comes_from(tuple, source));
-        assert!(!comes_from(tuple, Ipv4Addr::new(10, 213, 0, 8)));
+        assert_eq!(address(tuple, IP_SOURCE), Some(source));
+        assert_eq!(address(tuple, IP_DESTINATION), Some(to));
+        assert_eq!(address(&ends, IP_SOURCE), None, "it is not where it belongs");
     }
 }

@@ -11,11 +11,13 @@
 //! and removing one slow, so slots are made ahead, handed on, and removed only by
 //! [`Network::close`] or [`remove_traces`].
 //!
-//! Invariants: a slot is handed on only when no packet socket is on it (see `pool`); what is not
-//! in the firewall's `OPEN` group reaches nothing; at every instant there is a whole table.
+//! Invariants: a slot is handed on only when no packet socket is on it (see `pool`); what has no
+//! list and is not in the firewall's `OPEN` group reaches nothing; at every instant there is a
+//! whole table, with the lists of all machines that live.
 //!
 //! The networks around the host and its name server are read when the network is opened.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -32,6 +34,7 @@ use links::Links;
 use names::{Block, GATEWAY, Names};
 use namespace::Namespace;
 use pool::Pool;
+use reach::Reach;
 
 mod block;
 mod conntrack;
@@ -43,6 +46,7 @@ mod names;
 mod namespace;
 mod packet;
 mod pool;
+mod reach;
 mod rules;
 mod slot;
 mod tend;
@@ -79,6 +83,9 @@ struct Shared {
     /// A slot became ready, or it is known that none will.
     news: Notify,
     nameserver: Option<String>,
+    /// The slots that may have a list in the firewall, and which. A slot keeps its list until it is
+    /// handed on, so that every change of it is one transaction.
+    lists: Mutex<BTreeMap<u16, Reach>>,
 }
 
 /// What keeps the parking namespace alive on our side.
@@ -91,13 +98,15 @@ struct Parking {
 }
 
 impl Network {
-    /// Makes the network of an installation or takes over what an earlier daemon left of it.
-    pub async fn open(tag: &str) -> Result<Self, NetworkError> {
-        Self::open_with(tag, host::resolver()).await
+    /// Makes the network of an installation or takes over what an earlier daemon left of it. The
+    /// machines it left, by their slots, go on under these policies until they are adopted.
+    pub async fn open(tag: &str, left: &[(u16, Policy)]) -> Result<Self, NetworkError> {
+        Self::open_with(tag, left, host::resolver()).await
     }
 
     async fn open_with(
         tag: &str,
+        left: &[(u16, Policy)],
         resolver: Option<std::net::Ipv4Addr>,
     ) -> Result<Self, NetworkError> {
         let names = Names::new(tag)?;
@@ -106,8 +115,11 @@ impl Network {
         let surroundings = links.surroundings().await?;
         let (namespace, block) = settle(names.clone()).await?;
         let fresh = namespace.fresh;
+        let lists = lists_of(left);
+        let mut script = rules::table(&names, block, resolver, &surroundings.near);
+        script.extend(lists.iter().map(|(slot, reach)| rules::list(&names, *slot, reach)));
         let prepared = async {
-            firewall::apply(&rules::table(&names, block, resolver, &surroundings.near)).await?;
+            firewall::apply(&script).await?;
             let pool = tend::existing_slots(&links, &names, block, fresh).await?;
             Ok((pool, Parking::new(namespace)?))
         };
@@ -131,6 +143,7 @@ impl Network {
             work: Notify::new(),
             news: Notify::new(),
             nameserver: resolver.map(|_| GATEWAY.to_string()),
+            lists: Mutex::new(lists),
         });
         let tending = tokio::spawn(tend::tend(Arc::clone(&shared)));
         Ok(Self { shared, tending })
@@ -139,24 +152,24 @@ impl Network {
     /// A slot of one's own. Cancel-safe.
     pub async fn take(&self, policy: &Policy) -> Result<Slot, NetworkError> {
         let slot = timeout(TAKE_DEADLINE, self.next()).await.map_err(|_| NetworkError::Late)??;
-        // Slots are handed out open, so only the rarer wish needs a message to the kernel.
-        if !policy.internet {
-            self.set_policy(&slot, policy).await?;
-        }
+        // Slots are handed out open, so only the rarer wish costs anything.
+        self.set_policy(&slot, policy).await?;
         Ok(slot)
     }
 
     /// The slot of a machine that an earlier daemon started.
     pub async fn adopt(&self, number: u16, policy: &Policy) -> Result<Slot, NetworkError> {
         let index = self.shared.pool.lock().adopt(number)?;
-        let slot = Slot { shared: Arc::clone(&self.shared), number, index };
+        let listed = self.shared.lists.lock().get(&number).cloned();
+        let slot = Slot::new(&self.shared, number, index, listed);
         self.set_policy(&slot, policy).await?;
         Ok(slot)
     }
 
-    /// Changes at once what the guest of a slot may reach; connections it has are no exception.
+    /// Changes at once what the guest of a slot may reach; connections it has are no exception. On
+    /// `Err` it is as it was.
     pub async fn set_policy(&self, slot: &Slot, policy: &Policy) -> Result<(), NetworkError> {
-        self.shared.links.set_open(slot.index, policy.internet).await
+        slot.set_reach(Reach::of(policy)).await
     }
 
     /// The same as dropping it.
@@ -190,7 +203,7 @@ impl Network {
             {
                 let mut pool = shared.pool.lock();
                 if let Some((number, index)) = pool.take() {
-                    return Ok(Slot { shared: Arc::clone(shared), number, index });
+                    return Ok(Slot::new(shared, number, index, Some(Reach::OPEN)));
                 }
                 if let Some(source) = pool.failure.take() {
                     return Err(NetworkError::Slot { source });
@@ -223,6 +236,12 @@ impl Shared {
             self.work.notify_one();
         }
     }
+}
+
+/// The lists of machines that an earlier daemon left. Whoever has none is in a group, and still is.
+fn lists_of(left: &[(u16, Policy)]) -> BTreeMap<u16, Reach> {
+    let reaches = left.iter().map(|(slot, policy)| (*slot, Reach::of(policy)));
+    reaches.filter(|(_, reach)| reach.is_list()).collect()
 }
 
 /// Counts in the pool as long as it lives, and has the pool refilled when it ends.

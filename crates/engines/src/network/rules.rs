@@ -14,12 +14,21 @@
 //! ([`OPEN`] or not), which one message to the kernel changes at once. Whatever is in no known
 //! group is closed.
 //!
-//! Only numbers and names of our own making are put into the text.
+//! A slot that reaches some addresses and others not has a *list*: two chains of its own, which
+//! stand in the table's maps under the name of its host end and are asked before the group. What
+//! the guest sends is judged by where it goes, what comes by where the guest had sent to: every
+//! packet, so that a connection which is open already is no exception. A list is put in place,
+//! changed and removed in one transaction each.
+//!
+//! Only numbers, addresses and names of our own making are put into the text.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
+use torpor_protocol::AddressRange;
+
 use super::names::{Block, GATEWAY, GUEST, Names, SLOTS};
+use super::reach::{Allow, Reach};
 
 /// The table, with names in percent signs for what differs between installations.
 const TABLE: &str = include_str!("table.nft");
@@ -88,6 +97,66 @@ pub(super) fn table(
 pub(super) fn no_table(names: &Names) -> String {
     let table = names.table();
     format!("table inet {table}\ndelete table inet {table}\n")
+}
+
+/// The list of a slot, replacing the one that is there, if any.
+pub(super) fn list(names: &Names, slot: u16, reach: &Reach) -> String {
+    let table = names.table();
+    let mut text = made(names, slot);
+    // Where a packet is bound for and what becomes of it, for each direction.
+    let ways = [
+        (format!("to_{slot}"), "ip daddr", "goto refuse", ("accept", "goto world")),
+        (format!("from_{slot}"), "ct original ip daddr", "drop", ("goto answers", "goto answers")),
+    ];
+    for (chain, address, refused, (asked, reached)) in ways {
+        let asked = if reach.names { asked } else { refused };
+        let mut rule = |rule: String| {
+            let _ = writeln!(text, "add rule inet {table} {chain} {rule}");
+        };
+        // First, so that it is all that the host's own name server hears of a list.
+        rule(format!("ct status dnat ct original ip daddr {GATEWAY} {asked}"));
+        if !reach.deny.is_empty() {
+            rule(format!("{address} {} {refused}", set(&reach.deny)));
+        }
+        match &reach.allow {
+            Allow::All => rule(reached.to_owned()),
+            Allow::Only(ranges) if ranges.is_empty() => rule(refused.to_owned()),
+            Allow::Only(ranges) => {
+                rule(format!("{address} {} {reached}", set(ranges)));
+                rule(refused.to_owned());
+            }
+        }
+    }
+    text
+}
+
+/// Removes the list of a slot if there is one.
+pub(super) fn no_list(names: &Names, slot: u16) -> String {
+    let (table, link) = (names.table(), names.link(slot));
+    let mut text = made(names, slot);
+    for way in ["to", "from"] {
+        let _ = writeln!(text, "delete element inet {table} lists_{way} {{ \"{link}\" }}");
+        let _ = writeln!(text, "delete chain inet {table} {way}_{slot}");
+    }
+    text
+}
+
+/// The chains of a slot, in their places and empty, whether they were there or not.
+fn made(names: &Names, slot: u16) -> String {
+    let (table, link) = (names.table(), names.link(slot));
+    let mut text = String::new();
+    for way in ["to", "from"] {
+        let _ = writeln!(text, "add chain inet {table} {way}_{slot}");
+        let _ = writeln!(text, "flush chain inet {table} {way}_{slot}");
+        let place = format!("{{ \"{link}\" : jump {way}_{slot} }}");
+        let _ = writeln!(text, "add element inet {table} lists_{way} {place}");
+    }
+    text
+}
+
+fn set(ranges: &[AddressRange]) -> String {
+    let texts: Vec<String> = ranges.iter().map(AddressRange::to_string).collect();
+    format!("{{ {} }}", texts.join(", "))
 }
 
 fn elements(names: &Names, value: impl Fn(u16) -> String) -> String {

@@ -5,8 +5,12 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::Shared;
+use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
+
 use super::names::{GATEWAY, GATEWAY_MAC, GUEST, GUEST_MAC, PREFIX};
+use super::reach::Reach;
+use super::{NetworkError, Shared, conntrack, firewall, rules};
 
 /// A pair of links that belongs to one machine. Dropping it gives it back: it is handed on when
 /// no packet socket is left on it, so a machine that lives on without its `Slot` keeps it.
@@ -16,6 +20,8 @@ pub struct Slot {
     pub(super) number: u16,
     /// Of the host end.
     pub(super) index: u32,
+    /// `None`: as an earlier daemon left it.
+    reach: Mutex<Option<Reach>>,
 }
 
 impl Drop for Slot {
@@ -37,6 +43,10 @@ pub struct Link {
 }
 
 impl Slot {
+    pub(super) fn new(shared: &Arc<Shared>, number: u16, index: u32, reach: Option<Reach>) -> Self {
+        Self { shared: Arc::clone(shared), number, index, reach: Mutex::new(reach) }
+    }
+
     /// What to remember, to adopt it later.
     pub fn number(&self) -> u16 {
         self.number
@@ -64,5 +74,50 @@ impl Slot {
     pub fn packet_socket(&self) -> io::Result<OwnedFd> {
         let parking = self.shared.parking.lock().clone();
         parking.ok_or(io::ErrorKind::NotConnected)?.namespace.packet_socket(self.number)
+    }
+
+    /// On `Err` it is as it was.
+    pub(super) async fn set_reach(&self, wanted: Reach) -> Result<(), NetworkError> {
+        let mut reach = self.reach.lock().await;
+        if reach.as_ref() == Some(&wanted) {
+            return Ok(());
+        }
+        if let Err(error) = self.install(&wanted).await {
+            if let Some(before) = reach.as_ref() {
+                // A refused transaction changed nothing; this is for whatever else there is.
+                let _ = self.install(before).await;
+            }
+            return Err(error);
+        }
+        if reach.replace(wanted.clone()).is_some() {
+            self.forget_beyond(wanted).await;
+        }
+        Ok(())
+    }
+
+    /// One message to the kernel for a slot without a list, else one transaction of the firewall.
+    async fn install(&self, reach: &Reach) -> Result<(), NetworkError> {
+        let Self { shared, number, index, .. } = self;
+        let listed = shared.lists.lock().contains_key(number);
+        if !listed && !reach.is_list() {
+            return shared.links.set_open(*index, *reach == Reach::OPEN).await;
+        }
+        // Before it is there: so it is removed in any case.
+        shared.lists.lock().insert(*number, reach.clone());
+        firewall::apply(&rules::list(&shared.names, *number, reach)).await?;
+        // For the day on which the list is not there.
+        shared.links.set_open(*index, false).await
+    }
+
+    /// The firewall lets nothing through of a connection that is beyond `reach`. This tells the other
+    /// side, and goes wrong without harm.
+    async fn forget_beyond(&self, reach: Reach) {
+        let address = self.address();
+        let forget = move || conntrack::forget(address, |to| !reach.covers(to));
+        match spawn_blocking(forget).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(slot = self.number, %error, "cut connections linger"),
+            Err(error) => tracing::warn!(slot = self.number, %error, "cut connections linger"),
+        }
     }
 }

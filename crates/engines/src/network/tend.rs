@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::links::Links;
 use super::names::{Block, Names, far_index, far_link};
 use super::pool::Pool;
-use super::{NetworkError, Shared, conntrack, host};
+use super::{NetworkError, Shared, conntrack, firewall, host, rules};
 
 /// Slots that wait ready for the next machines: a small burst.
 const SPARE: usize = 8;
@@ -135,9 +135,15 @@ async fn clear(shared: &Arc<Shared>) {
 /// As if nobody had ever had it.
 async fn reset(shared: &Shared, number: u16, index: u32) -> Result<(), NetworkError> {
     let address = shared.block.address(number);
-    let forgotten = tokio::task::spawn_blocking(move || conntrack::forget(address)).await;
+    let forget = move || conntrack::forget(address, |_| true);
+    let forgotten = tokio::task::spawn_blocking(forget).await;
     let forgotten = forgotten.unwrap_or_else(|error| Err(io::Error::other(error)));
     forgotten.map_err(NetworkError::host("forget the connections of a slot"))?;
+    let listed = shared.lists.lock().contains_key(&number);
+    if listed {
+        firewall::apply(&rules::no_list(&shared.names, number)).await?;
+        shared.lists.lock().remove(&number);
+    }
     shared.links.set_open(index, true).await
 }
 

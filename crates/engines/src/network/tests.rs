@@ -3,5 +3,6 @@
 //! nft, and say so when they are skipped.
 
 mod life;
+mod lists;
 mod reach;
 mod world;

@@ -94,7 +94,7 @@ pub(super) fn forwarding() -> Finding {
 pub(super) async fn network() -> Finding {
     let tag: String = unique().chars().take(8).collect();
     let done = async {
-        let network = Network::open(&tag).await?;
+        let network = Network::open(&tag, &[]).await?;
         let socket = match network.take(&Policy::default()).await {
             Ok(slot) => slot
                 .packet_socket()

@@ -104,7 +104,12 @@ impl Driver {
                 // Not recorded: the machine was not touched.
                 return Err(phase.unwrap_or(Phase::Adopting));
             }
-            Request::Update(update, reply) => self.update(update, reply).await,
+            Request::Update(update, reply) => {
+                self.update(update, Some(&mut sleeper.machine), reply).await;
+            }
+            Request::Lines(reply) => {
+                let _ = reply.send(Ok(()));
+            }
             Request::Parent(parent, reply) => self.note_parent(parent, reply).await,
         }
         Ok(sleeper)
@@ -231,7 +236,12 @@ impl Driver {
                         return phase;
                     }
                 }
-                Event::Asked(Request::Update(update, reply)) => self.update(update, reply).await,
+                Event::Asked(Request::Update(update, reply)) => {
+                    self.update(update, None, reply).await;
+                }
+                Event::Asked(Request::Lines(reply)) => {
+                    let _ = reply.send(Ok(()));
+                }
                 Event::Asked(Request::Parent(parent, reply)) => {
                     self.note_parent(parent, reply).await;
                 }
@@ -274,8 +284,8 @@ impl Driver {
         };
         match started {
             None => self.give_up_start().await,
-            Some(Ok(Started { machine, guest, steps, .. })) => {
-                let phase = self.opened(machine, guest, steps).await;
+            Some(Ok(started)) => {
+                let phase = self.opened(started).await;
                 self.let_in(waiters);
                 phase
             }
@@ -341,6 +351,7 @@ impl Driver {
                 | Request::Update(..)
                 | Request::Save(_)
                 | Request::Restore(_)
+                | Request::Lines(_)
                 | Request::Parent(..)) => self.backlog.push_back(other),
             }
         }

@@ -47,7 +47,13 @@ impl Driver {
                     // It could not be recorded: the machine was not touched.
                     return Phase::Adopting;
                 }
-                Event::Asked(Request::Update(update, reply)) => self.update(update, reply).await,
+                Event::Asked(Request::Update(update, reply)) => {
+                    self.update(update, Some(&mut machine), reply).await;
+                }
+                Event::Asked(Request::Lines(reply)) => {
+                    self.note_last_lines().await;
+                    let _ = reply.send(Ok(()));
+                }
                 Event::Asked(Request::Parent(parent, reply)) => {
                     self.note_parent(parent, reply).await;
                 }
@@ -112,6 +118,7 @@ impl Driver {
         let hooks = self.record.spec.standby.hooks.clone();
         let command = &hooks.before_sleep;
         run_hook(&self.record.id, &guest, "before_sleep", command, hooks.grace_ms).await;
+        self.note_lines(&guest).await;
         if forced {
             self.door.close();
         } else if !self.door.close_if_vacant() {

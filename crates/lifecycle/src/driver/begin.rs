@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use torpor_protocol::State;
-use torpor_protocol::status::Step;
+use torpor_protocol::api::ArchivedSandbox;
+use torpor_protocol::guest::ProcessSpec;
 
 use super::{Driver, Event, Phase, Sleeper};
 use crate::engine::Machine;
@@ -17,6 +18,12 @@ use crate::{Error, Refusal, fault};
 
 /// Between two attempts to forget a sandbox that is being deleted.
 const ERASE_AGAIN: Duration = Duration::from_secs(1);
+/// Between two looks for room by somebody who waits for it.
+const ROOM_AGAIN: Duration = Duration::from_millis(250);
+/// Why a sandbox ended that was deleted while it waited for room.
+pub const CANCELLED: &str = "it was deleted while it waited for room";
+/// Why a sandbox ended that waited for room in vain.
+pub const NO_ROOM: &str = "there was no room for it on this host within its time";
 
 impl Driver {
     pub(super) async fn creating(&mut self) -> Phase {
@@ -29,11 +36,47 @@ impl Driver {
             started = self.first_start() => Some(started),
         };
         match started {
-            Some(Ok(Started { machine, guest, steps, .. })) => {
-                self.opened(machine, guest, steps).await
-            }
+            Some(Ok(started)) => self.opened(started).await,
             Some(Err(error)) => self.fail(chain(&error)).await,
             None => self.give_up_start().await,
+        }
+    }
+
+    /// Waits until there is room for it.
+    pub(super) async fn queued(&mut self, until_ms: u64) -> Phase {
+        self.publish(State::Creating, Some("it waits for room on this host".to_owned()));
+        let needed_mib = match &self.record.save {
+            Some(save) => match self.world.saves.about(save).await {
+                Ok(manifest) => manifest.size_bytes().div_ceil(1024 * 1024),
+                Err(error) => return self.fail(chain(&error)).await,
+            },
+            None => 0,
+        };
+        let (delete, stopping) = (self.delete.clone(), self.world.stopping.clone());
+        loop {
+            let status = self.status.clone();
+            let entered =
+                Box::new(move || status.send_modify(|status| status.queued_until_ms = None));
+            if self.world.room.make(needed_mib, entered).await {
+                break;
+            }
+            let ended = |reason: &str| Phase::Deleting {
+                machine: None,
+                reason: Some(reason.to_owned()),
+            };
+            tokio::select! {
+                biased;
+                () = delete.cancelled() => return ended(CANCELLED),
+                () = stopping.cancelled() => return Phase::Left,
+                () = tokio::time::sleep(self.world.clock.until(until_ms)) => return ended(NO_ROOM),
+                () = tokio::time::sleep(ROOM_AGAIN) => {}
+            }
+        }
+        let mut admitted = self.record.clone();
+        admitted.facts.queued_until_ms = None;
+        match self.write(admitted).await {
+            Ok(()) => Phase::Creating,
+            Err(error) => self.fail(chain(&error)).await,
         }
     }
 
@@ -82,13 +125,17 @@ impl Driver {
         let mut machine = machine;
         let greeted = async {
             let image = self.world.images.root(&self.record.spec.image_id).await?;
-            let guest = resume(&mut machine).await?;
             let Record { id, spec, .. } = &self.record;
-            guest.identify(self.world.identity(id, spec, &image, true)).await?;
-            Ok::<_, Error>(guest)
+            let identity = self.world.identity(id, spec, &image, true).await?;
+            let guest = resume(&mut machine).await?;
+            guest.identify(identity).await?;
+            Ok::<_, Error>((guest, image.file))
         };
         match greeted.await {
-            Ok(guest) => self.opened(machine, guest, Vec::new()).await,
+            Ok((guest, root)) => {
+                let booted = self.record.save.is_none();
+                self.opened(Started { machine, guest, root, steps: Vec::new(), booted }).await
+            }
             Err(error) => {
                 discard(&self.record.id, machine).await;
                 self.fail(chain(&error)).await
@@ -144,20 +191,29 @@ impl Driver {
     }
 
     /// The machine answered: after its hook everybody may come in.
-    pub(super) async fn opened(
-        &mut self,
-        machine: Box<dyn Machine>,
-        guest: Guest,
-        steps: Vec<Step>,
-    ) -> Phase {
+    pub(super) async fn opened(&mut self, started: Started) -> Phase {
+        let Started { machine, guest, steps, booted, .. } = started;
         let hooks = &self.record.spec.standby.hooks;
         // An image that boots did not wake.
         if self.record.save.is_some() {
             let (id, command) = (&self.record.id, &hooks.after_wake);
             run_hook(id, &guest, "after_wake", command, hooks.grace_ms).await;
         }
+        if booted && let Err(error) = self.start_entrypoint(&guest).await {
+            discard(&self.record.id, machine).await;
+            return self.fail(format!("its entrypoint can't be started: {}", chain(&error))).await;
+        }
         self.status.send_modify(|status| status.start_steps = steps);
         self.enter(machine, guest)
+    }
+
+    async fn start_entrypoint(&self, guest: &Guest) -> Result<(), Error> {
+        let command = self.record.spec.entrypoint.clone();
+        if command.is_empty() {
+            return Ok(());
+        }
+        guest.start(ProcessSpec { command, survives_detach: true, ..ProcessSpec::default() }).await?;
+        Ok(())
     }
 
     pub(super) fn enter(&mut self, machine: Box<dyn Machine>, guest: Guest) -> Phase {
@@ -215,7 +271,12 @@ impl Driver {
                         return phase;
                     }
                 }
-                Event::Asked(Request::Update(update, reply)) => self.update(update, reply).await,
+                Event::Asked(Request::Update(update, reply)) => {
+                    self.update(update, None, reply).await;
+                }
+                Event::Asked(Request::Lines(reply)) => {
+                    let _ = reply.send(Ok(()));
+                }
                 Event::Asked(Request::Parent(parent, reply)) => {
                     self.note_parent(parent, reply).await;
                 }
@@ -240,8 +301,10 @@ impl Driver {
         machine: Option<Box<dyn Machine>>,
         why: Option<String>,
     ) -> Phase {
+        self.note_last_lines().await;
         self.door.close();
-        while let Err(error) = self.world.ledger.erase(&self.record.id).await {
+        let ended = self.ended(why.clone());
+        while let Err(error) = self.world.ledger.archive(&ended).await {
             tracing::error!(sandbox = %self.record.id, error = chain(&error), "could not erase");
             tokio::time::sleep(ERASE_AGAIN).await;
             if self.world.stopping.is_cancelled() {
@@ -258,5 +321,15 @@ impl Driver {
             self.world.saves.release(save).await;
         }
         Phase::Deleted { reason: why }
+    }
+
+    fn ended(&self, reason: Option<String>) -> ArchivedSandbox {
+        ArchivedSandbox {
+            id: self.record.id.clone(),
+            spec: self.record.spec.clone(),
+            created_at_ms: self.record.created_at_ms,
+            ended_at_ms: self.world.clock.now_ms(),
+            reason,
+        }
     }
 }

@@ -10,11 +10,13 @@
 //!  awake.rs   running, falling asleep
 //!  asleep.rs  warm, cold, waking
 //!  save.rs    making a machine durable
+//!  change.rs  what can be changed while it lives; what its processes said
 //! ```
 
 mod asleep;
 mod awake;
-mod begin;
+pub(crate) mod begin;
+mod change;
 mod save;
 
 use std::collections::VecDeque;
@@ -24,7 +26,6 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use torpor_protocol::api::UpdateSandbox;
 use torpor_protocol::{State, Status, Tier};
 
 use crate::Error;
@@ -53,6 +54,10 @@ pub(crate) struct Driver {
 /// Where the sandbox stands, with what is alive there.
 pub(crate) enum Phase {
     Creating,
+    /// There was no room for it on this host.
+    Queued {
+        until_ms: u64,
+    },
     /// It gets a machine that was ready ahead and is paused.
     Claiming(Box<dyn Machine>),
     Adopting,
@@ -118,6 +123,7 @@ impl Driver {
         loop {
             phase = match phase {
                 Phase::Creating => self.creating().await,
+                Phase::Queued { until_ms } => self.queued(until_ms).await,
                 Phase::Claiming(machine) => self.claiming(machine).await,
                 Phase::Adopting => self.adopting().await,
                 Phase::Running(machine) => self.running(machine).await,
@@ -181,18 +187,6 @@ impl Driver {
 
     // === What every phase can do ===
 
-    async fn update(&mut self, update: UpdateSandbox, reply: Reply<()>) {
-        let UpdateSandbox { labels, lifetime, standby } = update;
-        let mut changed = self.record.clone();
-        changed.spec.labels = labels.unwrap_or(changed.spec.labels);
-        changed.spec.lifetime = lifetime.unwrap_or(changed.spec.lifetime);
-        changed.spec.standby = standby.unwrap_or_default().over(changed.spec.standby);
-        let recorded = self.write(changed).await;
-        if recorded.is_ok() {
-            self.republish();
-        }
-        let _ = reply.send(recorded);
-    }
 
     /// Records and remembers; on `Err` nothing changed.
     async fn write(&mut self, record: Record) -> Result<(), Error> {
@@ -250,6 +244,7 @@ fn show(status: &mut Status, record: &Record) {
     status.wakes = record.facts.wakes;
     status.recovered_from_ms = record.facts.recovered_from_ms;
     status.parent.clone_from(&record.facts.parent);
+    status.queued_until_ms = record.facts.queued_until_ms;
     status.generation += 1;
 }
 
@@ -293,6 +288,7 @@ pub(crate) fn first_status(record: &Record, engine: &str) -> Status {
         wakes: record.facts.wakes,
         recovered_from_ms: record.facts.recovered_from_ms,
         parent: record.facts.parent.clone(),
+        queued_until_ms: record.facts.queued_until_ms,
         start_steps: Vec::new(),
     }
 }

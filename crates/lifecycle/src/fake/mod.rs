@@ -30,7 +30,7 @@ use crate::engine::{
     Meter, Saved, Usage,
 };
 use script::Script;
-pub use store::FakeStore;
+pub use store::{FakeRoom, FakeStore};
 
 /// What a fake machine saves, if it is given a real directory.
 const MEMORY_FILE: &str = "memory";

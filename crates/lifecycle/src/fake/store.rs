@@ -6,14 +6,17 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use torpor_protocol::api::ArchivedSandbox;
+use torpor_protocol::guest::LogLine;
 use torpor_protocol::snapshot::SavedFile;
-use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SnapshotId, SnapshotKind};
+use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SecretName, SnapshotId, SnapshotKind};
 
 use crate::engine::Changes;
 use crate::store::{
-    Images, Ledger, Manifest, PoolRecord, Record, RootImage, Save, SaveAbout, Saves,
-    SnapshotRecord, Staged, StoreError,
+    Images, Journal, Ledger, Manifest, PoolRecord, Record, RootImage, Save, SaveAbout, Saves,
+    Search, SnapshotRecord, Staged, StoreError, Vault,
 };
+use crate::world::Room;
 
 #[derive(Default)]
 pub struct FakeStore {
@@ -25,6 +28,10 @@ struct StoreState {
     records: HashMap<SandboxId, Record>,
     snapshots: Vec<SnapshotRecord>,
     pools: BTreeMap<Name, PoolRecord>,
+    /// Last ended last.
+    archive: Vec<ArchivedSandbox>,
+    lines: HashMap<SandboxId, Vec<LogLine>>,
+    secrets: BTreeMap<String, String>,
     saves: HashMap<SaveId, (PathBuf, Manifest)>,
     corrupt: HashSet<SaveId>,
     writes: usize,
@@ -46,6 +53,15 @@ impl FakeStore {
     /// The next `count` saves find the disk full.
     pub fn fail_commits(&self, count: usize) {
         self.state.lock().fail_commits = count;
+    }
+
+    /// Gives a secret a value, or takes it away.
+    pub fn set_secret(&self, name: &str, value: Option<&str>) {
+        let mut state = self.state.lock();
+        match value {
+            Some(value) => drop(state.secrets.insert(name.to_owned(), value.to_owned())),
+            None => drop(state.secrets.remove(name)),
+        }
     }
 
     /// The bytes of this save are not what they were.
@@ -123,6 +139,29 @@ impl Ledger for FakeStore {
 
     async fn erase(&self, id: &SandboxId) -> Result<(), StoreError> {
         self.write(|state| drop(state.records.remove(id)))
+    }
+
+    async fn archive(&self, ended: &ArchivedSandbox) -> Result<(), StoreError> {
+        self.write(|state| {
+            state.records.remove(&ended.id);
+            state.archive.retain(|other| other.id != ended.id);
+            state.archive.push(ended.clone());
+        })
+    }
+
+    async fn archived(
+        &self,
+        before: Option<&SandboxId>,
+        limit: usize,
+    ) -> Result<Vec<ArchivedSandbox>, StoreError> {
+        let state = self.state.lock();
+        let all = state.archive.iter().rev();
+        let after = all.skip_while(|ended| before.is_some_and(|before| ended.id != *before));
+        Ok(after.skip(usize::from(before.is_some())).take(limit).cloned().collect())
+    }
+
+    async fn find_archived(&self, id: &SandboxId) -> Result<Option<ArchivedSandbox>, StoreError> {
+        Ok(self.state.lock().archive.iter().find(|ended| ended.id == *id).cloned())
     }
 
     async fn all(&self) -> Result<Vec<Record>, StoreError> {
@@ -241,5 +280,70 @@ impl Saves for FakeStore {
     ) -> Result<Arc<Save>, StoreError> {
         let about = SaveAbout { kind: SnapshotKind::Filesystem, ..save.manifest.about.clone() };
         Ok(self.keep(save.dir.clone(), about))
+    }
+}
+
+#[async_trait]
+impl Journal for FakeStore {
+    async fn last(&self, id: &SandboxId) -> Result<u64, StoreError> {
+        let state = self.state.lock();
+        let last = state.lines.get(id).and_then(|lines| lines.last());
+        Ok(last.map_or(0, |line| line.stamp_us))
+    }
+
+    async fn append(&self, id: &SandboxId, lines: &[LogLine]) -> Result<(), StoreError> {
+        self.state.lock().lines.entry(id.clone()).or_default().extend_from_slice(lines);
+        Ok(())
+    }
+
+    /// Only by stamp and number.
+    async fn read(&self, id: &SandboxId, search: &Search) -> Result<Vec<LogLine>, StoreError> {
+        let state = self.state.lock();
+        let lines = state.lines.get(id).map(Vec::as_slice).unwrap_or_default();
+        let after = lines.iter().filter(|line| line.stamp_us > search.after_us);
+        Ok(after.take(search.limit).cloned().collect())
+    }
+}
+
+#[async_trait]
+impl Vault for FakeStore {
+    async fn reveal(&self, names: &[SecretName]) -> Result<BTreeMap<String, String>, StoreError> {
+        let state = self.state.lock();
+        let value = |name: &SecretName| {
+            let value = state.secrets.get(name.as_str()).cloned();
+            let value = value.ok_or_else(|| StoreError::NoSuchSecret(name.to_string()))?;
+            Ok((name.to_string(), value))
+        };
+        names.iter().map(value).collect()
+    }
+}
+
+/// A host whose room tests decide about.
+#[derive(Default)]
+pub struct FakeRoom(Mutex<Option<usize>>);
+
+impl FakeRoom {
+    /// Room for whoever comes.
+    pub fn endless() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Room for so many more.
+    pub fn set(&self, machines: usize) {
+        *self.0.lock() = Some(machines);
+    }
+}
+
+#[async_trait]
+impl Room for FakeRoom {
+    async fn make(&self, _needed_mib: u64, entered: Box<dyn FnOnce() + Send>) -> bool {
+        let mut left = self.0.lock();
+        match left.as_mut() {
+            Some(0) => return false,
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        entered();
+        true
     }
 }

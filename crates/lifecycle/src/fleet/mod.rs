@@ -8,9 +8,11 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, broadcast, mpsc, watch};
+use tokio::sync::{Mutex as AsyncMutex, Notify, broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use torpor_protocol::api::UpdateSandbox;
+use torpor_protocol::guest::LogLine;
 use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, State, Status, Tier};
 
 use crate::clock::Clock;
@@ -18,8 +20,8 @@ use crate::driver::{Driver, Phase, first_status};
 use crate::engine::{About, Engine};
 use crate::lease::{Door, Lease};
 use crate::sandbox::{INBOX, Request, Sandbox};
-use crate::store::{Facts, Images, Ledger, Record, Rest, Saves};
-use crate::world::{Leave, Policy, World};
+use crate::store::{Facts, Images, Journal, Ledger, Record, Rest, Saves, Search, Vault};
+use crate::world::{Leave, Policy, Room, World};
 use crate::{Error, Refusal, fault};
 
 use pools::Pools;
@@ -34,6 +36,9 @@ pub struct Parts {
     pub ledger: Arc<dyn Ledger>,
     pub images: Arc<dyn Images>,
     pub saves: Arc<dyn Saves>,
+    pub journal: Arc<dyn Journal>,
+    pub vault: Arc<dyn Vault>,
+    pub room: Arc<dyn Room>,
     pub policy: Policy,
 }
 
@@ -46,6 +51,10 @@ struct Inner {
     world: Arc<World>,
     register: Mutex<Register>,
     pools: Pools,
+    /// Held by who takes a name for a sandbox that has one, or none.
+    renaming: AsyncMutex<()>,
+    /// Held by who claims a sandbox from a pool, until it counts.
+    claiming: AsyncMutex<()>,
     /// Rings when there is one more sandbox.
     launched: Notify,
     events: broadcast::Sender<Status>,
@@ -63,7 +72,7 @@ struct Register {
 impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
-        let Parts { engine, ledger, images, saves, policy } = parts;
+        let Parts { engine, ledger, images, saves, journal, vault, room, policy } = parts;
         let records = ledger.all().await?;
         let keep: HashSet<_> =
             records.iter().filter(|r| may_run(&r.rest)).map(|r| r.id.clone()).collect();
@@ -74,6 +83,9 @@ impl Fleet {
             ledger,
             images,
             saves,
+            journal,
+            vault,
+            room,
             policy,
             clock: Clock::start(),
             stopping: CancellationToken::new(),
@@ -84,6 +96,8 @@ impl Fleet {
                 world: Arc::new(world),
                 register: Mutex::default(),
                 pools: Pools::default(),
+                renaming: AsyncMutex::default(),
+                claiming: AsyncMutex::default(),
                 launched: Notify::new(),
                 events: broadcast::channel(EVENTS).0,
                 tasks: TaskTracker::new(),
@@ -100,6 +114,9 @@ impl Fleet {
 
     fn bring_back(&self, record: Record) {
         let phase = match &record.rest {
+            Rest::Created if record.facts.queued_until_ms.is_some() => Phase::Queued {
+                until_ms: record.facts.queued_until_ms.unwrap_or_default(),
+            },
             Rest::Created | Rest::Running | Rest::Standby { .. } => Phase::Adopting,
             Rest::Failed { reason } => Phase::Failed { reason: reason.clone() },
         };
@@ -112,14 +129,40 @@ impl Fleet {
     /// Creates a sandbox from its image. When this returns it is recorded; it runs when `awake`
     /// returns.
     pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox, Error> {
-        self.found(spec, None).await
+        self.found(spec, None, None).await
+    }
+
+    /// Creates a sandbox that waits until this host has room for it, or until this time.
+    pub async fn enqueue(
+        &self,
+        spec: SandboxSpec,
+        from: Option<&Moment>,
+        until_ms: u64,
+    ) -> Result<Sandbox, Error> {
+        match from {
+            Some(moment) => self.found(self.fitting(spec, moment)?, from, Some(until_ms)).await,
+            None => self.found(spec, None, Some(until_ms)).await,
+        }
     }
 
     /// Creates a sandbox from its image or from a moment; out of a pool if one fits.
-    async fn found(&self, spec: SandboxSpec, from: Option<&Moment>) -> Result<Sandbox, Error> {
+    async fn found(
+        &self,
+        spec: SandboxSpec,
+        from: Option<&Moment>,
+        queued_until_ms: Option<u64>,
+    ) -> Result<Sandbox, Error> {
         if self.inner.world.stopping.is_cancelled() {
             return Err(Refusal::Stopping.into());
         }
+        let _claiming = match &spec.pool {
+            Some(pool) => {
+                let claiming = self.inner.claiming.lock().await;
+                self.may_claim(pool)?;
+                Some(claiming)
+            }
+            None => None,
+        };
         let save = from.map(|moment| moment.save.id.clone());
         let ready = self.inner.pools.take(&spec, save.as_ref());
         let id = ready.as_ref().map_or_else(SandboxId::random, |ready| ready.id.clone());
@@ -135,7 +178,9 @@ impl Fleet {
             Some(ready) => Some(ready.root.clone()),
             None => from.and_then(|moment| moment.save.manifest.about.root.clone()),
         };
-        let facts = Facts { parent, root, ..Facts::default() };
+        // What is ready has its room already.
+        let queued_until_ms = queued_until_ms.filter(|_| ready.is_none());
+        let facts = Facts { parent, root, queued_until_ms, ..Facts::default() };
         let record =
             Record { id, spec, rest, save, facts, created_at_ms: now, last_used_at_ms: now };
         // A caller that gives up now must not leave a name that is taken by nobody.
@@ -147,7 +192,11 @@ impl Fleet {
                 return Err(Error::from(error));
             }
             fault::point("create.recorded");
-            let phase = ready.map_or(Phase::Creating, |ready| Phase::Claiming(ready.machine));
+            let phase = match (ready, queued_until_ms) {
+                (Some(ready), _) => Phase::Claiming(ready.machine),
+                (None, Some(until_ms)) => Phase::Queued { until_ms },
+                (None, None) => Phase::Creating,
+            };
             Ok(fleet.launch(record, phase))
         });
         creation.await.unwrap_or_else(|_| Err(Refusal::Stopping.into()))
@@ -161,6 +210,43 @@ impl Fleet {
         }
         register.by_name.insert(name.clone(), id.clone());
         Ok(())
+    }
+
+    /// Changes a sandbox while it lives: all that is asked for, or nothing.
+    pub async fn update(&self, sandbox: &Sandbox, update: UpdateSandbox) -> Result<(), Error> {
+        let Some(name) = update.name.clone() else { return sandbox.update(update).await };
+        // To its end also if the caller gives up: a name must not be taken by nobody.
+        let (fleet, sandbox) = (self.clone(), sandbox.clone());
+        let renaming = tokio::spawn(async move {
+            let _one_at_a_time = fleet.inner.renaming.lock().await;
+            let before = sandbox.status().spec.name;
+            if before.as_ref() == Some(&name) {
+                return sandbox.update(update).await;
+            }
+            fleet.claim(&sandbox.id, Some(&name))?;
+            let updated = sandbox.update(update).await;
+            let unused = if updated.is_ok() { before } else { Some(name) };
+            if let Some(unused) = unused {
+                fleet.inner.register.lock().by_name.remove(&unused);
+            }
+            updated
+        });
+        renaming.await.unwrap_or_else(|_| Err(Refusal::Stopping.into()))
+    }
+
+    /// Lines that the processes of a sandbox said. It is not woken for that; one that is gone is
+    /// remembered for a while.
+    pub async fn log(&self, id: &SandboxId, search: &Search) -> Result<Vec<LogLine>, Error> {
+        match self.find(&SandboxRef::Id(id.clone())) {
+            // Who can't be asked has nothing new to tell.
+            Ok(sandbox) => drop(sandbox.note_lines().await),
+            Err(error) => {
+                if self.inner.world.ledger.find_archived(id).await?.is_none() {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(self.inner.world.journal.read(id, search).await?)
     }
 
     pub fn find(&self, reference: &SandboxRef) -> Result<Sandbox, Error> {
@@ -264,8 +350,9 @@ impl Fleet {
         let record = driver.record.clone();
         match tokio::spawn(driver.run(phase)).await {
             Ok(inbox) => {
-                if sandbox.status().state == State::Terminated {
-                    self.inner.register.lock().forget(&sandbox.id, record.spec.name.as_ref());
+                let last = sandbox.status();
+                if last.state == State::Terminated {
+                    self.inner.register.lock().forget(&sandbox.id, last.spec.name.as_ref());
                 }
                 drop(inbox);
             }

@@ -14,6 +14,7 @@ use torpor_protocol::{Name, SandboxId, SandboxSpec, SaveId};
 
 use super::Fleet;
 use crate::engine::Machine;
+use crate::sandbox::Sandbox;
 use crate::error::chain;
 use crate::store::PoolRecord;
 use crate::world::{Started, discard};
@@ -46,10 +47,12 @@ pub(super) struct Ready {
 }
 
 impl Pools {
-    /// A machine for a sandbox like this, if one is ready.
+    /// A machine for a sandbox like this, if one is ready: of the pool that it is claimed from, or of
+    /// any.
     pub(super) fn take(&self, spec: &SandboxSpec, save: Option<&SaveId>) -> Option<Ready> {
         let mut pools = self.0.lock();
-        let stock = pools.values_mut().find(|stock| stock.fits(spec, save))?;
+        let of = |stock: &Stock| spec.pool.as_ref().is_none_or(|pool| stock.record.name == *pool);
+        let stock = pools.values_mut().find(|stock| of(stock) && stock.fits(spec, save))?;
         let ready = stock.ready.pop_front();
         match ready {
             Some(_) => stock.hits += 1,
@@ -79,15 +82,23 @@ impl Stock {
             && own.network == spec.network
     }
 
-    fn show(&self) -> Pool {
+    fn show(&self, claimed: Vec<SandboxId>) -> Pool {
+        let spec = &self.record.spec;
         Pool {
             name: self.record.name.clone(),
             size: self.record.size,
             ready: self.ready.len(),
-            image: self.record.spec.image.clone(),
+            image: spec.image.clone(),
             snapshot: self.record.from.as_ref().map(|(snapshot, _)| snapshot.clone()),
-            resources: self.record.spec.resources,
-            network: self.record.spec.network,
+            resources: spec.resources,
+            network: spec.network.clone(),
+            max: self.record.max,
+            claimed,
+            entrypoint: spec.entrypoint.clone(),
+            lifetime: spec.lifetime,
+            standby: spec.standby.clone(),
+            created_at_ms: self.record.created_at_ms,
+            updated_at_ms: self.record.updated_at_ms,
             hits: self.hits,
             misses: self.misses,
             reason: self.reason.clone(),
@@ -123,12 +134,65 @@ impl Fleet {
             reason: None,
             changed: Arc::clone(&changed),
         };
-        self.inner.pools.0.lock().insert(name, stock);
-        self.inner.tasks.spawn(self.clone().fill(record, changed));
+        self.inner.pools.0.lock().insert(name.clone(), stock);
+        self.inner.tasks.spawn(self.clone().fill(name, changed));
     }
 
     pub fn pools(&self) -> Vec<Pool> {
-        self.inner.pools.0.lock().values().map(Stock::show).collect()
+        let mut claimed: BTreeMap<Name, Vec<SandboxId>> = BTreeMap::new();
+        for sandbox in self.sandboxes() {
+            if let Some(pool) = &sandbox.status.borrow().spec.pool {
+                claimed.entry(pool.clone()).or_default().push(sandbox.id.clone());
+            }
+        }
+        let pools = self.inner.pools.0.lock();
+        let show = |(name, stock): (&Name, &Stock)| {
+            stock.show(claimed.remove(name).unwrap_or_default())
+        };
+        pools.iter().map(show).collect()
+    }
+
+    /// What sandboxes of a pool are to be.
+    pub fn pool(&self, name: &Name) -> Result<PoolRecord, Error> {
+        let pools = self.inner.pools.0.lock();
+        let stock = pools.get(name).ok_or_else(|| Refusal::NoSuchPool(name.clone()))?;
+        Ok(stock.record.clone())
+    }
+
+    /// Whether one more sandbox may be claimed from it. Whoever asks holds `claiming`.
+    pub(super) fn may_claim(&self, name: &Name) -> Result<(), Error> {
+        let Some(max) = self.pool(name)?.max else { return Ok(()) };
+        let of = |sandbox: &Sandbox| sandbox.status.borrow().spec.pool.as_ref() == Some(name);
+        if self.sandboxes().iter().filter(|sandbox| of(sandbox)).count() < max {
+            return Ok(());
+        }
+        Err(Refusal::PoolFull { pool: name.clone(), max }.into())
+    }
+
+    /// Makes a pool another one of the same name. Machines that do not fit any more end; sandboxes
+    /// that were claimed from it stay.
+    pub async fn update_pool(&self, record: PoolRecord) -> Result<(), Error> {
+        let before = self.pool(&record.name)?;
+        self.inner.world.ledger.record_pool(&record).await?;
+        let surplus = {
+            let mut pools = self.inner.pools.0.lock();
+            let Some(stock) = pools.get_mut(&record.name) else {
+                return Err(Refusal::NoSuchPool(record.name).into());
+            };
+            let save = record.from.as_ref().map(|(_, save)| save);
+            let keep = if stock.fits(&record.spec, save) { record.size } else { 0 };
+            stock.record = record;
+            stock.reason = None;
+            stock.changed.notify_one();
+            stock.ready.split_off(keep.min(stock.ready.len()))
+        };
+        for ready in surplus {
+            discard(&ready.id, ready.machine).await;
+        }
+        if let Some((_, save)) = &before.from {
+            self.inner.world.saves.release(save).await;
+        }
+        Ok(())
     }
 
     /// Forgets the pool and ends its machines.
@@ -151,17 +215,18 @@ impl Fleet {
     }
 
     /// Keeps one pool full until it or the daemon goes.
-    async fn fill(self, record: PoolRecord, changed: Arc<Notify>) {
+    async fn fill(self, name: Name, changed: Arc<Notify>) {
         let stopping = self.inner.world.stopping.clone();
         let mut again = AGAIN.0;
-        while let Some(missing) = self.missing(&record.name) {
+        while let Ok(record) = self.pool(&name) {
+            let missing = self.missing(&name);
             let pause = if missing {
                 // To its end also when the daemon stops: what is ready then is emptied with the pool.
                 match self.prepare(&record).await {
                     Ok(()) => again = AGAIN.0,
-                    Err(error) => self.note_failure(&record.name, &error),
+                    Err(error) => self.note_failure(&name, &error),
                 }
-                self.failing(&record.name).then_some(again)
+                self.failing(&name).then_some(again)
             } else {
                 None
             };
@@ -185,10 +250,10 @@ impl Fleet {
         self.inner.pools.0.lock().get(name).is_some_and(|stock| stock.reason.is_some())
     }
 
-    /// Whether the pool wants a machine; `None` if it is gone.
-    fn missing(&self, name: &Name) -> Option<bool> {
+    /// Whether the pool wants a machine.
+    fn missing(&self, name: &Name) -> bool {
         let pools = self.inner.pools.0.lock();
-        pools.get(name).map(|stock| stock.ready.len() < stock.record.size)
+        pools.get(name).is_some_and(|stock| stock.ready.len() < stock.record.size)
     }
 
     fn note_failure(&self, name: &Name, error: &Error) {
@@ -218,12 +283,13 @@ impl Fleet {
         let unwanted = {
             let mut pools = self.inner.pools.0.lock();
             match pools.get_mut(&record.name) {
-                Some(stock) => {
+                // It may have become another one meanwhile.
+                Some(stock) if stock.record == *record => {
                     stock.reason = None;
                     stock.ready.push_back(ready);
                     None
                 }
-                None => Some(ready),
+                Some(_) | None => Some(ready),
             }
         };
         if let Some(ready) = unwanted {

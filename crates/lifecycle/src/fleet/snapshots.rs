@@ -269,6 +269,11 @@ impl Fleet {
 
     /// Creates a sandbox that begins at `moment`.
     pub async fn begin(&self, moment: &Moment, spec: SandboxSpec) -> Result<Sandbox, Error> {
+        self.found(self.fitting(spec, moment)?, Some(moment), None).await
+    }
+
+    /// The specification of a sandbox that begins at `moment`.
+    pub(super) fn fitting(&self, spec: SandboxSpec, moment: &Moment) -> Result<SandboxSpec, Error> {
         let then = moment.spec();
         if moment.kind() == SnapshotKind::Memory {
             self.inner.world.can_revive(&moment.save)?;
@@ -284,7 +289,7 @@ impl Fleet {
         let mut spec = spec;
         spec.image.clone_from(&then.image);
         spec.image_id = then.image_id.clone();
-        self.found(spec, Some(moment)).await
+        Ok(spec)
     }
 
     /// Done with a moment: if nothing needs it, it goes.

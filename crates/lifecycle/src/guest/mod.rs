@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use torpor_protocol::guest::{
-    FailureCode, FileStat, Health, Identity, ProcessSpec, ProcessStatus, Reply, Request,
+    FailureCode, FileStat, Health, Identity, LogLine, ProcessSpec, ProcessStatus, Reply, Request,
 };
 
 use crate::engine::Channel;
@@ -24,6 +24,9 @@ pub use stream::{Item, Parcel, Sender, Stream};
 
 /// How long the agent may take for an answer that needs no work of unknown length.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
+
+/// More lines no agent keeps: each takes a byte of its ring, its stamp and its process aside.
+const KEPT_LINES_MAX: usize = 1024 * 1024;
 
 /// Why the guest did not do what it was asked.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -125,6 +128,31 @@ impl Guest {
                     return Err(unexpected(&request));
                 };
                 all.extend(processes);
+            }
+            Ok(all)
+        };
+        tokio::time::timeout(CALL_DEADLINE, answer)
+            .await
+            .map_err(|_| GuestError::Timeout(CALL_DEADLINE))?
+    }
+
+    /// What processes said after that stamp, as far as the agent keeps it.
+    pub async fn lines(&self, after_us: u64) -> Result<Vec<LogLine>, GuestError> {
+        let request = Request::Lines { after_us };
+        let answer = async {
+            let mut stream = self.open(&request).await?;
+            let mut all = Vec::new();
+            while let Some(item) = stream.next().await? {
+                match item {
+                    Item::Reply(Reply::Lines { lines }) => all.extend(lines),
+                    Item::Reply(Reply::Done) => return Ok(all),
+                    Item::Reply(_) | Item::Data(_) | Item::DataErr(_) | Item::End | Item::Reset => {
+                        return Err(unexpected(&request));
+                    }
+                }
+                if all.len() > KEPT_LINES_MAX {
+                    return Err(GuestError::Protocol("more lines than an agent keeps".to_owned()));
+                }
             }
             Ok(all)
         };

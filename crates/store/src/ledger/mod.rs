@@ -5,11 +5,14 @@
 //!   connections of their own and never wait for a writer.
 //! - A ledger with a migration that this program does not know is refused and left as it is.
 
+mod archive;
+mod builds;
 mod images;
 mod keys;
 mod pools;
 mod sandboxes;
 mod saves;
+mod secrets;
 mod snapshots;
 
 use std::fs::OpenOptions;
@@ -25,10 +28,12 @@ use sqlx::sqlite::{
 };
 use sqlx::{Row, SqlitePool};
 use torpor_lifecycle::store::{self, PoolRecord, Record, SnapshotRecord, StoreError};
+use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SnapshotId};
 
 pub(crate) use images::{ImageRow, Removed};
 pub use keys::KeyRow;
+pub(crate) use secrets::Sealed;
 
 static MIGRATIONS: Migrator = sqlx::migrate!();
 
@@ -140,6 +145,22 @@ impl store::Ledger for Ledger {
 
     async fn erase(&self, id: &SandboxId) -> Result<(), StoreError> {
         self.erase_sandbox(id).await
+    }
+
+    async fn archive(&self, ended: &ArchivedSandbox) -> Result<(), StoreError> {
+        self.put_archived(ended).await
+    }
+
+    async fn archived(
+        &self,
+        before: Option<&SandboxId>,
+        limit: usize,
+    ) -> Result<Vec<ArchivedSandbox>, StoreError> {
+        self.archive_page(before, limit).await
+    }
+
+    async fn find_archived(&self, id: &SandboxId) -> Result<Option<ArchivedSandbox>, StoreError> {
+        self.archived_one(id).await
     }
 
     async fn all(&self) -> Result<Vec<Record>, StoreError> {

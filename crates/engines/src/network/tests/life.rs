@@ -1,9 +1,7 @@
 //! How networks and slots come and go.
 
 use std::collections::HashSet;
-use std::io::Read;
 use std::net::UdpSocket;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -14,10 +12,10 @@ use super::super::links::Links;
 use super::super::names::{GUEST, Names};
 use super::super::{NetworkError, remove_traces};
 use super::world::{
-    DATAGRAM_PORT, PUBLIC, close, datagram, eventually, fresh_tag, greeting, ip, on_a_host,
+    DATAGRAM_PORT, PUBLIC, close, datagram, eventually, fresh_tag, greeting, ip, on_a_host, read,
 };
 
-const ON: Policy = Policy { internet: true };
+const ON: Policy = Policy { internet: true, allow: Vec::new(), deny: Vec::new() };
 
 /// Everything on the host that carries the tag.
 async fn traces(tag: &str) -> Vec<String> {
@@ -131,7 +129,7 @@ fn two_installations_live_side_by_side() {
 fn a_slot_is_handed_on_only_when_its_socket_is_closed() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
-        let slot = network.take(&Policy { internet: false }).await.expect("a slot");
+        let slot = network.take(&Policy::CLOSED).await.expect("a slot");
         let number = slot.number();
         let socket = slot.packet_socket().expect("a socket");
         network.release(slot);
@@ -187,7 +185,7 @@ fn a_guest_without_the_internet_gets_no_late_answers_either() {
         let card = network.card(&slot);
         rustix::io::write(&card, &datagram(GUEST, PUBLIC, b"hi")).expect("sent");
         let (_, caller) = server.recv_from(&mut [0; 100]).expect("a datagram");
-        network.set_policy(&slot, &Policy { internet: false }).await.expect("switched off");
+        network.set_policy(&slot, &Policy::CLOSED).await.expect("switched off");
         server.send_to(b"too late", caller).expect("sent");
         let host = UdpSocket::bind("0.0.0.0:0").expect("a socket");
         host.send_to(b"the first packet", (slot.address(), 9)).expect("sent");
@@ -232,14 +230,4 @@ fn what_the_world_still_sends_to_a_former_guest_reaches_nobody() {
         host.send_to(b"the first packet", (slot.address(), 9)).expect("sent");
         assert!(read(socket).ends_with(b"the first packet"));
     });
-}
-
-fn read(socket: OwnedFd) -> Vec<u8> {
-    let timeout = Some(Duration::from_secs(5));
-    rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, timeout)
-        .expect("a timeout");
-    let mut packet = vec![0; 2000];
-    let length = std::fs::File::from(socket).read(&mut packet).expect("a packet");
-    packet.truncate(length);
-    packet
 }

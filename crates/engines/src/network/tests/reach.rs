@@ -10,8 +10,8 @@ use super::world::{
     DATAGRAM_PORT, FORBIDDEN, HOST, PORT, PUBLIC, ROUTER, datagram, fresh_tag, greeting, on_a_host,
 };
 
-const ON: Policy = Policy { internet: true };
-const OFF: Policy = Policy { internet: false };
+const ON: Policy = Policy { internet: true, allow: Vec::new(), deny: Vec::new() };
+const OFF: Policy = Policy::CLOSED;
 
 #[test]
 fn a_guest_reaches_the_internet_behind_the_hosts_address() {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use torpor_protocol::Network as Policy;
 
 use super::super::names::{GATEWAY, GATEWAY_MAC, GUEST, GUEST_MAC, Names, far_link};
 use super::super::namespace::{self, Namespace};
@@ -15,6 +16,8 @@ use super::super::{Network, NetworkError, Slot};
 
 /// In the world, and to be reached.
 pub(super) const PUBLIC: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
+/// Another one, of another network.
+pub(super) const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 9);
 /// In the world, to be reached only as 10.0.0.1 port 53.
 pub(super) const RESOLVER: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 53);
 /// The host on its uplink, and the router there.
@@ -157,7 +160,8 @@ impl World {
         ip(&format!("route add default via {ROUTER}"));
         beyond.ip(&format!("addr add {ROUTER}/24 dev down0"));
         beyond.ip("link set down0 mtu 1400 up");
-        for address in FORBIDDEN.into_iter().chain(["198.51.100.7"]) {
+        let public = [PUBLIC, ELSEWHERE].map(|address| address.to_string());
+        for address in FORBIDDEN.into_iter().chain(public.iter().map(String::as_str)) {
             beyond.ip(&format!("addr add {address}/32 dev lo"));
         }
         beyond.serve();
@@ -172,7 +176,17 @@ impl World {
     }
 
     pub(super) async fn network(&self, tag: &str) -> Opened {
-        Opened::new(tag).await
+        Opened::new(tag, &[], RESOLVER).await
+    }
+
+    /// The same on a host with another name server.
+    pub(super) async fn network_asking(&self, tag: &str, resolver: Ipv4Addr) -> Opened {
+        Opened::new(tag, &[], resolver).await
+    }
+
+    /// The same for a daemon that knows machines of an earlier one, by their slots.
+    pub(super) async fn network_with(&self, tag: &str, left: &[(u16, Policy)]) -> Opened {
+        Opened::new(tag, left, RESOLVER).await
     }
 }
 
@@ -190,8 +204,8 @@ impl std::ops::Deref for Opened {
 }
 
 impl Opened {
-    async fn new(tag: &str) -> Self {
-        let network = Network::open_with(tag, Some(RESOLVER)).await.expect("a network");
+    async fn new(tag: &str, left: &[(u16, Policy)], resolver: Ipv4Addr) -> Self {
+        let network = Network::open_with(tag, left, Some(resolver)).await.expect("a network");
         Self { tag: tag.to_owned(), network: Some(network) }
     }
 
@@ -326,6 +340,17 @@ fn answer_names(socket: UdpSocket) {
             let _ = socket.send_to(from.ip().to_string().as_bytes(), from);
         }
     });
+}
+
+/// The next packet that comes in on a network card.
+pub(super) fn read(socket: OwnedFd) -> Vec<u8> {
+    let timeout = Some(Duration::from_secs(5));
+    rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, timeout)
+        .expect("a timeout");
+    let mut packet = vec![0; 2000];
+    let length = std::fs::File::from(socket).read(&mut packet).expect("a packet");
+    packet.truncate(length);
+    packet
 }
 
 /// A frame of a guest, with the header that tells the kernel that nothing is left to do.

@@ -1,0 +1,66 @@
+//! Secrets: values that go in and never come out.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Deserialize;
+use torpor_lifecycle::store::StoreError;
+use torpor_protocol::SecretName;
+use torpor_protocol::api::{Secret, SecretList, SetSecret};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::error::Result;
+use super::extract::{Json, Path};
+use super::{Answer, no_content};
+use crate::app::App;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(list)).routes(routes!(set, delete))
+}
+
+#[derive(Debug, Deserialize)]
+struct SecretPath {
+    secret: SecretName,
+}
+
+/// List the secrets, without their values.
+#[utoipa::path(
+    get, path = "/v1/secrets",
+    responses((status = 200, description = "Sorted by name.", body = SecretList))
+)]
+async fn list(State(app): State<Arc<App>>) -> Answer<SecretList> {
+    Ok(Json(SecretList { secrets: app.vault.list().await? }))
+}
+
+/// Give a secret a value. Sandboxes that start or wake from now on get it.
+#[utoipa::path(
+    put, path = "/v1/secrets/{secret}",
+    params(("secret" = String, Path, description = "Name, as of a variable")),
+    request_body = SetSecret,
+    responses((status = 200, description = "It is kept, encrypted.", body = Secret))
+)]
+async fn set(
+    State(app): State<Arc<App>>,
+    Path(SecretPath { secret }): Path<SecretPath>,
+    Json(SetSecret { value }): Json<SetSecret>,
+) -> Answer<Secret> {
+    Ok(Json(app.vault.set(&secret, &value).await?))
+}
+
+/// Forget a secret. Processes that have its value keep it.
+#[utoipa::path(
+    delete, path = "/v1/secrets/{secret}",
+    params(("secret" = String, Path, description = "Name")),
+    responses((status = 204, description = "It is gone."))
+)]
+async fn delete(
+    State(app): State<Arc<App>>,
+    Path(SecretPath { secret }): Path<SecretPath>,
+) -> Result<Response> {
+    if !app.vault.remove(&secret).await? {
+        return Err(StoreError::NoSuchSecret(secret.to_string()).into());
+    }
+    Ok(no_content())
+}

@@ -1,0 +1,105 @@
+//! Errors as Tensorlake's clients understand them: `{"error": text, "code": WORD}`.
+//!
+//! The status decides which exception is raised and whether the client asks again: 502, 503 and 504
+//! are asked again, so they are never the answer after something was done.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde_json::json;
+use torpor_daemon::api::error::{ApiError, status_of};
+use torpor_daemon::telemetry::Wording;
+use torpor_protocol::ErrorCode;
+
+/// Errors of the lifecycle API.
+pub(super) async fn in_words_of_the_api(response: Response) -> Response {
+    worded(response, |error, id| word(error, id, api_status))
+}
+
+/// Errors of the API inside a sandbox.
+pub(super) async fn in_words_of_the_inside(response: Response) -> Response {
+    worded(response, |error, id| word(error, id, inside_status))
+}
+
+fn worded(mut response: Response, wording: fn(&ApiError, &str) -> Response) -> Response {
+    if response.extensions().get::<Arc<ApiError>>().is_some() {
+        response.extensions_mut().insert(Wording(wording));
+    }
+    response
+}
+
+fn word(error: &ApiError, id: &str, status: fn(ErrorCode) -> (StatusCode, &'static str)) -> Response {
+    let told = error.told(id);
+    let (status, code) = status(told.code);
+    let text = match told.hint {
+        Some(hint) => format!("{} ({hint})", told.message),
+        None => told.message,
+    };
+    (status, Json(json!({"error": text, "code": code}))).into_response()
+}
+
+fn api_status(code: ErrorCode) -> (StatusCode, &'static str) {
+    match code {
+        // Whoever is gone is not found: `get_or_create` takes the name then.
+        ErrorCode::SandboxTerminated => (StatusCode::NOT_FOUND, "NOT_FOUND"),
+        ErrorCode::SandboxNotFound => (StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND"),
+        ErrorCode::CapacityReached => (StatusCode::TOO_MANY_REQUESTS, "CAPACITY_REACHED"),
+        // 501 would be asked again by some.
+        ErrorCode::Unsupported => (StatusCode::BAD_REQUEST, "UNSUPPORTED"),
+        other => (status_of(other), name_of(other)),
+    }
+}
+
+fn inside_status(code: ErrorCode) -> (StatusCode, &'static str) {
+    match code {
+        ErrorCode::SandboxTerminated => (StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND"),
+        ErrorCode::SandboxFailed | ErrorCode::SandboxAsleep => {
+            (StatusCode::CONFLICT, "SANDBOX_NOT_RUNNING")
+        }
+        ErrorCode::ProcessNotFound | ErrorCode::FileNotFound => (StatusCode::NOT_FOUND, "NOT_FOUND"),
+        ErrorCode::PortNotListening => (StatusCode::BAD_GATEWAY, "CONNECTION_REFUSED"),
+        ErrorCode::FileRefused | ErrorCode::CommandFailed => {
+            (StatusCode::BAD_REQUEST, name_of(code))
+        }
+        ErrorCode::Timeout => (StatusCode::INTERNAL_SERVER_ERROR, "READ_TIMEOUT"),
+        other => api_status(other),
+    }
+}
+
+/// Codes that have no word of their own in Tensorlake's protocol keep ours, in its letters.
+fn name_of(code: ErrorCode) -> &'static str {
+    match code {
+        ErrorCode::InvalidRequest => "INVALID_REQUEST",
+        ErrorCode::Unauthenticated => "UNAUTHENTICATED",
+        ErrorCode::SandboxNotFound => "SANDBOX_NOT_FOUND",
+        ErrorCode::ImageNotFound => "IMAGE_NOT_FOUND",
+        ErrorCode::SnapshotNotFound => "SNAPSHOT_NOT_FOUND",
+        ErrorCode::ProcessNotFound | ErrorCode::FileNotFound | ErrorCode::NotFound => "NOT_FOUND",
+        ErrorCode::MethodNotAllowed => "METHOD_NOT_ALLOWED",
+        ErrorCode::AlreadyExists => "ALREADY_EXISTS",
+        ErrorCode::InUse => "IN_USE",
+        ErrorCode::SandboxFailed => "SANDBOX_FAILED",
+        ErrorCode::SandboxAsleep => "SANDBOX_SUSPENDED",
+        ErrorCode::SandboxTerminated => "SANDBOX_TERMINATED",
+        ErrorCode::CommandFailed => "COMMAND_FAILED",
+        ErrorCode::FileRefused => "FILE_REFUSED",
+        ErrorCode::PortNotListening => "CONNECTION_REFUSED",
+        ErrorCode::TooLarge => "TOO_LARGE",
+        ErrorCode::CapacityReached => "CAPACITY_REACHED",
+        ErrorCode::ImageCorrupt => "IMAGE_CORRUPT",
+        ErrorCode::SnapshotCorrupt => "SNAPSHOT_CORRUPT",
+        ErrorCode::SnapshotIncompatible => "SNAPSHOT_INCOMPATIBLE",
+        ErrorCode::SnapshotNotReady => "SNAPSHOT_NOT_READY",
+        ErrorCode::Timeout => "TIMEOUT",
+        ErrorCode::Unsupported => "UNSUPPORTED",
+        ErrorCode::ShuttingDown => "SHUTTING_DOWN",
+        ErrorCode::Internal => "INTERNAL",
+    }
+}
+
+/// An answer that is an error of this dialect alone.
+pub(super) fn refuse(status: StatusCode, code: &str, error: impl Into<String>) -> Response {
+    (status, Json(json!({"error": error.into(), "code": code}))).into_response()
+}

@@ -1,0 +1,127 @@
+//! What can be changed of a sandbox while it lives, and what its processes said, which is noted before
+//! it sleeps or goes.
+
+use std::time::Duration;
+
+use torpor_protocol::SandboxSpec;
+use torpor_protocol::api::{Resize, UpdateSandbox};
+
+use super::Driver;
+use crate::engine::{EngineError, Machine};
+use crate::error::chain;
+use crate::guest::Guest;
+use crate::sandbox::Reply;
+use crate::store::Record;
+use crate::{Error, Refusal};
+
+/// How long the agent may take to tell what its processes said: nobody's sleep waits longer for it.
+const LINES_MAX: Duration = Duration::from_secs(1);
+
+impl Driver {
+    /// All of it, or nothing. `machine`: what it has of one, running or paused.
+    pub(super) async fn update(
+        &mut self,
+        update: UpdateSandbox,
+        machine: Option<&mut Box<dyn Machine>>,
+        reply: Reply<()>,
+    ) {
+        let changed = self.change(update, machine).await;
+        if changed.is_ok() {
+            self.republish();
+        }
+        let _ = reply.send(changed);
+    }
+
+    async fn change(
+        &mut self,
+        update: UpdateSandbox,
+        machine: Option<&mut Box<dyn Machine>>,
+    ) -> Result<(), Error> {
+        let (before, after) = (self.record.spec.clone(), changed(&self.record.spec, update));
+        let record = Record { spec: after.clone(), ..self.record.clone() };
+        let Some(machine) = machine else {
+            if before.resources != after.resources {
+                return Err(Refusal::ResizeAsleep(self.record.id.to_string()).into());
+            }
+            return self.write(record).await;
+        };
+        apply(machine, &before, &after).await?;
+        if let Err(error) = self.write(record).await {
+            self.set_back(machine, &after, &before).await;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    async fn set_back(&self, machine: &mut Box<dyn Machine>, from: &SandboxSpec, to: &SandboxSpec) {
+        if let Err(error) = apply(machine, from, to).await {
+            tracing::error!(sandbox = %self.record.id, error = chain(&error), "could not be set back");
+        }
+    }
+
+    // === What its processes said ===
+
+    /// Brings what its processes said since the last time into the journal. What can't be had now is
+    /// had later, or is lost with the machine: nobody was promised a log line.
+    pub(super) async fn note_lines(&self, guest: &Guest) {
+        let noted = tokio::time::timeout(LINES_MAX, self.lines_to_journal(guest)).await;
+        let error = match noted {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => chain(&error),
+            Err(_) => "the agent did not answer in time".to_owned(),
+        };
+        tracing::debug!(sandbox = %self.record.id, error, "lines were not noted");
+    }
+
+    /// Before it goes for good.
+    pub(super) async fn note_last_lines(&self) {
+        if let Some(guest) = self.door.guest() {
+            self.note_lines(&guest).await;
+        }
+    }
+
+    async fn lines_to_journal(&self, guest: &Guest) -> Result<(), Error> {
+        let (journal, id) = (&self.world.journal, &self.record.id);
+        let lines = guest.lines(journal.last(id).await?).await?;
+        if !lines.is_empty() {
+            journal.append(id, &lines).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What the sandbox is to be.
+fn changed(now: &SandboxSpec, update: UpdateSandbox) -> SandboxSpec {
+    let UpdateSandbox { name, labels, lifetime, standby, network, ports, resources } = update;
+    let mut spec = now.clone();
+    spec.name = name.or(spec.name);
+    spec.labels = labels.unwrap_or(spec.labels);
+    spec.lifetime = lifetime.unwrap_or(spec.lifetime);
+    spec.standby = standby.unwrap_or_default().over(spec.standby);
+    spec.network = network.unwrap_or(spec.network);
+    spec.ports = ports.or(spec.ports);
+    let Resize { cpus, memory_mib, disk_mib } = resources.unwrap_or_default();
+    spec.resources.cpus = cpus.unwrap_or(spec.resources.cpus);
+    spec.resources.memory_mib = memory_mib.unwrap_or(spec.resources.memory_mib);
+    spec.resources.disk_mib = disk_mib.unwrap_or(spec.resources.disk_mib);
+    spec
+}
+
+/// Makes a machine what its specification says now. On `Err` it is as it was.
+async fn apply(
+    machine: &mut Box<dyn Machine>,
+    from: &SandboxSpec,
+    to: &SandboxSpec,
+) -> Result<(), EngineError> {
+    if from.network != to.network {
+        machine.set_network(&to.network).await?;
+    }
+    if from.resources == to.resources {
+        return Ok(());
+    }
+    let resized = machine.set_resources(&to.resources).await;
+    if resized.is_err() && from.network != to.network {
+        machine.set_network(&from.network).await?;
+    }
+    resized
+}

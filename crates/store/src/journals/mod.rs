@@ -1,0 +1,268 @@
+//! Journals: what the processes of each sandbox said, as lines of JSON.
+//!
+//! ```text
+//!  logs/ID.jsonl      the newest lines
+//!  logs/ID.jsonl.1    the lines before them; replaced when the other one is full
+//! ```
+//!
+//! Invariants:
+//! - Stamps grow through both files: what is not newer than the last line is there already.
+//! - A journal has at most twice [`FILE_MAX`] bytes.
+//! - Nothing is flushed: nobody was promised a line. After a crash the last one may be torn; who reads
+//!   skips it, and the next one begins on a line of its own.
+//! - A journal stays until [`Journals::sweep`] is told that nobody remembers its sandbox.
+
+mod search;
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
+use torpor_lifecycle::store::{Journal, Search, StoreError};
+use torpor_protocol::SandboxId;
+use torpor_protocol::guest::LogLine;
+
+use crate::images::blocking;
+use crate::{Layout, files};
+
+/// A file of this size is full: some tens of thousands of lines, searched in a blink.
+const FILE_MAX: u64 = 4 << 20;
+/// A longer line is not kept. The agent cuts lines long before, so it comes from a guest that made
+/// it up.
+const LINE_MAX: usize = 1 << 20;
+/// Of so many journals the last stamp is remembered; one more, and all are looked up again.
+const REMEMBERED: usize = 4096;
+/// Journals that can be written to at the same time: more than blocking threads make use of.
+const TURNS: usize = 32;
+
+/// The journals in a data directory. Cloning gives another handle to the same ones.
+#[derive(Debug, Clone)]
+pub struct Journals {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    layout: Arc<Layout>,
+    /// The stamp of the last line of journals in use. Held for an instant only.
+    last: Mutex<HashMap<SandboxId, u64>>,
+    /// Whoever writes to a journal, or opens its two files as one, has the turn of its id.
+    turns: [Mutex<()>; TURNS],
+}
+
+impl Journals {
+    pub fn open(layout: Arc<Layout>) -> Self {
+        let turns = std::array::from_fn(|_| Mutex::new(()));
+        Self { shared: Arc::new(Shared { layout, last: Mutex::default(), turns }) }
+    }
+
+    /// Removes the journal of everybody who is not known, and says how many. For the start of a
+    /// daemon: a sandbox that begins meanwhile would not be known.
+    pub async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<usize, StoreError> {
+        let (shared, known) = (self.shared.clone(), known.clone());
+        blocking(move || shared.sweep(&known)).await
+    }
+}
+
+#[async_trait]
+impl Journal for Journals {
+    async fn last(&self, id: &SandboxId) -> Result<u64, StoreError> {
+        if let Some(last) = self.shared.recall(id) {
+            return Ok(last);
+        }
+        let (shared, id) = (self.shared.clone(), id.clone());
+        blocking(move || {
+            let turn = shared.turn(&id);
+            shared.last(&turn, &id).map_err(failed("read", &id))
+        })
+        .await
+    }
+
+    async fn append(&self, id: &SandboxId, lines: &[LogLine]) -> Result<(), StoreError> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        let (shared, id, lines) = (self.shared.clone(), id.clone(), lines.to_vec());
+        blocking(move || shared.append(&id, &lines).map_err(failed("write", &id))).await
+    }
+
+    async fn read(&self, id: &SandboxId, search: &Search) -> Result<Vec<LogLine>, StoreError> {
+        // Who follows a journal asks mostly when there is nothing new.
+        let nothing_new = self.shared.recall(id).is_some_and(|last| last <= search.after_us);
+        if nothing_new || search.limit == 0 {
+            return Ok(Vec::new());
+        }
+        let (shared, id, search) = (self.shared.clone(), id.clone(), search.clone());
+        blocking(move || {
+            let (before, newest) = shared.both(&id).map_err(failed("read", &id))?;
+            search::lines(before, newest, &search).map_err(failed("read", &id))
+        })
+        .await
+    }
+}
+
+impl Shared {
+    fn turn(&self, id: &SandboxId) -> MutexGuard<'_, ()> {
+        let mut hasher = DefaultHasher::new();
+        id.hash(&mut hasher);
+        let place = hasher.finish() % TURNS as u64;
+        self.turns[usize::try_from(place).unwrap_or(0)].lock()
+    }
+
+    fn recall(&self, id: &SandboxId) -> Option<u64> {
+        self.last.lock().get(id).copied()
+    }
+
+    fn remember(&self, id: &SandboxId, stamp: u64) {
+        let mut last = self.last.lock();
+        if last.len() >= REMEMBERED && !last.contains_key(id) {
+            last.clear();
+        }
+        last.insert(id.clone(), stamp);
+    }
+
+    fn last(&self, _turn: &MutexGuard<'_, ()>, id: &SandboxId) -> io::Result<u64> {
+        if let Some(last) = self.recall(id) {
+            return Ok(last);
+        }
+        let mut last = None;
+        for path in [self.layout.journal(id), self.layout.journal_before(id)] {
+            if let (None, Some(file)) = (last, open_if_there(path)?) {
+                last = search::last_stamp(&file)?;
+            }
+        }
+        let last = last.unwrap_or(0);
+        self.remember(id, last);
+        Ok(last)
+    }
+
+    /// What was before and the newest, as they belong together.
+    fn both(&self, id: &SandboxId) -> io::Result<(Option<File>, Option<File>)> {
+        let _turn = self.turn(id);
+        let before = open_if_there(self.layout.journal_before(id))?;
+        Ok((before, open_if_there(self.layout.journal(id))?))
+    }
+
+    fn append(&self, id: &SandboxId, lines: &[LogLine]) -> io::Result<()> {
+        let turn = self.turn(id);
+        let mut last = self.last(&turn, id)?;
+        // If it breaks off halfway, the files know better.
+        self.last.lock().remove(id);
+        let mut writer = Writer::open(self.layout.journal(id), self.layout.journal_before(id))?;
+        for line in lines {
+            if line.stamp_us <= last {
+                continue;
+            }
+            let text = serde_json::to_vec(line)?;
+            if text.len() > LINE_MAX {
+                tracing::debug!(sandbox = %id, bytes = text.len(), "a line is too long to be kept");
+                continue;
+            }
+            last = line.stamp_us;
+            writer.write(&text)?;
+        }
+        writer.flush()?;
+        self.remember(id, last);
+        Ok(())
+    }
+
+    fn sweep(&self, known: &HashSet<SandboxId>) -> Result<usize, StoreError> {
+        let entries = std::fs::read_dir(self.layout.logs());
+        let mut gone = HashSet::new();
+        for entry in entries.map_err(files::failed("list the journals"))?.flatten() {
+            let Some(id) = owner(&entry.file_name()).filter(|id| !known.contains(id)) else {
+                continue;
+            };
+            let _turn = self.turn(&id);
+            if let Err(error) = std::fs::remove_file(entry.path()) {
+                tracing::warn!(sandbox = %id, %error, "the journal of a sandbox was not removed");
+                continue;
+            }
+            self.last.lock().remove(&id);
+            gone.insert(id);
+        }
+        Ok(gone.len())
+    }
+}
+
+/// A journal that is being written to.
+struct Writer {
+    path: PathBuf,
+    before: PathBuf,
+    file: File,
+    /// Bytes of the file.
+    len: u64,
+    /// What goes to it in one write.
+    buffer: Vec<u8>,
+}
+
+impl Writer {
+    fn open(path: PathBuf, before: PathBuf) -> io::Result<Self> {
+        let file = open_to_write(&path)?;
+        let len = file.metadata()?.len();
+        let mut end = [b'\n'];
+        if len > 0 {
+            file.read_exact_at(&mut end, len - 1)?;
+        }
+        // A line that a crash has torn is not continued.
+        let buffer = if end == [b'\n'] { Vec::new() } else { vec![b'\n'] };
+        Ok(Self { path, before, file, len, buffer })
+    }
+
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        let held = self.len + self.buffer.len() as u64;
+        if held > 0 && held + line.len() as u64 >= FILE_MAX {
+            self.flush()?;
+            std::fs::rename(&self.path, &self.before)?;
+            self.file = open_to_write(&self.path)?;
+            self.len = 0;
+        }
+        self.buffer.extend_from_slice(line);
+        self.buffer.push(b'\n');
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if let Err(error) = self.file.write_all(&self.buffer) {
+            // Half of it is worse than none: it would be written once more.
+            if let Err(error) = self.file.set_len(self.len) {
+                tracing::warn!(path = %self.path.display(), %error, "a journal has a torn line");
+            }
+            return Err(error);
+        }
+        self.len += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+}
+
+fn open_to_write(path: &PathBuf) -> io::Result<File> {
+    OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)
+}
+
+fn open_if_there(path: PathBuf) -> io::Result<Option<File>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whose journal a file is, if it is one.
+fn owner(name: &OsStr) -> Option<SandboxId> {
+    name.to_str()?.split_once('.')?.0.parse().ok()
+}
+
+fn failed(verb: &str, id: &SandboxId) -> impl FnOnce(io::Error) -> StoreError {
+    files::failed(format!("{verb} the journal of sandbox {id}"))
+}
+
+#[cfg(test)]
+mod tests;

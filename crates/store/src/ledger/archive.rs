@@ -1,0 +1,119 @@
+//! What the ledger knows of sandboxes that are gone. A row appears in the instant in which the
+//! sandbox's own row goes, and never changes; the oldest are forgotten whenever one is added.
+
+use std::collections::HashSet;
+
+use sqlx::sqlite::SqliteRow;
+use sqlx::{Sqlite, Transaction};
+use torpor_lifecycle::store::StoreError;
+use torpor_protocol::SandboxId;
+use torpor_protocol::api::ArchivedSandbox;
+
+use super::{Ledger, column, json, parsed, time, to_column};
+
+/// How many are remembered: a busy day of short-lived sandboxes, in some megabytes.
+const KEPT: u32 = 10_000;
+/// How long one is remembered: who asks what became of a sandbox asks within weeks.
+const KEPT_FOR_MS: u64 = 30 * 24 * 60 * 60 * 1000;
+
+impl Ledger {
+    pub(super) async fn put_archived(&self, ended: &ArchivedSandbox) -> Result<(), StoreError> {
+        let action = "move a sandbox to the archive of the ledger";
+        let spec = serde_json::to_string(&ended.spec).map_err(StoreError::failed(action))?;
+        let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
+        let erase = sqlx::query("DELETE FROM sandboxes WHERE id = ?").bind(ended.id.as_str());
+        erase.execute(&mut *transaction).await.map_err(self.failed(action))?;
+        // A sandbox ends once: who says it again changes nothing, also not its place in a list that
+        // somebody is reading page by page.
+        let insert = sqlx::query(
+            "INSERT INTO archive (id, spec, created_at_ms, ended_at_ms, reason)
+             VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+        )
+        .bind(ended.id.as_str())
+        .bind(spec)
+        .bind(to_column(ended.created_at_ms))
+        .bind(to_column(ended.ended_at_ms))
+        .bind(&ended.reason);
+        insert.execute(&mut *transaction).await.map_err(self.failed(action))?;
+        self.prune_archive(&mut transaction, ended.ended_at_ms).await?;
+        transaction.commit().await.map_err(self.failed(action))
+    }
+
+    async fn prune_archive(
+        &self,
+        transaction: &mut Transaction<'_, Sqlite>,
+        now_ms: u64,
+    ) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "DELETE FROM archive WHERE ended_at_ms < ?1 OR id IN (
+                 SELECT id FROM archive ORDER BY ended_at_ms DESC, id DESC LIMIT -1 OFFSET ?2)",
+        )
+        .bind(to_column(now_ms.saturating_sub(KEPT_FOR_MS)))
+        .bind(KEPT);
+        let done = query.execute(&mut **transaction).await;
+        done.map_err(self.failed("forget the oldest in the archive of the ledger"))?;
+        Ok(())
+    }
+
+    pub(super) async fn archive_page(
+        &self,
+        before: Option<&SandboxId>,
+        limit: usize,
+    ) -> Result<Vec<ArchivedSandbox>, StoreError> {
+        // Above every row: letters and digits sort below this sign.
+        let mut place = (i64::MAX, String::from("~"));
+        if let Some(before) = before {
+            let row = self.archive_row(before).await?.ok_or_else(|| {
+                StoreError::Invalid(format!(
+                    "the archive can't be read on from sandbox {before}, which is not or no longer \
+                     in it: begin with its first page"
+                ))
+            })?;
+            place = (column(&row, "ended_at_ms")?, column(&row, "id")?);
+        }
+        let query = sqlx::query(
+            "SELECT * FROM archive WHERE (ended_at_ms, id) < (?, ?)
+             ORDER BY ended_at_ms DESC, id DESC LIMIT ?",
+        )
+        .bind(place.0)
+        .bind(place.1)
+        .bind(i64::try_from(limit).unwrap_or(i64::MAX));
+        let rows = query.fetch_all(&self.readers).await;
+        rows.map_err(self.failed("read the archive of the ledger"))?
+            .iter()
+            .map(read_archived)
+            .collect()
+    }
+
+    pub(super) async fn archived_one(
+        &self,
+        id: &SandboxId,
+    ) -> Result<Option<ArchivedSandbox>, StoreError> {
+        self.archive_row(id).await?.as_ref().map(read_archived).transpose()
+    }
+
+    /// Everybody in the archive: at most ten thousand.
+    pub async fn archived_ids(&self) -> Result<HashSet<SandboxId>, StoreError> {
+        let query = sqlx::query("SELECT id FROM archive");
+        let rows = query.fetch_all(&self.readers).await;
+        let rows = rows.map_err(self.failed("read the archive of the ledger"))?;
+        rows.iter().map(|row| parsed(row, "id")).collect()
+    }
+
+    async fn archive_row(&self, id: &SandboxId) -> Result<Option<SqliteRow>, StoreError> {
+        let query = sqlx::query("SELECT * FROM archive WHERE id = ?").bind(id.as_str());
+        let row = query.fetch_optional(&self.readers).await;
+        row.map_err(self.failed("read the archive of the ledger"))
+    }
+}
+
+fn read_archived(row: &SqliteRow) -> Result<ArchivedSandbox, StoreError> {
+    let what = format!("sandbox {} of the archive", column::<String>(row, "id")?);
+    Ok(ArchivedSandbox {
+        id: parsed(row, "id")?,
+        spec: json(row, "spec", &what)?,
+        created_at_ms: time(row, "created_at_ms")?,
+        ended_at_ms: time(row, "ended_at_ms")?,
+        reason: column(row, "reason")?,
+    })
+}

@@ -1,0 +1,89 @@
+//! Rows of secrets. The ledger never sees a value: what the vault sealed goes in and comes out.
+
+use sqlx::sqlite::SqliteRow;
+use torpor_lifecycle::store::StoreError;
+use torpor_protocol::SecretName;
+use torpor_protocol::api::Secret;
+
+use super::{Ledger, column, now_ms, parsed, time, to_column};
+
+/// An encrypted value.
+#[derive(Debug)]
+pub(crate) struct Sealed {
+    pub(crate) nonce: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Ledger {
+    /// Replaces the value by what `seal` makes for the next version.
+    pub(crate) async fn put_secret(
+        &self,
+        name: &SecretName,
+        seal: impl FnOnce(u32) -> Result<Sealed, StoreError>,
+    ) -> Result<Secret, StoreError> {
+        let action = "record a secret in the ledger";
+        let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
+        let found = sqlx::query("SELECT * FROM secrets WHERE name = ?").bind(name.as_str());
+        let found = found.fetch_optional(&mut *transaction).await.map_err(self.failed(action))?;
+        let now = now_ms();
+        let mut secret =
+            Secret { name: name.clone(), version: 1, created_at_ms: now, updated_at_ms: now };
+        if let Some(row) = found {
+            let before = read_secret(&row)?;
+            secret.version = before.version.saturating_add(1);
+            secret.created_at_ms = before.created_at_ms;
+        }
+        let sealed = seal(secret.version)?;
+        let query = sqlx::query(
+            "INSERT OR REPLACE INTO secrets
+                 (name, version, nonce, sealed, created_at_ms, updated_at_ms)
+             VALUES (?, ?, ?, ?, ?, ?)",
+        )
+        .bind(name.as_str())
+        .bind(secret.version)
+        .bind(sealed.nonce)
+        .bind(sealed.bytes)
+        .bind(to_column(secret.created_at_ms))
+        .bind(to_column(secret.updated_at_ms));
+        query.execute(&mut *transaction).await.map_err(self.failed(action))?;
+        transaction.commit().await.map_err(self.failed(action))?;
+        Ok(secret)
+    }
+
+    /// A secret with its encrypted value.
+    pub(crate) async fn secret(
+        &self,
+        name: &SecretName,
+    ) -> Result<Option<(Secret, Sealed)>, StoreError> {
+        let query = sqlx::query("SELECT * FROM secrets WHERE name = ?").bind(name.as_str());
+        let row = query.fetch_optional(&self.readers).await;
+        let Some(row) = row.map_err(self.failed("look up a secret"))? else { return Ok(None) };
+        let sealed = Sealed { nonce: column(&row, "nonce")?, bytes: column(&row, "sealed")? };
+        Ok(Some((read_secret(&row)?, sealed)))
+    }
+
+    /// All secrets, by name.
+    pub(crate) async fn secrets(&self) -> Result<Vec<Secret>, StoreError> {
+        let query = sqlx::query(
+            "SELECT name, version, created_at_ms, updated_at_ms FROM secrets ORDER BY name",
+        );
+        let rows = query.fetch_all(&self.readers).await;
+        rows.map_err(self.failed("list the secrets"))?.iter().map(read_secret).collect()
+    }
+
+    /// Whether there was one.
+    pub(crate) async fn drop_secret(&self, name: &SecretName) -> Result<bool, StoreError> {
+        let query = sqlx::query("DELETE FROM secrets WHERE name = ?").bind(name.as_str());
+        let done = query.execute(&self.writer).await;
+        Ok(done.map_err(self.failed("remove a secret from the ledger"))?.rows_affected() > 0)
+    }
+}
+
+fn read_secret(row: &SqliteRow) -> Result<Secret, StoreError> {
+    Ok(Secret {
+        name: parsed(row, "name")?,
+        version: column(row, "version")?,
+        created_at_ms: time(row, "created_at_ms")?,
+        updated_at_ms: time(row, "updated_at_ms")?,
+    })
+}

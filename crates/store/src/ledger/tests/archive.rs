@@ -1,0 +1,133 @@
+//! What is remembered of sandboxes that are gone.
+
+use std::collections::HashSet;
+
+use super::*;
+
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+/// A time that is far from 1970 in days.
+const NOW_MS: u64 = 1_700_000_000_000;
+
+fn ended(image: &ImageId, ended_at_ms: u64) -> ArchivedSandbox {
+    let Record { id, spec, .. } = record(image, None);
+    ArchivedSandbox {
+        id,
+        spec,
+        created_at_ms: ended_at_ms - 5,
+        ended_at_ms,
+        reason: Some("it was idle".to_owned()),
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_archived_is_gone_and_remembered_also_after_a_restart() {
+    let (world, image) = pictured().await;
+    let living = record(&image, Some("web"));
+    world.ledger.record(&living).await.unwrap();
+    let mut gone = ended(&image, NOW_MS);
+    (gone.id, gone.spec) = (living.id.clone(), living.spec);
+    world.ledger.archive(&gone).await.unwrap();
+    assert_eq!(world.ledger.all().await.unwrap(), []);
+    world.ledger.close().await;
+    let again = Ledger::open(&world.layout).await.unwrap();
+    assert_eq!(again.find_archived(&living.id).await.unwrap(), Some(gone.clone()));
+    assert_eq!(again.archived(None, 10).await.unwrap(), [gone]);
+    assert_eq!(again.archived_ids().await.unwrap(), HashSet::from([living.id]));
+    assert_eq!(again.find_archived(&SandboxId::random()).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_sandbox_ends_once_however_often_it_is_said() {
+    let (world, image) = pictured().await;
+    let mut gone = ended(&image, NOW_MS);
+    gone.reason = None;
+    world.ledger.archive(&gone).await.unwrap();
+    let later = ArchivedSandbox {
+        ended_at_ms: NOW_MS + 1,
+        reason: Some("no memory".to_owned()),
+        ..gone.clone()
+    };
+    world.ledger.archive(&later).await.unwrap();
+    assert_eq!(world.ledger.archived(None, 10).await.unwrap(), [gone]);
+}
+
+#[tokio::test]
+async fn a_sandbox_stays_if_it_can_not_be_archived() {
+    let (world, image) = pictured().await;
+    let living = record(&image, None);
+    world.ledger.record(&living).await.unwrap();
+    let trigger = "CREATE TRIGGER no BEFORE INSERT ON archive
+        BEGIN SELECT raise(ABORT, 'no room'); END";
+    sqlx::query(trigger).execute(&world.ledger.writer).await.unwrap();
+    let gone = ArchivedSandbox { id: living.id.clone(), ..ended(&image, NOW_MS) };
+    world.ledger.archive(&gone).await.unwrap_err();
+    assert_eq!(world.ledger.all().await.unwrap(), [living]);
+}
+
+#[tokio::test]
+async fn the_archive_is_read_in_pages_last_ended_first() {
+    let (world, image) = pictured().await;
+    let mut all: Vec<_> = [3, 1, 2, 2, 2].map(|n| ended(&image, NOW_MS + n)).into();
+    for gone in &all {
+        world.ledger.archive(gone).await.unwrap();
+    }
+    all.sort_by(|a, b| (b.ended_at_ms, &b.id).cmp(&(a.ended_at_ms, &a.id)));
+    assert_eq!(world.ledger.archived(None, 100).await.unwrap(), all);
+    assert_eq!(world.ledger.archived(None, 0).await.unwrap(), []);
+    for limit in 1..4 {
+        let (mut found, mut before) = (Vec::new(), None);
+        loop {
+            let page = world.ledger.archived(before.as_ref(), limit).await.unwrap();
+            assert!(page.len() <= limit);
+            let Some(last) = page.last() else { break };
+            before = Some(last.id.clone());
+            found.extend(page);
+        }
+        assert_eq!(found, all);
+    }
+}
+
+#[tokio::test]
+async fn a_page_after_a_stranger_is_refused() {
+    let (world, image) = pictured().await;
+    world.ledger.archive(&ended(&image, NOW_MS)).await.unwrap();
+    let stranger = SandboxId::random();
+    let error = world.ledger.archived(Some(&stranger), 10).await.unwrap_err();
+    assert!(matches!(error, StoreError::Invalid(_)), "{error:?}");
+    assert!(error.to_string().contains(stranger.as_str()), "{error}");
+}
+
+#[tokio::test]
+async fn who_ended_more_than_a_month_before_the_last_is_forgotten() {
+    let (world, image) = pictured().await;
+    let old = ended(&image, NOW_MS - 30 * DAY_MS - 1);
+    let kept = ended(&image, NOW_MS - 30 * DAY_MS);
+    let new = ended(&image, NOW_MS);
+    world.ledger.archive(&old).await.unwrap();
+    world.ledger.archive(&kept).await.unwrap();
+    assert_eq!(world.ledger.archived(None, 10).await.unwrap().len(), 2);
+    world.ledger.archive(&new).await.unwrap();
+    assert_eq!(world.ledger.archived(None, 10).await.unwrap(), [new, kept]);
+}
+
+#[tokio::test]
+async fn ten_thousand_are_remembered_and_the_oldest_is_the_first_to_go() {
+    let (world, image) = pictured().await;
+    let first = ended(&image, NOW_MS);
+    world.ledger.archive(&first).await.unwrap();
+    let many = sqlx::query(
+        "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9999)
+         INSERT INTO archive SELECT printf('%021d', i), spec, created_at_ms, ended_at_ms + i, reason
+         FROM archive, n",
+    );
+    many.execute(&world.ledger.writer).await.unwrap();
+    assert_eq!(world.ledger.archived_ids().await.unwrap().len(), 10_000);
+    let last = ended(&image, NOW_MS + 10_000);
+    world.ledger.archive(&last).await.unwrap();
+    let ids = world.ledger.archived_ids().await.unwrap();
+    assert_eq!(ids.len(), 10_000);
+    assert!(ids.contains(&last.id) && !ids.contains(&first.id));
+    // Too old to be among them, it is gone at once and pushes nobody out.
+    world.ledger.archive(&first).await.unwrap();
+    assert_eq!(world.ledger.archived_ids().await.unwrap(), ids);
+}

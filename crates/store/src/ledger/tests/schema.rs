@@ -1,0 +1,111 @@
+//! Ledgers of earlier programs, and the shape of the present one.
+
+use super::*;
+
+/// A ledger as the program knew it that had so many migrations.
+async fn ledger_of(migrations: usize, layout: &Layout) -> SqlitePool {
+    let known = MIGRATIONS.iter().take(migrations).cloned().collect::<Vec<_>>();
+    let known = Migrator { migrations: known.into(), ..Migrator::DEFAULT };
+    let options = SqliteConnectOptions::new().filename(layout.ledger()).create_if_missing(true);
+    let old = SqlitePool::connect_with(options).await.unwrap();
+    known.run(&old).await.unwrap();
+    old
+}
+
+#[tokio::test]
+async fn a_ledger_of_the_first_schema_is_brought_up_and_keeps_its_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = Layout::open(dir.path()).unwrap();
+    let old = ledger_of(1, &layout).await;
+    let image = image_row('a').id;
+    // As the program of that schema wrote them.
+    let spec = format!(
+        r#"{{"name":"web","image":"torpor/base","image_id":"{image}","resources":{{"cpus":1.0,
+        "memory_mib":1024,"disk_mib":10240,"pids":4096}},"env":{{}},"labels":{{}},
+        "network":{{"internet":true}},"lifetime":{{"max_age_secs":null,"expire_idle_secs":null,
+        "expire_at":null}}}}"#
+    );
+    let insert = "INSERT INTO images VALUES (?1, '{}', 'x.erofs', 1, 'h', 'a', 5);
+        INSERT INTO image_names VALUES ('base', ?1);
+        INSERT INTO sandboxes VALUES
+            ('abcdefghijklmnopqrstu', 'web', ?1, ?2, '{\"rest\":\"running\"}', 3, 4);
+        INSERT INTO api_keys VALUES ('k', 'laptop', 'tpk_12', x'00', 1, NULL)";
+    for statement in insert.split(';') {
+        sqlx::query(sqlx::AssertSqlSafe(statement))
+            .bind(image.as_str())
+            .bind(&spec)
+            .execute(&old)
+            .await
+            .unwrap();
+    }
+    old.close().await;
+
+    let ledger = Ledger::open(&layout).await.unwrap();
+    let found = ledger.all().await.unwrap();
+    let [found] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!(found.spec.name.as_ref().unwrap().as_str(), "web");
+    assert_eq!(
+        (&found.rest, &found.save, &found.facts),
+        (&Rest::Running, &None, &Facts::default())
+    );
+    assert_eq!((found.created_at_ms, found.last_used_at_ms), (3, 4));
+    assert_eq!(ledger.image_by_name("base").await.unwrap(), Some(image.clone()));
+    assert_eq!(ledger.keys().await.unwrap().len(), 1);
+    // The new columns are of use to old rows.
+    let world = World { ledger, layout, dir };
+    let mut sandbox = found.clone();
+    sandbox.save = Some(save(&world, &image).await);
+    world.ledger.record(&sandbox).await.unwrap();
+    assert_eq!(world.ledger.all().await.unwrap(), [sandbox]);
+}
+
+#[tokio::test]
+async fn a_pool_of_the_second_schema_is_kept_without_a_limit_and_without_times() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = Layout::open(dir.path()).unwrap();
+    let old = ledger_of(2, &layout).await;
+    let image = image_row('a').id;
+    let spec = serde_json::to_string(&record(&image, None).spec).unwrap();
+    let insert = "INSERT INTO images VALUES (?1, '{}', 'x.erofs', 1, 'h', 'a', 5);
+        INSERT INTO pools VALUES ('ready', NULL, NULL, ?1, 3, ?2)";
+    for statement in insert.split(';') {
+        let query = sqlx::query(sqlx::AssertSqlSafe(statement)).bind(image.as_str()).bind(&spec);
+        query.execute(&old).await.unwrap();
+    }
+    old.close().await;
+
+    let ledger = Ledger::open(&layout).await.unwrap();
+    let expected = PoolRecord { created_at_ms: 0, updated_at_ms: 0, ..pool_of(&image, None) };
+    assert_eq!(ledger.pools().await.unwrap(), [expected]);
+    assert_eq!(ledger.archived(None, 10).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn every_reference_of_the_ledger_has_an_index() {
+    let world = world().await;
+    let tables: Vec<String> =
+        sqlx::query_scalar("SELECT name FROM sqlite_master WHERE type='table'")
+            .fetch_all(&world.ledger.writer)
+            .await
+            .unwrap();
+    let mut references = 0;
+    for table in tables {
+        let sql = format!(
+            "SELECT f.\"from\" FROM pragma_foreign_key_list('{table}') f WHERE NOT EXISTS (
+                 SELECT 1 FROM pragma_index_list('{table}') l, pragma_index_info(l.name) i
+                 WHERE i.seqno = 0 AND i.name = f.\"from\")"
+        );
+        let bare: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(sql))
+            .fetch_all(&world.ledger.writer)
+            .await
+            .unwrap();
+        assert_eq!(bare, Vec::<String>::new(), "{table}");
+        let sql = format!("SELECT count(*) FROM pragma_foreign_key_list('{table}')");
+        let count: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(sql))
+            .fetch_one(&world.ledger.writer)
+            .await
+            .unwrap();
+        references += count;
+    }
+    assert_eq!(references, 7);
+}

@@ -1,0 +1,105 @@
+//! The vault: secrets, whose values are in the ledger encrypted and nowhere else.
+//!
+//! - XChaCha20-Poly1305 with a random nonce for every value. Name and version are authenticated with
+//!   it, so a row that was given another name or an older value does not open.
+//! - The newest value only is kept; a version is a number.
+//! - A value that does not open is an error that says so, never other bytes.
+//! - Neither a value nor the key shows in what is printed for debugging.
+
+mod key;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use torpor_lifecycle::store::{self, StoreError};
+use torpor_protocol::SecretName;
+use torpor_protocol::api::Secret;
+
+use crate::{Layout, Ledger};
+use key::Key;
+
+/// Longest value, in bytes: with its name it fits into the 128 KiB that Linux gives one variable.
+const VALUE_MAX: usize = 64 * 1024;
+
+/// The secrets of an installation. Cloning gives another handle to the same vault.
+#[derive(Debug, Clone)]
+pub struct Vault {
+    ledger: Ledger,
+    key: Arc<Key>,
+}
+
+impl Vault {
+    /// With this key (64 hexadecimal digits, or base64 of 32 bytes), or with the one in the data
+    /// directory, which is made if there is none.
+    pub fn open(ledger: Ledger, layout: &Layout, key: Option<&str>) -> Result<Self, StoreError> {
+        let key = key.map_or_else(|| Key::load(layout), Key::parse)?;
+        Ok(Self { ledger, key: Arc::new(key) })
+    }
+
+    /// Gives a secret a value, as its next version.
+    pub async fn set(&self, name: &SecretName, value: &str) -> Result<Secret, StoreError> {
+        if value.len() > VALUE_MAX || value.contains('\0') {
+            return Err(StoreError::Invalid(format!(
+                "the value of a secret has at most {VALUE_MAX} bytes, and no NUL among them"
+            )));
+        }
+        let seal = |version| self.key.encrypt(value, &about(name, version));
+        self.ledger.put_secret(name, seal).await
+    }
+
+    /// All secrets, by name.
+    pub async fn list(&self) -> Result<Vec<Secret>, StoreError> {
+        self.ledger.secrets().await
+    }
+
+    pub async fn find(&self, name: &SecretName) -> Result<Option<Secret>, StoreError> {
+        Ok(self.ledger.secret(name).await?.map(|(secret, _)| secret))
+    }
+
+    /// Whether there was one.
+    pub async fn remove(&self, name: &SecretName) -> Result<bool, StoreError> {
+        self.ledger.drop_secret(name).await
+    }
+
+    /// A text that only this vault can make of these, for tokens that nobody has to remember. What
+    /// is sealed in one context is worth nothing in another.
+    pub fn seal(&self, context: &str, parts: &[&str]) -> String {
+        self.key.hash(context, parts).to_hex().to_string()
+    }
+
+    /// Whether this is the [`seal`](Self::seal) of these; takes as long for every wrong one.
+    pub fn sealed(&self, context: &str, parts: &[&str], seal: &str) -> bool {
+        // Its comparison takes the same time wherever they differ.
+        blake3::Hash::from_hex(seal).is_ok_and(|seal| seal == self.key.hash(context, parts))
+    }
+}
+
+#[async_trait]
+impl store::Vault for Vault {
+    async fn reveal(&self, names: &[SecretName]) -> Result<BTreeMap<String, String>, StoreError> {
+        let mut values = BTreeMap::new();
+        for name in names {
+            let found = self.ledger.secret(name).await?;
+            let (secret, sealed) =
+                found.ok_or_else(|| StoreError::NoSuchSecret(name.to_string()))?;
+            let value = self.key.decrypt(&sealed, &about(name, secret.version));
+            let value = value.ok_or_else(|| {
+                StoreError::Invalid(format!(
+                    "secret {name} can't be decrypted: it was set under another secret key, or its \
+                     row in the ledger was changed; give back that key, or set the secret again"
+                ))
+            })?;
+            values.insert(name.to_string(), value);
+        }
+        Ok(values)
+    }
+}
+
+/// What a value belongs to. No name has a space in it.
+fn about(name: &SecretName, version: u32) -> String {
+    format!("{name} {version}")
+}
+
+#[cfg(test)]
+mod tests;
