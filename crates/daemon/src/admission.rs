@@ -356,6 +356,10 @@ mod tests {
         admit(request, origin, &terms(&Resources::default()))
     }
 
+    fn check(update: &UpdateSandbox) -> Result<(), Inadmissible> {
+        check_update(update, &Resources::default(), &terms(&Resources::default()))
+    }
+
     fn pairs(pairs: &[(&str, &str)]) -> Pairs {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
@@ -433,7 +437,7 @@ mod tests {
         for hooks in bad {
             let standby = Standby { hooks: Some(hooks), ..Default::default() };
             let update = UpdateSandbox { standby: Some(standby.clone()), ..Default::default() };
-            assert!(check_update(&update, NOW_MS).is_err(), "{standby:?}");
+            assert!(check(&update).is_err(), "{standby:?}");
             assert!(try_admit(CreateSandbox { standby, ..Default::default() }).is_err());
         }
         let standby = Standby { hooks: Some(hooks(&["sync"], 1000)), ..Default::default() };
@@ -467,7 +471,7 @@ mod tests {
         for lifetime in [over, none] {
             assert!(try_admit(CreateSandbox { lifetime, ..Default::default() }).is_err());
             let update = UpdateSandbox { lifetime: Some(lifetime), ..Default::default() };
-            assert!(check_update(&update, NOW_MS).is_err());
+            assert!(check(&update).is_err());
         }
     }
 }

@@ -64,4 +64,4 @@ pub struct Parts {
 }
 
 /// The routes of a foreign client's API; they go beside our own.
-pub type Dialect = fn(&Arc<App>) -> axum::Router;
+pub type Dialect = fn(&Arc<App>) -> axum::Router<Arc<App>>;

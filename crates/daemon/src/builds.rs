@@ -167,7 +167,7 @@ async fn workbench(app: &App, base: &Image) -> Result<Workbench> {
         lifetime: Lifetime { expire_idle_secs: Some(LEFTOVER_SECS), ..Lifetime::default() },
         ..CreateSandbox::default()
     };
-    let spec = crate::api::admit(app, request).await?;
+    let spec = crate::calls::admit(app, request).await?;
     crate::room::make(app, 1, 0).await?;
     Workbench::set_up(app.fleet.create(spec).await?).await
 }

@@ -24,7 +24,7 @@ const TRIES: usize = 8;
 pub(crate) const MACHINE_MIB: u64 = 20;
 
 /// The way in for every request to a sandbox: wakes it if it sleeps and there is room.
-pub(crate) async fn awake(app: &App, sandbox: &Sandbox) -> Result<Lease, ApiError> {
+pub async fn awake(app: &App, sandbox: &Sandbox) -> Result<Lease, ApiError> {
     let begun = Instant::now();
     let Some(tier) = sandbox.watch().borrow().tier else { return Ok(sandbox.awake().await?) };
     wake_room(app, sandbox, false).await?;

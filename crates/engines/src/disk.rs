@@ -71,6 +71,11 @@ impl ScratchDisk {
         &self.mountpoint
     }
 
+    /// What it was made with.
+    pub fn size_mib(&self) -> io::Result<u64> {
+        Ok(fs::metadata(&self.image)?.len() >> 20)
+    }
+
     /// What is written in it.
     pub fn used_bytes(&self) -> io::Result<u64> {
         let fs = rustix::fs::statvfs(&self.mountpoint)?;

@@ -139,7 +139,8 @@ fn refused(refusal: &Refusal) -> ErrorCode {
             ErrorCode::AlreadyExists
         }
         Refusal::Failed { .. } | Refusal::CantWake { .. } => ErrorCode::SandboxFailed,
-        Refusal::Asleep(_) => ErrorCode::SandboxAsleep,
+        Refusal::Asleep(_) | Refusal::ResizeAsleep(_) => ErrorCode::SandboxAsleep,
+        Refusal::PoolFull { .. } => ErrorCode::CapacityReached,
         Refusal::NoSuchSnapshot(_) => ErrorCode::SnapshotNotFound,
         Refusal::SnapshotNotReady { .. } => ErrorCode::SnapshotNotReady,
         Refusal::Incompatible { .. } => ErrorCode::SnapshotIncompatible,

@@ -29,6 +29,7 @@ pub(crate) struct Daemon {
 }
 
 #[derive(Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "a test has a handful of them")]
 pub(crate) enum Piece {
     Reply(Reply),
     Data(Vec<u8>),
@@ -197,7 +198,12 @@ impl Daemon {
     /// The next piece of a stream.
     pub(crate) fn next(&mut self, stream: u32) -> Piece {
         loop {
-            if let Some(piece) = self.arrived.entry(stream).or_default().pop_front() {
+            if let Some(arrived) = self.arrived.get_mut(&stream)
+                && let Some(piece) = arrived.pop_front()
+            {
+                if arrived.is_empty() {
+                    self.arrived.remove(&stream);
+                }
                 return piece;
             }
             self.take_packet();

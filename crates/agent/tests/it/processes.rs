@@ -307,3 +307,73 @@ fn only_so_many_ended_processes_are_kept() {
     }
     assert_eq!(daemon.fail(&Request::Process { pid: first }).code, FailureCode::NoSuchProcess);
 }
+
+#[test]
+fn output_remembers_when_it_was_said() {
+    let mut daemon = Daemon::new();
+    let mut spec = sh("echo one; read x; echo two; echo three >&2");
+    spec.stdin = true;
+    let pid = daemon.start(spec).pid;
+    eventually("the first is said", || (daemon.status(pid).output_bytes == 4).then_some(()));
+    let attach = Request::Attach { pid, replay: true, follow: true, stamps: true };
+    let live = daemon.open(&attach);
+    let first_ms = eventually("the clock goes on", || {
+        let (since, now) = (daemon.status(pid).started_at_ms, now_ms());
+        (now > since + 50).then_some(now)
+    });
+    daemon.send(live, Kind::Data, b"go\n");
+    let mut seen = Vec::new();
+    for stream in [live, 0] {
+        let stream = if stream == 0 { daemon.open(&attach) } else { stream };
+        let mut said = Vec::new();
+        let mut at_ms = None;
+        loop {
+            match daemon.next(stream) {
+                Piece::Reply(Reply::At { ms }) => {
+                    assert_ne!(at_ms.replace(ms), Some(ms), "a time is said once");
+                }
+                Piece::Data(bytes) => said.push((at_ms.unwrap(), false, bytes)),
+                Piece::DataErr(bytes) => said.push((at_ms.unwrap(), true, bytes)),
+                Piece::Reply(Reply::Exited(ended)) => {
+                    assert!(at_ms <= ended.ended_at_ms);
+                    break;
+                }
+                Piece::Reply(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        seen.push(said);
+    }
+    let live = &seen[0];
+    assert_eq!(*live, seen[1], "the same times whenever it is shown");
+    assert_eq!((live[0].1, &*live[0].2), (false, &b"one\n"[..]));
+    assert!(live[0].0 < first_ms && live[1..].iter().all(|(ms, _, _)| *ms >= first_ms));
+    assert!(live[1..].iter().any(|(_, stderr, bytes)| *stderr && bytes == b"three\n"));
+}
+
+#[test]
+fn output_that_is_thrown_away_is_read_and_not_kept() {
+    let mut daemon = Daemon::new();
+    // More than a pipe holds: whoever does not read it holds the process up.
+    let script = "head -c 1000000 /dev/zero; head -c 1000000 /dev/zero >&2; echo out; echo err >&2";
+    let discarding = |discard_stdout, discard_stderr| ProcessSpec {
+        discard_stdout,
+        discard_stderr,
+        ..sh(script)
+    };
+    for (discard_stdout, discard_stderr) in [(true, false), (false, true), (true, true)] {
+        let spec = discarding(discard_stdout, discard_stderr);
+        let pid = daemon.start(spec.clone()).pid;
+        let ran = daemon.replay(pid);
+        assert_eq!(ran.exited.exit, Some(Exit::Code { code: 0 }));
+        let kept = |discarded| if discarded { 0 } else { 1_000_004 };
+        assert_eq!(ran.stdout.len(), kept(discard_stdout));
+        assert_eq!(ran.stderr.len(), kept(discard_stderr));
+        assert_eq!(daemon.fail(&Request::Run(spec)).code, FailureCode::Invalid);
+    }
+}
+
+fn now_ms() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    u64::try_from(now.as_millis()).unwrap()
+}

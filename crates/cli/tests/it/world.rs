@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use torpor_daemon::pressure::Reading;
 use torpor_daemon::{Config, Leave, Parts, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
-use torpor_store::{ImageConfig, Images, Layout, Ledger, Saves};
+use torpor_store::{ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
 pub(crate) use crate::torpor::{Done, PATIENCE, bare, finish, until};
 
@@ -114,5 +114,7 @@ async fn parts(dir: &Path) -> Parts {
     let engine = Arc::new(FakeEngine::new(FakeHost::new(Inside::RealAgent)));
     // More memory than anybody needs.
     let gauge = Arc::new(|| Reading { available_mib: u64::MAX, stalled_percent: 0.0 });
-    Parts { installation, engine, ledger, images, saves, gauge }
+    let vault = Vault::open(ledger.clone(), &layout, None).unwrap();
+    let (journals, dialects) = (Journals::open(layout), Vec::new());
+    Parts { installation, engine, ledger, images, saves, journals, vault, gauge, dialects }
 }

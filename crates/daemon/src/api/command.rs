@@ -13,6 +13,7 @@ pub(super) fn attached(command: Command) -> Result<(ProcessSpec, Option<String>)
     refuse("keep_stdin", command.keep_stdin, "processes")?;
     refuse("detachable", command.detachable, "exec")?;
     refuse("supervise", command.supervise.is_some(), "processes")?;
+    refuse_discard(&command)?;
     let stdin = command.stdin.clone();
     let spec = ProcessSpec { stdin: stdin.is_some(), ..common(command) };
     Ok((spec, stdin))
@@ -23,6 +24,7 @@ pub(super) fn interactive(command: Command) -> Result<ProcessSpec> {
     refuse("stdin", command.stdin.is_some(), "run; here it is binary messages")?;
     refuse("keep_stdin", command.keep_stdin, "processes")?;
     refuse("supervise", command.supervise.is_some(), "processes")?;
+    refuse_discard(&command)?;
     let survives_detach = command.detachable;
     Ok(ProcessSpec { stdin: true, survives_detach, ..common(command) })
 }
@@ -33,6 +35,11 @@ pub(super) fn background(command: Command) -> Result<ProcessSpec> {
     refuse("detachable", command.detachable, "exec")?;
     let stdin = command.keep_stdin || command.terminal.is_some();
     Ok(ProcessSpec { stdin, survives_detach: true, ..common(command) })
+}
+
+fn refuse_discard(command: &Command) -> Result<()> {
+    refuse("discard_stdout", command.discard_stdout, "processes")?;
+    refuse("discard_stderr", command.discard_stderr, "processes")
 }
 
 fn refuse(field: &str, given: bool, place: &str) -> Result<()> {
@@ -54,12 +61,15 @@ fn common(command: Command) -> ProcessSpec {
         survives_detach: false,
         keep_awake: command.keep_awake,
         supervise: command.supervise.map(supervision),
+        discard_stdout: command.discard_stdout,
+        discard_stderr: command.discard_stderr,
     }
 }
 
 fn supervision(supervise: Supervise) -> Supervision {
-    let Supervise { name, restart, max_restarts, initial_backoff_ms, max_backoff_ms } = supervise;
-    Supervision { name, restart, max_restarts, initial_backoff_ms, max_backoff_ms }
+    let Supervise { name, restart, max_restarts, initial_backoff_ms, max_backoff_ms, health } =
+        supervise;
+    Supervision { name, restart, max_restarts, initial_backoff_ms, max_backoff_ms, health }
 }
 
 /// How a path names a process: by number, or by the name of a supervised one.

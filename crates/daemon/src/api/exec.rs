@@ -226,6 +226,7 @@ async fn pass_on(said: Said, mouth: &mut Mouth) -> std::result::Result<(), Left>
     match said {
         Said::Bytes(OutputStream::Stdout, bytes) => mouth.feed(marked(STDOUT_BYTE, &bytes)).await,
         Said::Bytes(OutputStream::Stderr, bytes) => mouth.feed(marked(STDERR_BYTE, &bytes)).await,
+        Said::At(_) => Ok(()),
         Said::Skipped(bytes) => mouth.say(&ExecOutput::Skipped { bytes }).await,
         Said::Exited(report) => mouth.say(&ExecOutput::Exited(report)).await,
     }

@@ -216,6 +216,7 @@ impl Lines {
                 };
                 self.due.extend(text.push(stream, &bytes));
             }
+            Ok(Some(Said::At(_))) => {}
             Ok(Some(Said::Skipped(bytes))) => {
                 self.flush();
                 self.due.push_back(RunEvent::Skipped { bytes });

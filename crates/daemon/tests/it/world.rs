@@ -16,7 +16,7 @@ use torpor_daemon::pressure::{Gauge, Reading};
 use torpor_daemon::{Config, Leave, Parts, ServeError, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_protocol::SandboxId;
-use torpor_store::{ImageConfig, Images, Layout, Ledger, Saves};
+use torpor_store::{ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
 use crate::client::{self, Answer, Open, PATIENCE, Socket, encoded};
 
@@ -226,7 +226,9 @@ pub(crate) async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await.unwrap();
     let installation = layout.tag().to_owned();
     let engine = Arc::new(FakeEngine::new(Arc::clone(host)));
-    Parts { installation, engine, ledger, images, saves, gauge: plenty() }
+    let vault = Vault::open(ledger.clone(), &layout, None).unwrap();
+    let (journals, gauge, dialects) = (Journals::open(layout), plenty(), Vec::new());
+    Parts { installation, engine, ledger, images, saves, journals, vault, gauge, dialects }
 }
 
 /// A host with more memory than anybody needs.

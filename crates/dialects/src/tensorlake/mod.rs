@@ -33,7 +33,7 @@ use torpor_daemon::app::App;
 /// The namespace of everything on this host.
 const NAMESPACE: &str = "default";
 
-pub fn routes(app: &Arc<App>) -> Router {
+pub fn routes(app: &Arc<App>) -> Router<Arc<App>> {
     let lifecycle = Router::new()
         .merge(sandboxes::routes())
         .merge(snapshots::routes())
@@ -52,5 +52,5 @@ pub fn routes(app: &Arc<App>) -> Router {
         .layer(map_response(error::in_words_of_the_inside))
         .route_layer(from_fn_with_state(Arc::clone(app), gate::inside));
     let outside = images::open_routes();
-    api.merge(inside).merge(outside).layer(from_fn(ask_again)).with_state(Arc::clone(app))
+    api.merge(inside).merge(outside).layer(from_fn(ask_again))
 }

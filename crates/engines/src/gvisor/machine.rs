@@ -15,12 +15,14 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use torpor_lifecycle::SeqPacket;
 use torpor_lifecycle::engine::{Channel, EngineError, Machine, Meter, Saved, Usage};
+use torpor_protocol::{Network as Policy, Resources};
 
 use super::Host;
 use super::control::Control;
 use super::layout::MachineDir;
 use super::record::Record;
 use super::report::{self, REAP_MAX};
+use super::settings::Settings;
 use crate::disk::ScratchDisk;
 use crate::limits::Group;
 use crate::network::Slot;
@@ -32,8 +34,9 @@ const NOTICE_MAX: Duration = Duration::from_secs(5);
 pub(super) struct GvisorMachine {
     host: Arc<Host>,
     dir: MachineDir,
+    /// Whose it is and which process; `settings` has all of it as it is now.
     record: Record,
-    slot: Slot,
+    settings: Arc<Mutex<Settings>>,
     group: Group,
     channel: Arc<SeqPacket>,
     pidfd: AsyncFd<OwnedFd>,
@@ -63,6 +66,14 @@ impl GvisorMachine {
         let pidfd = watch(pidfd, Interest::READABLE)?;
         let dir = host.remains.layout.machine(&record.id);
         let disk = ScratchDisk::open(&dir.disk_image, &dir.disk);
+        let settings = Settings {
+            record: record.clone(),
+            file: dir.record.clone(),
+            slot,
+            group: group.clone(),
+            disk: disk.clone(),
+        };
+        let settings = Arc::new(Mutex::new(settings));
         let meter = Arc::new(Readings { group: group.clone(), disk });
         let paused = control.paused();
         let control = Arc::new(Mutex::new(control));
@@ -71,7 +82,7 @@ impl GvisorMachine {
             host,
             dir,
             record,
-            slot,
+            settings,
             group,
             channel,
             pidfd,
@@ -97,6 +108,7 @@ impl GvisorMachine {
         let _ = pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL);
         // Whatever was under way with it breaks off now and writes nothing more.
         let _control = timeout(NOTICE_MAX, self.control.lock()).await;
+        let settings = timeout(NOTICE_MAX, self.settings.lock()).await;
         // A frozen v1 group dies when it is thawed; `clear` sees to that and to the rest.
         let cleared = host.remains.clear(&self.record.id).await;
         if let Some(sandbox) = &self.record.sandbox {
@@ -104,7 +116,9 @@ impl GvisorMachine {
         }
         // Its keeper's child: reaped, its number is free, and nothing of it is left.
         let _ = host.remains.keeper.exit_of(self.record.process.pid, REAP_MAX).await;
-        host.network.release(self.slot);
+        drop(settings);
+        // Only now, with all else: its place in the network.
+        drop(self.settings);
         cleared
     }
 
@@ -169,6 +183,24 @@ impl Machine for GvisorMachine {
                 }
             });
         }
+    }
+
+    async fn set_network(&mut self, network: &Policy) -> Result<(), EngineError> {
+        let (host, settings, network) =
+            (self.host.clone(), self.settings.clone(), network.clone());
+        self.to_the_end(async move {
+            settings.lock().await.set_network(&host.network, network).await
+        })
+        .await
+    }
+
+    /// Processor time, memory and tasks; a disk keeps its size. What the guest shows of itself
+    /// (`nproc`, the total in `/proc/meminfo`, the size of `/dev/shm`) stays as it was when its machine
+    /// was started.
+    async fn set_resources(&mut self, resources: &Resources) -> Result<(), EngineError> {
+        self.host.check_memory(resources)?;
+        let (settings, resources) = (self.settings.clone(), *resources);
+        self.to_the_end(async move { settings.lock().await.set_resources(resources).await }).await
     }
 
     async fn exited(&mut self) -> String {

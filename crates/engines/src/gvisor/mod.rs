@@ -33,6 +33,7 @@ mod report;
 mod roll;
 mod save;
 mod saved;
+mod settings;
 mod shelf;
 mod shell;
 mod stacks;
@@ -52,7 +53,7 @@ use rustix::fs::Mode;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use torpor_lifecycle::engine::{Abilities, About, BootPlan, Changes, Engine, EngineError, Machine};
-use torpor_protocol::SandboxId;
+use torpor_protocol::{Resources, SandboxId};
 
 use self::control::Control;
 use self::id::MachineId;
@@ -152,8 +153,9 @@ impl Gvisor {
         make_dirs(&layout).map_err(EngineError::failed("make the engine's directories"))?;
         let keeper = config.keeper();
         keeper.ensure().await.map_err(EngineError::failed("start the keeper"))?;
-        let network =
-            Network::open(&config.tag).await.map_err(EngineError::failed("open the network"))?;
+        let (roll, left) = Roll::read(&layout);
+        let network = Network::open(&config.tag, &left).await;
+        let network = network.map_err(EngineError::failed("open the network"))?;
         let about = About {
             kind: "gvisor",
             version: build.text.clone(),
@@ -171,7 +173,7 @@ impl Gvisor {
             build,
             memory_mib: host_memory_mib(),
             network,
-            roll: Roll::read(&layout),
+            roll,
             remains: Arc::new(Remains { layout, tag: config.tag, hierarchy, keeper }),
             starts: Semaphore::new(cores + 1),
             saves: Arc::new(Semaphore::new(cores + 1)),
@@ -268,12 +270,17 @@ impl Engine for Gvisor {
 impl Host {
     /// Refuses what can't work before anything is made.
     fn check(&self, plan: &BootPlan) -> Result<(), EngineError> {
-        let wanted = plan.spec.resources.memory_mib;
+        self.check_memory(&plan.spec.resources)?;
+        image::check(&plan.root)
+    }
+
+    fn check_memory(&self, resources: &Resources) -> Result<(), EngineError> {
+        let wanted = resources.memory_mib;
         if wanted > self.memory_mib {
             let detail = format!("{wanted} MiB wanted, {} MiB here", self.memory_mib);
             return Err(EngineError::Capacity { what: "memory", detail });
         }
-        image::check(&plan.root)
+        Ok(())
     }
 
     async fn start(

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use parking_lot::Mutex;
-use torpor_protocol::SandboxId;
+use torpor_protocol::{Network as Policy, SandboxId};
 
 use super::id::MachineId;
 use super::layout::Layout;
@@ -13,11 +13,15 @@ use super::record::Record;
 pub(super) struct Roll(Mutex<HashMap<SandboxId, MachineId>>);
 
 impl Roll {
-    /// What earlier daemons left.
-    pub(super) fn read(layout: &Layout) -> Self {
-        let mut machines = HashMap::new();
+    /// What earlier daemons left; and what those machines reach that live, by their slots.
+    pub(super) fn read(layout: &Layout) -> (Self, Vec<(u16, Policy)>) {
+        let (mut machines, mut policies) = (HashMap::new(), Vec::new());
         for id in Layout::ids_in(&layout.machines()) {
             let Some(record) = Record::read(&layout.machine(&id).record) else { continue };
+            // The slot of a dead one may be somebody else's by now.
+            if record.process.open().is_some() {
+                policies.push((record.slot, record.network));
+            }
             let Some(sandbox) = record.sandbox else { continue };
             // A start that was cut off never hides a machine that is whole.
             if layout.machine(&id).mark.exists() {
@@ -26,7 +30,7 @@ impl Roll {
                 machines.entry(sandbox).or_insert(id);
             }
         }
-        Self(Mutex::new(machines))
+        (Self(Mutex::new(machines)), policies)
     }
 
     pub(super) fn machine_of(&self, sandbox: &SandboxId) -> Option<MachineId> {

@@ -97,16 +97,15 @@ impl Start<'_> {
         let Shell { dir, group, slot, card, .. } = &shell;
         let record = Record {
             sandbox: Some(self.plan.id.clone()),
-            network: self.plan.spec.network,
+            network: self.plan.spec.network.clone(),
             ..shell.record(&self.host.build.text)
         };
         let begun = Instant::now();
         record.write(&dir.record).map_err(EngineError::failed("write the machine's record"))?;
         self.host.roll.assign(&self.plan.id, &record.id);
-        if !record.network.internet {
-            let closed = self.host.network.set_policy(slot, &record.network).await;
-            closed.map_err(EngineError::failed("close the machine's network"))?;
-        }
+        // Shells have an open one; only the rarer wish costs anything.
+        let set = self.host.network.set_policy(slot, &record.network).await;
+        set.map_err(EngineError::failed("bound the machine's network"))?;
         let mut control = Urpc::connect(&dir.control_socket)
             .await
             .map_err(EngineError::failed("reach the sandbox"))?;

@@ -12,14 +12,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::time::Instant;
 use torpor_protocol::Resources;
 
+use super::bounds::{Limits, number};
 use super::hierarchy::{Hierarchy, Tree};
 
 /// The directory of all installations in each tree.
 const ROOT: &str = "torpor";
-/// The kernel's usual accounting period: shorter costs switches, longer makes a machine stutter.
-const CPU_PERIOD_MICROS: u64 = 100_000;
-/// The kernel refuses a smaller quota.
-const CPU_QUOTA_MIN_MICROS: u64 = 1_000;
 /// Freezing takes a fraction of a millisecond, unless a task sits in a disk operation.
 const FREEZE_DEADLINE: Duration = Duration::from_secs(5);
 /// Processes killed while the host is short of processor time take this long at worst.
@@ -250,42 +247,7 @@ impl Group {
         for tree in self.hierarchy.used() {
             make_path(tree, &self.relative)?;
         }
-        self.limit_memory(resources.memory_mib.saturating_mul(1 << 20))?;
-        self.limit_cpu(resources.cpus)?;
-        self.limit("pids", "pids.max", "pids.max", &resources.pids.to_string())
-    }
-
-    fn limit_memory(&self, bytes: u64) -> io::Result<()> {
-        let bytes = bytes.to_string();
-        self.limit("memory", "memory.limit_in_bytes", "memory.max", &bytes)?;
-        // v1 bounds memory and swap together: the limit is a limit, and an idle machine can still
-        // be paged out. v2 bounds swap apart; a machine must fit there as a whole to be paged out.
-        let swap = self.pick("memory", "memory.memsw.limit_in_bytes", "memory.swap.max");
-        match swap {
-            // Only where the kernel accounts swap.
-            Some(file) if file.exists() => fs::write(file, bytes),
-            Some(_) | None => Ok(()),
-        }
-    }
-
-    fn limit_cpu(&self, cpus: f64) -> io::Result<()> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
-            reason = "a small positive number, and `as` saturates"
-        )]
-        let quota = ((cpus * CPU_PERIOD_MICROS as f64) as u64).max(CPU_QUOTA_MIN_MICROS);
-        if let Ok(path) = self.v1("cpu") {
-            fs::write(path.join("cpu.cfs_period_us"), CPU_PERIOD_MICROS.to_string())?;
-        }
-        match self.pick("cpu", "cpu.cfs_quota_us", "cpu.max") {
-            Some(file) if file.ends_with("cpu.max") => {
-                fs::write(file, format!("{quota} {CPU_PERIOD_MICROS}"))
-            }
-            Some(file) => fs::write(file, quota.to_string()),
-            None => Err(no_controller("cpu")),
-        }
+        self.bound(&Limits::of(resources))
     }
 
     fn limit(&self, controller: &str, v1: &str, v2: &str, value: &str) -> io::Result<()> {
@@ -435,7 +397,7 @@ fn thaw_v1(group: &Path) -> io::Result<()> {
     fs::write(group.join("freezer.state"), "THAWED")
 }
 
-fn wait_until(
+pub(super) fn wait_until(
     deadline: Duration,
     otherwise: &'static str,
     mut done: impl FnMut() -> io::Result<bool>,
@@ -456,12 +418,8 @@ fn late(what: &'static str) -> io::Error {
     io::Error::new(ErrorKind::TimedOut, what)
 }
 
-fn no_controller(name: &str) -> io::Error {
+pub(super) fn no_controller(name: &str) -> io::Error {
     io::Error::new(ErrorKind::Unsupported, format!("this host has no {name} controller"))
-}
-
-fn number(file: &Path) -> u64 {
-    fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
 /// The value in a file of `name value` lines.

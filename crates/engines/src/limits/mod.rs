@@ -13,10 +13,12 @@
 //! leaves no directory; [`Group::remove`] leaves none in any hierarchy, also none that the engine
 //! made itself beside ours.
 
+mod bounds;
 mod group;
 mod hierarchy;
 #[cfg(test)]
 mod tests;
 
+pub use bounds::Limits;
 pub use group::{Group, list, remove_root};
 pub use hierarchy::Hierarchy;

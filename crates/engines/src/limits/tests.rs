@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use torpor_protocol::Resources;
 
-use super::{Group, Hierarchy, list, remove_root};
+use super::hierarchy::Tree;
+use super::{Group, Hierarchy, Limits, list, remove_root};
 
 /// A group that goes away with everything in it when its test ends, however it ends.
 struct World {
@@ -191,4 +193,105 @@ fn groups_that_the_engine_made_beside_ours_go_too() {
     }
     world.group.remove().expect("removed");
     assert!(world.traces().is_empty());
+}
+
+// === Changing the limits ===
+
+impl World {
+    /// What stands in the file of a limit.
+    fn limit(&self, controller: &str, v1: &str, v2: &str) -> String {
+        let file = self.group.pick(controller, v1, v2).expect("the controller is there");
+        fs::read_to_string(file).expect("a limit").trim().to_owned()
+    }
+}
+
+#[test]
+fn limits_of_a_group_in_use_can_be_raised_and_lowered_also_in_the_frost() {
+    let Some(mut world) = World::new(Resources::default()) else { return };
+    world.shell("sleep 100");
+    eventually("the shell runs", || world.group.tasks() > 0);
+    for frozen in [false, true] {
+        if frozen {
+            world.group.freeze().expect("frozen");
+        }
+        // Up, down, and each alone.
+        for (cpus, memory_mib, pids) in
+            [(2.0, 2048, 5000), (0.25, 512, 4096), (0.25, 600, 4096), (1.5, 600, 4097)]
+        {
+            let resources = Resources { cpus, memory_mib, pids, ..Resources::default() };
+            let limits = Limits::of(&resources);
+            world.group.bound(&limits).expect("changed");
+            assert_eq!(world.group.limits().expect("readable"), limits);
+            let memory = world.limit("memory", "memory.limit_in_bytes", "memory.max");
+            assert_eq!(memory, (memory_mib << 20).to_string());
+            let swap = world.group.pick("memory", "memory.memsw.limit_in_bytes", "memory.swap.max");
+            if let Some(swap) = swap.filter(|file| file.exists()) {
+                assert_eq!(fs::read_to_string(swap).expect("a limit").trim(), memory);
+            }
+            let cpu = world.limit("cpu", "cpu.cfs_quota_us", "cpu.max");
+            let quota = cpu.split(' ').next().and_then(|quota| quota.parse::<f64>().ok());
+            assert_eq!(quota.map(|quota| quota / 100_000.0), Some(cpus), "{cpu}");
+            assert_eq!(world.limit("pids", "pids.max", "pids.max"), pids.to_string());
+        }
+    }
+}
+
+#[test]
+fn a_limit_below_what_is_held_kills_nobody() {
+    let Some(mut world) = World::new(Resources::default()) else { return };
+    let child = world.shell("x=$(head -c 60000000 /dev/zero | tr '\\0' a); sleep 100");
+    eventually("60 MB of use", || world.group.memory_held() > 60_000_000);
+    let before = world.group.limits().expect("readable");
+    let less = Limits { memory_bytes: 16 << 20, ..before };
+    world.group.bound(&less).expect_err("it holds more");
+    world.group.bound(&before).expect("as it was");
+    assert_eq!(world.group.limits().expect("readable"), before);
+    assert_eq!(world.group.oom_kills(), 0);
+    assert!(world.children[child].try_wait().expect("known").is_none(), "it lives");
+}
+
+/// A v2 tree as plain files, for hosts whose controllers are in v1 trees.
+fn v2_on_paper(directory: &Path) -> Group {
+    let controllers = ["memory", "cpu", "pids"].map(str::to_owned).to_vec();
+    let tree = Tree { mount: directory.to_owned(), controllers };
+    let hierarchy = Hierarchy { v1: Vec::new(), v2: Some(tree) };
+    Group::create(&hierarchy, "paper", "one", &Resources::default()).expect("a group")
+}
+
+#[test]
+fn on_a_v2_tree_the_same_limits_have_other_names() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let group = v2_on_paper(directory.path());
+    let read = |name: &str| {
+        let file = directory.path().join("torpor/paper/one").join(name);
+        fs::read_to_string(file).expect("a limit")
+    };
+    let resources = Resources { cpus: 2.5, memory_mib: 512, pids: 5000, ..Resources::default() };
+    let limits = Limits::of(&resources);
+    group.bound(&limits).expect("changed");
+    assert_eq!(group.limits().expect("readable"), limits);
+    let is = [read("memory.max"), read("cpu.max"), read("pids.max")];
+    assert_eq!(is, ["536870912", "250000 100000", "5000"]);
+}
+
+#[test]
+fn on_a_v2_tree_memory_is_taken_back_before_the_limit_falls() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let group = v2_on_paper(directory.path());
+    let file = |name: &str| directory.path().join("torpor/paper/one").join(name);
+    fs::write(file("memory.current"), "900000000").expect("written");
+    let before = group.limits().expect("readable");
+    let less = Limits { memory_bytes: 512 << 20, ..before };
+    std::thread::scope(|scope| {
+        // The kernel: it is asked to take back, and does.
+        scope.spawn(|| {
+            let asked = || fs::read_to_string(file("memory.high")).is_ok_and(|t| t == "536870912");
+            eventually("the kernel is asked", asked);
+            assert_eq!(group.limits().expect("readable"), before, "not before there is room");
+            fs::write(file("memory.current"), "500000000").expect("written");
+        });
+        group.bound(&less).expect("changed");
+    });
+    assert_eq!(group.limits().expect("readable"), less);
+    assert_eq!(fs::read_to_string(file("memory.high")).expect("readable"), "max");
 }

@@ -17,6 +17,8 @@ mod outside;
 #[cfg(test)]
 mod saves;
 #[cfg(test)]
+mod settings;
+#[cfg(test)]
 mod shells;
 #[cfg(test)]
 mod world;

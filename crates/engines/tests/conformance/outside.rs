@@ -12,22 +12,24 @@ use crate::saves::{revive, stage};
 use crate::world::{PATIENCE, World, boot, say, world};
 
 /// A host somewhere in the internet, that is in a namespace of this one. Dropping it removes it.
-struct Outside {
+pub(crate) struct Outside {
     name: String,
-    address: String,
+    /// It has two. They are behind a router, so that they are no neighbours of this host.
+    pub(crate) addresses: [String; 2],
     /// How each connection to it ended.
     ends: mpsc::Receiver<std::io::Result<usize>>,
 }
 
 impl Outside {
-    fn new(world: &World) -> Self {
+    pub(crate) fn new(world: &World) -> Self {
         let name = format!("x{}", world.config.tag);
         // A public range of its own for every run of this test.
         let number = blake3::hash(name.as_bytes()).as_bytes()[0];
         let (near, far) = (format!("45.45.{number}.1"), format!("45.45.{number}.2"));
+        let addresses = [9, 10].map(|last| format!("45.45.{number}.{last}"));
         let (send, ends) = mpsc::channel();
         // Made before its parts, so that they go away however this ends.
-        let outside = Self { name, address: far.clone(), ends };
+        let outside = Self { name, addresses, ends };
         let name = &outside.name;
         ip(&format!("netns add {name}"));
         ip(&format!("link add {name} type veth peer name far netns {name}"));
@@ -36,17 +38,24 @@ impl Outside {
         ip(&format!("-n {name} addr add {far}/30 dev far"));
         ip(&format!("-n {name} link set far up"));
         ip(&format!("-n {name} route add default via {near}"));
+        for address in &outside.addresses {
+            ip(&format!("-n {name} addr add {address}/32 dev far"));
+            ip(&format!("route add {address}/32 via {far}"));
+        }
         let namespace = std::fs::File::open(format!("/run/netns/{name}")).unwrap();
         let (ready, listening) = mpsc::channel();
         // Ends with the test's process.
         std::thread::spawn(move || {
             let network = Some(LinkNameSpaceType::Network);
             move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), network).unwrap();
-            let listener = TcpListener::bind((far.as_str(), PORT)).unwrap();
+            let listener = TcpListener::bind(("0.0.0.0", PORT)).unwrap();
             ready.send(()).unwrap();
             for mut connection in listener.incoming().flatten() {
-                let _ = connection.write_all(b"hi\n");
-                let _ = send.send(connection.read(&mut [0]));
+                let send = send.clone();
+                std::thread::spawn(move || {
+                    let _ = connection.write_all(b"hi\n");
+                    let _ = send.send(connection.read(&mut [0]));
+                });
             }
         });
         listening.recv().unwrap();
@@ -58,7 +67,7 @@ impl Outside {
         let script = format!(
             "rm -f /root/out; (exec 3<>/dev/tcp/{}/{PORT}; cat <&3; echo x >&3) >/root/out 2>&1 & \
              until [ -s /root/out ]; do sleep 0.02; done; cat /root/out",
-            self.address
+            self.addresses[0]
         );
         assert_eq!(say(guest, &script).await, "hi");
     }
@@ -71,7 +80,7 @@ impl Outside {
     }
 }
 
-const PORT: u16 = 9999;
+pub(crate) const PORT: u16 = 9999;
 
 fn ip(args: &str) {
     let output = Command::new("ip").args(args.split(' ')).output().unwrap();

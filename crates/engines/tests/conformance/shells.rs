@@ -104,7 +104,7 @@ async fn a_shell_fits_only_what_it_was_made_for() {
 async fn a_machine_in_a_shell_has_the_network_it_asked_for() {
     let Some(world) = world_with(1).await else { return };
     let mut plans = [world.plan(), world.plan()];
-    plans[1].spec.network = Network { internet: false };
+    plans[1].spec.network = Network::CLOSED;
     let mut groups = Vec::new();
     for plan in &plans {
         world.engine().expect(plan);

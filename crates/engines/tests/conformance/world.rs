@@ -266,6 +266,10 @@ pub(crate) fn spec(resources: Resources) -> SandboxSpec {
         network: Network::default(),
         lifetime: Default::default(),
         standby: Default::default(),
+        entrypoint: Vec::new(),
+        secrets: Vec::new(),
+        ports: None,
+        pool: None,
     }
 }
 

@@ -20,9 +20,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use torpor_protocol::SandboxId;
-use torpor_protocol::guest::Request;
+use torpor_protocol::guest::{LogLine, Request};
 use torpor_protocol::snapshot::SavedProcess;
+use torpor_protocol::{Network, Resources, SandboxId};
 
 use crate::SeqPacket;
 use crate::engine::{
@@ -63,6 +63,7 @@ struct HostState {
     fail_starts: usize,
     fail_saves: usize,
     fail_resumes: usize,
+    fail_resizes: usize,
     start_takes: Duration,
     save_takes: Duration,
 }
@@ -75,6 +76,7 @@ struct FakeMachine {
     meter: Arc<FakeMeter>,
     root: PathBuf,
     memory: Mutex<String>,
+    limits: Mutex<(Network, Resources)>,
     /// The reason once it is dead.
     dead: watch::Sender<Option<String>>,
     paused: watch::Sender<bool>,
@@ -168,6 +170,32 @@ impl FakeHost {
         }
     }
 
+    /// A process inside says a line. Scripted machines only.
+    pub fn say(&self, id: &SandboxId, stamp_us: u64, text: &str) {
+        let line = LogLine {
+            stamp_us,
+            pid: 2,
+            started_at_ms: 0,
+            command: "talk".to_owned(),
+            name: None,
+            stderr: false,
+            text: text.to_owned(),
+        };
+        if let Some(script) = self.machine(id).and_then(|machine| machine.script.clone()) {
+            script.say(line);
+        }
+    }
+
+    /// What a machine may reach and use now.
+    pub fn limits(&self, id: &SandboxId) -> Option<(Network, Resources)> {
+        self.machine(id).map(|machine| machine.limits.lock().clone())
+    }
+
+    /// The next `count` changes of resources fail.
+    pub fn fail_resizes(&self, count: usize) {
+        self.state.lock().fail_resizes = count;
+    }
+
     /// What the scripted agent of this machine was asked.
     pub fn asked(&self, id: &SandboxId) -> Vec<Request> {
         let script = self.machine(id).and_then(|machine| machine.script.clone());
@@ -235,6 +263,7 @@ impl FakeEngine {
             meter: Arc::default(),
             root: plan.root,
             memory: Mutex::new(memory),
+            limits: Mutex::new((plan.spec.network, plan.spec.resources)),
             dead: watch::channel(None).0,
             paused: watch::channel(false).0,
         });
@@ -317,6 +346,22 @@ impl Machine for Handle {
 
     fn paused(&self) -> bool {
         *self.0.paused.borrow()
+    }
+
+    async fn set_network(&mut self, network: &Network) -> Result<(), EngineError> {
+        self.0.limits.lock().0 = network.clone();
+        Ok(())
+    }
+
+    async fn set_resources(&mut self, resources: &Resources) -> Result<(), EngineError> {
+        let mut state = self.0.host.state.lock();
+        if state.fail_resizes > 0 {
+            state.fail_resizes -= 1;
+            let (engine, what) = ("fake", "change that".to_owned());
+            return Err(EngineError::Unsupported { engine, what });
+        }
+        self.0.limits.lock().1 = *resources;
+        Ok(())
     }
 
     async fn save(&mut self, into: &Path) -> Result<Saved, EngineError> {

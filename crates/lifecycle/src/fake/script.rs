@@ -6,7 +6,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use torpor_protocol::guest::{self, Frame, Health, Hello, Kind, Reply, Request};
+use torpor_protocol::guest::{
+    self, Frame, Health, Hello, Kind, LogLine, ProcessSpec, ProcessStatus, Reply, Request,
+};
 
 use crate::engine::Channel;
 
@@ -24,6 +26,7 @@ struct ScriptState {
     keeping_awake: u32,
     /// Every request it was ever asked.
     asked: Vec<Request>,
+    lines: Vec<LogLine>,
 }
 
 impl Script {
@@ -50,6 +53,10 @@ impl Script {
 
     pub(super) fn keep_awake(&self, processes: u32) {
         self.state.lock().keeping_awake = processes;
+    }
+
+    pub(super) fn say(&self, line: LogLine) {
+        self.state.lock().lines.push(line);
     }
 
     pub(super) fn asked(&self) -> Vec<Request> {
@@ -81,8 +88,15 @@ impl Script {
     }
 
     fn reply(&self, request: &Request) -> Reply {
-        if *request != Request::Health {
-            return Reply::Done;
+        match request {
+            Request::Health => {}
+            Request::Start(spec) => return Reply::Process(started(spec)),
+            Request::Lines { after_us } => {
+                let mut lines = self.state.lock().lines.clone();
+                lines.retain(|line| line.stamp_us > *after_us);
+                return Reply::Lines { lines };
+            }
+            _ => return Reply::Done, // The others need no answer to be understood.
         }
         Reply::Health(Health {
             agent_version: "fake".to_owned(),
@@ -93,6 +107,27 @@ impl Script {
             memory_kib: 0,
             open_files: 0,
         })
+    }
+}
+
+/// What is said of a process that was started.
+fn started(spec: &ProcessSpec) -> ProcessStatus {
+    ProcessStatus {
+        pid: 2,
+        command: spec.command.clone(),
+        name: None,
+        terminal: false,
+        stdin_open: false,
+        started_at_ms: 0,
+        ended_at_ms: None,
+        exit: None,
+        restarts: 0,
+        next_start_at_ms: None,
+        output_bytes: 0,
+        output_dropped: 0,
+        supervision: None,
+        health: None,
+        last_exit: None,
     }
 }
 

@@ -117,7 +117,7 @@ async fn act(world: World, deed: Deed, diary: &mut Diary) -> World {
             world.fleet.shutdown(Leave::Running).await;
             world.host.lose_power();
             diary.0.values_mut().for_each(|known| known.robbed = true);
-            let fleet = World::daemon(&world.host, &world.store).await;
+            let fleet = world.daemon().await;
             return World { fleet, ..world };
         }
         Deed::FailNextStart => world.host.fail_starts(1),

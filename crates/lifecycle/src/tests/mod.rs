@@ -1,5 +1,6 @@
 //! The life of a sandbox, told as behaviours, on fakes and virtual time.
 
+mod changes;
 mod lives;
 mod snapshots;
 mod standby;
@@ -12,7 +13,7 @@ use torpor_protocol::{
     Lifetime, Network, Resources, SandboxRef, SandboxSpec, StandbyPolicy, State, Status,
 };
 
-use crate::fake::{FakeEngine, FakeHost, FakeStore, Inside};
+use crate::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
 use crate::store::Ledger;
 use crate::{Error, Fleet, Leave, Parts, Policy, Refusal, Sandbox};
 
@@ -22,21 +23,23 @@ const SOON: Duration = Duration::from_secs(600);
 struct World {
     host: Arc<FakeHost>,
     store: Arc<FakeStore>,
+    room: Arc<FakeRoom>,
     fleet: Fleet,
 }
 
 impl World {
     async fn new() -> Self {
         let (host, store) = (FakeHost::new(Inside::Scripted), FakeStore::new());
-        let fleet = Self::daemon(&host, &store).await;
-        Self { host, store, fleet }
+        let room = FakeRoom::endless();
+        let engine = FakeEngine::new(Arc::clone(&host));
+        let fleet = Fleet::recover(parts(engine, &store, &room)).await.unwrap();
+        Self { host, store, room, fleet }
     }
 
-    async fn daemon(host: &Arc<FakeHost>, store: &Arc<FakeStore>) -> Fleet {
-        let engine = Arc::new(FakeEngine::new(Arc::clone(host)));
-        let (ledger, images, saves) = (store.clone(), store.clone(), store.clone());
-        let policy = Policy::default();
-        Fleet::recover(Parts { engine, ledger, images, saves, policy }).await.unwrap()
+    /// Another daemon on the same host and ledger.
+    async fn daemon(&self) -> Fleet {
+        let engine = FakeEngine::new(Arc::clone(&self.host));
+        Fleet::recover(parts(engine, &self.store, &self.room)).await.unwrap()
     }
 
     /// The daemon hands over to another one on the same host and ledger.
@@ -46,7 +49,7 @@ impl World {
 
     async fn restart_after(self, leave: Leave) -> Self {
         self.fleet.shutdown(leave).await;
-        let fleet = Self::daemon(&self.host, &self.store).await;
+        let fleet = self.daemon().await;
         Self { fleet, ..self }
     }
 
@@ -69,6 +72,19 @@ impl World {
     }
 }
 
+fn parts(engine: FakeEngine, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Parts {
+    Parts {
+        engine: Arc::new(engine),
+        ledger: store.clone(),
+        images: store.clone(),
+        saves: store.clone(),
+        journal: store.clone(),
+        vault: store.clone(),
+        room: room.clone(),
+        policy: Policy::default(),
+    }
+}
+
 fn reference(name: &str) -> SandboxRef {
     name.parse().unwrap()
 }
@@ -84,6 +100,10 @@ fn spec(name: Option<&str>) -> SandboxSpec {
         network: Network::default(),
         lifetime: Lifetime::default(),
         standby: StandbyPolicy { idle_after_ms: 0, ..StandbyPolicy::default() },
+        entrypoint: Vec::new(),
+        secrets: Vec::new(),
+        ports: None,
+        pool: None,
     }
 }
 
@@ -304,7 +324,7 @@ async fn a_machine_that_was_lost_meanwhile_is_told() {
     let id = world.running("web").await.id().clone();
     world.fleet.shutdown(Leave::Running).await;
     world.host.crash(&id, "power cut");
-    let fleet = World::daemon(&world.host, &world.store).await;
+    let fleet = world.daemon().await;
     let sandbox = fleet.find(&reference("web")).unwrap();
     let reason = until(&sandbox, State::Failed).await.reason.unwrap();
     assert!(reason.contains("lost while the daemon was away"), "{reason}");
@@ -336,7 +356,7 @@ async fn a_machine_nobody_recorded_is_swept_away() {
     let sandbox = world.running("web").await;
     world.fleet.shutdown(Leave::Running).await;
     world.store.erase(sandbox.id()).await.unwrap();
-    World::daemon(&world.host, &world.store).await;
+    world.daemon().await;
     assert!(world.host.alive().is_empty());
 }
 

@@ -202,7 +202,7 @@ async fn a_snapshot_in_the_making_when_the_daemon_ends_has_failed() {
     let taking = world.fleet.take_snapshot(&reference("web"), name, kind).await.unwrap();
     assert_eq!(taking.snapshot.state, SnapshotState::InProgress);
     // The daemon is killed: nothing of it is asked or told any more.
-    let fleet = World::daemon(&world.host, &world.store).await;
+    let fleet = world.daemon().await;
     let record = fleet.find_snapshot(&named("base")).await.unwrap();
     assert_eq!(record.snapshot.state, SnapshotState::Failed);
 }
@@ -223,10 +223,8 @@ async fn snapshots_of_another_engine_version_are_refused_with_the_reason() {
     written(&world, "web", "base").await;
     snapshot(&world, "web", "base").await;
     world.fleet.shutdown(Leave::Durable).await;
-    let engine = Arc::new(FakeEngine::of_version(Arc::clone(&world.host), "1"));
-    let (ledger, images, saves) = (world.store.clone(), world.store.clone(), world.store.clone());
-    let parts = Parts { engine, ledger, images, saves, policy: Policy::default() };
-    let fleet = Fleet::recover(parts).await.unwrap();
+    let engine = FakeEngine::of_version(Arc::clone(&world.host), "1");
+    let fleet = Fleet::recover(parts(engine, &world.store, &world.room)).await.unwrap();
     let moment = fleet.moment(&named("base")).await.unwrap();
     let spec = SandboxSpec { name: None, ..moment.spec().clone() };
     let begun = fleet.begin(&moment, spec).await.map(|_| ());
@@ -272,7 +270,7 @@ async fn a_failed_sandbox_can_be_restored() {
 // === Pools ===
 
 fn pool(size: usize) -> PoolRecord {
-    PoolRecord { name: "ready".parse().unwrap(), size, spec: spec(None), from: None }
+    super::changes::pool(size, None)
 }
 
 async fn full(world: &World, size: usize) {

@@ -315,7 +315,7 @@ async fn after_a_power_cut_what_slept_is_there_and_what_ran_is_back_at_its_save(
     world.host.set_memory(ran.id(), "newer");
     world.fleet.shutdown(Leave::Running).await;
     world.host.lose_power();
-    let fleet = World::daemon(&world.host, &world.store).await;
+    let fleet = world.daemon().await;
     for (name, recovered) in [("slept", false), ("ran", true)] {
         let sandbox = fleet.find(&reference(name)).unwrap();
         drop(sandbox.awake().await.unwrap());

@@ -131,7 +131,7 @@ async fn a_sandbox_that_does_not_wake_by_itself_is_not_woken() {
     let standby = torpor_protocol::api::Standby { auto_wake: Some(false), ..Default::default() };
     let update =
         torpor_protocol::api::UpdateSandbox { standby: Some(standby), ..Default::default() };
-    sandbox.update(update).await.unwrap();
+    world.fleet.update(&sandbox, update).await.unwrap();
     sandbox.sleep(false).await.unwrap();
     let answer = world.get(free_port().await, "/").await;
     assert_eq!(answer.status(), 409);

@@ -17,7 +17,7 @@ use hyper_util::server::conn::auto;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
-use torpor_lifecycle::fake::{FakeEngine, FakeHost, FakeStore, Inside};
+use torpor_lifecycle::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
 use torpor_lifecycle::{Fleet, Parts, Policy};
 use torpor_protocol::{Lifetime, Network, Resources, SandboxSpec, StandbyPolicy};
 use torpor_proxy::{Proxy, route};
@@ -44,7 +44,10 @@ impl World {
             engine,
             ledger: store.clone(),
             images: store.clone(),
-            saves: store,
+            saves: store.clone(),
+            journal: store.clone(),
+            vault: store,
+            room: FakeRoom::endless(),
             policy: Policy::default(),
         };
         let fleet = Fleet::recover(parts).await.unwrap();
@@ -231,5 +234,9 @@ fn spec(name: &str) -> SandboxSpec {
         network: Network::default(),
         lifetime: Lifetime::default(),
         standby: StandbyPolicy::default(),
+        entrypoint: Vec::new(),
+        secrets: Vec::new(),
+        ports: None,
+        pool: None,
     }
 }

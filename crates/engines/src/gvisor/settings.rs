@@ -1,0 +1,107 @@
+//! What of a machine can be changed while it lives: what it reaches, and how much it may use.
+//!
+//! What it reaches is recorded before it is so: a daemon that is killed in between leaves it to the
+//! next one, which adopts the machine as its record says. How much it may use is recorded nowhere but
+//! in its cgroup and its disk, which outlive daemons and say it themselves.
+
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+use tokio::task::spawn_blocking;
+use torpor_lifecycle::engine::EngineError;
+use torpor_protocol::{Network as Policy, Resources};
+
+use super::record::Record;
+use crate::disk::ScratchDisk;
+use crate::limits::{Group, Limits};
+use crate::network::{Network, Slot};
+
+/// One change at a time; each is carried to its end once begun.
+#[derive(Debug)]
+pub(super) struct Settings {
+    /// As it is in `file`.
+    pub(super) record: Record,
+    pub(super) file: PathBuf,
+    pub(super) slot: Slot,
+    pub(super) group: Group,
+    pub(super) disk: ScratchDisk,
+}
+
+impl Settings {
+    /// On `Err` it is as it was.
+    pub(super) async fn set_network(
+        &mut self,
+        network: &Network,
+        wanted: Policy,
+    ) -> Result<(), EngineError> {
+        let before = self.record.clone();
+        self.record.network = wanted;
+        let recorded = self.record.write(&self.file);
+        let changed = match recorded.map_err(EngineError::failed("write the machine's record")) {
+            Ok(()) => {
+                let set = network.set_policy(&self.slot, &self.record.network).await;
+                set.map_err(EngineError::failed("change what the machine reaches"))
+            }
+            Err(error) => Err(error),
+        };
+        if changed.is_err() {
+            self.record = before;
+            if let Err(error) = self.record.write(&self.file) {
+                tracing::warn!(id = %self.record.id, %error, "a record says what is not so");
+            }
+        }
+        changed
+    }
+
+    /// On `Err` it is as it was.
+    pub(super) async fn set_resources(&self, wanted: Resources) -> Result<(), EngineError> {
+        let (group, disk) = (self.group.clone(), self.disk.clone());
+        spawn_blocking(move || resize(&group, &disk, &wanted))
+            .await
+            .map_err(EngineError::failed("change the machine's resources"))?
+    }
+}
+
+fn resize(group: &Group, disk: &ScratchDisk, wanted: &Resources) -> Result<(), EngineError> {
+    const WHAT: &str = "change the machine's resources";
+    let size = disk.size_mib().map_err(EngineError::failed(WHAT))?;
+    if wanted.disk_mib < size {
+        return Err(cant(format!("take from a disk, which has {size} MiB")));
+    }
+    if wanted.disk_mib > size {
+        return Err(cant("grow a disk while the sandbox lives".to_owned()));
+    }
+    let (before, limits) = (group.limits().map_err(EngineError::failed(WHAT))?, Limits::of(wanted));
+    check_use(group, &before, &limits)?;
+    let Err(error) = group.bound(&limits) else { return Ok(()) };
+    if let Err(error) = group.bound(&before) {
+        tracing::warn!(%error, "a machine has neither its new limits nor all of its old ones");
+    }
+    match error.kind() {
+        // It used more by the time the kernel was asked.
+        ErrorKind::ResourceBusy | ErrorKind::TimedOut => Err(too_little(group, &limits)),
+        _ => Err(EngineError::failed(WHAT)(error)),
+    }
+}
+
+/// Nothing is taken away that is in use.
+fn check_use(group: &Group, before: &Limits, wanted: &Limits) -> Result<(), EngineError> {
+    if wanted.memory_bytes < before.memory_bytes && wanted.memory_bytes < group.memory_held() {
+        return Err(too_little(group, wanted));
+    }
+    let tasks = group.tasks();
+    if wanted.pids < before.pids && wanted.pids < tasks {
+        let pids = wanted.pids;
+        return Err(cant(format!("limit a sandbox to {pids} tasks while it has {tasks}")));
+    }
+    Ok(())
+}
+
+fn too_little(group: &Group, wanted: &Limits) -> EngineError {
+    let (limit, held) = (wanted.memory_bytes >> 20, group.memory_held().div_ceil(1 << 20));
+    cant(format!("limit a sandbox to {limit} MiB of memory while it uses {held} MiB"))
+}
+
+fn cant(what: String) -> EngineError {
+    EngineError::Unsupported { engine: "gvisor", what }
+}
