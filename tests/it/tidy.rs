@@ -37,7 +37,8 @@ fn crates_depend_only_on_what_the_architecture_allows() {
         ("store", vec!["lifecycle", "protocol"]),
         ("proxy", vec!["lifecycle", "protocol"]),
         ("daemon", vec!["engines", "lifecycle", "protocol", "proxy", "store"]),
-        ("cli", vec!["daemon", "engines", "lifecycle", "protocol", "store"]),
+        ("dialects", vec!["daemon", "lifecycle", "protocol", "store"]),
+        ("cli", vec!["daemon", "dialects", "engines", "lifecycle", "protocol", "store"]),
     ];
     for (name, allowed) in allowed {
         let manifest =

@@ -11,6 +11,7 @@ use torpor_store::{Images, Journals, Ledger, Saves, Vault};
 
 use crate::admission::{Host, Terms};
 use crate::api::auth::Keyring;
+use crate::builds::jobs::Jobs;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::pressure::Gauge;
@@ -23,6 +24,8 @@ pub struct App {
     pub images: Images,
     pub saves: Saves,
     pub vault: Vault,
+    /// Images in the making that nobody need wait for.
+    pub builds: Jobs,
     pub keys: Keyring,
     pub config: Config,
     pub metrics: Metrics,

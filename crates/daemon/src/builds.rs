@@ -6,6 +6,8 @@
 //!                                          COPY, ADD: unpacked inside
 //! ```
 //!
+//! A build belongs to the request that waits for it, or is a thing of its own: [`jobs`].
+//!
 //! Invariants
 //! - Nothing of a build runs or is unpacked on the host.
 //! - The sandbox of a build is deleted however the build ends, also when its client goes away; after
@@ -15,8 +17,10 @@
 mod context;
 mod copy;
 mod draft;
+pub mod jobs;
 mod pattern;
 pub(crate) mod pipe;
+mod published;
 mod tail;
 mod workbench;
 
@@ -24,6 +28,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::{CreateSandbox, ImageEvent};
 use torpor_protocol::guest::ProcessSpec;
@@ -47,12 +52,35 @@ const WRITTEN_BY_AGENT: [&str; 3] = ["/etc/hostname", "/etc/hosts", "/etc/resolv
 /// Where the context lies in its stage.
 pub(crate) const CONTEXT_FILE: &str = "context";
 
+/// Which image a name means that no image of this host has; for clients that call them otherwise.
+pub type Alias = fn(&str) -> Option<&'static str>;
+
 /// What is to be built.
 pub(crate) struct Order {
     pub(crate) name: Option<ImageName>,
     /// The Dockerfile's path in the context.
     pub(crate) dockerfile: String,
     pub(crate) args: BTreeMap<String, String>,
+    pub(crate) alias: Alias,
+    /// What the steps may use of the host; absent: as much as any sandbox.
+    pub(crate) cpus: Option<f64>,
+    pub(crate) memory_mib: Option<u64>,
+    /// Ends the build before its time.
+    pub(crate) stop: CancellationToken,
+}
+
+impl Order {
+    pub(crate) fn new(stop: CancellationToken) -> Self {
+        Self {
+            name: None,
+            dockerfile: "Dockerfile".to_owned(),
+            args: BTreeMap::new(),
+            alias: |_| None,
+            cpus: None,
+            memory_mib: None,
+            stop,
+        }
+    }
 }
 
 /// Tells a client how far it is. A client that is slow slows the build; one that is gone does not.
@@ -112,7 +140,7 @@ pub(crate) async fn build(
         ApiError::with_hint(ErrorCode::InvalidRequest, message, "name it with ?dockerfile=")
     })?;
     let file = Dockerfile::parse(&text, &order.args).map_err(|error| wrong(&error))?;
-    let base = base(app, file.base()).await?;
+    let base = base(app, file.base(), order.alias).await?;
     let steps = file.steps(&base.config.env).map_err(|error| wrong(&error))?;
     context.heed_ignore()?;
 
@@ -120,7 +148,7 @@ pub(crate) async fn build(
     let of = u32::try_from(steps.len()).unwrap_or(u32::MAX).saturating_add(2);
     let tell = |number: u32, text: String| events.tell(ImageEvent::Step { number, of, text });
     tell(1, format!("FROM {}", file.base())).await;
-    let bench = workbench(app, &base).await?;
+    let bench = workbench(app, &base, order).await?;
     let context = Arc::new(context);
     let draft = Draft::from(base.config);
     let mut build = Build { bench, context, draft, events };
@@ -132,7 +160,10 @@ pub(crate) async fn build(
         tell(of, "save the image".to_owned()).await;
         build.save(app, order.name.as_ref()).await
     };
-    let built = built.await;
+    let built = tokio::select! {
+        built = built => built,
+        () = order.stop.cancelled() => Err(stopped()),
+    };
     // Whoever hears how it ended finds nothing left of it.
     build.bench.tear_down().await;
     drop(stage);
@@ -148,10 +179,15 @@ async fn open(stage: Stage) -> Result<(Stage, Context)> {
     Ok(opened.await.map_err(StoreError::failed("read the build context"))??)
 }
 
-async fn base(app: &App, name: &str) -> Result<Image> {
-    let hint = "FROM names an image of this host: `torpor image list` shows them, `torpor image \
-                import` brings one here";
-    match app.images.inspect(name).await {
+/// Not by mistake and not by itself.
+fn stopped() -> ApiError {
+    ApiError::new(ErrorCode::ShuttingDown, "the build was stopped")
+}
+
+async fn base(app: &App, name: &str, alias: Alias) -> Result<Image> {
+    let hint = "FROM names an image of this host: `torpor image ls` shows them, `docker save NAME | \
+                torpor image import -t NAME -` brings one here";
+    match known(app, name, alias).await {
         Err(StoreError::NoSuchImage(_)) => {
             let message = format!("there is no image {name:.200} to start from");
             Err(ApiError::with_hint(ErrorCode::ImageNotFound, message, hint))
@@ -160,9 +196,20 @@ async fn base(app: &App, name: &str) -> Result<Image> {
     }
 }
 
-async fn workbench(app: &App, base: &Image) -> Result<Workbench> {
+/// The image of this name, or the one that it is an alias of.
+async fn known(app: &App, name: &str, alias: Alias) -> std::result::Result<Image, StoreError> {
+    match (app.images.inspect(name).await, alias(name)) {
+        (Err(StoreError::NoSuchImage(_)), Some(other)) => app.images.inspect(other).await,
+        (found, _) => found,
+    }
+}
+
+async fn workbench(app: &App, base: &Image, order: &Order) -> Result<Workbench> {
     let request = CreateSandbox {
         image: Some(base.id.to_string()),
+        cpus: order.cpus,
+        // More than there is would be refused, and nobody who builds an image cares.
+        memory_mib: order.memory_mib.map(|wanted| wanted.min(app.host.memory_mib)),
         labels: [(BUILD_LABEL.to_owned(), "1".to_owned())].into(),
         lifetime: Lifetime { expire_idle_secs: Some(LEFTOVER_SECS), ..Lifetime::default() },
         ..CreateSandbox::default()

@@ -15,7 +15,7 @@
 pub mod admission;
 pub mod api;
 pub mod app;
-mod builds;
+pub mod builds;
 pub mod calls;
 pub mod config;
 mod doctor;
@@ -177,6 +177,7 @@ async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, S
     let app = Arc::new(App {
         installation,
         fleet: fleet.await?,
+        builds: builds::jobs::Jobs::open(ledger.clone()).await?,
         ledger,
         images,
         saves,

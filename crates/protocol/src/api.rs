@@ -12,8 +12,12 @@ use crate::guest::{
     Exit, FileChange, FileStat, HealthCheck, HealthReport, ProcessStatus, RestartPolicy,
     TerminalSize,
 };
-use crate::id::{BuildId, ImageId, Name, SandboxId, SecretName};
-use crate::spec::{Hooks, Lifetime, Network, PortAccess, SandboxSpec, StandbyPolicy};
+use crate::id::{Name, SecretName};
+pub use crate::kept::{
+    ArchiveList, ArchivedSandbox, Build, BuildState, Image, ImageConfig, ImageEvent, ImageList,
+    Log, Secret, SecretList, SetSecret,
+};
+use crate::spec::{Hooks, Lifetime, Network, PortAccess, StandbyPolicy};
 use crate::status::Status;
 
 /// The image of a sandbox that names none.
@@ -113,103 +117,6 @@ pub struct SandboxList {
     /// Ask for `?after=` this to get the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
-}
-
-/// A sandbox that is gone, as it last was.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct ArchivedSandbox {
-    pub id: SandboxId,
-    #[serde(flatten)]
-    pub spec: SandboxSpec,
-    pub created_at_ms: u64,
-    pub ended_at_ms: u64,
-    /// Why, if nobody asked for it.
-    pub reason: Option<String>,
-}
-
-/// `GET /v1/archive`, last ended first.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct ArchiveList {
-    pub sandboxes: Vec<ArchivedSandbox>,
-    /// Ask for `?before=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<String>,
-}
-
-/// `PUT /v1/secrets/{secret}`
-#[derive(Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(deny_unknown_fields)]
-pub struct SetSecret {
-    /// At most 64 KiB.
-    pub value: String,
-}
-
-/// Shows nothing of the value.
-impl std::fmt::Debug for SetSecret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("SetSecret(…)")
-    }
-}
-
-/// A secret. Its value is never given back.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Secret {
-    pub name: SecretName,
-    /// Grows with every new value, from 1.
-    pub version: u32,
-    pub created_at_ms: u64,
-    pub updated_at_ms: u64,
-}
-
-/// `GET /v1/secrets`
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct SecretList {
-    pub secrets: Vec<Secret>,
-}
-
-/// `GET /v1/sandboxes/{sandbox}/log`: lines of all its processes, oldest first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Log {
-    pub lines: Vec<crate::guest::LogLine>,
-    /// Ask for `?after=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<u64>,
-}
-
-/// `GET /v1/builds/{build}`: an image in the making, whoever waits for it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Build {
-    pub id: BuildId,
-    /// Of the image that is made.
-    pub name: String,
-    pub state: BuildState,
-    /// Why it failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// The image, when it succeeded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image: Option<ImageId>,
-    pub created_at_ms: u64,
-    pub updated_at_ms: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(rename_all = "snake_case")]
-pub enum BuildState {
-    /// What it is made of has not arrived yet.
-    Waiting,
-    Running,
-    Succeeded,
-    Failed,
-    Cancelled,
 }
 
 /// `GET /v1/sandboxes/{sandbox}/usage`
@@ -539,64 +446,6 @@ pub struct MoveFile {
 pub struct ChangeMode {
     pub path: String,
     pub mode: u32,
-}
-
-/// An image on this host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Image {
-    pub id: ImageId,
-    pub names: Vec<String>,
-    pub size_bytes: u64,
-    pub created_at_ms: u64,
-    pub config: ImageConfig,
-}
-
-/// What an image says about the processes that run in it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(default)]
-pub struct ImageConfig {
-    pub env: BTreeMap<String, String>,
-    pub user: Option<String>,
-    pub workdir: Option<String>,
-    pub entrypoint: Vec<String>,
-    pub cmd: Vec<String>,
-    pub labels: BTreeMap<String, String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct ImageList {
-    pub images: Vec<Image>,
-}
-
-/// A line of `POST /v1/images/build`, `…/import` and `…/base`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub enum ImageEvent {
-    /// A step began.
-    Step {
-        number: u32,
-        of: u32,
-        text: String,
-    },
-    /// Output of a step.
-    Output {
-        text: String,
-    },
-    /// How far the step is, 0 to 100.
-    Progress {
-        percent: u8,
-        text: String,
-    },
-    Done {
-        image: Image,
-    },
-    Error {
-        error: crate::ErrorBody,
-    },
 }
 
 /// `GET /v1/info`

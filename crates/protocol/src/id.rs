@@ -127,7 +127,8 @@ impl FromStr for SecretName {
         {
             return Ok(Self(text.to_owned()));
         }
-        let why = "it is the name of a variable: A-Z, a-z, 0-9 and '_', no digit first, at most 128";
+        let why =
+            "it is the name of a variable: A-Z, a-z, 0-9 and '_', no digit first, at most 128";
         Err(BadName::new("secret name", text, why))
     }
 }

@@ -10,6 +10,7 @@ pub mod api;
 pub mod error;
 pub mod guest;
 pub mod id;
+pub mod kept;
 pub mod snapshot;
 pub mod spec;
 pub mod status;

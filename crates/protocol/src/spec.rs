@@ -140,7 +140,8 @@ impl FromStr for AddressRange {
         let (address, prefix) = text.split_once('/').unwrap_or((text, "32"));
         let address: Ipv4Addr = address.parse().map_err(|_| wrong())?;
         let digits = !prefix.is_empty() && prefix.bytes().all(|byte| byte.is_ascii_digit());
-        let prefix: u8 = prefix.parse().ok().filter(|bits| digits && *bits <= 32).ok_or_else(wrong)?;
+        let prefix: u8 =
+            prefix.parse().ok().filter(|bits| digits && *bits <= 32).ok_or_else(wrong)?;
         let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
         Ok(Self { first: Ipv4Addr::from_bits(address.to_bits() & mask), prefix })
     }
@@ -246,16 +247,27 @@ mod tests {
 
     #[test]
     fn a_range_is_written_as_it_is_read() {
-        for (text, shown) in
-            [("192.0.2.7", "192.0.2.7"), ("192.0.2.7/24", "192.0.2.0/24"), ("1.2.3.4/0", "0.0.0.0/0")]
-        {
+        for (text, shown) in [
+            ("192.0.2.7", "192.0.2.7"),
+            ("192.0.2.7/24", "192.0.2.0/24"),
+            ("1.2.3.4/0", "0.0.0.0/0"),
+        ] {
             assert_eq!(text.parse::<AddressRange>().unwrap().to_string(), shown);
         }
     }
 
     #[test]
     fn what_is_no_range_is_refused() {
-        for text in ["", "host.example", "1.2.3", "1.2.3.4/33", "1.2.3.4/", "1.2.3.4/+8", "::1", "1.2.3.4/8/8"] {
+        for text in [
+            "",
+            "host.example",
+            "1.2.3",
+            "1.2.3.4/33",
+            "1.2.3.4/",
+            "1.2.3.4/+8",
+            "::1",
+            "1.2.3.4/8/8",
+        ] {
             assert!(text.parse::<AddressRange>().is_err(), "{text}");
         }
     }

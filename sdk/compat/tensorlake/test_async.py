@@ -22,6 +22,14 @@ from tensorlake.sandbox import (
 )
 
 READY = {"poll_interval": 0.05}
+SERVE = """
+import socket
+listener = socket.create_server(("127.0.0.1", 7100))
+while True:
+    link = listener.accept()[0]
+    link.sendall(b"served")
+    link.close()
+"""
 
 
 @pytest.fixture
@@ -144,8 +152,7 @@ async def test_a_terminal_is_found_again_and_killed(box):
 
 
 async def test_a_tunnel_carries_bytes(box):
-    serve = "import socket; s = socket.create_server(('127.0.0.1', 7100))\nwhile True: c = s.accept()[0]; c.sendall(b'served'); c.close()"
-    await box.start_process("python3", ["-c", serve])
+    await box.start_process("python3", ["-c", SERVE])
 
     async def served():
         return (await box.run("bash", ["-c", "exec 3<>/dev/tcp/127.0.0.1/7100"])).exit_code == 0

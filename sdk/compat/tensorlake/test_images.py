@@ -61,7 +61,11 @@ def test_an_image_is_built_from_code_and_a_sandbox_runs_it(name, tmp_path):
 def test_an_image_is_built_from_a_dockerfile_with_arguments(name, tmp_path):
     dockerfile = tmp_path / "Dockerfile"
     dockerfile.write_text(
-        f"FROM {BASE_IMAGE}\nARG WHO=nobody\nRUN echo \"for $WHO\" > /opt/who\nCOPY note /opt/\nUSER tl-user\n"
+        f"FROM {BASE_IMAGE}\n"
+        "ARG WHO=nobody\n"
+        'RUN echo "for $WHO" > /opt/who\n'
+        "COPY note /opt/\n"
+        "USER tl-user\n"
     )
     (tmp_path / "note").write_text("from the context\n")
     events = []

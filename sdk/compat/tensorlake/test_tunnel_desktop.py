@@ -76,8 +76,8 @@ def test_many_connections_share_a_tunnel(box, echo):
 
 
 def test_a_server_that_ends_a_connection_ends_it_here_too(box):
-    serve = "import http.server as h; h.HTTPServer(('127.0.0.1', 7008), h.SimpleHTTPRequestHandler).serve_forever()"
-    box.start_process("python3", ["-c", serve], working_dir="/etc")
+    serve = ["-m", "http.server", "7008", "--bind", "127.0.0.1"]
+    box.start_process("python3", serve, working_dir="/etc")
     wait_for("the web server", lambda: listens(box, 7008))
     with box.create_tunnel(7008, local_port=0) as tunnel:
         assert b"root:" in read_through(tunnel.local_port, "/passwd")

@@ -4,9 +4,8 @@
 //! `done` or `error`. Imports and builds end when their client goes away; the default image is built
 //! for everybody, so it goes on.
 
-mod upload;
+pub(crate) mod upload;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -16,6 +15,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use torpor_protocol::api::{Image, ImageConfig, ImageEvent, ImageList};
 use torpor_store::ImageName;
@@ -152,18 +152,17 @@ async fn build(
     request_id: RequestId,
     body: Body,
 ) -> Result<Response> {
-    let order = order(query)?;
+    let order = order(query, app.stopping.clone())?;
     let stage = app.images.stage()?;
-    Upload::new(body, CONTEXT_MAX).save(&stage.path().join(CONTEXT_FILE)).await?;
+    Upload::new(body, CONTEXT_MAX).save(&stage.path().join(CONTEXT_FILE), |_| {}).await?;
     let task = Task::start(request_id, |events| async move {
         Box::pin(builds::build(&app, stage, &order, &events)).await
     });
     Ok(task.into_response())
 }
 
-fn order(query: Vec<(String, String)>) -> Result<Order> {
-    let mut order =
-        Order { name: None, dockerfile: "Dockerfile".to_owned(), args: BTreeMap::new() };
+fn order(query: Vec<(String, String)>, stop: CancellationToken) -> Result<Order> {
+    let mut order = Order::new(stop);
     for (key, value) in query {
         match key.as_str() {
             "name" => order.name = name(Some(value))?,
@@ -256,7 +255,8 @@ mod tests {
     use torpor_protocol::ErrorCode;
 
     fn parse(pairs: &[(&str, &str)]) -> Result<Order> {
-        order(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
+        let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        order(pairs.collect(), CancellationToken::new())
     }
 
     #[test]

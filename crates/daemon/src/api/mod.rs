@@ -8,6 +8,7 @@
 pub mod again;
 mod archive;
 pub mod auth;
+mod builds;
 mod command;
 mod description;
 pub mod error;
@@ -16,7 +17,7 @@ pub mod exec;
 pub mod extract;
 mod files;
 mod forks;
-mod images;
+pub(crate) mod images;
 mod keys;
 mod log;
 pub(crate) mod moment;
@@ -84,6 +85,7 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .merge(transfer::routes())
         .merge(tunnel::routes())
         .merge(images::routes())
+        .merge(builds::routes())
         .merge(system::routes())
         .merge(keys::routes())
         .merge(secrets::routes())

@@ -22,11 +22,7 @@ impl Tail {
         }
         let text = String::from_utf8_lossy(&whole).into_owned();
         self.kept.push_str(&text);
-        let mut cut = self.kept.len().saturating_sub(KEPT);
-        while !self.kept.is_char_boundary(cut) {
-            cut += 1;
-        }
-        self.kept.drain(..cut);
+        keep_end(&mut self.kept, KEPT);
         text
     }
 
@@ -34,6 +30,15 @@ impl Tail {
     pub(super) fn last(&self) -> Option<&str> {
         Some(self.kept.trim()).filter(|kept| !kept.is_empty())
     }
+}
+
+/// Forgets the beginning of a text that has more than so many bytes.
+pub(super) fn keep_end(text: &mut String, most: usize) {
+    let mut cut = text.len().saturating_sub(most);
+    while !text.is_char_boundary(cut) {
+        cut += 1;
+    }
+    text.drain(..cut);
 }
 
 #[cfg(test)]

@@ -11,7 +11,9 @@ use http::StatusCode;
 use serde_json::json;
 use torpor_daemon::api::error::{ApiError, status_of};
 use torpor_daemon::telemetry::Wording;
-use torpor_protocol::ErrorCode;
+use torpor_lifecycle::guest::GuestError;
+use torpor_protocol::guest::FailureCode;
+use torpor_protocol::{ErrorBody, ErrorCode};
 
 /// Errors of the lifecycle API.
 pub(super) async fn in_words_of_the_api(response: Response) -> Response {
@@ -20,7 +22,10 @@ pub(super) async fn in_words_of_the_api(response: Response) -> Response {
 
 /// Errors of the API inside a sandbox.
 pub(super) async fn in_words_of_the_inside(response: Response) -> Response {
-    worded(response, |error, id| word(error, id, inside_status))
+    worded(response, |error, id| match agents_status(error) {
+        Some(answer) => say(&error.told(id), answer),
+        None => word(error, id, inside_status),
+    })
 }
 
 fn worded(mut response: Response, wording: fn(&ApiError, &str) -> Response) -> Response {
@@ -32,12 +37,16 @@ fn worded(mut response: Response, wording: fn(&ApiError, &str) -> Response) -> R
 
 fn word(error: &ApiError, id: &str, status: fn(ErrorCode) -> (StatusCode, &'static str)) -> Response {
     let told = error.told(id);
-    let (status, code) = status(told.code);
-    let text = match told.hint {
+    let answer = status(told.code);
+    say(&told, answer)
+}
+
+fn say(told: &ErrorBody, (status, code): (StatusCode, &str)) -> Response {
+    let text = match &told.hint {
         Some(hint) => format!("{} ({hint})", told.message),
-        None => told.message,
+        None => told.message.clone(),
     };
-    (status, Json(json!({"error": text, "code": code}))).into_response()
+    refuse(status, code, text)
 }
 
 fn api_status(code: ErrorCode) -> (StatusCode, &'static str) {
@@ -66,6 +75,27 @@ fn inside_status(code: ErrorCode) -> (StatusCode, &'static str) {
         ErrorCode::Timeout => (StatusCode::INTERNAL_SERVER_ERROR, "READ_TIMEOUT"),
         other => api_status(other),
     }
+}
+
+/// What the agent says is told apart more finely here than in our own API.
+fn agents_status(error: &ApiError) -> Option<(StatusCode, &'static str)> {
+    let ApiError::Guest(GuestError::Refused { code, .. }) = error else { return None };
+    Some(match code {
+        FailureCode::IsADirectory => (StatusCode::BAD_REQUEST, "IS_DIRECTORY"),
+        FailureCode::NotADirectory => (StatusCode::BAD_REQUEST, "NOT_A_DIRECTORY"),
+        FailureCode::Denied => (StatusCode::FORBIDDEN, "PERMISSION_DENIED"),
+        // Nobody asks again: it would not help.
+        FailureCode::DiskFull => (StatusCode::INSUFFICIENT_STORAGE, "DISK_FULL"),
+        FailureCode::Invalid
+        | FailureCode::NoSuchProcess
+        | FailureCode::NoSuchFile
+        | FailureCode::Exists
+        | FailureCode::NotEmpty
+        | FailureCode::CannotStart
+        | FailureCode::NotListening
+        | FailureCode::Limit
+        | FailureCode::Io => return None,
+    })
 }
 
 /// Codes that have no word of their own in Tensorlake's protocol keep ours, in its letters.

@@ -116,17 +116,16 @@ pub(super) async fn segment(parts: &mut Parts, name: &str) -> Result<String, Api
 pub(super) struct Inside(pub(super) Awake);
 
 impl FromRequestParts<Arc<App>> for Inside {
-    type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+    type Rejection = Response;
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Response> {
         let header = parts.headers.get(SANDBOX_HEADER).and_then(|value| value.to_str().ok());
         let Some(text) = header.or_else(|| label(&parts.headers)) else {
-            return Err(ApiError::invalid(
-                "the request does not say which sandbox it is for: send X-Tensorlake-Sandbox-Id, or \
-                 Host: <id-or-name>.local",
-            ));
+            let text = "the request does not say which sandbox it is for: send \
+                        X-Tensorlake-Sandbox-Id, or Host: <id-or-name>.local";
+            return Err(refuse(StatusCode::BAD_REQUEST, "MISSING_SANDBOX_ID", text));
         };
-        let sandbox = find(app, text)?;
-        let lease = calls::awake(app, &sandbox).await?;
+        let sandbox = find(app, text).map_err(next_error)?;
+        let lease = calls::awake(app, &sandbox).await.map_err(next_error)?;
         Ok(Self(Awake { sandbox, lease }))
     }
 }

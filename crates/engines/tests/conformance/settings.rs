@@ -208,22 +208,3 @@ async fn a_revived_machine_may_have_more_of_everything_than_it_was_saved_with() 
     say(&guest, "dd if=/dev/zero of=/dev/null bs=300M count=1").await;
     machine.kill().await.unwrap();
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn zz_cpu() {
-    let Some(world) = world().await else { return };
-    let mut plan = world.plan();
-    for (at, then) in [(0.5, 0.5), (1.0, 1.0), (1.0, 2.0), (2.0, 2.0), (2.0, 0.5), (0.5, 2.0)] {
-        plan.spec.resources.cpus = at;
-        plan.id = SandboxId::random();
-        let (mut machine, guest) = boot(&**world.engine(), plan.clone()).await;
-        say(&guest, "while :; do :; done & while :; do :; done & while :; do :; done & sleep 0").await;
-        machine.set_resources(&Resources { cpus: then, ..plan.spec.resources }).await.unwrap();
-        let n = say(&guest, "nproc").await;
-        let a = machine.meter().usage().cpu_micros;
-        tokio::time::sleep(std::time::Duration::from_secs(3)).await;
-        let b = machine.meter().usage().cpu_micros;
-        println!("{at} -> {then}: nproc {n}, {} cpus", (b - a) as f64 / 3e6);
-        machine.kill().await.unwrap();
-    }
-}

@@ -11,6 +11,7 @@ use super::blobs::Blobs;
 use super::erofs::{Expected, measure, pack};
 use super::layer::Role;
 use super::limits::Budget;
+use super::path::TreePath;
 use super::tree::{TREE_DIR, Tree, unreadable};
 use super::{
     Image, ImageConfig, ImageName, Images, OnProgress, Progress, Step, blocking, describe,
@@ -94,6 +95,30 @@ impl Images {
             let limits = tree.budget.limits;
             layer::apply(stream::plain(reader, &limits)?, Role::Root, tree, &tell)?;
             Ok(config)
+        };
+        self.import_with(name, progress, fill).await
+    }
+
+    /// Makes an image of another one with the layer of a filesystem save on top, but for the files
+    /// in `without`.
+    pub async fn import_layer(
+        &self,
+        name: Option<&ImageName>,
+        base: &ImageId,
+        layer: impl Read + Send + 'static,
+        without: &'static [&'static str],
+        progress: OnProgress,
+    ) -> Result<Image, StoreError> {
+        let row = self.usable(base).await?;
+        let (from, tell) = (self.path_of(&row), progress.clone());
+        let fill = move |tree: &mut Tree, _: &Path| {
+            reader::unpack(&from, tree)?;
+            layer::apply(layer, Role::Layer, tree, &tell)?;
+            for path in without {
+                let path = TreePath::parse(path.as_bytes(), &tree.budget.limits)?;
+                tree.remove(&path)?;
+            }
+            Ok(row.config)
         };
         self.import_with(name, progress, fill).await
     }

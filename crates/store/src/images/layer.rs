@@ -1,7 +1,8 @@
 //! A tar archive applied to a tree: as a whole root filesystem, or as one layer on top of others.
 //!
 //! In a layer, `.wh.NAME` removes NAME of the layers below, and `.wh..wh..opq` everything below in
-//! its directory; what the same layer brings stays, in whatever order it comes.
+//! its directory; what the same layer brings stays, in whatever order it comes. A layer of ours says
+//! so if it means a file of such a name.
 
 use std::collections::HashSet;
 use std::io::Read;
@@ -71,7 +72,7 @@ impl Layer<'_> {
         match self.role {
             Role::Root => {}
             Role::Layer => {
-                if self.white_out(&path)? {
+                if !entry.literal && self.white_out(&path)? {
                     return Ok(());
                 }
                 self.note(&path);

@@ -1,10 +1,12 @@
 //! A full disk is called a full disk, loses nothing that was acknowledged, and passes.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use torpor_lifecycle::store::{Ledger as _, Saves as _, StoreError};
-use torpor_protocol::ImageId;
-use torpor_store::Limits;
+use torpor_lifecycle::store::{Journal as _, Ledger as _, Saves as _, Search, StoreError};
+use torpor_protocol::guest::LogLine;
+use torpor_protocol::{ImageId, SandboxId};
+use torpor_store::{Journals, Layout, Limits};
 
 use crate::files::Made;
 use crate::saves::{about, snapshot};
@@ -178,4 +180,37 @@ async fn files_of_a_save_and_an_import_that_do_not_fit_say_so_and_leave_nothing(
     let error = world.saves.import(&world.images, shelf.reopen().unwrap()).await.unwrap_err();
     assert!(matches!(error, StoreError::DiskFull(_)), "{error:?}");
     no_saves(&world);
+}
+
+fn line(stamp_us: u64) -> LogLine {
+    LogLine {
+        stamp_us,
+        pid: 1,
+        started_at_ms: 1,
+        command: "sh".to_owned(),
+        name: None,
+        stderr: false,
+        text: "x".repeat(100),
+    }
+}
+
+#[tokio::test]
+async fn a_journal_on_a_full_disk_keeps_what_it_has_and_goes_on_later() {
+    let disk = SmallDisk::mount(1024);
+    let layout = Arc::new(Layout::open(&disk.data()).unwrap());
+    let journals = Journals::open(layout);
+    let id = SandboxId::random();
+    let all = Search { limit: usize::MAX, ..Search::default() };
+    let first: Vec<_> = (1..=10).map(line).collect();
+    journals.append(&id, &first).await.unwrap();
+    let filler = disk.fill();
+    // More than the rest of the file's last page.
+    let more: Vec<_> = (11..=100).map(line).collect();
+    let error = journals.append(&id, &more).await.unwrap_err();
+    assert!(matches!(error, StoreError::DiskFull(_)), "{error:?}");
+    assert_eq!(journals.last(&id).await.unwrap(), 10);
+    assert_eq!(journals.read(&id, &all).await.unwrap(), first);
+    std::fs::remove_file(filler).unwrap();
+    journals.append(&id, &more).await.unwrap();
+    assert_eq!(journals.read(&id, &all).await.unwrap(), [first, more].concat());
 }

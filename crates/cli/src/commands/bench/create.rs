@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use torpor_protocol::Status;
-use torpor_protocol::api::{Command, RunResult};
+use torpor_protocol::api::{Command, RunResult, Standby};
 use torpor_protocol::snapshot::{CreatePool, Pool};
+use torpor_protocol::{Lifetime, Status};
 
 use super::Bench;
 use super::load::Summary;
@@ -60,6 +60,10 @@ async fn from_pool(bench: &Bench, client: &Client, all: &mut Samples) -> Result<
         memory_mib: None,
         disk_mib: None,
         network: bench.sandbox().network,
+        max: None,
+        entrypoint: Vec::new(),
+        lifetime: Lifetime::default(),
+        standby: Standby::default(),
     };
     let _: Pool = client.post(&Route::new("/v1/pools"), &wish).await?;
     let route = Route::new("/v1/pools").part(wish.name.as_str());

@@ -18,14 +18,14 @@ use crate::builds::pipe::Inlet;
 const GATHER: usize = 1024 * 1024;
 
 /// A body, and how much of it there may still be.
-pub(super) struct Upload {
+pub(crate) struct Upload {
     body: Body,
     limit: u64,
     left: u64,
 }
 
 impl Upload {
-    pub(super) fn new(body: Body, limit: u64) -> Self {
+    pub(crate) fn new(body: Body, limit: u64) -> Self {
         Self { body, limit, left: limit }
     }
 
@@ -46,7 +46,7 @@ impl Upload {
 
     /// Passes everything on. If nobody wants it any more the rest is read all the same: a client
     /// that is still sending would not see the answer.
-    pub(super) async fn pour(mut self, inlet: Inlet) -> Result<()> {
+    pub(crate) async fn pour(mut self, inlet: Inlet) -> Result<()> {
         let mut wanted = true;
         loop {
             match self.next().await {
@@ -63,11 +63,12 @@ impl Upload {
         }
     }
 
-    /// Writes everything to a new file.
-    pub(super) async fn save(mut self, path: &Path) -> Result<()> {
+    /// Writes everything to a new file; `see` sees it on the way.
+    pub(crate) async fn save(mut self, path: &Path, mut see: impl FnMut(&[u8])) -> Result<()> {
         let file = File::create_new(path).await.map_err(unwritten)?;
         let mut file = BufWriter::with_capacity(GATHER, file);
         while let Some(bytes) = self.next().await? {
+            see(&bytes);
             file.write_all(&bytes).await.map_err(unwritten)?;
         }
         Ok(file.flush().await.map_err(unwritten)?)

@@ -1,7 +1,7 @@
 //! What is remembered of builds.
 
 use torpor_protocol::BuildId;
-use torpor_protocol::api::{Build, BuildState};
+use torpor_protocol::api::{Build, BuildKind, BuildState};
 
 use super::*;
 
@@ -9,6 +9,7 @@ fn build(created_at_ms: u64) -> Build {
     Build {
         id: BuildId::random(),
         name: "my/app".to_owned(),
+        kind: BuildKind::Dockerfile,
         state: BuildState::Waiting,
         reason: None,
         image: None,

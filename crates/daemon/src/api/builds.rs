@@ -1,0 +1,45 @@
+//! Builds that nobody need wait for, to look at.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use serde::Deserialize;
+use torpor_protocol::BuildId;
+use torpor_protocol::api::{Build, BuildList};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Answer;
+use super::extract::{Json, Path};
+use crate::app::App;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(list)).routes(routes!(get))
+}
+
+#[derive(Debug, Deserialize)]
+struct BuildPath {
+    build: BuildId,
+}
+
+/// List the newest builds.
+#[utoipa::path(
+    get, path = "/v1/builds",
+    responses((status = 200, description = "At most a hundred, newest first.", body = BuildList))
+)]
+async fn list(State(app): State<Arc<App>>) -> Answer<BuildList> {
+    Ok(Json(BuildList { builds: app.builds.list().await? }))
+}
+
+/// How a build stands.
+#[utoipa::path(
+    get, path = "/v1/builds/{build}",
+    params(("build" = String, Path, description = "Id of the build")),
+    responses((status = 200, description = "The build.", body = Build))
+)]
+async fn get(
+    State(app): State<Arc<App>>,
+    Path(BuildPath { build }): Path<BuildPath>,
+) -> Answer<Build> {
+    Ok(Json(app.builds.find(&build).await?))
+}
