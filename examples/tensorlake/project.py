@@ -2,7 +2,7 @@
 
 FILES = {
     "shop/__init__.py": "",
-    "shop/cart.py": '''import os
+    "shop/cart.py": """import os
 import json
 import sys
 
@@ -20,8 +20,8 @@ class Cart:
             total += price*amount
         unused = total
         return total
-''',
-    "shop/discount.py": '''def discount(customer, cart, day, coupon, season):
+""",
+    "shop/discount.py": """def discount(customer, cart, day, coupon, season):
     if customer == "new":
         if cart > 100:
             if day == "monday":
@@ -45,8 +45,8 @@ class Cart:
             if cart > level:
                 return level / 100
     return 0
-''',
-    "shop/orders.py": '''import subprocess
+""",
+    "shop/orders.py": """import subprocess
 
 
 def load(text):
@@ -64,8 +64,8 @@ def find(orders, number):
         return orders[number]
     except:
         return undefined_order
-''',
-    "shop/report.py": '''def report(orders):
+""",
+    "shop/report.py": """def report(orders):
     lines = []
     for order in orders:
         lines.append("%s: %s pieces at a price of %s each, which makes %s altogether, thank you" % (order.name, order.amount, order.price, order.amount * order.price))
@@ -74,5 +74,5 @@ def find(orders, number):
 
 def untold(orders):
     return [order for order in orders if not order.told]
-''',
+""",
 }

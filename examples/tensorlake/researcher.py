@@ -24,7 +24,10 @@ PORT = 8000
 PAGES = {
     "index.html": ("Sandboxes are computers that agents work in.", ["sleep.html", "memory.html"]),
     "sleep.html": ("A computer that nobody uses need not run.", ["price.html"]),
-    "memory.html": ("What is in memory can be written down and read again.", ["price.html", "forks.html"]),
+    "memory.html": (
+        "What is in memory can be written down and read again.",
+        ["price.html", "forks.html"],
+    ),
     "price.html": ("What sleeps costs its place on disk.", []),
     "forks.html": ("What is written down can be read more than once.", ["index.html"]),
 }
@@ -95,7 +98,14 @@ def drive(name, timings, say):
     """Starts one program after another until there is nothing left to read."""
     told = None
     while told is None or told["state"]["to_read"]:
-        command = [sys.executable, __file__, "--name", name, "--step", "first" if told is None else "next"]
+        command = [
+            sys.executable,
+            __file__,
+            "--name",
+            name,
+            "--step",
+            "first" if told is None else "next",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         if done.returncode != 0:
             raise RuntimeError(done.stderr)

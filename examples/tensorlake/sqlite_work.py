@@ -47,7 +47,9 @@ def ask_and_change(base, count):
     base.execute("CREATE INDEX things_by_value ON things (value)")
     for _ in range(count // 60):
         low = chance.random() * 990
-        base.execute("SELECT count(*) FROM things WHERE value BETWEEN ? AND ?", (low, low + 1)).fetchone()
+        base.execute(
+            "SELECT count(*) FROM things WHERE value BETWEEN ? AND ?", (low, low + 1)
+        ).fetchone()
     for _ in range(50):
         pattern = f"%{chance.randrange(count)}%"
         base.execute("SELECT count(*) FROM things WHERE name LIKE ?", (pattern,)).fetchone()

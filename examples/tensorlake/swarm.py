@@ -78,7 +78,9 @@ async def swarm(snapshot, timings):
 def ranked(results):
     """Every finding with its analysis, the worst first."""
     findings = [
-        {"analysis": result["analysis"], **finding} for result in results for finding in result["findings"]
+        {"analysis": result["analysis"], **finding}
+        for result in results
+        for finding in result["findings"]
     ]
     order = {severity: n for n, severity in enumerate(SEVERITIES)}
     return sorted(findings, key=lambda one: (order[one["severity"]], one["file"], one["line"]))
@@ -144,9 +146,13 @@ def main():
     for result in at_once:
         say(json.dumps({"analysis": result["analysis"], "findings": len(result["findings"])}))
     speed_up = sequential / parallel
-    say(f"\none after another {sequential:.2f} s, at once {parallel:.2f} s: {speed_up:.1f} times as fast,")
+    say(
+        f"\none after another {sequential:.2f} s, at once {parallel:.2f} s: {speed_up:.1f} times as fast,"
+    )
     efficiency = speed_up / len(ANALYSES)
-    say(f"an efficiency of {efficiency:.0%} with {os.cpu_count()} processors for {len(ANALYSES)} forks\n")
+    say(
+        f"an efficiency of {efficiency:.0%} with {os.cpu_count()} processors for {len(ANALYSES)} forks\n"
+    )
     findings = ranked(at_once)
     summary = lead(findings)
     say(summary)

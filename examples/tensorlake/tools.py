@@ -30,9 +30,7 @@ def install(sandbox, packages):
     """Installs `packages`, and says how: from the registry, or with what this machine fetched."""
     pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", WHERE]
     limits = {"PIP_DEFAULT_TIMEOUT": "3", "PIP_RETRIES": "0"}
-    direct = sandbox.run(
-        "python3", [*pip, *packages], env={**pip_settings(), **limits}, timeout=60
-    )
+    direct = sandbox.run("python3", [*pip, *packages], env={**pip_settings(), **limits}, timeout=60)
     if direct.exit_code == 0:
         return "from the registry"
     with tempfile.TemporaryDirectory() as wheels:

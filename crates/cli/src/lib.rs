@@ -21,6 +21,7 @@ mod output;
 mod progress;
 mod reference;
 mod session;
+mod signals;
 mod similar;
 mod terminal;
 mod units;

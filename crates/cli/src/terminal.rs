@@ -1,12 +1,13 @@
-//! The terminal we were started in: its size, and raw mode for as long as a guard lives.
+//! The terminal we were started in: its size, questions, and other modes for as long as a guard lives.
 
 use std::io::{self, BufRead, IsTerminal};
 
 use rustix::stdio;
-use rustix::termios::{self, OptionalActions, Termios};
+use rustix::termios::{self, LocalModes, OptionalActions, Termios};
 use torpor_protocol::api::Size;
 
 use crate::error::{Error, Result};
+use crate::signals::Signals;
 
 /// What a terminal has that does not say its size.
 const FALLBACK: Size = Size { cols: 80, rows: 24 };
@@ -28,6 +29,50 @@ pub(crate) fn confirmed(question: &str) -> Result<bool> {
     let read = io::stdin().lock().read_line(&mut answer);
     read.map_err(|error| Error::local("read the answer", error))?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// A line that is typed and not shown. The terminal comes back also if a signal ends the wait.
+pub(crate) async fn hidden_line(question: &str) -> Result<String> {
+    let mut signals = Signals::new()?;
+    let _quiet = NoEcho::enter()?;
+    crate::output::note(question);
+    let read = tokio::task::spawn_blocking(|| {
+        let mut line = String::new();
+        io::stdin().lock().read_line(&mut line).map(|_| line)
+    });
+    let read = tokio::select! {
+        read = read => read,
+        left = signals.next() => return Err(left),
+    };
+    let read = read.unwrap_or_else(|error| Err(io::Error::other(error)));
+    read.map_err(|error| Error::local("read the answer", error))
+}
+
+/// What is typed is not shown while this lives; the end of a line is.
+#[derive(Debug)]
+struct NoEcho {
+    before: Termios,
+}
+
+impl NoEcho {
+    fn enter() -> Result<Self> {
+        let failed = |error: rustix::io::Errno| Error::local("set up the terminal", error.into());
+        let before = termios::tcgetattr(stdio::stdin()).map_err(failed)?;
+        let mut quiet = before.clone();
+        quiet.local_modes.remove(LocalModes::ECHO);
+        quiet.local_modes.insert(LocalModes::ECHONL);
+        let guard = Self { before };
+        // What was typed before the question was shown, so it is no answer.
+        termios::tcsetattr(stdio::stdin(), OptionalActions::Flush, &quiet).map_err(failed)?;
+        Ok(guard)
+    }
+}
+
+impl Drop for NoEcho {
+    fn drop(&mut self) {
+        // Nothing is left to do if the terminal is gone.
+        let _ = termios::tcsetattr(stdio::stdin(), OptionalActions::Now, &self.before);
+    }
 }
 
 /// The size of our terminal; 80 × 24 if there is none.

@@ -146,6 +146,19 @@ pub(crate) fn show_time(unix_ms: u64) -> String {
     }
 }
 
+/// A moment, to the millisecond, UTC: `2027-01-31T12:00:00.250Z`.
+pub(crate) fn show_stamp(unix_us: u64) -> String {
+    match Timestamp::from_microsecond(i64::try_from(unix_us).unwrap_or(i64::MAX)) {
+        Ok(moment) => format!("{moment:.3}"),
+        Err(_) => format!("{unix_us} us"),
+    }
+}
+
+/// Whole seconds, and nothing becomes 0 that is not 0: that has a meaning of its own.
+pub(crate) fn seconds_up(duration: Duration) -> u64 {
+    duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
+}
+
 /// The present, Unix milliseconds.
 pub(crate) fn now_ms() -> u64 {
     u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0)
@@ -202,6 +215,12 @@ mod tests {
     }
 
     #[test]
+    fn a_short_time_is_not_taken_for_none() {
+        let seconds = ["0", "1ms", "1s", "1001ms"].map(|text| parse_duration(text).map(seconds_up));
+        assert_eq!(seconds, [Ok(0), Ok(1), Ok(1), Ok(2)]);
+    }
+
+    #[test]
     fn numbers_are_shown_short() {
         assert_eq!(show_bytes(0), "0 B");
         assert_eq!(show_bytes(1536), "1.5 KiB");
@@ -216,6 +235,7 @@ mod tests {
         assert_eq!(show_age(0, 90_000_000), "1d");
         assert_eq!(show_age(5_000, 0), "now");
         assert_eq!(show_time(1_000), "1970-01-01T00:00:01Z");
+        assert_eq!(show_stamp(1_250_999), "1970-01-01T00:00:01.250Z");
     }
 
     proptest! {
@@ -227,6 +247,7 @@ mod tests {
         #[test]
         fn no_number_makes_a_display_panic(a in any::<u64>(), b in any::<u64>()) {
             let _ = (show_bytes(a), show_mib(a), show_age(a, b), show_time(a));
+            let _ = (show_stamp(a), seconds_up(Duration::from_millis(a)));
             let _ = show_duration(Duration::from_millis(a));
         }
     }

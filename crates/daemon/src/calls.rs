@@ -18,7 +18,7 @@ use crate::api::error::{ApiError, Result};
 pub use crate::api::extract::{Awake, JSON_MAX, RequestId, Upgrade};
 use crate::api::moment::{Held, parse};
 pub use crate::api::output::{Output, Said};
-pub use crate::api::{exec, socket, transfer, tunnel};
+pub use crate::api::{exec, files, socket, transfer, tunnel};
 use crate::app::App;
 pub use crate::room::awake;
 use crate::room;

@@ -5,13 +5,16 @@
 //!   reference in `docs/guide/configuration.md` is generated from it.
 //! - A key that is not known is refused by its name.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use figment::Figment;
 use figment::providers::{Format, Serialized, Toml};
+use figment::value::Value;
 use serde::{Deserialize, Serialize};
 use torpor_protocol::Resources;
+use torpor_store::Vault;
 
 mod keys;
 
@@ -28,6 +31,8 @@ const SHELLS_MAX: usize = 64;
 #[serde(deny_unknown_fields)]
 pub struct Config {
     pub listen: SocketAddr,
+    /// A second address with the same answers; absent: see [`Config::second_address`].
+    pub listen_also: Option<ListenAlso>,
     pub data_dir: PathBuf,
     pub runtime_dir: PathBuf,
     pub api_key: Option<Secret>,
@@ -38,6 +43,50 @@ pub struct Config {
     pub limits: Limits,
     pub standby: StandbyConfig,
     pub log: Log,
+}
+
+/// Where Tensorlake's command line looks for sandboxes when it finds the API at [`USUAL`].
+const EXPECTED_BESIDE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9443);
+/// Where the API is if nobody says otherwise.
+const USUAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8900);
+
+/// What was said about a second address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ListenAlso {
+    Off,
+    At(SocketAddr),
+}
+
+impl TryFrom<String> for ListenAlso {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.as_str() {
+            "off" => Ok(Self::Off),
+            address => address
+                .parse()
+                .map(Self::At)
+                .map_err(|_| format!("{address:?} is neither an address like 127.0.0.1:9443 nor off")),
+        }
+    }
+}
+
+impl From<ListenAlso> for String {
+    fn from(also: ListenAlso) -> Self {
+        match also {
+            ListenAlso::Off => "off".to_owned(),
+            ListenAlso::At(address) => address.to_string(),
+        }
+    }
+}
+
+/// A second address to listen on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Second {
+    /// Somebody wants it.
+    Asked(SocketAddr),
+    /// It would be nice to have.
+    Usual(SocketAddr),
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,8 +144,8 @@ pub enum LogFormat {
 #[serde(transparent)]
 pub struct Secret(pub String);
 
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("(secret)")
     }
 }
@@ -104,7 +153,8 @@ impl std::fmt::Debug for Secret {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8900)),
+            listen: USUAL,
+            listen_also: None,
             data_dir: "/var/lib/torpor".into(),
             runtime_dir: "/run/torpor".into(),
             api_key: None,
@@ -196,7 +246,8 @@ impl Config {
         }
         for key in KEYS {
             if let Some(text) = variable(&key.variable()) {
-                figment = figment.merge(Serialized::default(key.name, parse(&text)));
+                let value = if key.is_secret() { Value::from(text) } else { parse(&text) };
+                figment = figment.merge(Serialized::default(key.name, value));
             }
         }
         let mut config: Self =
@@ -206,10 +257,23 @@ impl Config {
         Ok(config)
     }
 
+    /// The second address of a daemon that listens on `first`: the one that was asked for, or, at the
+    /// usual place, the one that clients expect beside it.
+    pub(crate) fn second_address(&self, first: SocketAddr) -> Option<Second> {
+        match self.listen_also {
+            Some(ListenAlso::Off) => None,
+            Some(ListenAlso::At(address)) => Some(Second::Asked(address)),
+            None => (first == USUAL).then_some(Second::Usual(EXPECTED_BESIDE)),
+        }
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         let senseless = |text: &str| Err(ConfigError::Senseless(text.to_owned()));
         if self.api_key.as_ref().is_some_and(|key| key.0.len() < 16) {
             return senseless("api_key is shorter than 16 characters, so it can be guessed");
+        }
+        if let Some(Err(error)) = self.secret_key.as_ref().map(|key| Vault::check_key(&key.0)) {
+            return senseless(&format!("secret_key: {error}"));
         }
         if !self.data_dir.is_absolute() || !self.runtime_dir.is_absolute() {
             return senseless("data_dir and runtime_dir must be absolute paths");
@@ -249,7 +313,7 @@ fn set<T>(slot: &mut T, value: Option<T>) {
 }
 
 /// A number if it looks like one, else a text.
-fn parse(text: &str) -> figment::value::Value {
+fn parse(text: &str) -> Value {
     text.parse().expect("whatever is no other value is a text")
 }
 
@@ -384,6 +448,40 @@ mod tests {
     fn a_key_is_not_printed() {
         let config = with("api_key = 'tpk_0123456789abcdef'", &[], Overrides::default()).unwrap();
         assert!(!format!("{config:?}").contains("0123456789"));
+    }
+
+    #[test]
+    fn a_secret_key_is_checked_and_never_shown() {
+        let good = "0123456789abcdef".repeat(4);
+        let variables = [("TORPOR_SECRET_KEY", good.as_str())];
+        let config = with("", &variables, Overrides::default()).unwrap();
+        assert_eq!(config.secret_key.as_ref().map(|key| &*key.0), Some(&*good));
+        assert!(!format!("{config:?}").contains("0123456789"));
+        let error = with("secret_key = 'hunter2'", &[], Overrides::default()).unwrap_err();
+        assert!(error.to_string().contains("secret_key"), "{error}");
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+    }
+
+    #[test]
+    fn a_key_of_digits_only_is_a_text() {
+        let variables = [("TORPOR_API_KEY", "12345678901234567890")];
+        let config = with("", &variables, Overrides::default()).unwrap();
+        assert_eq!(config.api_key.unwrap().0, "12345678901234567890");
+    }
+
+    #[test]
+    fn a_second_address_is_listened_on_when_asked_for_and_at_the_usual_place() {
+        let elsewhere = "127.0.0.1:1".parse().unwrap();
+        let second = |toml: &str, first| {
+            with(toml, &[], Overrides::default()).unwrap().second_address(first)
+        };
+        assert_eq!(second("", USUAL), Some(Second::Usual(EXPECTED_BESIDE)));
+        assert_eq!(second("", elsewhere), None);
+        assert_eq!(second("listen_also = 'off'", USUAL), None);
+        let asked = Some(Second::Asked("127.0.0.1:2".parse().unwrap()));
+        assert_eq!(second("listen_also = '127.0.0.1:2'", elsewhere), asked);
+        let error = with("listen_also = 'here'", &[], Overrides::default()).unwrap_err();
+        assert!(error.to_string().contains("listen_also"), "{error}");
     }
 
     /// The table, the struct and the document say the same.

@@ -78,7 +78,10 @@ impl ServeError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::PortInUse(_) => {
-                Some("stop what uses it, or choose another port with --listen or TORPOR_LISTEN")
+                Some(
+                    "stop what uses it, or choose another port with --listen, TORPOR_LISTEN or \
+                     TORPOR_LISTEN_ALSO",
+                )
             }
             Self::Exposed(_) => Some(
                 "set TORPOR_API_KEY, or listen on 127.0.0.1 and make a key with `torpor key create`",
@@ -101,7 +104,7 @@ pub async fn serve(
     let ledger = Ledger::open(&layout).await?;
     let images = Images::open(Arc::clone(&layout), ledger.clone(), torpor_engines::AGENT).await?;
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await?;
-    refuse_exposed(&config, &listener, &ledger).await?;
+    refuse_exposed(&config, &doors, &ledger).await?;
     let engine = engine::open(&config, &layout).await?;
     let parts = Parts {
         installation: layout.tag().to_owned(),

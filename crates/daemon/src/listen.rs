@@ -1,10 +1,12 @@
-//! Connections: HTTP/1 and HTTP/2 without TLS on one listener, for the API and for previews.
+//! Connections: HTTP/1 and HTTP/2 without TLS on one listener or two, for the API and for previews.
 //!
 //! Who connects and does not ask in time is cut off; who asked may take as long as it needs, because
 //! bodies are streams. A shutdown lets running requests end within [`GRACE`].
 
 use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +14,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::response::IntoResponse;
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -23,13 +25,14 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use torpor_lifecycle::Leave;
-use torpor_proxy::Proxy;
+use torpor_lifecycle::{Lease, Leave, Sandbox};
+use torpor_protocol::ErrorCode;
+use torpor_proxy::{Proxy, Target};
 use tower::ServiceExt;
 
 use crate::api::error::ApiError;
 use crate::app::App;
-use crate::config::Config;
+use crate::config::{Config, Second};
 use crate::{ServeError, api};
 
 /// How long running requests may go on after a shutdown began.
@@ -47,19 +50,77 @@ const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 /// Takes the address that is configured.
 pub async fn bind(config: &Config) -> Result<TcpListener, ServeError> {
-    let address = config.listen;
+    bind_to(config.listen).await
+}
+
+async fn bind_to(address: SocketAddr) -> Result<TcpListener, ServeError> {
     TcpListener::bind(address).await.map_err(|source| {
-        if source.kind() == std::io::ErrorKind::AddrInUse {
+        if source.kind() == io::ErrorKind::AddrInUse {
             return ServeError::PortInUse(address);
         }
         ServeError::Listen { address, source }
     })
 }
 
+/// Where connections come from: one address, or two that give the same answers.
+pub(crate) struct Doors {
+    first: TcpListener,
+    second: Option<TcpListener>,
+}
+
+impl Doors {
+    /// Takes the second address, if there is to be one. One that nobody asked for need not be free.
+    pub(crate) async fn open(first: TcpListener, config: &Config) -> Result<Self, ServeError> {
+        let second = match config.second_address(address_of(&first)?) {
+            None => None,
+            Some(Second::Asked(address)) => Some(bind_to(address).await?),
+            Some(Second::Usual(address)) => match bind_to(address).await {
+                Ok(listener) => Some(listener),
+                Err(error) => {
+                    tracing::warn!(
+                        "clients that look for sandboxes at {address} do not find them: {error}"
+                    );
+                    None
+                }
+            },
+        };
+        let doors = Self { first, second };
+        if let Some(second) = &doors.second {
+            tracing::info!(address = %address_of(second)?, "listening here, too");
+        }
+        Ok(doors)
+    }
+
+    /// An address that can be reached from elsewhere.
+    pub(crate) fn exposed(&self) -> Result<Option<SocketAddr>, ServeError> {
+        for listener in [&self.first].into_iter().chain(&self.second) {
+            let address = address_of(listener)?;
+            if !address.ip().is_loopback() {
+                return Ok(Some(address));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Cancel-safe.
+    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let Some(second) = &self.second else { return self.first.accept().await };
+        tokio::select! {
+            accepted = self.first.accept() => accepted,
+            accepted = second.accept() => accepted,
+        }
+    }
+}
+
+fn address_of(listener: &TcpListener) -> Result<SocketAddr, ServeError> {
+    let unknown = SocketAddr::from(([0; 4], 0));
+    listener.local_addr().map_err(|source| ServeError::Listen { address: unknown, source })
+}
+
 /// Accepts until `shutdown` resolves, then lets what runs come to its end. Gives what `shutdown` said.
 pub(crate) async fn serve(
     app: &Arc<App>,
-    listener: TcpListener,
+    doors: Doors,
     shutdown: impl Future<Output = Leave>,
 ) -> Leave {
     raise_file_limit();
@@ -77,10 +138,10 @@ pub(crate) async fn serve(
     let leave = loop {
         tokio::select! {
             leave = &mut shutdown => break leave,
-            () = front.accept(&listener) => {}
+            () = front.accept(&doors) => {}
         }
     };
-    drop(listener);
+    drop(doors);
     tracing::info!(?leave, "stopping");
     app.stopping.cancel();
     front.connections.close();
@@ -101,10 +162,10 @@ struct Front {
 
 impl Front {
     /// Takes one connection in. Cancel-safe.
-    async fn accept(&self, listener: &TcpListener) {
+    async fn accept(&self, doors: &Doors) {
         let place = Arc::clone(&self.places).acquire_owned().await;
         let place = place.expect("the semaphore is never closed");
-        let (stream, peer) = match listener.accept().await {
+        let (stream, peer) = match doors.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "could not accept a connection");
@@ -199,22 +260,63 @@ impl Desk {
             return self.router.oneshot(request).await;
         };
         let (begun, method) = (Instant::now(), request.method().clone());
-        // Who sleeps is woken here, where there is a say in how much may run.
-        let _lease = match self.app.fleet.find(&target.sandbox) {
-            Ok(sandbox) if sandbox.watch().borrow().tier.is_some() => {
-                match crate::room::awake(&self.app, &sandbox).await {
-                    Ok(lease) => Some(lease),
-                    Err(error) => return Ok(told(&error, &request)),
-                }
-            }
-            // It is awake, or the proxy says what is wrong with it.
-            Ok(_) | Err(_) => None,
-        };
-        let response = self.proxy.handle(target, request, Some(peer)).await;
+        let response = self.preview(target, request, peer).await;
         let status = response.status().as_u16();
         self.app.metrics.answered(method.as_str(), "preview", status, begun.elapsed());
-        Ok(response.map(Body::new))
+        Ok(response)
     }
+
+    async fn preview(
+        &self,
+        target: Target,
+        mut request: Request<Incoming>,
+        peer: SocketAddr,
+    ) -> Response<Body> {
+        // Without a sandbox, the proxy says what is wrong.
+        let _lease = match self.app.fleet.find(&target.sandbox) {
+            Ok(sandbox) => match self.enter(&sandbox, target.port, request.headers_mut()).await {
+                Ok(lease) => lease,
+                Err(error) => return told(&error, &request),
+            },
+            Err(_) => None,
+        };
+        self.proxy.handle(target, request, Some(peer)).await.map(Body::new)
+    }
+
+    /// Whether this port may be reached. Who sleeps is woken here, where there is a say in how much
+    /// may run.
+    async fn enter(
+        &self,
+        sandbox: &Sandbox,
+        port: NonZeroU16,
+        headers: &mut HeaderMap,
+    ) -> Result<Option<Lease>, ApiError> {
+        let (access, asleep) = {
+            let watched = sandbox.watch();
+            let status = watched.borrow();
+            (status.spec.ports.clone(), status.tier.is_some())
+        };
+        if let Some(access) = access {
+            if !access.exposed.contains(&port.get()) {
+                return Err(not_exposed(port));
+            }
+            if !access.public {
+                self.app.keys.admit_preview(headers).await?;
+            }
+        }
+        if !asleep {
+            return Ok(None);
+        }
+        crate::room::awake(&self.app, sandbox).await.map(Some)
+    }
+}
+
+fn not_exposed(port: NonZeroU16) -> ApiError {
+    ApiError::with_hint(
+        ErrorCode::PortNotExposed,
+        format!("port {port} of this sandbox may not be reached from outside"),
+        "PATCH the sandbox: `ports.exposed` lists those that may",
+    )
 }
 
 /// The answer to a preview that can't be served.

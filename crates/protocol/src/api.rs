@@ -14,8 +14,8 @@ use crate::guest::{
 };
 use crate::id::{Name, SecretName};
 pub use crate::kept::{
-    ArchiveList, ArchivedSandbox, Build, BuildState, Image, ImageConfig, ImageEvent, ImageList,
-    Log, Secret, SecretList, SetSecret,
+    ArchiveList, ArchivedSandbox, Build, BuildKind, BuildList, BuildState, Image, ImageConfig,
+    ImageEvent, ImageList, Log, Secret, SecretList, SetSecret,
 };
 use crate::spec::{Hooks, Lifetime, Network, PortAccess, StandbyPolicy};
 use crate::status::Status;

@@ -34,8 +34,9 @@ def pytest_sessionstart(session):
 
 
 def watch_the_package():
-    import surface
     from tensorlake import sandbox
+
+    import surface
 
     for cls in WATCHED:
         surface.watch(getattr(sandbox, cls))

@@ -4,7 +4,6 @@ import asyncio
 import socket
 
 import pytest
-from helpers import BASE_IMAGE, fresh_name
 from tensorlake.sandbox import (
     AsyncSandbox,
     AsyncSandboxClient,
@@ -20,6 +19,8 @@ from tensorlake.sandbox import (
     SnapshotType,
     StdinMode,
 )
+
+from helpers import BASE_IMAGE, fresh_name
 
 READY = {"poll_interval": 0.05}
 SERVE = """

@@ -5,7 +5,6 @@ import json
 import threading
 
 import pytest
-from helpers import connection, fresh_name, inside, lifecycle, own_list, request, send, upgrade
 from tensorlake.sandbox import (
     CheckpointType,
     RemoteAPIError,
@@ -13,6 +12,8 @@ from tensorlake.sandbox import (
     SandboxError,
     SandboxNotFoundError,
 )
+
+from helpers import connection, fresh_name, inside, lifecycle, own_list, request, send, upgrade
 
 pytestmark = pytest.mark.usefixtures("nothing_leaked")
 

@@ -9,8 +9,9 @@ import subprocess
 import time
 
 import pytest
-from helpers import PATIENCE, fresh_name, lifecycle
 from tensorlake.sandbox import Sandbox, SandboxStatus
+
+from helpers import PATIENCE, fresh_name, lifecycle
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ import hashlib
 import time
 
 import pytest
-from helpers import fresh_name
 from tensorlake.sandbox import RemoteAPIError
+
+from helpers import fresh_name
 
 
 @pytest.fixture

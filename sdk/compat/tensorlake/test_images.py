@@ -1,7 +1,6 @@
 """Images: built from code and from Dockerfiles, imported, listed, found, deleted, made of a snapshot."""
 
 import pytest
-from helpers import BASE_IMAGE, fresh_name, request
 from tensorlake import (
     Image,
     delete_sandbox_image,
@@ -22,6 +21,8 @@ from tensorlake.image import (
 )
 from tensorlake.image.sandbox_builder import build_sandbox_image
 from tensorlake.sandbox import Sandbox, SandboxError
+
+from helpers import BASE_IMAGE, fresh_name, request
 
 # There is nothing on this host to sign in to.
 NO_REGISTRY = {"docker_config_json": "{}"}

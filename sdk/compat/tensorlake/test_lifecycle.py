@@ -5,7 +5,6 @@ import threading
 import time
 
 import pytest
-from helpers import BASE_IMAGE, fresh_name, lifecycle, own_list, wait_for
 from tensorlake.sandbox import (
     CLEAR_NETWORK_POLICY,
     NetworkConfig,
@@ -17,6 +16,8 @@ from tensorlake.sandbox import (
     SandboxPending,
     SandboxStatus,
 )
+
+from helpers import BASE_IMAGE, fresh_name, lifecycle, own_list, wait_for
 
 
 def is_gone(client, sandbox_id):

@@ -3,8 +3,9 @@
 import time
 
 import pytest
-from helpers import fresh_name, lifecycle, request, wait_for
 from tensorlake.sandbox import Sandbox, SandboxLogLevel, SandboxNotFoundError
+
+from helpers import fresh_name, lifecycle, request, wait_for
 
 
 @pytest.fixture

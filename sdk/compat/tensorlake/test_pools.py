@@ -1,7 +1,6 @@
 """Pools of sandboxes that are ready ahead, and claims on them."""
 
 import pytest
-from helpers import BASE_IMAGE, lifecycle, own_list, wait_for
 from tensorlake.sandbox import (
     CLEAR_NETWORK_POLICY,
     FileSystemMount,
@@ -12,6 +11,8 @@ from tensorlake.sandbox import (
     Sandbox,
     SandboxStatus,
 )
+
+from helpers import BASE_IMAGE, lifecycle, own_list, wait_for
 
 
 @pytest.fixture

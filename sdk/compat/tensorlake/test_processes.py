@@ -1,7 +1,6 @@
 """Commands, processes, their input and output, and processes that the sandbox keeps alive."""
 
 import pytest
-from helpers import fresh_name, wait_for
 from tensorlake.sandbox import (
     CommandExitReason,
     OutputMode,
@@ -16,6 +15,8 @@ from tensorlake.sandbox import (
     StdinMode,
 )
 from tensorlake.sandbox.models import ManagedProcessHealthStatus, ManagedProcessStatus
+
+from helpers import fresh_name, wait_for
 
 
 def shell(box, line, **extra):

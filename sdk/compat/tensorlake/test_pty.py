@@ -1,7 +1,6 @@
 """Terminals over WebSocket."""
 
 import pytest
-from helpers import fresh_name, inside, upgrade, wait_for
 from tensorlake.sandbox import (
     RemoteAPIError,
     Sandbox,
@@ -9,6 +8,8 @@ from tensorlake.sandbox import (
     SandboxError,
     SandboxStatus,
 )
+
+from helpers import fresh_name, inside, upgrade, wait_for
 
 
 class Screen:

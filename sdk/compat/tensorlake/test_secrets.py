@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from helpers import lifecycle, own, request
 
 VALUE = "the-value-that-nobody-may-see-6f1d"
@@ -56,7 +57,9 @@ def test_a_secret_is_removed():
 def test_a_value_is_neither_in_the_ledger_nor_in_the_log(secret, world):
     lifecycle("POST", f"/secrets/{secret['id']}/versions", body={"value": CHANGED})
     made = lifecycle("POST", "/sandboxes", body={"secret_names": ["API_TOKEN"]}).json()
-    taken = lifecycle("POST", f"/sandboxes/{made['sandbox_id']}/snapshot", body={"snapshot_type": "memory"})
+    taken = lifecycle(
+        "POST", f"/sandboxes/{made['sandbox_id']}/snapshot", body={"snapshot_type": "memory"}
+    )
     told = [
         lifecycle("GET", f"/sandboxes/{made['sandbox_id']}").body,
         lifecycle("GET", f"/snapshots/{taken.json()['snapshot_id']}").body,

@@ -3,7 +3,6 @@
 import time
 
 import pytest
-from helpers import BASE_IMAGE, fresh_name, wait_for
 from tensorlake.sandbox import (
     CheckpointType,
     RemoteAPIError,
@@ -13,6 +12,8 @@ from tensorlake.sandbox import (
     SnapshotType,
     SnapshotWaitCondition,
 )
+
+from helpers import BASE_IMAGE, fresh_name, wait_for
 
 COUNTER = """
 import time

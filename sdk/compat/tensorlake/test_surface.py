@@ -1,9 +1,10 @@
 """Looks back at all tests: everything that the package offers was used by one of them."""
 
-import conftest
 import pytest
-import surface
 from tensorlake import sandbox
+
+import conftest
+import surface
 
 # What no test uses, and why.
 EXCUSED = {}
@@ -12,8 +13,6 @@ EXCUSED = {}
 def test_every_public_method_was_used(request):
     if not request.config.whole:
         pytest.skip("not all tests ran")
-    offered = {
-        (cls, name) for cls in conftest.WATCHED for name in surface.public(getattr(sandbox, cls))
-    }
+    offered = {(cls, name) for cls in conftest.WATCHED for name in surface.public(getattr(sandbox, cls))}
     assert offered - surface.used - set(EXCUSED) == set()
     assert set(EXCUSED) - offered == set(), "excused, but not offered any more"

@@ -5,10 +5,11 @@ import pathlib
 import socket
 import threading
 
-import png
 import pytest
-from helpers import free_port, fresh_name, inside, read_through, upgrade, wait_for
 from tensorlake.sandbox import Sandbox, SandboxError, SandboxStatus, TcpTunnel
+
+import png
+from helpers import free_port, fresh_name, inside, read_through, upgrade, wait_for
 
 HERE = pathlib.Path(__file__).resolve().parent
 PASSWORD = "tensorlake"

@@ -5,6 +5,8 @@ import os
 import time
 
 import pytest
+from tensorlake.sandbox import RemoteAPIError, Sandbox, SandboxStatus, _defaults
+
 import remote
 from helpers import (
     BASE_IMAGE,
@@ -20,7 +22,6 @@ from helpers import (
     upgrade,
     wait_for,
 )
-from tensorlake.sandbox import RemoteAPIError, Sandbox, SandboxStatus, _defaults
 
 RUN = "/api/v1/processes/run"
 
@@ -119,7 +120,13 @@ def test_07_questions_are_answered_within_three_seconds_also_those_that_wake():
         begun = time.monotonic()
         assert inside(name, "GET", question).status == 200
         assert time.monotonic() - begun < 3
-    for path in ("/sandboxes", f"/sandboxes/{name}", "/archived-sandboxes", "/snapshots", "/sandbox-pools"):
+    for path in (
+        "/sandboxes",
+        f"/sandboxes/{name}",
+        "/archived-sandboxes",
+        "/snapshots",
+        "/sandbox-pools",
+    ):
         begun = time.monotonic()
         assert lifecycle("GET", path).status == 200
         assert time.monotonic() - begun < 3

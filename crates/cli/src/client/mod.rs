@@ -93,6 +93,14 @@ impl Client {
         within(self.ask(Method::PATCH, route, value)).await
     }
 
+    pub(crate) async fn put<T: DeserializeOwned>(
+        &self,
+        route: &Route,
+        value: &impl Serialize,
+    ) -> Result<T> {
+        within(self.ask(Method::PUT, route, value)).await
+    }
+
     /// JSON both ways, however long the answer takes: a user's command decides that.
     pub(crate) async fn ask<T: DeserializeOwned>(
         &self,

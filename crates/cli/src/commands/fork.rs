@@ -106,7 +106,7 @@ impl Fork {
             name: self.name,
             env: self.env.into_iter().collect(),
             labels: self.label.into_iter().collect(),
-            network: self.no_internet.then_some(Network { internet: false }),
+            network: self.no_internet.then_some(Network::CLOSED),
             lifetime: self.lifetime.over(Lifetime::default()),
             standby: self.standby.standby(),
             cpus: self.cpus,

@@ -1,22 +1,27 @@
-//! `torpor inspect`
+//! `torpor inspect`, and how a sandbox is described to people.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use torpor_protocol::api::UsageReport;
-use torpor_protocol::{SandboxRef, StandbyPolicy, State, Status};
+use torpor_protocol::api::{ArchivedSandbox, UsageReport};
+use torpor_protocol::{
+    ErrorCode, Lifetime, Name, Network, PortAccess, SandboxRef, SandboxSpec, StandbyPolicy, State,
+    Status,
+};
 
-use super::sandboxes;
+use super::{ended, sandboxes};
 use crate::client::{Client, Route};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::output::{self, plain};
 use crate::units;
 
-/// A hook that is longer is cut.
-const HOOK_WIDTH: usize = 100;
+/// A command that is longer is cut.
+const COMMAND_WIDTH: usize = 100;
 
-/// Show all about a sandbox.
+type Fields = Vec<(&'static str, String)>;
+
+/// Show all about a sandbox, also about one that is gone (by its id).
 #[derive(Debug, Args)]
 pub(super) struct Inspect {
     /// Name or id.
@@ -28,51 +33,141 @@ pub(super) struct Inspect {
 
 impl Inspect {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        let status: Status = client.get(&Route::sandbox(&self.sandbox)).await?;
-        if self.json {
-            output::json(&status)?;
-            return Ok(ExitCode::SUCCESS);
+        match client.get::<Status>(&Route::sandbox(&self.sandbox)).await {
+            Ok(status) => self.living(client, &status).await?,
+            Err(error) => match self.find_ended(client, &error).await? {
+                Some(ended) if self.json => output::json(&ended)?,
+                Some(ended) => output::print(&output::fields(&describe_ended(&ended)))?,
+                None => return Err(error),
+            },
         }
-        let mut fields = describe(&status);
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn living(&self, client: &Client, status: &Status) -> Result<()> {
+        if self.json {
+            return output::json(status);
+        }
+        let mut fields = describe(status);
         if status.state == State::Running {
             // What it uses is an extra: it may have ended a moment ago.
             let usage = client.get(&Route::sandbox(&self.sandbox).then("/usage")).await;
             fields.extend(usage.iter().flat_map(describe_usage));
         }
-        output::print(&output::fields(&fields))?;
-        Ok(ExitCode::SUCCESS)
+        output::print(&output::fields(&fields))
+    }
+
+    /// An id means the same for ever; a name means who has it now.
+    async fn find_ended(&self, client: &Client, error: &Error) -> Result<Option<ArchivedSandbox>> {
+        match &self.sandbox {
+            SandboxRef::Id(id) if error.code() == Some(ErrorCode::SandboxNotFound) => {
+                ended::find(client, id).await
+            }
+            SandboxRef::Id(_) | SandboxRef::Name(_) => Ok(None),
+        }
     }
 }
 
-fn describe(status: &Status) -> Vec<(&'static str, String)> {
+fn describe(status: &Status) -> Fields {
     let spec = &status.spec;
-    let resources = &spec.resources;
     let mut fields = vec![
         ("id", status.id.to_string()),
-        ("name", spec.name.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)),
-        ("state", sandboxes::show_state(status.state, status.tier)),
-        ("image", format!("{} ({})", plain(&spec.image), output::cut(spec.image_id.as_str(), 13))),
+        ("name", show_name(spec.name.as_ref())),
+        ("state", sandboxes::show_status(status)),
+    ];
+    if let Some(reason) = &status.reason {
+        fields.push(("reason", plain(reason)));
+    }
+    fields.extend(describe_spec(spec));
+    fields.extend([
         ("engine", plain(&status.engine)),
-        ("cpus", resources.cpus.to_string()),
-        ("memory", units::show_mib(resources.memory_mib)),
-        ("disk", units::show_mib(resources.disk_mib)),
-        ("internet", if spec.network.internet { "yes" } else { "no" }.to_owned()),
-        ("labels", output::pairs(&spec.labels)),
-        ("environment", output::pairs(&spec.env)),
         ("created", units::show_time(status.created_at_ms)),
         ("last used", units::show_time(status.last_used_at_ms)),
         ("sleeps", describe_sleep(&spec.standby)),
         ("wakes", status.wakes.to_string()),
-        ("ends", describe_end(status)),
-    ];
-    if let Some(reason) = &status.reason {
-        fields.insert(3, ("reason", plain(reason)));
-    }
+        ("ends", describe_end(&spec.lifetime)),
+    ]);
     fields.extend(describe_past(status));
     fields
 }
 
-fn describe_sleep(policy: &StandbyPolicy) -> String {
+fn describe_ended(ended: &ArchivedSandbox) -> Fields {
+    let mut fields = vec![
+        ("id", ended.id.to_string()),
+        ("name", show_name(ended.spec.name.as_ref())),
+        ("state", State::Terminated.as_str().to_owned()),
+    ];
+    if let Some(reason) = &ended.reason {
+        fields.push(("reason", plain(reason)));
+    }
+    fields.extend(describe_spec(&ended.spec));
+    fields.extend([
+        ("created", units::show_time(ended.created_at_ms)),
+        ("ended", units::show_time(ended.ended_at_ms)),
+    ]);
+    fields
+}
+
+fn show_name(name: Option<&Name>) -> String {
+    name.map_or_else(|| "-".to_owned(), ToString::to_string)
+}
+
+/// What it was asked to be; what is rarely asked for is shown only then.
+fn describe_spec(spec: &SandboxSpec) -> Fields {
+    let resources = &spec.resources;
+    let mut fields = vec![
+        ("image", format!("{} ({})", plain(&spec.image), output::cut(spec.image_id.as_str(), 13))),
+        ("cpus", resources.cpus.to_string()),
+        ("memory", units::show_mib(resources.memory_mib)),
+        ("disk", units::show_mib(resources.disk_mib)),
+        ("internet", describe_reach(&spec.network)),
+        ("labels", output::pairs(&spec.labels)),
+        ("environment", output::pairs(&spec.env)),
+    ];
+    if !spec.secrets.is_empty() {
+        fields.push(("secrets", listed(&spec.secrets)));
+    }
+    if let Some(ports) = &spec.ports {
+        fields.push(("ports", describe_ports(ports)));
+    }
+    if !spec.entrypoint.is_empty() {
+        fields.push(("entrypoint", describe_command(&spec.entrypoint)));
+    }
+    if let Some(pool) = &spec.pool {
+        fields.push(("pool", pool.to_string()));
+    }
+    fields
+}
+
+fn listed(things: &[impl ToString]) -> String {
+    things.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+pub(super) fn describe_command(command: &[String]) -> String {
+    output::command_line(command, COMMAND_WIDTH)
+}
+
+pub(super) fn describe_reach(network: &Network) -> String {
+    let reach = match (&network.allow[..], network.internet) {
+        ([], true) => "yes".to_owned(),
+        ([], false) => "no".to_owned(),
+        (allow, _) => format!("only {}", listed(allow)),
+    };
+    match &network.deny[..] {
+        [] => reach,
+        deny => format!("{reach}, never {}", listed(deny)),
+    }
+}
+
+fn describe_ports(ports: &PortAccess) -> String {
+    match (&ports.exposed[..], ports.public) {
+        ([], _) => "none".to_owned(),
+        (exposed, true) => format!("{}, for everybody", listed(exposed)),
+        (exposed, false) => listed(exposed),
+    }
+}
+
+pub(super) fn describe_sleep(policy: &StandbyPolicy) -> String {
     let idle = match policy.idle_after_ms {
         0 => "when asked to".to_owned(),
         millis => {
@@ -84,7 +179,7 @@ fn describe_sleep(policy: &StandbyPolicy) -> String {
 }
 
 /// What became of it so far, where there is something to say.
-fn describe_past(status: &Status) -> Vec<(&'static str, String)> {
+fn describe_past(status: &Status) -> Fields {
     let mut fields = Vec::new();
     if status.state == State::Standby {
         let durable = if status.durable { "yes" } else { "not yet" };
@@ -100,14 +195,13 @@ fn describe_past(status: &Status) -> Vec<(&'static str, String)> {
     let hooks = &status.spec.standby.hooks;
     for (name, hook) in [("before sleep", &hooks.before_sleep), ("after wake", &hooks.after_wake)] {
         if !hook.is_empty() {
-            fields.push((name, output::command_line(hook, HOOK_WIDTH)));
+            fields.push((name, describe_command(hook)));
         }
     }
     fields
 }
 
-fn describe_end(status: &Status) -> String {
-    let lifetime = &status.spec.lifetime;
+pub(super) fn describe_end(lifetime: &Lifetime) -> String {
     let show = |seconds: u64| units::show_duration(Duration::from_secs(seconds));
     let mut ends = Vec::new();
     if let Some(age) = lifetime.max_age_secs {
@@ -122,7 +216,7 @@ fn describe_end(status: &Status) -> String {
     if ends.is_empty() { "when it is removed".to_owned() } else { ends.join(", or ") }
 }
 
-fn describe_usage(usage: &UsageReport) -> Vec<(&'static str, String)> {
+fn describe_usage(usage: &UsageReport) -> Fields {
     vec![
         ("memory used", units::show_bytes(usage.memory_bytes)),
         ("disk used", units::show_bytes(usage.disk_bytes)),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use torpor_protocol::api::Standby;
+use torpor_protocol::api::{Resize, Standby};
 use torpor_protocol::{Hooks, Lifetime, StandbyPolicy};
 
 use crate::units;
@@ -20,6 +20,29 @@ pub(super) struct ResourceArgs {
     /// Disk it may write on top of its image, such as 20g [default: 10g].
     #[arg(long, value_name = "SIZE", value_parser = units::parse_mib)]
     pub disk: Option<u64>,
+}
+
+/// What is to be changed of what a sandbox may use.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub(super) struct ResizeArgs {
+    /// Processor cores; fractions are allowed.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub cpus: Option<f64>,
+    /// Memory, such as 512m or 2g.
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_mib)]
+    pub memory: Option<u64>,
+    /// Disk it may write on top of its image, such as 20g.
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_mib)]
+    pub disk: Option<u64>,
+}
+
+impl ResizeArgs {
+    /// None: nothing is to be changed.
+    pub(super) fn resize(self) -> Option<Resize> {
+        let Self { cpus, memory: memory_mib, disk: disk_mib } = self;
+        let resize = Resize { cpus, memory_mib, disk_mib };
+        (resize != Resize::default()).then_some(resize)
+    }
 }
 
 /// When a sandbox ends by itself.

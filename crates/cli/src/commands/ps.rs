@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use torpor_protocol::api::SandboxList;
-use torpor_protocol::{State, Status};
+use torpor_protocol::api::{ArchivedSandbox, SandboxList};
+use torpor_protocol::{Name, SandboxId, State, Status};
 
-use super::{parse_pair, sandboxes};
+use super::{ended, parse_pair, sandboxes};
 use crate::client::Client;
 use crate::error::Result;
 use crate::output::{self, plain};
@@ -24,6 +24,12 @@ pub(super) struct Ps {
     /// Only those in this state: creating, running, standby, failed, terminated.
     #[arg(long, value_parser = parse_state)]
     state: Option<State>,
+    /// Those that are gone instead, last ended first.
+    #[arg(long, conflicts_with_all = ["all", "state"])]
+    ended: bool,
+    /// With --ended: so many at most, 0 is all that are remembered.
+    #[arg(long, value_name = "N", default_value = "100", requires = "ended")]
+    limit: usize,
     /// Only ids.
     #[arg(short, long)]
     quiet: bool,
@@ -42,6 +48,29 @@ fn parse_state(text: &str) -> Result<State, String> {
 
 impl Ps {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
+        match self.ended {
+            true => self.ended(client).await?,
+            false => self.living(client).await?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn ended(&self, client: &Client) -> Result<()> {
+        let list = ended::list(client, &self.label, self.limit).await?;
+        if self.json {
+            return output::json(&list);
+        }
+        if self.quiet {
+            return print_ids(list.sandboxes.iter().map(|ended| &ended.id));
+        }
+        output::print(&table_of_ended(&list.sandboxes, units::now_ms()))?;
+        if list.next.is_some() {
+            output::note("there are more: --limit N shows so many, --limit 0 all");
+        }
+        Ok(())
+    }
+
+    async fn living(&self, client: &Client) -> Result<()> {
         let state = self.state.map(State::as_str);
         let mut statuses = sandboxes::list(client, &self.label, state).await?;
         if !self.all && self.state.is_none() {
@@ -49,24 +78,45 @@ impl Ps {
         }
         statuses.sort_by_key(|status| std::cmp::Reverse(status.created_at_ms));
         if self.json {
-            output::json(&SandboxList { sandboxes: statuses, next: None })?;
-        } else if self.quiet {
-            let ids: String = statuses.iter().map(|status| format!("{}\n", status.id)).collect();
-            output::print(&ids)?;
-        } else {
-            output::print(&table(&statuses, units::now_ms()))?;
+            return output::json(&SandboxList { sandboxes: statuses, next: None });
         }
-        Ok(ExitCode::SUCCESS)
+        if self.quiet {
+            return print_ids(statuses.iter().map(|status| &status.id));
+        }
+        output::print(&table(&statuses, units::now_ms()))
     }
+}
+
+fn print_ids<'a>(ids: impl Iterator<Item = &'a SandboxId>) -> Result<()> {
+    output::print(&ids.map(|id| format!("{id}\n")).collect::<String>())
+}
+
+fn table_of_ended(ended: &[ArchivedSandbox], now_ms: u64) -> String {
+    let row = |ended: &ArchivedSandbox| {
+        vec![
+            show_name(ended.spec.name.as_ref()),
+            ended.id.to_string(),
+            plain(&ended.spec.image),
+            units::show_age(ended.created_at_ms, ended.ended_at_ms),
+            units::show_age(ended.ended_at_ms, now_ms),
+            ended.reason.as_deref().map_or_else(|| "-".to_owned(), plain),
+        ]
+    };
+    let header = ["NAME", "ID", "IMAGE", "LIVED", "ENDED", "REASON"];
+    output::table(&header, ended.iter().map(row).collect())
+}
+
+fn show_name(name: Option<&Name>) -> String {
+    name.map_or_else(|| "-".to_owned(), |name| plain(name.as_str()))
 }
 
 fn table(statuses: &[Status], now_ms: u64) -> String {
     let header = ["NAME", "ID", "STATE", "IMAGE", "CPUS", "MEM", "AGE", "LAST USED", "WAKES"];
     let row = |status: &Status| {
         vec![
-            status.spec.name.as_ref().map_or_else(|| "-".to_owned(), |name| plain(name.as_str())),
+            show_name(status.spec.name.as_ref()),
             status.id.to_string(),
-            sandboxes::show_state(status.state, status.tier),
+            sandboxes::show_status(status),
             plain(&status.spec.image),
             status.spec.resources.cpus.to_string(),
             units::show_mib(status.spec.resources.memory_mib),

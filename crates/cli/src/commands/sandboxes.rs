@@ -49,3 +49,11 @@ pub(super) fn show_state(state: State, tier: Option<Tier>) -> String {
         None => state.as_str().to_owned(),
     }
 }
+
+/// As [`show_state`], and whether it waits for room.
+pub(super) fn show_status(status: &Status) -> String {
+    match status.queued_until_ms {
+        Some(_) => format!("{} (queued)", status.state.as_str()),
+        None => show_state(status.state, status.tier),
+    }
+}

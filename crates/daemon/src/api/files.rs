@@ -26,7 +26,7 @@ const PATH_MAX: usize = 4096;
 /// Entries in one listing: some 50 MB of JSON.
 const ENTRIES_MAX: usize = 200_000;
 /// How long a listing may take.
-const LIST_DEADLINE: Duration = Duration::from_secs(120);
+pub const LIST_DEADLINE: Duration = Duration::from_secs(120);
 /// How long the agent may take to begin watching.
 const WATCH_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -43,10 +43,10 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// A path that a guest's kernel could take.
 #[derive(Debug)]
-pub(super) struct PathText(pub(super) String);
+pub struct PathText(pub String);
 
 impl PathText {
-    fn new(text: String) -> std::result::Result<Self, &'static str> {
+    pub fn new(text: String) -> std::result::Result<Self, &'static str> {
         match text {
             text if text.is_empty() => Err("path is empty"),
             text if text.contains('\0') => Err("path contains NUL"),
@@ -141,7 +141,7 @@ async fn list(
     Ok(Json(FileList { entries }))
 }
 
-async fn entries(guest: &Guest, request: &Request) -> Result<Vec<FileEntry>> {
+pub async fn entries(guest: &Guest, request: &Request) -> Result<Vec<FileEntry>> {
     let mut stream = guest.open(request).await?;
     let mut all = Vec::new();
     loop {

@@ -15,7 +15,7 @@ pub mod error;
 mod events;
 pub mod exec;
 pub mod extract;
-mod files;
+pub mod files;
 mod forks;
 pub(crate) mod images;
 mod keys;

@@ -104,7 +104,7 @@ impl Output {
     }
 
     /// Whether the host killed something in the sandbox since the process was opened.
-    fn starved(&self) -> bool {
+    pub fn starved(&self) -> bool {
         self.awake.lease.meter().oom_kills() > self.ooms_before
     }
 

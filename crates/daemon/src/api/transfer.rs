@@ -167,14 +167,14 @@ async fn open(awake: &Awake, request: &Request) -> Result<(Stream, FileStat)> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct ReadQuery {
+pub struct ReadQuery {
     #[param(value_type = String)]
-    path: PathText,
+    pub path: PathText,
     /// Begin here.
     #[serde(default)]
-    offset: u64,
+    pub offset: u64,
     /// At most so many bytes.
-    length: Option<u64>,
+    pub length: Option<u64>,
 }
 
 /// Download a file.
@@ -186,7 +186,7 @@ struct ReadQuery {
         description = "The bytes. The header x-torpor-mode has its permission bits in octal.",
     ))
 )]
-async fn read(
+pub async fn read(
     State(app): State<Arc<App>>,
     Query(query): Query<ReadQuery>,
     awake: Awake,

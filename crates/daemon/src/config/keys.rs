@@ -13,6 +13,11 @@ impl Key {
     pub fn variable(&self) -> String {
         format!("TORPOR_{}", self.name.replace('.', "_").to_uppercase())
     }
+
+    /// Whether its value is a text that nobody may see, also if it looks like a number.
+    pub(super) fn is_secret(&self) -> bool {
+        matches!(self.name, "api_key" | "secret_key")
+    }
 }
 
 /// Every key there is.
@@ -22,6 +27,13 @@ pub const KEYS: &[Key] = &[
         default: "\"127.0.0.1:8900\"",
         help: "Address and port of the API, previews and metrics. Anything but loopback needs an \
                API key.",
+    },
+    Key {
+        name: "listen_also",
+        default: "none",
+        help: "A second address with the same answers, under the same rule; `off`: none. Default: \
+               `127.0.0.1:9443` if `listen` is `127.0.0.1:8900` and nobody else uses it, because \
+               Tensorlake's command line looks for sandboxes there.",
     },
     Key {
         name: "data_dir",
@@ -37,6 +49,12 @@ pub const KEYS: &[Key] = &[
         name: "api_key",
         default: "none",
         help: "A key that is always valid, besides those made with `torpor key create`.",
+    },
+    Key {
+        name: "secret_key",
+        default: "none",
+        help: "What secrets are encrypted with: 32 bytes as 64 hexadecimal digits or base64. \
+               Default: a key that is made and kept in the data directory.",
     },
     Key {
         name: "engine.kind",

@@ -10,6 +10,7 @@ mod exec;
 mod files;
 mod forks;
 mod images;
+mod kept;
 mod keys;
 mod openapi;
 mod pools;

@@ -70,7 +70,7 @@ async fn a_wrong_pool_is_refused() {
     let memory = json!({"name": "memory"});
     world.post("/v1/sandboxes/web/snapshots", memory).await.expect(201);
     for (body, status, code) in [
-        (json!({"name": "p", "size": 0}), 400, "invalid_request"),
+        (json!({"name": "p", "size": 1, "max": 0}), 400, "invalid_request"),
         (json!({"name": "p", "size": 1001}), 400, "invalid_request"),
         (json!({"name": "p", "size": "2"}), 400, "invalid_request"),
         (json!({"name": "../p", "size": 1}), 400, "invalid_request"),

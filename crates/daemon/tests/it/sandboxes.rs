@@ -163,7 +163,7 @@ async fn labels_and_lifetime_can_be_changed() {
     let changed = world.patch("/v1/sandboxes/web", json!({"labels": {}})).await.expect(200);
     assert_eq!(changed["labels"], json!({}));
     assert_eq!(changed["lifetime"]["max_age_secs"], 3600);
-    let bad = world.patch("/v1/sandboxes/web", json!({"name": "other"})).await;
+    let bad = world.patch("/v1/sandboxes/web", json!({"image": "other"})).await;
     bad.expect_error(400, "invalid_request");
 }
 

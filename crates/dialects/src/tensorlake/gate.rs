@@ -79,7 +79,7 @@ fn label(headers: &HeaderMap) -> Option<&str> {
     host.strip_suffix(LOCAL).filter(|label| !label.is_empty() && !label.contains('.'))
 }
 
-fn missing(text: &str) -> ApiError {
+pub(super) fn missing(text: &str) -> ApiError {
     match text.parse::<SandboxRef>() {
         Ok(reference) => Error::from(Refusal::NoSuchSandbox(reference)).into(),
         Err(error) => ApiError::new(ErrorCode::SandboxNotFound, format!("there is none: {error}")),

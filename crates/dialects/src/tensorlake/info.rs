@@ -1,1 +1,242 @@
-//! To be written.
+//! Sandboxes as Tensorlake's clients see them.
+//!
+//! - States are lowercase, numbers of bytes and milliseconds are whole, a disk is always there: the
+//!   clients' parser is strict.
+//! - `sandbox_url` is there whenever a client may connect: running or asleep.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use torpor_lifecycle::{CANCELLED, NO_ROOM};
+use torpor_protocol::api::ArchivedSandbox;
+use torpor_protocol::{Name, Resources, SandboxId, SandboxSpec, State, Status};
+
+use super::NAMESPACE;
+use super::extract::Address;
+use super::wish::{NetworkPolicy, shown_image, timeout_secs};
+
+/// What the reason of a sandbox begins with whose entrypoint is wrong: the one failure of a start
+/// that is the creator's.
+const BAD_ENTRYPOINT: &str = "its entrypoint can't be started";
+
+pub(super) const PENDING: &str = "pending";
+pub(super) const RUNNING: &str = "running";
+pub(super) const SUSPENDED: &str = "suspended";
+pub(super) const TERMINATED: &str = "terminated";
+
+#[derive(Debug, Serialize)]
+pub(super) struct SandboxInfo {
+    id: SandboxId,
+    namespace: &'static str,
+    status: &'static str,
+    name: Option<Name>,
+    image: String,
+    resources: ResourcesInfo,
+    timeout_secs: u64,
+    entrypoint: Option<Vec<String>>,
+    created_at: u64,
+    terminated_at: Option<u64>,
+    network_policy: NetworkPolicy,
+    allow_unauthenticated_access: bool,
+    exposed_ports: Option<Vec<u16>>,
+    auto_resume: bool,
+    runtime: String,
+    pool_id: Option<Name>,
+    outcome: Option<String>,
+    termination_reason: Option<&'static str>,
+    error_details: Option<Value>,
+    pending_reason: Option<&'static str>,
+    sandbox_url: Option<String>,
+    ingress_endpoint: Option<String>,
+    routing_hint: Option<String>,
+    /// None in this version.
+    file_systems: [(); 0],
+    resource_resize: Option<ResizeInfo>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    archived_at: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct ResourcesInfo {
+    cpus: f64,
+    memory_mb: u64,
+    disk_mb: u64,
+    /// Older packages read this one.
+    ephemeral_disk_mb: u64,
+}
+
+impl From<&Resources> for ResourcesInfo {
+    fn from(resources: &Resources) -> Self {
+        Self {
+            cpus: resources.cpus,
+            memory_mb: resources.memory_mib,
+            disk_mb: resources.disk_mib,
+            ephemeral_disk_mb: resources.disk_mib,
+        }
+    }
+}
+
+/// The last change of resources. Ours are done when they are answered, so there is nothing to
+/// remember: the generation names the resources that the sandbox has.
+#[derive(Debug, Serialize)]
+struct ResizeInfo {
+    generation: u64,
+    requested: ResourcesInfo,
+    status: &'static str,
+    error_message: Option<String>,
+}
+
+impl From<&Resources> for ResizeInfo {
+    fn from(resources: &Resources) -> Self {
+        Self {
+            generation: generation(resources),
+            requested: resources.into(),
+            status: "succeeded",
+            error_message: None,
+        }
+    }
+}
+
+/// Another number for other resources, the same for the same; never 0, which clients refuse.
+fn generation(resources: &Resources) -> u64 {
+    let Resources { cpus, memory_mib, disk_mib, pids: _ } = *resources;
+    let parts = [cpus.to_bits(), memory_mib, disk_mib];
+    // Numbers above this are not exact everywhere.
+    (fnv(parts.iter().flat_map(|part| part.to_le_bytes())) & ((1 << 53) - 1)).max(1)
+}
+
+/// FNV-1a: the same number in every version of us.
+pub(super) fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// What a state is called.
+pub(super) fn word(state: State) -> &'static str {
+    match state {
+        State::Creating => PENDING,
+        State::Running => RUNNING,
+        State::Standby => SUSPENDED,
+        State::Failed | State::Terminated => TERMINATED,
+    }
+}
+
+pub(super) fn pending_reason(status: &Status) -> Option<&'static str> {
+    match (status.state, status.queued_until_ms) {
+        (State::Creating, Some(_)) => Some("no_resources_available"),
+        (State::Creating, None) => Some("scheduling"),
+        (State::Running | State::Standby | State::Failed | State::Terminated, _) => None,
+    }
+}
+
+/// Where a sandbox is reached, if it is.
+pub(super) fn sandbox_url(state: State, Address(address): &Address) -> Option<String> {
+    match state {
+        State::Running | State::Standby => address.clone(),
+        State::Creating | State::Failed | State::Terminated => None,
+    }
+}
+
+/// Why a sandbox never ran, or runs no more.
+pub(super) fn failure(reason: &str) -> &'static str {
+    if reason.starts_with(BAD_ENTRYPOINT) {
+        "ConfigurationError"
+    } else {
+        "StartupFailedInternalError"
+    }
+}
+
+/// Why a sandbox that waited for room ended; for all others there is no word.
+pub(super) fn termination(reason: Option<&str>) -> Option<&'static str> {
+    match reason {
+        Some(NO_ROOM) => Some("no_capacity"),
+        Some(CANCELLED) => Some("cancelled"),
+        Some(_) | None => None,
+    }
+}
+
+impl SandboxInfo {
+    pub(super) fn of(status: Status, address: &Address) -> Self {
+        let failed = status.reason.as_deref().filter(|_| status.state == State::Failed);
+        let url = sandbox_url(status.state, address);
+        let resized = url.is_some() || status.state == State::Running;
+        Self {
+            status: word(status.state),
+            created_at: status.created_at_ms,
+            outcome: failed.map(str::to_owned),
+            termination_reason: failed.map(failure),
+            error_details: failed.map(|reason| json!({"message": reason})),
+            pending_reason: pending_reason(&status),
+            sandbox_url: url.clone(),
+            ingress_endpoint: url,
+            resource_resize: resized.then(|| (&status.spec.resources).into()),
+            ..Self::plain(status.id, status.spec, status.engine)
+        }
+    }
+
+    pub(super) fn archived(ended: ArchivedSandbox, engine: &str) -> Self {
+        Self {
+            status: TERMINATED,
+            created_at: ended.created_at_ms,
+            terminated_at: Some(ended.ended_at_ms),
+            archived_at: Some(ended.ended_at_ms),
+            termination_reason: termination(ended.reason.as_deref()),
+            outcome: ended.reason,
+            ..Self::plain(ended.id, ended.spec, engine.to_owned())
+        }
+    }
+
+    /// What the specification says.
+    fn plain(id: SandboxId, spec: SandboxSpec, runtime: String) -> Self {
+        Self {
+            id,
+            namespace: NAMESPACE,
+            status: TERMINATED,
+            image: shown_image(&spec.image),
+            resources: (&spec.resources).into(),
+            timeout_secs: timeout_secs(&spec),
+            name: spec.name,
+            entrypoint: Some(spec.entrypoint).filter(|words| !words.is_empty()),
+            created_at: 0,
+            terminated_at: None,
+            network_policy: (&spec.network).into(),
+            allow_unauthenticated_access: spec.ports.as_ref().is_some_and(|ports| ports.public),
+            exposed_ports: spec.ports.map(|ports| ports.exposed),
+            auto_resume: spec.standby.auto_wake,
+            runtime,
+            pool_id: spec.pool,
+            outcome: None,
+            termination_reason: None,
+            error_details: None,
+            pending_reason: None,
+            sandbox_url: None,
+            ingress_endpoint: None,
+            routing_hint: None,
+            file_systems: [],
+            resource_resize: None,
+            archived_at: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generation_names_the_resources() {
+        let small = Resources::default();
+        let large = Resources { cpus: 2.0, ..small };
+        assert_eq!(generation(&small), generation(&Resources::default()));
+        assert_ne!(generation(&small), generation(&large));
+        assert!((1..1 << 53).contains(&generation(&large)));
+    }
+
+    #[test]
+    fn a_sandbox_that_waited_for_room_says_why_it_ended() {
+        assert_eq!(termination(Some(NO_ROOM)), Some("no_capacity"));
+        assert_eq!(termination(Some(CANCELLED)), Some("cancelled"));
+        assert_eq!(termination(Some("it reached its date")), None);
+        assert_eq!(termination(None), None);
+    }
+}

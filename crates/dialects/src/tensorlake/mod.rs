@@ -12,6 +12,7 @@
 
 mod archive;
 mod error;
+mod extract;
 mod gate;
 mod images;
 mod info;
@@ -22,6 +23,7 @@ mod pools;
 mod sandboxes;
 mod secrets;
 mod snapshots;
+mod wish;
 
 use std::sync::Arc;
 

@@ -1,10 +1,230 @@
-//! To be written.
+//! Pools of sandboxes that are ready ahead, and claims on them. A pool's id is its name here.
 
 use std::sync::Arc;
 
-use axum::Router;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::app::App;
+use torpor_daemon::calls;
+use torpor_lifecycle::{Error, Refusal, Sandbox};
+use torpor_protocol::api::{CreateSandbox, UpdateSandbox};
+use torpor_protocol::snapshot::{CreatePool, Pool};
+use torpor_protocol::{ErrorCode, Name, Network, PortAccess, SandboxId};
+
+use super::NAMESPACE;
+use super::error::refuse;
+use super::extract::{Address, Body, Patience, Place};
+use super::info::ResourcesInfo;
+use super::sandboxes::{Begun, settled};
+use super::wish::{
+    NetworkPolicy, ResourcesWish, idle, image, refuse_file_systems, shown_image, unsupported,
+};
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()
+        .route("/sandbox-pools", get(list).post(create))
+        .route("/sandbox-pools/{pool}", get(one).put(replace).delete(delete))
+        .route("/sandbox-pools/{pool}/sandboxes", post(claim))
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Wish {
+    image: Option<String>,
+    resources: Option<ResourcesWish>,
+    timeout_secs: Option<u64>,
+    entrypoint: Option<Vec<String>>,
+    max_containers: Option<usize>,
+    warm_containers: Option<usize>,
+    network: Option<NetworkPolicy>,
+    secret_names: Option<Vec<Value>>,
+}
+
+impl Wish {
+    async fn understood(self, app: &App, name: Name) -> Result<CreatePool> {
+        if self.secret_names.is_some_and(|names| !names.is_empty()) {
+            return Err(unsupported("secret_names: sandboxes of a pool have no secrets"));
+        }
+        let resources = self.resources.unwrap_or_default().understood()?;
+        // Whoever is claimed has no name.
+        let (lifetime, standby) = idle(false, self.timeout_secs.unwrap_or(0));
+        let network = match &self.network {
+            Some(network) => network.understood()?,
+            None => Network::default(),
+        };
+        Ok(CreatePool {
+            name,
+            size: self.warm_containers.unwrap_or(0),
+            max: self.max_containers,
+            image: image(app, self.image).await?,
+            snapshot: None,
+            cpus: resources.cpus,
+            memory_mib: resources.memory_mib,
+            disk_mib: resources.disk_mib,
+            network,
+            entrypoint: self.entrypoint.unwrap_or_default(),
+            lifetime,
+            standby,
+        })
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct PoolInfo {
+    id: Name,
+    namespace: &'static str,
+    image: String,
+    resources: ResourcesInfo,
+    timeout_secs: u64,
+    entrypoint: Option<Vec<String>>,
+    max_containers: Option<usize>,
+    warm_containers: usize,
+    network_policy: NetworkPolicy,
+    containers: Vec<Container>,
+    created_at: u64,
+    updated_at: u64,
+}
+
+/// A machine that waits, or a sandbox that was claimed.
+#[derive(Debug, Serialize)]
+struct Container {
+    id: String,
+    state: &'static str,
+    sandbox_id: Option<SandboxId>,
+    executor_id: String,
+}
+
+impl PoolInfo {
+    fn of(pool: Pool, installation: &str) -> Self {
+        let executor_id = installation.to_owned();
+        let idle = (1..=pool.ready).map(|number| Container {
+            id: format!("{}-idle-{number}", pool.name),
+            state: "Idle",
+            sandbox_id: None,
+            executor_id: executor_id.clone(),
+        });
+        let claimed = pool.claimed.iter().map(|id| Container {
+            id: id.to_string(),
+            state: "Running",
+            sandbox_id: Some(id.clone()),
+            executor_id: executor_id.clone(),
+        });
+        Self {
+            containers: idle.chain(claimed).collect(),
+            namespace: NAMESPACE,
+            image: shown_image(&pool.image),
+            resources: (&pool.resources).into(),
+            timeout_secs: pool.lifetime.expire_idle_secs.unwrap_or(0).min(i64::MAX as u64),
+            entrypoint: Some(pool.entrypoint).filter(|words| !words.is_empty()),
+            max_containers: pool.max,
+            warm_containers: pool.size,
+            network_policy: (&pool.network).into(),
+            created_at: pool.created_at_ms,
+            updated_at: pool.updated_at_ms,
+            id: pool.name,
+        }
+    }
+}
+
+/// What can't be one names no pool.
+fn name(text: &str) -> Result<Name> {
+    text.parse()
+        .map_err(|error| ApiError::new(ErrorCode::NotFound, format!("there is none: {error}")))
+}
+
+fn find(app: &App, text: &str) -> Result<Pool> {
+    let name = name(text)?;
+    let found = app.fleet.pools().into_iter().find(|pool| pool.name == name);
+    found.ok_or_else(|| Error::from(Refusal::NoSuchPool(name)).into())
+}
+
+async fn create(State(app): State<Arc<App>>, Body(wish): Body<Wish>) -> Result<Response> {
+    let id: Name = format!("pool-{}", SandboxId::random())
+        .parse()
+        .expect("a word, a hyphen and an id are a name");
+    calls::create_pool(&app, wish.understood(&app, id.clone()).await?).await?;
+    let body = json!({"pool_id": id, "namespace": NAMESPACE});
+    Ok((StatusCode::CREATED, Json(body)).into_response())
+}
+
+async fn list(State(app): State<Arc<App>>) -> Json<Value> {
+    let pools = app.fleet.pools().into_iter().map(|pool| PoolInfo::of(pool, &app.installation));
+    Json(json!({"pools": pools.collect::<Vec<_>>()}))
+}
+
+async fn one(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<PoolInfo>> {
+    Ok(Json(PoolInfo::of(find(&app, &text)?, &app.installation)))
+}
+
+/// What is not said is as in a new pool.
+async fn replace(
+    State(app): State<Arc<App>>,
+    Place(text): Place,
+    Body(wish): Body<Wish>,
+) -> Result<Json<PoolInfo>> {
+    let pool = find(&app, &text)?;
+    calls::update_pool(&app, wish.understood(&app, pool.name).await?).await?;
+    Ok(Json(PoolInfo::of(find(&app, &text)?, &app.installation)))
+}
+
+async fn delete(State(app): State<Arc<App>>, Place(text): Place) -> Result<Response> {
+    let pool = find(&app, &text)?;
+    if !pool.claimed.is_empty() {
+        let text = format!("{} sandboxes of pool {} are in use", pool.claimed.len(), pool.name);
+        return Ok(refuse(StatusCode::CONFLICT, "POOL_IN_USE", text));
+    }
+    app.fleet.erase_pool(&pool.name).await?;
+    Ok(Json(json!({"pool_id": pool.name})).into_response())
+}
+
+// === Claims ===
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ClaimWish {
+    file_systems: Option<Vec<Value>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Claimed {
+    #[serde(flatten)]
+    begun: Begun,
+    pool_id: Name,
+    /// Clients that configured the claim end the sandbox if this is missing.
+    claim_configuration_applied: bool,
+}
+
+async fn claim(
+    State(app): State<Arc<App>>,
+    Place(text): Place,
+    address: Address,
+    Patience(patience): Patience,
+    Body(wish): Body<ClaimWish>,
+) -> Result<Response> {
+    let begun = Instant::now();
+    let pool_id = find(&app, &text)?.name;
+    refuse_file_systems(wish.file_systems.as_ref())?;
+    let request = CreateSandbox { pool: Some(pool_id.clone()), ..CreateSandbox::default() };
+    let sandbox = calls::create(&app, request).await?;
+    let guarded = app.tasks.spawn(guard(Arc::clone(&app), sandbox.clone()));
+    if let Err(response) = settled(&app, &sandbox, begun, patience).await {
+        return Ok(response);
+    }
+    // Begun is done: it does not break off.
+    guarded.await.unwrap_or_else(|_| Err(Error::from(Refusal::Stopping).into()))?;
+    let begun = Begun::of(&sandbox, &address);
+    Ok(Json(Claimed { begun, pool_id, claim_configuration_applied: true }).into_response())
+}
+
+/// Nobody reaches its ports from outside until somebody exposes them. Done when it runs.
+async fn guard(app: Arc<App>, sandbox: Sandbox) -> Result<()> {
+    let ports = Some(PortAccess::default());
+    calls::update(&app, &sandbox, UpdateSandbox { ports, ..UpdateSandbox::default() }).await
 }

@@ -1,10 +1,139 @@
-//! To be written.
+//! Snapshots: take, list, get, delete. Nobody is woken for one, and nobody waits: whoever wants to know
+//! asks again.
 
 use std::sync::Arc;
 
-use axum::Router;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::app::App;
+use torpor_daemon::calls;
+use torpor_lifecycle::store::Ledger as _;
+use torpor_protocol::{
+    ErrorCode, SandboxId, SandboxRef, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
+};
+
+use super::NAMESPACE;
+use super::extract::{Body, Place};
+use super::gate::{Named, find};
+use super::sandboxes::refuse_unborn;
+use super::wish::shown_image;
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()
+        .route("/sandboxes/{sandbox}/snapshot", post(take))
+        .route("/sandboxes/{sandbox}/snapshots", get(list_of_sandbox))
+        .route("/snapshots", get(list))
+        .route("/snapshots/{snapshot}", get(one).delete(delete))
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Wish {
+    snapshot_type: Option<SnapshotKind>,
+}
+
+#[derive(Debug, Serialize)]
+struct SnapshotInfo {
+    id: SnapshotId,
+    namespace: &'static str,
+    sandbox_id: SandboxId,
+    status: &'static str,
+    snapshot_type: &'static str,
+    base_image: String,
+    error: Option<String>,
+    snapshot_uri: Option<String>,
+    snapshot_format_version: Option<String>,
+    size_bytes: u64,
+    rootfs_disk_bytes: u64,
+    created_at: u64,
+}
+
+impl From<Snapshot> for SnapshotInfo {
+    fn from(snapshot: Snapshot) -> Self {
+        Self {
+            id: snapshot.id,
+            namespace: NAMESPACE,
+            sandbox_id: snapshot.sandbox,
+            status: snapshot.state.as_str(),
+            snapshot_type: snapshot.kind.as_str(),
+            base_image: shown_image(&snapshot.image),
+            error: snapshot.reason,
+            snapshot_uri: None,
+            snapshot_format_version: None,
+            size_bytes: snapshot.size_bytes,
+            rootfs_disk_bytes: snapshot.resources.disk_mib.saturating_mul(1024 * 1024),
+            created_at: snapshot.created_at_ms,
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct List {
+    snapshots: Vec<SnapshotInfo>,
+    /// All are in one page.
+    cursor: Option<String>,
+}
+
+async fn take(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    Body(wish): Body<Wish>,
+) -> Result<Response> {
+    refuse_unborn(&sandbox, "saved")?;
+    let kind = wish.snapshot_type.unwrap_or(SnapshotKind::Filesystem);
+    let begun = calls::snapshot(&app, &sandbox, None, kind).await?.begun_as;
+    let body = json!({"snapshot_id": begun.id, "status": begun.state.as_str()});
+    Ok((StatusCode::ACCEPTED, Json(body)).into_response())
+}
+
+async fn list(State(app): State<Arc<App>>) -> Result<Json<List>> {
+    listed(&app, |_| true).await
+}
+
+async fn listed(app: &App, admits: impl Fn(&Snapshot) -> bool) -> Result<Json<List>> {
+    let all = app.fleet.snapshots().await?.into_iter().map(|record| record.snapshot);
+    let snapshots = all.filter(admits).map(SnapshotInfo::from).collect();
+    Ok(Json(List { snapshots, cursor: None }))
+}
+
+/// Also of a sandbox that is gone.
+async fn list_of_sandbox(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<List>> {
+    let id = match find(&app, &text) {
+        Ok(sandbox) => sandbox.id().clone(),
+        Err(missing) => gone(&app, &text).await?.ok_or(missing)?,
+    };
+    listed(&app, |snapshot| snapshot.sandbox == id).await
+}
+
+/// A sandbox that is remembered, by the archive or by a snapshot.
+async fn gone(app: &App, text: &str) -> Result<Option<SandboxId>> {
+    let Ok(SandboxRef::Id(id)) = text.parse() else { return Ok(None) };
+    if app.ledger.find_archived(&id).await?.is_some() {
+        return Ok(Some(id));
+    }
+    let all = app.fleet.snapshots().await?;
+    Ok(all.iter().any(|record| record.snapshot.sandbox == id).then_some(id))
+}
+
+async fn one(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<SnapshotInfo>> {
+    let record = calls::find_snapshot(&app, &reference(&text)?).await?;
+    Ok(Json(record.snapshot.into()))
+}
+
+async fn delete(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<Value>> {
+    app.fleet.erase_snapshot(&reference(&text)?).await?;
+    Ok(Json(json!({"snapshot_id": text})))
+}
+
+/// What can't be one names no snapshot.
+pub(super) fn reference(text: &str) -> Result<SnapshotRef> {
+    text.parse().map_err(|error| {
+        ApiError::new(ErrorCode::SnapshotNotFound, format!("there is none: {error}"))
+    })
 }

@@ -186,17 +186,16 @@ impl Machine for GvisorMachine {
     }
 
     async fn set_network(&mut self, network: &Policy) -> Result<(), EngineError> {
-        let (host, settings, network) =
-            (self.host.clone(), self.settings.clone(), network.clone());
-        self.to_the_end(async move {
-            settings.lock().await.set_network(&host.network, network).await
-        })
+        let (host, settings, network) = (self.host.clone(), self.settings.clone(), network.clone());
+        self.to_the_end(
+            async move { settings.lock().await.set_network(&host.network, network).await },
+        )
         .await
     }
 
     /// Processor time, memory and tasks; a disk keeps its size. What the guest shows of itself
     /// (`nproc`, the total in `/proc/meminfo`, the size of `/dev/shm`) stays as it was when its machine
-    /// was started.
+    /// was started, and its kernel schedules for as many processors as it had then.
     async fn set_resources(&mut self, resources: &Resources) -> Result<(), EngineError> {
         self.host.check_memory(resources)?;
         let (settings, resources) = (self.settings.clone(), *resources);

@@ -115,7 +115,7 @@ impl Network {
         let surroundings = links.surroundings().await?;
         let (namespace, block) = settle(names.clone()).await?;
         let fresh = namespace.fresh;
-        let lists = lists_of(&[]);let _ = left;
+        let lists = lists_of(left);
         let mut script = rules::table(&names, block, resolver, &surroundings.near);
         script.extend(lists.iter().map(|(slot, reach)| rules::list(&names, *slot, reach)));
         let prepared = async {

@@ -111,8 +111,14 @@ mod tests {
             let reach = reach(internet, &["192.0.2.0/24"], &["192.0.2.9"]);
             assert_eq!(reach.names, internet, "names are another matter");
             assert_eq!(reach.covers(GATEWAY), internet);
-            for (address, covered) in [("192.0.2.8", true), ("192.0.2.9", false), ("8.8.8.8", false)] {
-                assert_eq!(reach.covers(address.parse().expect("an address")), covered, "{address}");
+            for (address, covered) in
+                [("192.0.2.8", true), ("192.0.2.9", false), ("8.8.8.8", false)]
+            {
+                assert_eq!(
+                    reach.covers(address.parse().expect("an address")),
+                    covered,
+                    "{address}"
+                );
             }
         }
     }

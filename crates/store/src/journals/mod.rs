@@ -232,7 +232,7 @@ impl Writer {
     fn flush(&mut self) -> io::Result<()> {
         if let Err(error) = self.file.write_all(&self.buffer) {
             // Half of it is worse than none: it would be written once more.
-            if let Err(error) = self.file.set_len(self.file.metadata()?.len()) {
+            if let Err(error) = self.file.set_len(self.len) {
                 tracing::warn!(path = %self.path.display(), %error, "a journal has a torn line");
             }
             return Err(error);

@@ -37,6 +37,11 @@ impl Vault {
         Ok(Self { ledger, key: Arc::new(key) })
     }
 
+    /// Whether [`open`](Self::open) takes this key; if not, why.
+    pub fn check_key(key: &str) -> Result<(), StoreError> {
+        Key::parse(key).map(drop)
+    }
+
     /// Gives a secret a value, as its next version.
     pub async fn set(&self, name: &SecretName, value: &str) -> Result<Secret, StoreError> {
         if value.len() > VALUE_MAX || value.contains('\0') {

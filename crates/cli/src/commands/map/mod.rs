@@ -14,7 +14,6 @@ use clap::Args;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, stream};
 use http::Method;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use torpor_protocol::api::{Command, RunResult};
@@ -30,6 +29,7 @@ use super::{parse_pair, sandboxes};
 use crate::client::{Client, Route};
 use crate::error::{EXIT_FAILED, Error, Result};
 use crate::progress::Progress;
+use crate::signals::Signals;
 use crate::{output, units};
 
 /// The label of the forks of one run.
@@ -40,8 +40,6 @@ const EXPIRE_IDLE_SECS: u64 = 3600;
 const FORK_PATIENCE: Duration = Duration::from_secs(60);
 /// Removals under way at once.
 const PARALLEL: usize = 8;
-/// What a shell adds to the number of a signal.
-const SIGNALLED: u8 = 128;
 
 /// Fork, run a command in all forks at once, and collect what they say.
 ///
@@ -97,7 +95,7 @@ impl Map {
         let mut signals = Signals::new()?;
         let shown = tokio::select! {
             tally = self.work(client, &mut forking) => tally.and_then(|tally| show(&tally, json)),
-            number = signals.next() => Err(Error::Exit(SIGNALLED + number)),
+            left = signals.next() => Err(left),
         };
         if !keep {
             tokio::select! {
@@ -228,35 +226,6 @@ async fn clean_up(client: &Client, tag: &str, mut forking: JoinHandle<Result<For
             Err(error) if error.code() == Some(ErrorCode::SandboxNotFound) => (),
             Err(error) => progress
                 .note(&format!("torpor: can't remove {}: {error}", sandboxes::title(status))),
-        }
-    }
-}
-
-/// Whoever wants us to end.
-struct Signals {
-    listeners: [(u8, tokio::signal::unix::Signal); 3],
-}
-
-impl Signals {
-    fn new() -> Result<Self> {
-        let listen = |number: u8, kind: SignalKind| match signal(kind) {
-            Ok(listener) => Ok((number, listener)),
-            Err(error) => Err(Error::local("listen for signals", error)),
-        };
-        let listeners = [
-            listen(2, SignalKind::interrupt())?,
-            listen(15, SignalKind::terminate())?,
-            listen(1, SignalKind::hangup())?,
-        ];
-        Ok(Self { listeners })
-    }
-
-    async fn next(&mut self) -> u8 {
-        let [interrupt, terminate, hangup] = &mut self.listeners;
-        tokio::select! {
-            _ = interrupt.1.recv() => interrupt.0,
-            _ = terminate.1.recv() => terminate.0,
-            _ = hangup.1.recv() => hangup.0,
         }
     }
 }

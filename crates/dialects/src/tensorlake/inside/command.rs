@@ -1,5 +1,5 @@
-//! From what a client wants to run to what the agent is told. A field that means nothing where it was
-//! sent is refused rather than ignored.
+//! From what a client wants to run to what the agent is told. A field that is known and means nothing
+//! where it was sent is refused rather than ignored.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const NO_SUCH_USER: &str = "no such user";
 
 /// A process, as `processes/run` and `processes` are told of it.
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub(super) struct Command {
     command: String,
     args: Option<Vec<String>>,
@@ -47,7 +47,6 @@ enum User {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Account {
     name: Option<String>,
     uid: Option<u32>,
@@ -70,7 +69,7 @@ enum OutputMode {
 
 /// When a managed process is started again.
 #[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub(super) struct Restart {
     policy: Policy,
     max_restarts: Option<u32>,
@@ -97,7 +96,6 @@ enum Policy {
 
 /// How a managed process is looked at; the defaults are those of the libraries, and of our agent.
 #[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
 pub(super) struct Check {
     #[serde(rename = "type")]
     kind: CheckKind,

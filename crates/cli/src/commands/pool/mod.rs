@@ -1,22 +1,25 @@
 //! `torpor pool`
 
+mod create;
+mod update;
+
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use torpor_protocol::snapshot::{CreatePool, Pool as Kept, PoolList};
-use torpor_protocol::{ErrorCode, Name, Network};
+use torpor_protocol::snapshot::{Pool as Kept, PoolList};
+use torpor_protocol::{ErrorCode, Name};
 
-use super::policy::ResourceArgs;
+use super::inspect;
 use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::output::{self, plain};
-use crate::progress::Progress;
 use crate::units;
 
 /// Keep machines ready ahead: sandboxes of the same kind are taken from them at once.
 ///
 /// The machines of a pool are frozen and use no processor time. A sandbox is taken from a pool that
-/// has the same image or snapshot, resources and network; the pool is refilled in the background.
+/// has the same image or snapshot, resources and network, or that it names (torpor create --pool); the
+/// pool is refilled in the background.
 #[derive(Debug, Args)]
 pub(super) struct Pool {
     #[command(subcommand)]
@@ -25,7 +28,8 @@ pub(super) struct Pool {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    Create(Create),
+    Create(create::Create),
+    Update(update::Update),
     /// List pools.
     Ls {
         /// As JSON.
@@ -50,70 +54,24 @@ enum Action {
     },
 }
 
-/// Make a pool and print its name; it fills in the background.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  torpor pool create plain --size 4\n  \
-    torpor pool create agents --size 8 --snapshot base")]
-struct Create {
-    /// A name for it; it must be free.
-    name: Name,
-    /// How many machines are kept ready.
-    #[arg(long, value_name = "N")]
-    size: usize,
-    /// Name or id of an image [default: torpor/base].
-    #[arg(long)]
-    image: Option<String>,
-    /// Name or id of a memory snapshot, instead of an image.
-    #[arg(long, conflicts_with = "image")]
-    snapshot: Option<String>,
-    #[command(flatten)]
-    resources: ResourceArgs,
-    /// For sandboxes that reach nothing outside.
-    #[arg(long)]
-    no_internet: bool,
-    /// Print all about it as JSON.
-    #[arg(long)]
-    json: bool,
-}
-
-impl Create {
-    async fn run(self, client: &Client) -> Result<()> {
-        let json = self.json;
-        let progress = Progress::waiting(format!("making the pool {}", self.name));
-        let request = CreatePool {
-            name: self.name,
-            size: self.size,
-            image: self.image,
-            snapshot: self.snapshot,
-            cpus: self.resources.cpus,
-            memory_mib: self.resources.memory,
-            disk_mib: self.resources.disk,
-            network: Network { internet: !self.no_internet },
-        };
-        let made: Result<Kept> = client.post(&Route::new("/v1/pools"), &request).await;
-        let pool = made.map_err(|error| error.naming_snapshot(request.snapshot.as_deref()))?;
-        drop(progress);
-        match json {
-            true => output::json(&pool),
-            false => output::line(pool.name.as_str()),
-        }
-    }
+fn route() -> Route {
+    Route::new("/v1/pools")
 }
 
 impl Pool {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        let route = Route::new("/v1/pools");
         match self.action {
-            Action::Create(create) => create.run(client).await?,
+            Action::Create(verb) => verb.run(client).await?,
+            Action::Update(verb) => verb.run(client).await?,
             Action::Ls { json } => {
-                let list: PoolList = client.get(&route).await?;
+                let list: PoolList = client.get(&route()).await?;
                 match json {
                     true => output::json(&list)?,
                     false => output::print(&table(&list.pools))?,
                 }
             }
             Action::Show { name, json } => {
-                let pool: Kept = client.get(&route.part(name.as_str())).await?;
+                let pool: Kept = client.get(&route().part(name.as_str())).await?;
                 match json {
                     true => output::json(&pool)?,
                     false => output::print(&output::fields(&describe(&pool)))?,
@@ -127,7 +85,7 @@ impl Pool {
 
 async fn remove(client: &Client, names: &[Name], force: bool) -> Result<()> {
     for name in names {
-        match client.delete(&Route::new("/v1/pools").part(name.as_str())).await {
+        match client.delete(&route().part(name.as_str())).await {
             Ok(()) => output::line(name.as_str())?,
             Err(error) if force && error.code() == Some(ErrorCode::NotFound) => (),
             Err(error) => return Err(error),
@@ -141,13 +99,14 @@ fn table(pools: &[Kept]) -> String {
         vec![
             pool.name.to_string(),
             format!("{}/{}", pool.ready, pool.size),
+            claimed(pool, "/"),
             from(pool),
             pool.resources.cpus.to_string(),
             units::show_mib(pool.resources.memory_mib),
             hit_rate(pool),
         ]
     };
-    let header = ["NAME", "READY", "FROM", "CPUS", "MEM", "HITS"];
+    let header = ["NAME", "READY", "CLAIMED", "FROM", "CPUS", "MEM", "HITS"];
     output::table(&header, pools.iter().map(row).collect())
 }
 
@@ -155,17 +114,33 @@ fn describe(pool: &Kept) -> Vec<(&'static str, String)> {
     let mut fields = vec![
         ("name", pool.name.to_string()),
         ("ready", format!("{} of {}", pool.ready, pool.size)),
+        ("claimed", claimed(pool, " of at most ")),
         ("from", from(pool)),
         ("cpus", pool.resources.cpus.to_string()),
         ("memory", units::show_mib(pool.resources.memory_mib)),
         ("disk", units::show_mib(pool.resources.disk_mib)),
-        ("internet", if pool.network.internet { "yes" } else { "no" }.to_owned()),
+        ("internet", inspect::describe_reach(&pool.network)),
+        ("sleeps", inspect::describe_sleep(&pool.standby)),
+        ("ends", inspect::describe_end(&pool.lifetime)),
         ("hits", hit_rate(pool)),
+        ("created", units::show_time(pool.created_at_ms)),
+        ("changed", units::show_time(pool.updated_at_ms)),
     ];
+    if !pool.entrypoint.is_empty() {
+        fields.push(("entrypoint", inspect::describe_command(&pool.entrypoint)));
+    }
     if let Some(reason) = &pool.reason {
         fields.push(("last refill", format!("failed: {}", plain(reason))));
     }
     fields
+}
+
+/// How many live that were claimed from it, of how many that may.
+fn claimed(pool: &Kept, of: &str) -> String {
+    match pool.max {
+        Some(max) => format!("{}{of}{max}", pool.claimed.len()),
+        None => pool.claimed.len().to_string(),
+    }
 }
 
 /// The snapshot, else the image.

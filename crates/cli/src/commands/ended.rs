@@ -1,0 +1,66 @@
+//! Sandboxes that are gone, as several verbs need them.
+
+use torpor_protocol::api::{ArchiveList, ArchivedSandbox};
+use torpor_protocol::{ErrorCode, SandboxId};
+
+use crate::client::{Client, Route};
+use crate::error::Result;
+
+/// The daemon gives no more in one page.
+const PAGE_MAX: usize = 1000;
+
+/// The last `limit` (0: all) with these labels, page by page; `next` is there if there are more.
+pub(super) async fn list(
+    client: &Client,
+    labels: &[(String, String)],
+    limit: usize,
+) -> Result<ArchiveList> {
+    let limit = if limit == 0 { usize::MAX } else { limit };
+    let matches = |ended: &ArchivedSandbox| {
+        labels.iter().all(|(key, value)| ended.spec.labels.get(key) == Some(value))
+    };
+    let mut list = ArchiveList { sandboxes: Vec::new(), next: None };
+    loop {
+        // Who looks for labels may have to look at many.
+        let wanted = if labels.is_empty() { limit - list.sandboxes.len() } else { PAGE_MAX };
+        let page = page(client, wanted.min(PAGE_MAX), list.next.as_deref()).await?;
+        let mut found = page.sandboxes.into_iter().filter(matches).peekable();
+        while let Some(ended) = found.next_if(|_| list.sandboxes.len() < limit) {
+            list.sandboxes.push(ended);
+        }
+        let more = found.peek().is_some();
+        list.next = match list.sandboxes.last() {
+            Some(last) if more => Some(last.id.to_string()),
+            Some(_) | None => page.next,
+        };
+        if list.next.is_none() || more || list.sandboxes.len() >= limit {
+            return Ok(list);
+        }
+    }
+}
+
+async fn page(client: &Client, limit: usize, before: Option<&str>) -> Result<ArchiveList> {
+    let route = Route::new("/v1/archive").query("limit", &limit.to_string());
+    let route = match before {
+        Some(before) => route.query("before", before),
+        None => route,
+    };
+    client.get(&route).await
+}
+
+/// The one with this id, if it is remembered.
+pub(super) async fn find(client: &Client, id: &SandboxId) -> Result<Option<ArchivedSandbox>> {
+    match client.get(&Route::new("/v1/archive").part(id.as_str())).await {
+        Ok(ended) => Ok(Some(ended)),
+        Err(error) if error.code() == Some(ErrorCode::SandboxNotFound) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Who had this name last, if that is not long ago.
+pub(super) async fn last_called(client: &Client, name: &str) -> Option<ArchivedSandbox> {
+    let called = |ended: &ArchivedSandbox| {
+        ended.spec.name.as_ref().is_some_and(|its| its.as_str() == name)
+    };
+    page(client, PAGE_MAX, None).await.ok()?.sandboxes.into_iter().find(called)
+}

@@ -1,0 +1,94 @@
+//! `torpor secret`
+
+mod set;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use torpor_protocol::api::{Secret as Kept, SecretList};
+use torpor_protocol::{ErrorCode, SecretName};
+
+use crate::client::{Client, Route};
+use crate::error::Result;
+use crate::{output, units};
+
+/// Keep values that programs in sandboxes need and nobody else should see.
+///
+/// A sandbox that was created with --secret NAME has the value in the variable NAME of every process.
+/// Values are encrypted on disk and never given back; a sandbox gets a new value when it starts or
+/// wakes.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  torpor secret set TOKEN                     asks for the value\n  \
+    printenv TOKEN | torpor secret set TOKEN\n  \
+    torpor create --name web --secret TOKEN")]
+pub(super) struct Secret {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Set(set::Set),
+    /// List secrets, without their values.
+    Ls {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Forget secrets. Processes that have their values keep them.
+    Rm {
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<SecretName>,
+        /// Those that do not exist are fine.
+        #[arg(short, long)]
+        force: bool,
+    },
+}
+
+fn route() -> Route {
+    Route::new("/v1/secrets")
+}
+
+impl Secret {
+    pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
+        match self.action {
+            Action::Set(set) => set.run(client).await?,
+            Action::Ls { json } => {
+                let list: SecretList = client.get(&route()).await?;
+                match json {
+                    true => output::json(&list)?,
+                    false => output::print(&table(&list.secrets, units::now_ms()))?,
+                }
+            }
+            Action::Rm { names, force } => remove(client, &names, force).await?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+async fn remove(client: &Client, names: &[SecretName], force: bool) -> Result<()> {
+    for name in names {
+        match client.delete(&route().part(name.as_str())).await {
+            Ok(()) => output::line(name.as_str())?,
+            Err(error) if error.code() == Some(ErrorCode::NotFound) => {
+                if !force {
+                    return Err(error.with_hint("list them with: torpor secret ls".to_owned()));
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn table(secrets: &[Kept], now_ms: u64) -> String {
+    let row = |secret: &Kept| {
+        vec![
+            secret.name.to_string(),
+            secret.version.to_string(),
+            units::show_age(secret.created_at_ms, now_ms),
+            units::show_age(secret.updated_at_ms, now_ms),
+        ]
+    };
+    output::table(&["NAME", "VERSION", "AGE", "CHANGED"], secrets.iter().map(row).collect())
+}

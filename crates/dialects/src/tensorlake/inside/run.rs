@@ -1,0 +1,48 @@
+//! Run a command and tell what it says until it ended. It is killed when the client goes away.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::response::Response;
+use axum::routing::post;
+use tokio::time::Instant;
+use torpor_daemon::api::error::ApiError;
+use torpor_daemon::app::App;
+use torpor_daemon::calls::{self, Awake, Output};
+use torpor_protocol::guest::{ProcessSpec, Request};
+
+use super::command::{Command, without_default_user};
+use super::{Result, output};
+use crate::tensorlake::extract::Body;
+use crate::tensorlake::gate::Inside;
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new().route("/processes/run", post(run))
+}
+
+async fn run(
+    State(app): State<Arc<App>>,
+    Inside(awake): Inside,
+    Body(command): Body<Command>,
+) -> Result<Response> {
+    let begun = Instant::now();
+    let output = open(&app, awake, command.attached()?).await?;
+    Ok(output::told(app, output, begun))
+}
+
+async fn open(app: &App, awake: Awake, spec: ProcessSpec) -> Result<Output> {
+    let sandbox = awake.sandbox.clone();
+    let error = match Output::open(awake, &Request::Run(spec.clone()), None).await {
+        Ok(output) => return Ok(output),
+        Err(error) => error,
+    };
+    let instead = match &error {
+        ApiError::Guest(error) => without_default_user(&spec, error),
+        ApiError::Lifecycle(_) | ApiError::Store(_) | ApiError::Refused { .. } => None,
+    };
+    let Some(spec) = instead else { return Err(error.into()) };
+    let lease = calls::awake(app, &sandbox).await?;
+    let awake = Awake { sandbox, lease };
+    Ok(Output::open(awake, &Request::Run(spec), None).await?)
+}

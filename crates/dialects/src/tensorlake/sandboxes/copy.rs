@@ -1,0 +1,84 @@
+//! Live copies: many sandboxes that go on from where one is. One that fails takes no other.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use torpor_daemon::api::error::{ApiError, Result};
+use torpor_daemon::api::extract::Query;
+use torpor_daemon::app::App;
+use torpor_daemon::calls::{self, RequestId};
+use torpor_lifecycle::Sandbox;
+use torpor_protocol::PortAccess;
+use torpor_protocol::api::UpdateSandbox;
+use torpor_protocol::snapshot::{FORKS_MAX, Fork};
+
+use super::super::extract::Address;
+use super::super::gate::Named;
+use super::super::wish::{idle, timeout_secs};
+use super::{Begun, refuse_unborn};
+
+#[derive(Debug, Deserialize)]
+pub(super) struct CopyQuery {
+    times: Option<usize>,
+}
+
+pub(super) async fn copy(
+    State(app): State<Arc<App>>,
+    Named(source): Named,
+    address: Address,
+    id: RequestId,
+    Query(query): Query<CopyQuery>,
+) -> Result<Response> {
+    let times = query.times.unwrap_or(1);
+    if !(1..=FORKS_MAX).contains(&times) {
+        return Err(ApiError::invalid(format!("times must be from 1 to {FORKS_MAX}")));
+    }
+    refuse_unborn(&source, "copied")?;
+    let spec = source.status().spec;
+    // Copies have no name, so an idle one ends where its original would fall asleep.
+    let (lifetime, standby) = idle(false, timeout_secs(&spec));
+    let fork = Fork { count: times, lifetime, standby, ..Fork::default() };
+    let copies = calls::copy(&app, &source, &fork).await?;
+    let access = spec.ports.unwrap_or_default();
+    let told = copies.into_iter().map(async |copy| match copy {
+        Ok(copy) => match guarded(&app, &copy, access.clone()).await {
+            Ok(()) => Ok(json!(Begun::of(&copy, &address))),
+            Err(error) => Err(error),
+        },
+        Err(error) => Err(error),
+    });
+    let told = futures_util::future::join_all(told).await;
+    let any = told.iter().any(Result::is_ok);
+    let sandboxes: Vec<_> =
+        told.into_iter().map(|copy| copy.unwrap_or_else(|error| failed(&error, &id))).collect();
+    let status = if any { StatusCode::OK } else { StatusCode::UNPROCESSABLE_ENTITY };
+    let body = json!({"source_sandbox_id": source.id(), "sandboxes": sandboxes});
+    Ok((status, Json(body)).into_response())
+}
+
+/// A copy is no more open than its original.
+async fn guarded(app: &App, copy: &Sandbox, ports: PortAccess) -> Result<()> {
+    let update = UpdateSandbox { ports: Some(ports), ..UpdateSandbox::default() };
+    let closed = calls::update(app, copy, update).await;
+    if closed.is_err() {
+        copy.delete().await;
+    }
+    closed
+}
+
+/// A copy that is not there has no id.
+fn failed(error: &ApiError, RequestId(id): &RequestId) -> Value {
+    if let Some(error) = error.blame() {
+        tracing::error!(error, "a copy failed");
+    }
+    let reason = error.told(id).message;
+    json!({
+        "sandbox_id": "", "status": "failed", "reason": reason,
+        "error_details": {"message": reason},
+    })
+}

@@ -1,0 +1,301 @@
+//! From nothing to running.
+//!
+//! - Lack of room is no error: the sandbox waits, and is `pending` meanwhile.
+//! - Whoever asks is answered before it gives up, and the sandbox goes on. One without a name whose
+//!   creator went away before it was answered ends: nobody would ever ask for it.
+//! - What failed to start is told and gone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use torpor_daemon::api::error::{ApiError, Result};
+use torpor_daemon::app::App;
+use torpor_daemon::calls::{self, Unanswered};
+use torpor_lifecycle::store::{Ledger as _, Saves as _, SnapshotRecord};
+use torpor_lifecycle::{Error, Refusal, Sandbox};
+use torpor_protocol::api::CreateSandbox;
+use torpor_protocol::{
+    Name, Network, SandboxId, SandboxRef, SandboxSpec, SecretName, SnapshotKind,
+    State as SandboxState,
+};
+
+use super::super::extract::{Address, Body, Patience};
+use super::super::info::{
+    RUNNING, TERMINATED, failure, pending_reason, sandbox_url, termination, word,
+};
+use super::super::snapshots::reference;
+use super::super::wish::{
+    NetworkPolicy, ResourcesWish, TIMEOUT_SECS, idle, image, ports, refuse_file_systems,
+    unsupported,
+};
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Wish {
+    name: Option<Name>,
+    image: Option<String>,
+    resources: Option<ResourcesWish>,
+    timeout_secs: Option<u64>,
+    entrypoint: Option<Vec<String>>,
+    network: Option<NetworkPolicy>,
+    snapshot_id: Option<String>,
+    #[serde(alias = "allow_unauthenticated_proxy_access")]
+    allow_unauthenticated_access: Option<bool>,
+    exposed_ports: Option<Vec<u16>>,
+    file_systems: Option<Vec<Value>>,
+    auto_resume: Option<bool>,
+    max_pending_secs: Option<u64>,
+    wait: Option<bool>,
+    /// Of packages up to 0.5.31.
+    secret_names: Option<Vec<SecretName>>,
+    cloud_init_base64: Option<String>,
+}
+
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    address: Address,
+    Patience(patience): Patience,
+    Body(wish): Body<Wish>,
+) -> Result<Response> {
+    let begun = Instant::now();
+    let waits = wish.wait != Some(false);
+    let request = wish.understood(&app).await?;
+    let sandbox = begin(&app, request).await?;
+    if !waits {
+        return Ok((StatusCode::ACCEPTED, Json(Queued::of(&sandbox, &address))).into_response());
+    }
+    Ok(match settled(&app, &sandbox, begun, patience).await {
+        Ok(()) => Json(Begun::of(&sandbox, &address)).into_response(),
+        Err(response) => response,
+    })
+}
+
+/// A name is free when its sandbox is terminated, which includes those that failed.
+async fn begin(app: &App, request: CreateSandbox) -> Result<Sandbox> {
+    let again = request.name.is_some().then(|| request.clone());
+    let refused = match calls::create(app, request).await {
+        Ok(sandbox) => return Ok(sandbox),
+        Err(error) => error,
+    };
+    if let ApiError::Lifecycle(Error::Refused(Refusal::NameTaken(name))) = &refused
+        && let Some(again) = again
+        && let Ok(holder) = app.fleet.find(&SandboxRef::Name(name.clone()))
+        && holder.status().state == SandboxState::Failed
+    {
+        holder.delete().await;
+        return calls::create(app, again).await;
+    }
+    Err(refused)
+}
+
+impl Wish {
+    async fn understood(self, app: &App) -> Result<CreateSandbox> {
+        refuse_file_systems(self.file_systems.as_ref())?;
+        if self.cloud_init_base64.is_some() {
+            let text = "cloud_init_base64: cloud-init is not run in this version; start commands \
+                        with an entrypoint or after the sandbox runs";
+            return Err(unsupported(text));
+        }
+        if self.auto_resume == Some(false) && self.name.is_none() {
+            let text = "auto_resume: false needs a name; a sandbox without one is never suspended";
+            return Err(ApiError::invalid(text));
+        }
+        let origin = match &self.snapshot_id {
+            Some(id) => Some(Origin::find(app, id).await?),
+            None => None,
+        };
+        let saved = origin.as_ref().map(|origin| &origin.spec);
+        let entrypoint = self.entrypoint.unwrap_or_default();
+        if !entrypoint.is_empty() && origin.as_ref().is_some_and(Origin::is_running) {
+            let text = "entrypoint: what runs in a memory snapshot goes on; nothing else is started";
+            return Err(ApiError::invalid(text));
+        }
+        let resources = self.resources.unwrap_or_default().understood()?;
+        let network = match (&self.network, saved) {
+            (Some(network), _) => network.understood()?,
+            (None, Some(saved)) => saved.network.clone(),
+            (None, None) => Network::default(),
+        };
+        let access = saved.and_then(|saved| saved.ports.clone()).unwrap_or_default();
+        let access = ports(&access, self.exposed_ports, self.allow_unauthenticated_access)?;
+        let secs = self.timeout_secs.unwrap_or(TIMEOUT_SECS);
+        let (lifetime, mut standby) = idle(self.name.is_some(), secs);
+        standby.auto_wake = self.auto_resume;
+        Ok(CreateSandbox {
+            name: self.name,
+            image: image(app, self.image).await?,
+            snapshot: self.snapshot_id,
+            cpus: resources.cpus,
+            memory_mib: resources.memory_mib,
+            disk_mib: resources.disk_mib,
+            network,
+            lifetime,
+            standby,
+            entrypoint,
+            secrets: self.secret_names.unwrap_or_default(),
+            ports: Some(access),
+            queue_secs: Some(queue_secs(self.max_pending_secs)),
+            ..CreateSandbox::default()
+        })
+    }
+}
+
+/// For ever, unless it is said; and then at least for a moment, as 0 is our word for ever.
+fn queue_secs(max_pending: Option<u64>) -> u64 {
+    max_pending.map_or(0, |secs| secs.max(1))
+}
+
+/// The snapshot that a sandbox begins from.
+struct Origin {
+    spec: SandboxSpec,
+    kind: SnapshotKind,
+}
+
+impl Origin {
+    async fn find(app: &App, id: &str) -> Result<Self> {
+        let SnapshotRecord { snapshot, save } =
+            calls::find_snapshot(app, &reference(id)?).await?;
+        let Some(save) = save else {
+            let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
+            let refusal = Refusal::SnapshotNotReady { id: snapshot.id.to_string(), why };
+            return Err(Error::from(refusal).into());
+        };
+        let about = app.saves.about(&save).await?.about;
+        Ok(Self { spec: about.spec, kind: about.kind })
+    }
+
+    /// Whether processes are in it, too.
+    fn is_running(&self) -> bool {
+        match self.kind {
+            SnapshotKind::Memory => true,
+            SnapshotKind::Filesystem => false,
+        }
+    }
+}
+
+// === Answers ===
+
+/// A sandbox that its creator waited for.
+#[derive(Debug, Serialize)]
+pub(in super::super) struct Begun {
+    sandbox_id: SandboxId,
+    status: &'static str,
+    name: Option<Name>,
+    sandbox_url: Option<String>,
+    ingress_endpoint: Option<String>,
+    routing_hint: Option<String>,
+}
+
+impl Begun {
+    /// It ran a moment ago: that it fell asleep since is nobody's business yet.
+    pub(in super::super) fn of(sandbox: &Sandbox, address: &Address) -> Self {
+        let url = sandbox_url(SandboxState::Running, address);
+        Self {
+            sandbox_id: sandbox.id().clone(),
+            status: RUNNING,
+            name: sandbox.status().spec.name,
+            sandbox_url: url.clone(),
+            ingress_endpoint: url,
+            routing_hint: None,
+        }
+    }
+}
+
+/// A sandbox that its creator did not wait for. The state has another name here.
+#[derive(Debug, Serialize)]
+struct Queued {
+    sandbox_id: SandboxId,
+    name: Option<Name>,
+    state: &'static str,
+    pending_reason: Option<&'static str>,
+    sandbox_url: Option<String>,
+    ingress_endpoint: Option<String>,
+}
+
+impl Queued {
+    fn of(sandbox: &Sandbox, address: &Address) -> Self {
+        let status = sandbox.status();
+        let url = sandbox_url(status.state, address);
+        Self {
+            state: word(status.state),
+            pending_reason: pending_reason(&status),
+            sandbox_id: status.id,
+            name: status.spec.name,
+            sandbox_url: url.clone(),
+            ingress_endpoint: url,
+        }
+    }
+}
+
+/// Returns when it runs; otherwise with what its creator is told.
+pub(in super::super) async fn settled(
+    app: &App,
+    sandbox: &Sandbox,
+    begun: Instant,
+    patience: Duration,
+) -> std::result::Result<(), Response> {
+    let unanswered = Unanswered::new(sandbox);
+    let left = patience.saturating_sub(begun.elapsed());
+    let started = tokio::time::timeout(left, calls::started(app, sandbox, begun)).await;
+    let told = match started {
+        Ok(Ok(())) => Ok(()),
+        Err(_) => Err(not_yet(sandbox.id())),
+        Ok(Err(ApiError::Lifecycle(Error::Refused(Refusal::Stopping)))) => {
+            // The next daemon goes on with it.
+            Err(not_yet(sandbox.id()))
+        }
+        Ok(Err(error)) => Err(did_not_start(app, sandbox.id(), &error).await),
+    };
+    unanswered.answered();
+    told
+}
+
+/// The client looks for itself from now on.
+fn not_yet(id: &SandboxId) -> Response {
+    let body = json!({"sandbox_id": id, "status": "timeout"});
+    (StatusCode::GATEWAY_TIMEOUT, Json(body)).into_response()
+}
+
+async fn did_not_start(app: &App, id: &SandboxId, error: &ApiError) -> Response {
+    let (status, reason, message) = match error {
+        ApiError::Lifecycle(Error::Refused(Refusal::Failed { reason, .. })) => {
+            ("failed", failure(reason), reason.clone())
+        }
+        ApiError::Lifecycle(Error::Refused(Refusal::Terminated(_))) => {
+            let ended = app.ledger.find_archived(id).await.ok().flatten();
+            let why = ended.and_then(|ended| ended.reason);
+            let reason = termination(why.as_deref()).unwrap_or("cancelled");
+            (TERMINATED, reason, why.unwrap_or_else(|| "it was deleted".to_owned()))
+        }
+        other => {
+            if let Some(error) = other.blame() {
+                tracing::error!(sandbox = %id, error, "it did not start");
+            }
+            ("failed", failure(""), other.told("").message)
+        }
+    };
+    let body = json!({
+        "sandbox_id": id, "status": status, "reason": reason, "termination_reason": reason,
+        "error_details": {"message": message},
+    });
+    (StatusCode::UNPROCESSABLE_ENTITY, Json(body)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_waits_for_ever_who_did_not_want_to() {
+        assert_eq!(queue_secs(None), 0);
+        assert_eq!(queue_secs(Some(0)), 1);
+        assert_eq!(queue_secs(Some(60)), 60);
+    }
+}

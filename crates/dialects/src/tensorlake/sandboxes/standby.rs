@@ -1,0 +1,121 @@
+//! Suspend and resume. 200: it is there; 202: it is on its way, also if nobody waits; 409: it is not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::task::JoinHandle;
+use torpor_daemon::api::error::{ApiError, Result};
+use torpor_daemon::api::extract::Query;
+use torpor_daemon::app::App;
+use torpor_daemon::calls::{self, RequestId};
+use torpor_lifecycle::{Error, Refusal, Sandbox};
+use torpor_protocol::{ErrorCode, State as SandboxState, Status};
+
+use super::super::error::refuse;
+use super::super::gate::Named;
+use super::super::info::{RUNNING, SUSPENDED};
+use super::refuse_unborn;
+
+/// Longer than this no request is held; the client asks again.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// How long a sandbox that sleeps may take to say so.
+const SAY_SO: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Deserialize)]
+pub(super) struct WaitQuery {
+    wait_ms: Option<u64>,
+}
+
+pub(super) async fn suspend(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    id: RequestId,
+    Query(query): Query<WaitQuery>,
+) -> Result<Response> {
+    refuse_unborn(&sandbox, "suspended")?;
+    let status = sandbox.status();
+    if status.spec.name.is_none() {
+        let text = format!("sandbox {} has no name: only one that has can be suspended", status.id);
+        return Err(ApiError::invalid(text));
+    }
+    if status.state == SandboxState::Standby {
+        return Ok(answer(StatusCode::OK, &sandbox, SUSPENDED));
+    }
+    let task = app.tasks.spawn(fall_asleep(Arc::clone(&app), sandbox.clone(), status));
+    outcome(task, &sandbox, query, SUSPENDED, &id).await
+}
+
+pub(super) async fn resume(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    id: RequestId,
+    Query(query): Query<WaitQuery>,
+) -> Result<Response> {
+    refuse_unborn(&sandbox, "resumed")?;
+    let runs = sandbox.status().state == SandboxState::Running;
+    // Also of one that runs: it may be about to fall asleep.
+    let task = app.tasks.spawn(wake(Arc::clone(&app), sandbox.clone()));
+    if runs && query.wait_ms.is_none() {
+        return Ok(answer(StatusCode::OK, &sandbox, RUNNING));
+    }
+    outcome(task, &sandbox, query, RUNNING, &id).await
+}
+
+/// Returns when everybody sees it asleep.
+async fn fall_asleep(app: Arc<App>, sandbox: Sandbox, before: Status) -> Result<()> {
+    calls::sleep(&app, &sandbox, false).await.inspect_err(|error| note(&sandbox, error))?;
+    let mut status = sandbox.watch();
+    // Somebody may have woken it already.
+    let slept =
+        |now: &Status| now.state != SandboxState::Running || now.wakes > before.wakes;
+    // It sleeps in any case: whoever looks too early looks again.
+    let _ = tokio::time::timeout(SAY_SO, status.wait_for(slept)).await;
+    Ok(())
+}
+
+async fn wake(app: Arc<App>, sandbox: Sandbox) -> Result<()> {
+    calls::wake(&app, &sandbox).await.inspect_err(|error| note(&sandbox, error))
+}
+
+/// Perhaps nobody waits who could be told.
+fn note(sandbox: &Sandbox, error: &ApiError) {
+    let error = error.blame().unwrap_or_else(|| error.to_string());
+    tracing::warn!(sandbox = %sandbox.id(), error, "could not suspend or resume");
+}
+
+/// Waits as long as the client wants to.
+async fn outcome(
+    task: JoinHandle<Result<()>>,
+    sandbox: &Sandbox,
+    query: WaitQuery,
+    target: &str,
+    RequestId(id): &RequestId,
+) -> Result<Response> {
+    let wait = Duration::from_millis(query.wait_ms.unwrap_or(0)).min(WAIT_MAX);
+    let done = tokio::time::timeout(wait, task).await;
+    let refused = match done {
+        Err(_) => return Ok(answer(StatusCode::ACCEPTED, sandbox, target)),
+        Ok(Ok(Ok(()))) => return Ok(answer(StatusCode::OK, sandbox, target)),
+        Ok(Ok(Err(error))) => error,
+        Ok(Err(_)) => Error::from(Refusal::Stopping).into(),
+    };
+    let told = refused.told(id);
+    let gone = matches!(
+        told.code,
+        ErrorCode::SandboxTerminated | ErrorCode::SandboxNotFound | ErrorCode::ShuttingDown
+    );
+    if gone {
+        return Err(refused);
+    }
+    Ok(refuse(StatusCode::CONFLICT, "SANDBOX_NOT_CHANGED", told.message))
+}
+
+fn answer(status: StatusCode, sandbox: &Sandbox, target: &str) -> Response {
+    (status, Json(json!({"sandbox_id": sandbox.id(), "status": target}))).into_response()
+}

@@ -1,0 +1,279 @@
+//! What clients wish a sandbox or a pool to be, in our words. What can't be had is refused by name.
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+use torpor_daemon::api::error::ApiError;
+use torpor_daemon::app::App;
+use torpor_lifecycle::store::StoreError;
+use torpor_protocol::api::{DEFAULT_IMAGE, Resize, Standby};
+use torpor_protocol::spec::AddressRange;
+use torpor_protocol::{ErrorCode, Lifetime, Network, PortAccess, SandboxSpec};
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// Images that Tensorlake has ready; ours stands for them, unless one of that name was registered.
+const STOCK_IMAGES: [&str; 4] = ["ubuntu-minimal", "ubuntu-systemd", "ubuntu-vnc", "debian-minimal"];
+const STOCK_PREFIX: &str = "tensorlake/";
+/// What our default image is called here.
+const SHOWN_DEFAULT: &str = "tensorlake/ubuntu-minimal";
+/// The port of the API inside a sandbox, in Tensorlake's own machines.
+const MANAGEMENT_PORT: u16 = 9501;
+/// When an idle sandbox that does not say falls asleep or ends.
+pub(super) const TIMEOUT_SECS: u64 = 600;
+
+/// The refusal of what is not there in this version.
+pub(super) fn unsupported(text: impl Into<String>) -> ApiError {
+    ApiError::new(ErrorCode::Unsupported, text)
+}
+
+// === Image ===
+
+/// The image here that is asked for; `None`: our default.
+pub(super) async fn image(app: &App, asked: Option<String>) -> Result<Option<String>> {
+    let Some(asked) = asked else { return Ok(None) };
+    let plain = asked.strip_prefix(STOCK_PREFIX).unwrap_or(&asked);
+    if !STOCK_IMAGES.contains(&plain) {
+        return Ok(Some(asked));
+    }
+    match app.images.resolve(&asked).await {
+        Ok(_) => Ok(Some(asked)),
+        Err(StoreError::NoSuchImage(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// An image as clients know it.
+pub(super) fn shown_image(image: &str) -> String {
+    let shown = if image == DEFAULT_IMAGE { SHOWN_DEFAULT } else { image };
+    shown.to_owned()
+}
+
+// === Resources ===
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ResourcesWish {
+    cpus: Option<f64>,
+    memory_mb: Option<u64>,
+    disk_mb: Option<u64>,
+    /// What older packages call the disk; 0 is theirs for "not said".
+    ephemeral_disk_mb: Option<u64>,
+    gpus: Value,
+    gpu_configs: Value,
+}
+
+impl ResourcesWish {
+    pub(super) fn understood(&self) -> Result<Resize> {
+        if some(&self.gpus) || some(&self.gpu_configs) {
+            return Err(unsupported("gpus: this host has no GPUs for sandboxes"));
+        }
+        let older = self.ephemeral_disk_mb.filter(|mb| *mb > 0);
+        Ok(Resize {
+            cpus: self.cpus,
+            memory_mib: self.memory_mb,
+            disk_mib: self.disk_mb.or(older),
+        })
+    }
+}
+
+/// Whether anything is asked for.
+fn some(wish: &Value) -> bool {
+    match wish {
+        Value::Null => false,
+        Value::Array(list) => !list.is_empty(),
+        Value::Number(number) => number.as_u64() != Some(0),
+        Value::Bool(_) | Value::String(_) | Value::Object(_) => true,
+    }
+}
+
+/// What can't be attached in this version.
+pub(super) fn refuse_file_systems(mounts: Option<&Vec<Value>>) -> Result<()> {
+    if mounts.is_none_or(Vec::is_empty) {
+        return Ok(());
+    }
+    Err(no_file_systems())
+}
+
+pub(super) fn no_file_systems() -> ApiError {
+    unsupported("file systems can't be attached to sandboxes in this version")
+}
+
+// === Idle time ===
+
+/// What becomes of a sandbox that nobody used for so long (0: nothing): one with a name falls asleep,
+/// one without ends.
+pub(super) fn idle(named: bool, secs: u64) -> (Lifetime, Standby) {
+    let (sleeps_after_ms, ends_after) = match (named, secs) {
+        (true, secs) => (secs.saturating_mul(1000), None),
+        (false, 0) => (0, None),
+        (false, secs) => (0, Some(secs)),
+    };
+    let lifetime = Lifetime { expire_idle_secs: ends_after, ..Lifetime::default() };
+    let standby = Standby { idle_after_ms: Some(sleeps_after_ms), ..Standby::default() };
+    (lifetime, standby)
+}
+
+/// The other way round.
+pub(super) fn timeout_secs(spec: &SandboxSpec) -> u64 {
+    let secs = match spec.name {
+        Some(_) => spec.standby.idle_after_ms.div_ceil(1000),
+        None => spec.lifetime.expire_idle_secs.unwrap_or(0),
+    };
+    // Clients read a number with a sign.
+    secs.min(i64::MAX as u64)
+}
+
+// === Network and ports ===
+
+#[derive(Debug, Clone, Deserialize, Serialize)]
+pub(super) struct NetworkPolicy {
+    #[serde(default = "yes")]
+    allow_internet_access: bool,
+    #[serde(default)]
+    allow_out: Vec<String>,
+    #[serde(default)]
+    deny_out: Vec<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl From<&Network> for NetworkPolicy {
+    fn from(network: &Network) -> Self {
+        let shown = |ranges: &[AddressRange]| ranges.iter().map(ToString::to_string).collect();
+        Self {
+            allow_internet_access: network.internet,
+            allow_out: shown(&network.allow),
+            deny_out: shown(&network.deny),
+        }
+    }
+}
+
+impl NetworkPolicy {
+    pub(super) fn understood(&self) -> Result<Network> {
+        let ranges = |field: &str, entries: &[String]| {
+            entries.iter().map(|entry| range(field, entry)).collect::<Result<Vec<_>>>()
+        };
+        Ok(Network {
+            internet: self.allow_internet_access,
+            allow: ranges("allow_out", &self.allow_out)?,
+            deny: ranges("deny_out", &self.deny_out)?,
+        })
+    }
+}
+
+/// The port of an entry is not looked at: what is reached is reached on all ports.
+fn range(field: &str, entry: &str) -> Result<AddressRange> {
+    let address = match entry.rsplit_once(':') {
+        Some((address, port)) if port.parse::<u16>().is_ok() => address,
+        Some(_) | None => entry,
+    };
+    address.trim().parse().map_err(|_| {
+        let shown: String = entry.chars().take(80).collect();
+        ApiError::invalid(format!(
+            "network.{field}: {shown:?} can't be enforced; in this version only IPv4 addresses and \
+             ranges like 192.0.2.0/24 can"
+        ))
+    })
+}
+
+/// Who may reach which ports, if it was `before` so.
+pub(super) fn ports(
+    before: &PortAccess,
+    exposed: Option<Vec<u16>>,
+    public: Option<bool>,
+) -> Result<PortAccess> {
+    let mut exposed = exposed.unwrap_or_else(|| before.exposed.clone());
+    exposed.sort_unstable();
+    exposed.dedup();
+    if exposed.contains(&MANAGEMENT_PORT) {
+        let text = format!("exposed_ports: {MANAGEMENT_PORT} is reserved for sandbox management");
+        return Err(ApiError::invalid(text));
+    }
+    Ok(PortAccess { exposed, public: public.unwrap_or(before.public) })
+}
+
+/// For a field that may be left out, null, or there: three different wishes.
+pub(super) fn present<'de, T, D>(deserializer: D) -> std::result::Result<Option<Option<T>>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::deserialize(deserializer).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(allow: &[&str]) -> NetworkPolicy {
+        let allow_out = allow.iter().map(|text| (*text).to_owned()).collect();
+        NetworkPolicy { allow_internet_access: true, allow_out, deny_out: Vec::new() }
+    }
+
+    #[test]
+    fn ports_of_a_network_entry_are_not_looked_at() {
+        let network = policy(&["1.1.1.1", "1.1.1.1:443", "10.0.0.7/8:80"]).understood().unwrap();
+        let shown: Vec<_> = network.allow.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["1.1.1.1", "1.1.1.1", "10.0.0.0/8"]);
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_its_field() {
+        for entry in ["example.com", "example.com:443", "::1", "1.2.3.4/99", "", ":443"] {
+            let error = policy(&[entry]).understood().unwrap_err();
+            assert!(error.to_string().starts_with("network.allow_out: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_idle_time_puts_a_named_sandbox_to_sleep_and_ends_an_unnamed_one() {
+        let (lifetime, standby) = idle(true, 600);
+        assert_eq!((lifetime.expire_idle_secs, standby.idle_after_ms), (None, Some(600_000)));
+        let (lifetime, standby) = idle(false, 600);
+        assert_eq!((lifetime.expire_idle_secs, standby.idle_after_ms), (Some(600), Some(0)));
+        for named in [true, false] {
+            let (lifetime, standby) = idle(named, 0);
+            assert_eq!((lifetime.expire_idle_secs, standby.idle_after_ms), (None, Some(0)));
+        }
+        assert_eq!(idle(true, u64::MAX).1.idle_after_ms, Some(u64::MAX));
+    }
+
+    #[test]
+    fn ports_are_sorted_and_keep_what_is_not_said() {
+        let before = PortAccess { exposed: vec![80], public: true };
+        let after = ports(&before, Some(vec![9000, 80, 9000]), None).unwrap();
+        assert_eq!(after, PortAccess { exposed: vec![80, 9000], public: true });
+        let after = ports(&before, None, Some(false)).unwrap();
+        assert_eq!(after, PortAccess { exposed: vec![80], public: false });
+        assert!(ports(&before, Some(vec![MANAGEMENT_PORT]), None).is_err());
+    }
+
+    #[test]
+    fn a_gpu_is_refused_in_every_spelling() {
+        for (wish, refused) in [
+            (r#"{"gpus": [{"count": 1, "model": "A10"}]}"#, true),
+            (r#"{"gpu_configs": [{"count": 1}]}"#, true),
+            (r#"{"gpus": 2}"#, true),
+            (r#"{"gpus": []}"#, false),
+            (r#"{"gpus": 0}"#, false),
+            (r#"{"gpus": null}"#, false),
+            ("{}", false),
+        ] {
+            let wish: ResourcesWish = serde_json::from_str(wish).unwrap();
+            assert_eq!(wish.understood().is_err(), refused, "{wish:?}");
+        }
+    }
+
+    #[test]
+    fn the_disk_has_an_older_name() {
+        let disk = |text: &str| {
+            let wish: ResourcesWish = serde_json::from_str(text).unwrap();
+            wish.understood().unwrap().disk_mib
+        };
+        assert_eq!(disk(r#"{"ephemeral_disk_mb": 2048}"#), Some(2048));
+        assert_eq!(disk(r#"{"ephemeral_disk_mb": 0}"#), None);
+        assert_eq!(disk(r#"{"disk_mb": 4096, "ephemeral_disk_mb": 2048}"#), Some(4096));
+    }
+}
