@@ -252,6 +252,7 @@ fn usual_hint(body: &ErrorBody) -> Option<String> {
         | ErrorCode::CommandFailed
         | ErrorCode::FileRefused
         | ErrorCode::PortNotListening
+        | ErrorCode::PortNotExposed
         | ErrorCode::TooLarge
         | ErrorCode::CapacityReached
         | ErrorCode::ImageCorrupt

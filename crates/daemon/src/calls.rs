@@ -10,7 +10,7 @@ use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, UpdateSandbox};
 use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork};
 use torpor_protocol::{
-    Name, SandboxRef, SandboxSpec, Snapshot, SnapshotKind, SnapshotRef, State, Tier,
+    Name, Network, SandboxRef, SandboxSpec, Snapshot, SnapshotKind, SnapshotRef, State, Tier,
 };
 
 use crate::admission::{self, Origin, Resolved};
@@ -20,8 +20,8 @@ use crate::api::moment::{Held, parse};
 pub use crate::api::output::{Output, Said};
 pub use crate::api::{exec, files, socket, transfer, tunnel};
 use crate::app::App;
-pub use crate::room::awake;
 use crate::room;
+pub use crate::room::awake;
 
 /// Stands for the number of a fork in its name.
 const NUMBER: &str = "{n}";
@@ -38,8 +38,7 @@ pub async fn create(app: &App, request: CreateSandbox) -> Result<Sandbox> {
         (None, Some(snapshot)) => {
             let moment = Held::of(app, &parse(snapshot)?).await?;
             let mut request = request;
-            // What was cut off from the internet stays so.
-            request.network.internet &= moment.about().spec.network.internet;
+            request.network = narrowed(request.network, &moment.about().spec.network);
             (moment.admit(app, request)?, Some(moment))
         }
         (None, None) => (admit(app, request).await?, None),
@@ -53,6 +52,20 @@ pub async fn create(app: &App, request: CreateSandbox) -> Result<Sandbox> {
         Some(moment) => app.fleet.begin(moment, spec).await?,
         None => app.fleet.create(spec).await?,
     })
+}
+
+/// What begins at a moment reaches no more than what was saved.
+fn narrowed(asked: Network, had: &Network) -> Network {
+    let restricted = !had.internet || !had.allow.is_empty();
+    let mut deny = asked.deny;
+    deny.extend(&had.deny);
+    deny.sort();
+    deny.dedup();
+    Network {
+        internet: asked.internet && had.internet,
+        allow: if restricted { had.allow.clone() } else { asked.allow },
+        deny,
+    }
 }
 
 /// `0` is for ever.

@@ -63,10 +63,9 @@ impl TryFrom<String> for ListenAlso {
     fn try_from(text: String) -> Result<Self, String> {
         match text.as_str() {
             "off" => Ok(Self::Off),
-            address => address
-                .parse()
-                .map(Self::At)
-                .map_err(|_| format!("{address:?} is neither an address like 127.0.0.1:9443 nor off")),
+            address => address.parse().map(Self::At).map_err(|_| {
+                format!("{address:?} is neither an address like 127.0.0.1:9443 nor off")
+            }),
         }
     }
 }

@@ -47,6 +47,7 @@ use app::App;
 pub use app::{Dialect, Parts};
 pub use config::Config;
 pub use doctor::{Finding, Verdict, doctor};
+use listen::Doors;
 pub use listen::bind;
 pub use torpor_lifecycle::Leave;
 
@@ -77,12 +78,10 @@ impl ServeError {
     /// What to do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::PortInUse(_) => {
-                Some(
-                    "stop what uses it, or choose another port with --listen, TORPOR_LISTEN or \
+            Self::PortInUse(_) => Some(
+                "stop what uses it, or choose another port with --listen, TORPOR_LISTEN or \
                      TORPOR_LISTEN_ALSO",
-                )
-            }
+            ),
             Self::Exposed(_) => Some(
                 "set TORPOR_API_KEY, or listen on 127.0.0.1 and make a key with `torpor key create`",
             ),
@@ -104,6 +103,7 @@ pub async fn serve(
     let ledger = Ledger::open(&layout).await?;
     let images = Images::open(Arc::clone(&layout), ledger.clone(), torpor_engines::AGENT).await?;
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await?;
+    let doors = Doors::open(listener, &config).await?;
     refuse_exposed(&config, &doors, &ledger).await?;
     let engine = engine::open(&config, &layout).await?;
     let parts = Parts {
@@ -117,7 +117,7 @@ pub async fn serve(
         gauge: pressure::gauge(),
         dialects,
     };
-    serve_with(parts, config, listener, shutdown).await
+    serve_at(doors, parts, config, shutdown).await
 }
 
 /// [`serve`] with an engine and a store of the caller's choice.
@@ -127,8 +127,18 @@ pub async fn serve_with(
     listener: TcpListener,
     shutdown: impl Future<Output = Leave>,
 ) -> Result<(), ServeError> {
-    refuse_exposed(&config, &listener, &parts.ledger).await?;
-    let exposed = !address_of(&listener)?.ip().is_loopback();
+    let doors = Doors::open(listener, &config).await?;
+    refuse_exposed(&config, &doors, &parts.ledger).await?;
+    serve_at(doors, parts, config, shutdown).await
+}
+
+async fn serve_at(
+    doors: Doors,
+    parts: Parts,
+    config: Config,
+    shutdown: impl Future<Output = Leave>,
+) -> Result<(), ServeError> {
+    let exposed = doors.exposed()?.is_some();
     let app = open(parts, config, exposed).await?;
     let tasks = [
         tokio::spawn(tally::count(Arc::clone(&app))),
@@ -136,7 +146,7 @@ pub async fn serve_with(
         tokio::spawn(read_ahead(Arc::clone(&app))),
     ];
     let tasks = tasks.map(AbortOnDropHandle::new);
-    let leave = listen::serve(&app, listener, shutdown).await;
+    let leave = listen::serve(&app, doors, shutdown).await;
     drop(tasks);
     app.fleet.shutdown(leave).await;
     app.ledger.close().await;
@@ -215,23 +225,13 @@ pub async fn purge(config: &Config) -> Result<usize, ServeError> {
     engine::purge(config, &layout).await
 }
 
-fn address_of(listener: &TcpListener) -> Result<SocketAddr, ServeError> {
-    let unknown = SocketAddr::from(([0; 4], 0));
-    listener.local_addr().map_err(|source| ServeError::Listen { address: unknown, source })
-}
-
 /// Strangers must not find an open door.
-async fn refuse_exposed(
-    config: &Config,
-    listener: &TcpListener,
-    ledger: &Ledger,
-) -> Result<(), ServeError> {
-    let address = address_of(listener)?;
+async fn refuse_exposed(config: &Config, doors: &Doors, ledger: &Ledger) -> Result<(), ServeError> {
     let guarded = config.api_key.is_some() || !ledger.keys().await?.is_empty();
-    if address.ip().is_loopback() || guarded {
-        return Ok(());
+    match doors.exposed()? {
+        Some(address) if !guarded => Err(ServeError::Exposed(address)),
+        Some(_) | None => Ok(()),
     }
-    Err(ServeError::Exposed(address))
 }
 
 /// The bytes of every image and save are checked before their first use. Doing it ahead saves the

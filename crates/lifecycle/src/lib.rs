@@ -41,10 +41,10 @@ mod tests;
 mod world;
 
 pub use clock::Clock;
+pub use driver::begin::{CANCELLED, NO_ROOM};
 pub use error::{Error, Refusal, chain};
 pub use fleet::{Fleet, Moment, Parts, Taking};
 pub use lease::Lease;
 pub use packet::SeqPacket;
 pub use sandbox::Sandbox;
-pub use driver::begin::{CANCELLED, NO_ROOM};
 pub use world::{Leave, Policy, Room};

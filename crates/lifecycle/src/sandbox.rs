@@ -31,7 +31,7 @@ pub(crate) enum Request {
     Doze,
     /// If it sleeps in memory, it should do so on disk only.
     Demote,
-    Update(UpdateSandbox, Reply<()>),
+    Update(Box<UpdateSandbox>, Reply<()>),
     /// A save of it as it is now.
     Save(Reply<Arc<Save>>),
     Restore(Back),
@@ -94,7 +94,7 @@ impl Sandbox {
 
     /// Without the name: that is the fleet's ([`crate::Fleet::update`]).
     pub(crate) async fn update(&self, update: UpdateSandbox) -> Result<(), Error> {
-        self.ask(|reply| Request::Update(update, reply)).await
+        self.ask(|reply| Request::Update(Box::new(update), reply)).await
     }
 
     /// A save of it as it is now; made without waking it.

@@ -369,7 +369,7 @@ impl From<ProcessStatus> for Process {
             next_start_at_ms: status.next_start_at_ms,
             output_bytes: status.output_bytes,
             output_dropped: status.output_dropped,
-            supervise: status.supervision.map(Supervise::from),
+            supervise: status.supervision.map(|supervision| Supervise::from(*supervision)),
             health: status.health,
             last_exit: status.last_exit.map(|last| ExitReport::new(last.exit, false)),
             last_exit_at_ms: status.last_exit.map(|last| last.at_ms),

@@ -43,6 +43,8 @@ pub enum ErrorCode {
     FileRefused,
     /// Nothing listens on that port inside the sandbox.
     PortNotListening,
+    /// That port of the sandbox may not be reached from outside.
+    PortNotExposed,
     /// The body is larger than allowed.
     TooLarge,
     /// The host has not got what was asked for: memory, disk, addresses.
@@ -67,7 +69,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, for documentation and tests.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::InvalidRequest,
         Self::Unauthenticated,
         Self::SandboxNotFound,
@@ -85,6 +87,7 @@ impl ErrorCode {
         Self::CommandFailed,
         Self::FileRefused,
         Self::PortNotListening,
+        Self::PortNotExposed,
         Self::TooLarge,
         Self::CapacityReached,
         Self::ImageCorrupt,

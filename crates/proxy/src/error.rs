@@ -59,6 +59,7 @@ impl Error {
             | ErrorCode::InUse
             | ErrorCode::CommandFailed
             | ErrorCode::FileRefused
+            | ErrorCode::PortNotExposed
             | ErrorCode::TooLarge
             | ErrorCode::ImageCorrupt
             | ErrorCode::SnapshotCorrupt

@@ -93,7 +93,7 @@ def cleaned():
 
 def remove_everything(but=frozenset()):
     for pool in helpers.own_list("pools"):
-        helpers.own("DELETE", f"/pools/{pool['id']}")
+        helpers.own("DELETE", f"/pools/{pool['name']}")
     for box in helpers.own_list("sandboxes"):
         if box["id"] not in but:
             helpers.own("DELETE", f"/sandboxes/{box['id']}")
@@ -127,10 +127,8 @@ def nothing_leaked():
     """Whatever the test tried, afterwards Torpor's own API lists what it listed before."""
 
     def listed():
-        return {
-            what: sorted(one["id"] for one in helpers.own_list(what))
-            for what in ("sandboxes", "snapshots", "pools")
-        }
+        kinds = {"sandboxes": "id", "snapshots": "id", "pools": "name"}
+        return {kind: sorted(one[key] for one in helpers.own_list(kind)) for kind, key in kinds.items()}
 
     before = listed()
     yield

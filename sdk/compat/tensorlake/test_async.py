@@ -14,6 +14,7 @@ from tensorlake.sandbox import (
     PoolNotFoundError,
     ProcessStatus,
     RemoteAPIError,
+    SandboxError,
     SandboxNotFoundError,
     SandboxStatus,
     SnapshotType,
@@ -150,6 +151,8 @@ async def test_a_terminal_is_found_again_and_killed(box):
     await pty.send_input("echo found\n")
     await becomes("the answer", lambda: shows(seen, b"found"))
     await pty.kill()
+    with pytest.raises(SandboxError, match="terminated"):
+        await pty.wait(timeout=30)
 
 
 async def test_a_tunnel_carries_bytes(box):

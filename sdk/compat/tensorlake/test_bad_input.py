@@ -13,12 +13,11 @@ from tensorlake.sandbox import (
     SandboxNotFoundError,
 )
 
-from helpers import connection, fresh_name, inside, lifecycle, own_list, request, send, upgrade
+from helpers import fresh_name, inside, lifecycle, own_list, request, upgrade
 
 pytestmark = pytest.mark.usefixtures("nothing_leaked")
 
 NOBODY = "nobody-of-this-name"
-LIFE = "/v1/namespaces/default"
 
 
 def assert_says_why(answer):
@@ -56,15 +55,9 @@ def test_what_nobody_knows_is_not_found(method, path):
     assert_says_why(answer)
 
 
-@pytest.mark.parametrize("identifier", ["..", "%2e%2e", "a%2Fb", "A" * 300, "%00", "ä"])
+@pytest.mark.parametrize("identifier", ["..", "%2e%2e", "a%2Fb", "A" * 300, "%00", "%C3%A4"])
 def test_an_identifier_that_can_not_be_one_is_refused(identifier):
-    path = f"/sandboxes/{identifier}"
-    link = connection()
-    link.sock = None
-    send(link, "GET", (LIFE + path).encode().decode("latin-1"))
-    status = link.getresponse().status
-    link.close()
-    assert status in (400, 404)
+    assert lifecycle("GET", f"/sandboxes/{identifier}").status in (400, 404)
 
 
 def test_the_package_says_not_found_for_what_nobody_knows(client):
@@ -193,19 +186,6 @@ def test_a_signal_that_does_not_exist_is_refused(box):
             box.send_signal(started.pid, signal)
         assert refused.value.status_code in (400, 422)
     box.kill_process(started.pid)
-
-
-def test_a_body_that_is_too_large_is_refused_before_it_is_read():
-    # More than any request of the package; what is announced need not be sent to be refused.
-    head = {"Content-Type": "application/json", "Expect": "100-continue"}
-    link = connection()
-    link.putrequest("POST", f"{LIFE}/sandboxes")
-    for name, value in {**head, "Content-Length": str(1 << 40)}.items():
-        link.putheader(name, value)
-    link.endheaders()
-    response = link.getresponse()
-    assert response.status in (400, 413)
-    link.close()
 
 
 def test_a_body_of_many_megabytes_is_refused(box):

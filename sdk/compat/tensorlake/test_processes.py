@@ -60,7 +60,7 @@ def test_a_command_runs_as_the_user_it_was_given(box):
 
 def test_a_command_that_takes_too_long_is_killed_with_its_children(box):
     mark = fresh_name("mark")
-    result = shell(box, f"(exec -a {mark} sleep 1000) & wait", timeout=0.5)
+    result = box.run("bash", ["-c", f"(exec -a {mark} sleep 1000) & wait"], timeout=0.5)
     assert result.reason == CommandExitReason.TIMED_OUT
     assert result.exit_code < 0
     assert shell(box, f"pgrep -f '[{mark[0]}]{mark[1:]}'").stdout == ""

@@ -11,13 +11,11 @@ import remote
 from helpers import (
     BASE_IMAGE,
     EventStream,
-    connection,
     fresh_name,
     inside,
     lifecycle,
     own,
     request,
-    send,
     server,
     upgrade,
     wait_for,
@@ -185,7 +183,7 @@ def test_11_a_sandbox_is_addressed_by_its_id_and_by_its_name():
     for label in (name, made["sandbox_id"]):
         assert inside(label, "GET", "/api/v1/health").json() == {"healthy": True}
     by_header = {"X-Tensorlake-Sandbox-Id": made["sandbox_id"]}
-    answer = request("GET", "/api/v1/health", headers=by_header, hosts=["elsewhere.example:1234"])
+    answer = request("GET", "/api/v1/health", headers=by_header, hosts=["127.0.0.2:1234"])
     assert answer.json() == {"healthy": True}
     # The header is asked first.
     answer = request("GET", "/api/v1/health", headers=by_header, hosts=["nobody.local"])
@@ -239,13 +237,6 @@ def test_13_a_delete_with_a_body_is_read(box):
     refused = lifecycle("DELETE", path, body={"mount_path": "/mnt/skills"})
     assert refused.status == 400
     assert refused.json()["error"]
-    # The next request on the same connection is not read out of the body.
-    link = connection()
-    send(link, "DELETE", f"/v1/namespaces/default{path}", body={"mount_path": "/mnt/skills"})
-    assert link.getresponse().read()
-    send(link, "GET", f"/v1/namespaces/default/sandboxes/{box.sandbox_id}")
-    assert link.getresponse().status == 200
-    link.close()
 
 
 def test_14_a_plus_in_a_query_is_a_blank(box):
@@ -342,6 +333,10 @@ def test_an_api_key_of_torpor_is_a_key_of_the_package():
                 attempt(api_key="wrong")
             assert refused.value.status_code == 401
         assert inside(box.sandbox_id, "GET", "/api/v1/health").status == 401
+        # With a key it does not matter under which name the host is known.
+        by_header = {**headers, "X-Tensorlake-Sandbox-Id": box.sandbox_id}
+        answer = request("GET", "/api/v1/health", headers=by_header, hosts=["torpor.example:1234"])
+        assert answer.json() == {"healthy": True}
     finally:
         own("DELETE", f"/keys/{made['id']}", headers=headers)
     assert own("GET", "/sandboxes").status == 200

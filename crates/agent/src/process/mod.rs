@@ -264,7 +264,7 @@ impl Process {
             next_start_at_ms: state.next_start_at_ms,
             output_bytes: output.end(),
             output_dropped: output.start(),
-            supervision: self.spec.supervise.clone(),
+            supervision: self.spec.supervise.clone().map(Box::new),
             health: state.health,
             last_exit: state.last_exit,
         }

@@ -29,7 +29,6 @@ pub(crate) struct Daemon {
 }
 
 #[derive(Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "a test has a handful of them")]
 pub(crate) enum Piece {
     Reply(Reply),
     Data(Vec<u8>),

@@ -14,7 +14,7 @@ use torpor_protocol::guest::{
     Request, RestartPolicy, Supervision,
 };
 
-use crate::client::{Daemon, eventually, lives, sh};
+use crate::client::{Daemon, Piece, eventually, lives, sh};
 use crate::init::machine;
 
 /// A server that answers every request alike; as long as this lives.
@@ -125,7 +125,7 @@ fn a_process_that_answers_is_healthy() {
     for path in [Some("/well?really"), None] {
         let spec = looked_at("sleep 1000", RestartPolicy::Always, check(server.port, path));
         let started = daemon.start(spec.clone());
-        assert_eq!(started.supervision, spec.supervise);
+        assert_eq!(started.supervision.as_deref(), spec.supervise.as_ref());
         assert_eq!(started.health.map(|health| health.failures), Some(0));
         eventually("it is healthy", || (web(&mut daemon).health == healthy()).then_some(()));
         let asked = server.asked();
@@ -154,8 +154,7 @@ fn a_process_that_is_not_well_is_killed_and_started_again() {
         (deaf, Some("/well?really")),
         (deaf, None),
     ] {
-        let script = "sleep 1001 & echo $!; wait";
-        let mut spec = looked_at(script, RestartPolicy::OnFailure, check(port, path));
+        let mut spec = looked_at("sleep 1000", RestartPolicy::OnFailure, check(port, path));
         if let Some(supervision) = &mut spec.supervise {
             supervision.max_restarts = Some(2);
         }
@@ -170,13 +169,25 @@ fn a_process_that_is_not_well_is_killed_and_started_again() {
         let before = last.last_exit.unwrap();
         assert_eq!(before.exit, Exit::Signal { signal: 9 });
         assert!(before.at_ms <= last.started_at_ms);
-        let ran = daemon.replay(last.pid);
-        let children: Vec<u32> = ran.text().lines().map(|pid| pid.parse().unwrap()).collect();
-        assert_eq!(children.len(), 3);
-        eventually("the tree dies too", || {
-            (!children.iter().any(|child| lives(*child))).then_some(())
-        });
     }
+}
+
+#[test]
+fn what_a_process_started_dies_with_it_when_it_is_not_well() {
+    let mut daemon = Daemon::new();
+    let server = Server::saying(WELL);
+    let script = "setsid sleep 1000 & echo $!; wait";
+    let check = check(server.port, None);
+    let pid = daemon.start(looked_at(script, RestartPolicy::Never, check)).pid;
+    let first = daemon.open(&Request::Attach { pid, replay: true, follow: true, stamps: false });
+    assert!(matches!(daemon.reply(first), Reply::Started(_)));
+    let Piece::Data(child) = daemon.next(first) else { panic!() };
+    let child = String::from_utf8(child).unwrap().trim().parse().unwrap();
+    assert!(lives(child));
+    drop(server);
+    let ended = daemon.collect(first).2;
+    assert!(matches!(ended.as_slice(), [Reply::Exited(_)]), "{ended:?}");
+    eventually("the child dies too", || (!lives(child)).then_some(()));
 }
 
 #[test]
@@ -223,8 +234,8 @@ fn a_process_that_is_being_stopped_need_not_be_well() {
     let check = HealthCheck { failure_threshold: 1, ..check(server.port, None) };
     let last = format!("while [ ! -e {} ]; do sleep 0.01; done; exit 5", go.display());
     let trap = format!("trap 'touch {}; {last}' TERM", ending.display());
-    let script = format!("{trap}; echo; while :; do sleep 0.01; done");
-    let pid = daemon.start(looked_at(&script, RestartPolicy::Always, check)).pid;
+    let spec = looked_at(&format!("{trap}; echo; read x"), RestartPolicy::Always, check);
+    let pid = daemon.start(ProcessSpec { stdin: true, ..spec }).pid;
     eventually("it is there and healthy", || {
         let status = web(&mut daemon);
         (status.output_bytes > 0 && status.health == healthy()).then_some(())

@@ -30,9 +30,9 @@ fn started(daemon: &mut Daemon, spec: ProcessSpec) -> (u32, String) {
 #[test]
 fn with_a_grace_a_process_may_end_by_itself_and_is_not_started_again() {
     let mut daemon = Daemon::new();
-    let script = "trap 'echo bye; exit 4' TERM; echo; while :; do sleep 0.01; done";
+    let script = "trap 'echo bye; exit 4' TERM; echo; read x";
     for spec in [sh(script), supervised(script, 10)] {
-        let (pid, _) = started(&mut daemon, spec);
+        let (pid, _) = started(&mut daemon, ProcessSpec { stdin: true, ..spec });
         let kill = Request::Kill { pid, grace_ms: Some(60_000) };
         assert_eq!(daemon.ask(&kill), Ok(Reply::Done));
         let status = daemon.status(pid);
@@ -59,8 +59,9 @@ fn the_grace_is_for_the_whole_group() {
     let file = directory.path().join("saved");
     // The shell ends at once, what it started takes its time.
     let slow = format!("trap \"sleep 0.5; touch {}; exit\" TERM; echo", file.display());
-    let script = format!("sh -c '{slow}; while :; do sleep 0.01; done' & wait");
-    let (pid, _) = started(&mut daemon, sh(&script));
+    // In the background stdin would be nothing.
+    let script = format!("exec 3<&0; sh -c '{slow}; read x <&3' & wait");
+    let (pid, _) = started(&mut daemon, ProcessSpec { stdin: true, ..sh(&script) });
     let kill = Request::Kill { pid, grace_ms: Some(60_000) };
     assert_eq!(daemon.ask(&kill), Ok(Reply::Done));
     assert_eq!(daemon.status(pid).exit, Some(Exit::Signal { signal: 15 }));
@@ -70,8 +71,8 @@ fn the_grace_is_for_the_whole_group() {
 #[test]
 fn a_process_that_was_asked_to_end_ends_even_if_nobody_waits() {
     let mut daemon = Daemon::new();
-    let script = "trap 'echo asked' TERM; echo; while :; do sleep 1000 & wait; done";
-    let (pid, _) = started(&mut daemon, sh(script));
+    let script = "trap 'echo asked' TERM; echo; while :; do read x; done";
+    let (pid, _) = started(&mut daemon, ProcessSpec { stdin: true, ..sh(script) });
     daemon.open(&Request::Kill { pid, grace_ms: Some(300) });
     eventually("it is asked", || (daemon.status(pid).output_bytes > 1).then_some(()));
     daemon.hello(2);
@@ -111,7 +112,7 @@ fn a_status_tells_how_a_process_is_supervised_and_how_it_ended_before() {
     let script = format!("[ -e {0} ] && exec sleep 1000; touch {0}; exit 6", file.display());
     let spec = supervised(&script, 100);
     let first = daemon.start(spec.clone());
-    assert_eq!((&first.supervision, first.last_exit), (&spec.supervise, None));
+    assert_eq!((first.supervision.as_deref(), first.last_exit), (spec.supervise.as_ref(), None));
     assert_eq!((&first.name, first.health), (&None, None));
     let stream =
         daemon.open(&Request::Attach { pid: first.pid, replay: true, follow: true, stamps: false });
@@ -126,7 +127,7 @@ fn a_status_tells_how_a_process_is_supervised_and_how_it_ended_before() {
     });
     let at_ms = ended.ended_at_ms.unwrap();
     assert_eq!(again.last_exit, Some(LastExit { exit: Exit::Code { code: 6 }, at_ms }));
-    assert_eq!((again.supervision, again.exit), (spec.supervise, None));
+    assert_eq!((again.supervision.as_deref(), again.exit), (spec.supervise.as_ref(), None));
     let plain = daemon.start(command(&["sleep", "1000"]));
     assert_eq!((plain.supervision, plain.last_exit), (None, None));
 }

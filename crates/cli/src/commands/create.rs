@@ -1,23 +1,27 @@
 //! `torpor create`
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE};
-use torpor_protocol::{ErrorCode, Lifetime, Name, Network, Status};
+use torpor_protocol::{ErrorCode, Lifetime, Name, SecretName, Status};
 
 use super::policy::{LifetimeArgs, ResourceArgs, StandbyArgs};
-use super::{image, parse_env, parse_pair, sandboxes};
+use super::reach::{PortArgs, ReachArgs};
+use super::{image, parse_env, parse_pair, queue, sandboxes};
 use crate::client::{Client, Route};
 use crate::error::{Error, Result};
-use crate::output;
 use crate::progress::Progress;
+use crate::{output, units};
 
 /// Create a sandbox and print its name, or its id if it has none.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  torpor create --name web --memory 2g --cpus 2\n  \
     torpor create --image python --env TOKEN --expire-idle 7d --label team=a\n  \
-    torpor create --snapshot base --idle-after 1m --after-wake 'date >> /var/log/wakes'")]
+    torpor create --snapshot base --idle-after 1m --after-wake 'date >> /var/log/wakes'\n  \
+    torpor create --name api --secret TOKEN --allow 192.0.2.0/24 --expose 8080 -- npm start\n  \
+    torpor create --pool agents --queue 10m")]
 pub(super) struct Create {
     /// A name to find it by; it must be free.
     #[arg(long)]
@@ -28,6 +32,9 @@ pub(super) struct Create {
     /// Name or id of a snapshot to begin from, instead of an image.
     #[arg(long, conflicts_with = "image")]
     snapshot: Option<String>,
+    /// Claim it from this pool: it is what the pool says.
+    #[arg(long, conflicts_with_all = ["image", "snapshot", "entrypoint"])]
+    pool: Option<Name>,
     #[command(flatten)]
     resources: ResourceArgs,
     /// Environment variable for every process; KEY alone passes on our own.
@@ -36,49 +43,65 @@ pub(super) struct Create {
     /// Label to find it by.
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_pair)]
     label: Vec<(String, String)>,
-    /// Let it reach nothing outside.
-    #[arg(long)]
-    no_internet: bool,
+    /// Secret that every process gets as a variable; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    secret: Vec<SecretName>,
+    #[command(flatten)]
+    reach: ReachArgs,
+    #[command(flatten)]
+    ports: PortArgs,
     #[command(flatten)]
     standby: StandbyArgs,
     #[command(flatten)]
     lifetime: LifetimeArgs,
+    /// If this host has no room for it, wait so long instead of being refused; 0 is for ever.
+    #[arg(long, value_name = "DURATION", value_parser = units::parse_duration)]
+    queue: Option<Duration>,
     /// Do not wait until it runs.
     #[arg(long)]
     no_wait: bool,
     /// Print all about it as JSON.
     #[arg(long)]
     json: bool,
+    /// Program and arguments to start when it boots.
+    #[arg(last = true, value_name = "ENTRYPOINT")]
+    entrypoint: Vec<String>,
 }
 
-async fn create(client: &Client, route: &Route, request: &CreateSandbox) -> Result<Status> {
+async fn create(client: &Client, request: &CreateSandbox, wait: bool) -> Result<Status> {
     let what = request.name.as_ref().map_or("a sandbox", Name::as_str);
-    let _progress = Progress::waiting(format!("creating {what}"));
-    let created = client.post(route, request).await;
-    created.map_err(|error| error.naming_snapshot(request.snapshot.as_deref()))
+    let progress = Progress::waiting(format!("creating {what}"));
+    // Who may have to wait is watched, so that one can say what for.
+    let watched = wait && request.queue_secs.is_some();
+    let mut route = Route::new("/v1/sandboxes");
+    if watched || !wait {
+        route = route.query("wait", "false");
+    }
+    let created: Result<Status> = client.post(&route, request).await;
+    let status = created.map_err(|error| error.naming_snapshot(request.snapshot.as_deref()))?;
+    match watched {
+        true => queue::until_it_runs(client, status, &progress).await,
+        false => Ok(status),
+    }
 }
 
 /// Whether the default image is wanted and not there.
 fn lacks_base(error: &Error, request: &CreateSandbox) -> bool {
     let image = request.image.as_deref().unwrap_or(DEFAULT_IMAGE);
-    let wanted = request.snapshot.is_none() && image == DEFAULT_IMAGE;
+    let wanted = request.snapshot.is_none() && request.pool.is_none() && image == DEFAULT_IMAGE;
     wanted && error.code() == Some(ErrorCode::ImageNotFound)
 }
 
 impl Create {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        let mut route = Route::new("/v1/sandboxes");
-        if self.no_wait {
-            route = route.query("wait", "false");
-        }
-        let json = self.json;
+        let (json, wait) = (self.json, !self.no_wait);
         let request = self.request();
-        let status = match create(client, &route, &request).await {
+        let status = match create(client, &request, wait).await {
             // Somebody's first sandbox: the default image is made when it is first needed.
             Err(error) if lacks_base(&error, &request) => {
                 output::note("the default image is made first; this is done once");
                 image::base::ensure(client).await?;
-                create(client, &route, &request).await?
+                create(client, &request, wait).await?
             }
             created => created?,
         };
@@ -100,9 +123,14 @@ impl Create {
             pids: None,
             env: self.env.into_iter().collect(),
             labels: self.label.into_iter().collect(),
-            network: Network { internet: !self.no_internet },
+            network: self.reach.network(),
             lifetime: self.lifetime.over(Lifetime::default()),
             standby: self.standby.standby(),
+            entrypoint: self.entrypoint,
+            secrets: self.secret,
+            ports: self.ports.access(),
+            pool: self.pool,
+            queue_secs: self.queue.map(units::seconds_up),
         }
     }
 }

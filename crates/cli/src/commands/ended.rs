@@ -59,8 +59,7 @@ pub(super) async fn find(client: &Client, id: &SandboxId) -> Result<Option<Archi
 
 /// Who had this name last, if that is not long ago.
 pub(super) async fn last_called(client: &Client, name: &str) -> Option<ArchivedSandbox> {
-    let called = |ended: &ArchivedSandbox| {
-        ended.spec.name.as_ref().is_some_and(|its| its.as_str() == name)
-    };
+    let called =
+        |ended: &ArchivedSandbox| ended.spec.name.as_ref().is_some_and(|its| its.as_str() == name);
     page(client, PAGE_MAX, None).await.ok()?.sandboxes.into_iter().find(called)
 }

@@ -1,18 +1,24 @@
 //! `torpor kill`
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use http::Method;
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::SendSignal;
 
+use super::policy::millis;
 use crate::client::{Client, Route};
 use crate::error::Result;
+use crate::output::plain;
+use crate::progress::Progress;
+use crate::units;
 
 /// End a process and everything it started, or send it a signal.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  torpor kill web 12\n  torpor kill web app -s HUP")]
+#[command(after_help = "Examples:\n  torpor kill web 12\n  torpor kill web app -s HUP\n  \
+    torpor kill web app --grace 10s")]
 pub(super) struct Kill {
     /// Name or id.
     sandbox: SandboxRef,
@@ -22,6 +28,9 @@ pub(super) struct Kill {
     /// Send this signal instead, by name or number; a supervised process may start again.
     #[arg(short, long, value_parser = parse_signal)]
     signal: Option<i32>,
+    /// Ask it to end (TERM), and wait so long before it is killed.
+    #[arg(long, value_name = "DURATION", value_parser = units::parse_duration, conflicts_with = "signal")]
+    grace: Option<Duration>,
 }
 
 impl Kill {
@@ -32,7 +41,14 @@ impl Kill {
                 let body = SendSignal { signal };
                 client.command(Method::POST, &route.then("/signal"), &body).await?;
             }
-            None => client.delete(&route).await?,
+            None => {
+                let _progress = Progress::waiting(format!("{} is to end", plain(&self.process)));
+                let route = match self.grace {
+                    Some(grace) => route.query("grace_ms", &millis(grace).to_string()),
+                    None => route,
+                };
+                client.delete(&route).await?;
+            }
         }
         Ok(ExitCode::SUCCESS)
     }

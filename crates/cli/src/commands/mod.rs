@@ -9,6 +9,7 @@ mod completions;
 mod cp;
 mod create;
 mod doctor;
+mod ended;
 mod exec;
 mod fork;
 mod host;
@@ -17,6 +18,7 @@ mod inspect;
 mod keeper;
 mod key;
 mod kill;
+mod log;
 mod logs;
 mod ls;
 mod map;
@@ -27,13 +29,17 @@ mod process;
 mod processes;
 mod ps;
 mod purge;
+mod queue;
+mod reach;
 mod restore;
 mod rm;
 mod run;
 mod sandboxes;
+mod secret;
 mod serve;
 mod sleep;
 mod snapshot;
+mod supervision;
 mod top;
 mod update;
 mod version;
@@ -46,7 +52,7 @@ use torpor_protocol::Name;
 
 use crate::client::{Client, Server};
 use crate::error::{Error, Result, Subject};
-use crate::similar;
+use crate::{similar, units};
 
 /// Sandboxes for AI agents, on your own computers.
 #[derive(Debug, Parser)]
@@ -95,6 +101,7 @@ enum Command {
     Cat(cat::Cat),
     Ps(ps::Ps),
     Inspect(inspect::Inspect),
+    Log(log::Log),
     Logs(logs::Logs),
     Processes(processes::Processes),
     Kill(kill::Kill),
@@ -110,6 +117,7 @@ enum Command {
     Pool(pool::Pool),
     PortForward(port_forward::PortForward),
     Image(image::Image),
+    Secret(secret::Secret),
     Key(key::Key),
     Bench(bench::Bench),
     Completions(completions::Completions),
@@ -136,6 +144,7 @@ impl Cli {
             Command::Cat(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Ps(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Inspect(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Log(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Logs(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Processes(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Kill(verb) => online(client()?, async |client| verb.run(client).await),
@@ -151,6 +160,7 @@ impl Cli {
             Command::Rm(verb) => online(client()?, async |client| verb.run(client).await),
             Command::PortForward(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Image(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Secret(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Key(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Bench(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Completions(verb) => verb.run(),
@@ -184,6 +194,11 @@ async fn suggest(client: &Client, error: Error) -> Error {
     // Whatever goes wrong now is not what the user asked about.
     let (wanted, names): (String, Vec<Option<Name>>) = match missing {
         Subject::Sandbox(wanted) => {
+            if let Some(ended) = ended::last_called(client, &wanted).await {
+                let age = units::show_age(ended.ended_at_ms, units::now_ms());
+                let hint = format!("one of that name ended ({age}): torpor inspect {}", ended.id);
+                return error.with_hint(hint);
+            }
             let Ok(statuses) = sandboxes::list(client, &[], None).await else { return error };
             (wanted, statuses.into_iter().map(|status| status.spec.name).collect())
         }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::{ExitReport, Process, ProcessList};
+use torpor_protocol::guest::HealthState;
 
 use crate::client::{Client, Route};
 use crate::error::Result;
@@ -53,12 +54,13 @@ fn table(processes: &[Process], now_ms: u64) -> String {
             process.pid.to_string(),
             process.name.as_deref().map_or_else(|| "-".to_owned(), plain),
             state(process, now_ms),
+            health(process),
             units::show_age(process.started_at_ms, now_ms),
             process.restarts.to_string(),
             output::command_line(&process.command, COMMAND_WIDTH),
         ]
     };
-    let header = ["PID", "NAME", "STATE", "AGE", "RESTARTS", "COMMAND"];
+    let header = ["PID", "NAME", "STATE", "HEALTH", "AGE", "RESTARTS", "COMMAND"];
     output::table(&header, processes.iter().map(row).collect())
 }
 
@@ -71,5 +73,16 @@ pub(super) fn state(process: &Process, now_ms: u64) -> String {
         (Some(ExitReport { exit_code: Some(code), .. }), None) => format!("exit {code}"),
         (Some(ExitReport { signal: Some(signal), .. }), None) => format!("signal {signal}"),
         (Some(_), None) => "ended".to_owned(),
+    }
+}
+
+/// What its health check says, if it has one; while it runs.
+fn health(process: &Process) -> String {
+    let Some(report) = process.health.filter(|_| process.running) else { return "-".to_owned() };
+    match (report.state, report.failures) {
+        (HealthState::Starting, _) => "starting".to_owned(),
+        (HealthState::Healthy, 0) => "healthy".to_owned(),
+        (HealthState::Healthy, failures) => format!("healthy ({failures} failed)"),
+        (HealthState::Unhealthy, _) => "unhealthy".to_owned(),
     }
 }

@@ -1,6 +1,7 @@
 //! `torpor ps`
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use torpor_protocol::api::{ArchivedSandbox, SandboxList};
@@ -97,13 +98,17 @@ fn table_of_ended(ended: &[ArchivedSandbox], now_ms: u64) -> String {
             show_name(ended.spec.name.as_ref()),
             ended.id.to_string(),
             plain(&ended.spec.image),
-            units::show_age(ended.created_at_ms, ended.ended_at_ms),
+            units::show_duration(lived(ended)),
             units::show_age(ended.ended_at_ms, now_ms),
             ended.reason.as_deref().map_or_else(|| "-".to_owned(), plain),
         ]
     };
     let header = ["NAME", "ID", "IMAGE", "LIVED", "ENDED", "REASON"];
     output::table(&header, ended.iter().map(row).collect())
+}
+
+fn lived(ended: &ArchivedSandbox) -> Duration {
+    Duration::from_millis(ended.ended_at_ms.saturating_sub(ended.created_at_ms))
 }
 
 fn show_name(name: Option<&Name>) -> String {

@@ -3,12 +3,13 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use torpor_protocol::SandboxRef;
-use torpor_protocol::api::{Command, ExecInput, Process, Supervise};
-use torpor_protocol::guest::RestartPolicy;
+use torpor_protocol::api::{Command, ExecInput, Process};
 
+use super::policy::millis;
 use super::process::{self, ProcessArgs};
+use super::supervision::SuperviseArgs;
 use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::session::{self, Input, Seat};
@@ -21,7 +22,8 @@ use crate::{output, terminal, units};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  torpor run web -- ls -l /\n  \
     echo 'print(6*7)' | torpor run web -- python3 -\n  \
-    torpor run web -d --name app --restart always -- npm start")]
+    torpor run web -d --name app --restart always -- npm start\n  \
+    torpor run web -d --name api --health-http 8080:/healthz -- ./serve")]
 pub(super) struct Run {
     /// Name or id.
     sandbox: SandboxRef,
@@ -33,43 +35,31 @@ pub(super) struct Run {
     /// Leave it in the background and print its process id.
     #[arg(short, long)]
     detach: bool,
-    /// A name for the process, unique in the sandbox.
+    #[command(flatten)]
+    supervise: SuperviseArgs,
+    /// Do not keep what it prints.
     #[arg(long, requires = "detach")]
-    name: Option<String>,
-    /// When to start it again after it ended.
-    #[arg(long, requires = "detach", value_name = "WHEN")]
-    restart: Option<Restart>,
+    discard_stdout: bool,
+    /// Do not keep what it prints on standard error.
+    #[arg(long, requires = "detach")]
+    discard_stderr: bool,
     /// Program and arguments; no shell is involved.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub(super) command: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Restart {
-    Never,
-    OnFailure,
-    Always,
-}
-
-impl From<Restart> for RestartPolicy {
-    fn from(restart: Restart) -> Self {
-        match restart {
-            Restart::Never => Self::Never,
-            Restart::OnFailure => Self::OnFailure,
-            Restart::Always => Self::Always,
-        }
-    }
-}
-
 impl Run {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        let timeout_ms =
-            self.timeout.map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
+        let timeout_ms = self.timeout.map(millis);
         let command = Command { timeout_ms, ..self.process.command(self.command) };
         let route = Route::sandbox(&self.sandbox);
         if self.detach {
-            let supervise = supervise(self.name, self.restart);
-            let command = Command { supervise, ..command };
+            let command = Command {
+                supervise: self.supervise.supervise(),
+                discard_stdout: self.discard_stdout,
+                discard_stderr: self.discard_stderr,
+                ..command
+            };
             let started: Process = match client.post(&route.then("/processes"), &command).await {
                 Ok(started) => started,
                 Err(error) => return process::cannot_start(error),
@@ -85,12 +75,4 @@ impl Run {
             Err(error) => process::cannot_start(error),
         }
     }
-}
-
-fn supervise(name: Option<String>, restart: Option<Restart>) -> Option<Supervise> {
-    if name.is_none() && restart.is_none() {
-        return None;
-    }
-    let restart = restart.map_or(RestartPolicy::Never, RestartPolicy::from);
-    Some(Supervise { name, restart, ..Supervise::default() })
 }

@@ -7,23 +7,28 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails says where")]
 
 mod cp;
+mod ended;
 mod errors;
 mod forks;
 mod images;
 mod keys;
+mod log;
 mod map;
 mod perpetual;
 mod pools;
 mod port_forward;
 mod processes;
+mod queue;
 mod reference;
 mod run;
 mod sandboxes;
 mod seat;
+mod secrets;
 mod snapshots;
 mod standby;
 mod stub;
 mod terminal;
 mod top;
 mod torpor;
+mod update;
 mod world;

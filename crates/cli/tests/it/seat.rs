@@ -25,7 +25,12 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    pub(crate) fn new(runtime: &Runtime, mut command: Command) -> Self {
+    pub(crate) fn new(runtime: &Runtime, command: Command) -> Self {
+        Self::at(runtime, command, "dumb")
+    }
+
+    /// At a terminal of this kind; one that is not dumb shows signs of life.
+    pub(crate) fn at(runtime: &Runtime, mut command: Command, kind: &str) -> Self {
         let master =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
@@ -36,7 +41,7 @@ impl Seat {
         resize(&terminal, 30, 100);
         let end = || Stdio::from(terminal.try_clone().unwrap());
         let child = runtime.block_on(async {
-            command.env("TERM", "dumb").stdin(end()).stdout(end()).stderr(end()).spawn().unwrap()
+            command.env("TERM", kind).stdin(end()).stdout(end()).stderr(end()).spawn().unwrap()
         });
         let seen = Arc::new(Mutex::new(String::new()));
         let (mut screen, shown) = (File::from(master.try_clone().unwrap()), Arc::clone(&seen));

@@ -29,6 +29,17 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
+        Self::with(Config::default())
+    }
+
+    /// A host that has room for so many sandboxes.
+    pub(crate) fn of_size(sandboxes: usize) -> Self {
+        let mut config = Config::default();
+        config.limits.sandboxes = sandboxes;
+        Self::with(config)
+    }
+
+    fn with(config: Config) -> Self {
         let temp = tempfile::tempdir().unwrap();
         let runtime = Runtime::new().unwrap();
         let (stop, stopped) = oneshot::channel();
@@ -37,7 +48,7 @@ impl World {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
             let shutdown = async { stopped.await.unwrap_or(Leave::Running) };
-            tokio::spawn(serve_with(parts, Config::default(), listener, shutdown));
+            tokio::spawn(serve_with(parts, config, listener, shutdown));
             address
         });
         let (inside, here) = (temp.path().join("inside"), temp.path().join("here"));

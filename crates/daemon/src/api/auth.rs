@@ -14,7 +14,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http::header::{AUTHORIZATION, HOST, ORIGIN};
 use http::uri::Authority;
-use http::{HeaderMap, Uri};
+use http::{HeaderMap, HeaderName, Uri};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -145,6 +145,18 @@ impl Keyring {
         }
     }
 
+    /// The same for a preview that is not for everybody; where no key is needed, everybody may look.
+    /// The key is for us, and is taken out.
+    pub async fn admit_preview(&self, headers: &mut HeaderMap) -> Result<()> {
+        if !self.required() {
+            return Ok(());
+        }
+        self.admit_key(headers).await?;
+        let bearer = bearer(headers).is_some();
+        headers.remove(if bearer { AUTHORIZATION } else { HeaderName::from_static(KEY_HEADER) });
+        Ok(())
+    }
+
     async fn admit_key(&self, headers: &HeaderMap) -> Result<()> {
         let Some(secret) = secret(headers) else {
             return Err(ApiError::with_hint(
@@ -175,11 +187,14 @@ fn hash(secret: &str) -> Hash {
 }
 
 fn secret(headers: &HeaderMap) -> Option<&str> {
-    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let bearer = bearer.and_then(|text| text.split_once(' '));
-    let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     let other = || headers.get(KEY_HEADER).and_then(|value| value.to_str().ok());
-    bearer.map(|(_, secret)| secret.trim()).or_else(other)
+    bearer(headers).or_else(other)
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let text = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let (scheme, secret) = text?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
 }
 
 fn refuse_web_pages(uri: &Uri, headers: &HeaderMap) -> Result<()> {

@@ -209,8 +209,9 @@ fn store(error: &StoreError) -> Told {
         }
         StoreError::CorruptSave { .. } => Told::new(ErrorCode::SnapshotCorrupt, error)
             .hint("begin from another snapshot, or bring this one back from a backup"),
-        StoreError::NoSuchSecret(_) => Told::new(ErrorCode::NotFound, error)
-            .hint("`torpor secret set NAME` makes one"),
+        StoreError::NoSuchSecret(_) => {
+            Told::new(ErrorCode::NotFound, error).hint("`torpor secret set NAME` makes one")
+        }
         StoreError::InUse { .. } => Told::new(ErrorCode::InUse, error),
         StoreError::Invalid(_) => Told::new(ErrorCode::InvalidRequest, error),
         StoreError::DiskFull(_) => Told::new(ErrorCode::CapacityReached, error)
@@ -272,6 +273,7 @@ pub fn status_of(code: ErrorCode) -> StatusCode {
         ErrorCode::SandboxTerminated => StatusCode::GONE,
         ErrorCode::CommandFailed | ErrorCode::FileRefused => StatusCode::UNPROCESSABLE_ENTITY,
         ErrorCode::PortNotListening => StatusCode::BAD_GATEWAY,
+        ErrorCode::PortNotExposed => StatusCode::FORBIDDEN,
         ErrorCode::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         ErrorCode::CapacityReached => StatusCode::INSUFFICIENT_STORAGE,
         ErrorCode::Timeout => StatusCode::GATEWAY_TIMEOUT,

@@ -99,12 +99,7 @@ fn stat_of(reply: Reply, request: &Request) -> Result<FileStat> {
 }
 
 /// [`upload`] for requests that are only done.
-pub async fn deliver(
-    app: &App,
-    awake: &Awake,
-    request: &Request,
-    body: Body,
-) -> Result<Response> {
+pub async fn deliver(app: &App, awake: &Awake, request: &Request, body: Body) -> Result<Response> {
     let reply = upload(app, awake, request, body).await?;
     let Reply::Done = reply else { return Err(unexpected(request).into()) };
     Ok(no_content())

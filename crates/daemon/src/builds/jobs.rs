@@ -145,7 +145,9 @@ impl Jobs {
     pub async fn begin(&self, app: &Arc<App>, asked: Asked) -> Result<Begun> {
         let Asked { name, source, alias, key } = asked;
         if key.as_ref().is_some_and(|key| key.len() > KEY_MAX) {
-            return Err(ApiError::invalid(format!("an idempotency key has at most {KEY_MAX} bytes")));
+            return Err(ApiError::invalid(format!(
+                "an idempotency key has at most {KEY_MAX} bytes"
+            )));
         }
         let _turn = self.beginning.lock().await;
         if let Some(key) = &key
@@ -202,11 +204,8 @@ impl Jobs {
                 late.builds.give_up(&id, BuildState::Failed, Some(why)).await;
             });
         });
-        let state = JobState::Waiting {
-            order,
-            arrived: None,
-            _deadline: AbortOnDropHandle::new(deadline),
-        };
+        let state =
+            JobState::Waiting { order, arrived: None, _deadline: AbortOnDropHandle::new(deadline) };
         let job = Job { build: watch::Sender::new(build.clone()), state };
         self.open.lock().insert(build.id.clone(), job);
     }

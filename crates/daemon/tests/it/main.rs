@@ -5,6 +5,7 @@
 
 mod client;
 mod daemon;
+mod doors;
 mod events;
 mod exec;
 mod files;
@@ -14,6 +15,7 @@ mod kept;
 mod keys;
 mod openapi;
 mod pools;
+mod ports;
 mod processes;
 mod room;
 mod run;

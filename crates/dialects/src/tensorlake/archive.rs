@@ -10,7 +10,6 @@ use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
 use torpor_daemon::app::App;
 use torpor_lifecycle::store::Ledger as _;
-use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{SandboxId, SandboxRef};
 

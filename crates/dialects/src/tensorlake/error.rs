@@ -35,7 +35,11 @@ fn worded(mut response: Response, wording: fn(&ApiError, &str) -> Response) -> R
     response
 }
 
-fn word(error: &ApiError, id: &str, status: fn(ErrorCode) -> (StatusCode, &'static str)) -> Response {
+fn word(
+    error: &ApiError,
+    id: &str,
+    status: fn(ErrorCode) -> (StatusCode, &'static str),
+) -> Response {
     let told = error.told(id);
     let answer = status(told.code);
     say(&told, answer)
@@ -55,6 +59,7 @@ fn api_status(code: ErrorCode) -> (StatusCode, &'static str) {
         ErrorCode::SandboxTerminated => (StatusCode::NOT_FOUND, "NOT_FOUND"),
         ErrorCode::SandboxNotFound => (StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND"),
         ErrorCode::CapacityReached => (StatusCode::TOO_MANY_REQUESTS, "CAPACITY_REACHED"),
+        ErrorCode::SnapshotNotReady => (StatusCode::BAD_REQUEST, "SNAPSHOT_NOT_READY"),
         // 501 would be asked again by some.
         ErrorCode::Unsupported => (StatusCode::BAD_REQUEST, "UNSUPPORTED"),
         other => (status_of(other), name_of(other)),
@@ -67,7 +72,9 @@ fn inside_status(code: ErrorCode) -> (StatusCode, &'static str) {
         ErrorCode::SandboxFailed | ErrorCode::SandboxAsleep => {
             (StatusCode::CONFLICT, "SANDBOX_NOT_RUNNING")
         }
-        ErrorCode::ProcessNotFound | ErrorCode::FileNotFound => (StatusCode::NOT_FOUND, "NOT_FOUND"),
+        ErrorCode::ProcessNotFound | ErrorCode::FileNotFound => {
+            (StatusCode::NOT_FOUND, "NOT_FOUND")
+        }
         ErrorCode::PortNotListening => (StatusCode::BAD_GATEWAY, "CONNECTION_REFUSED"),
         ErrorCode::FileRefused | ErrorCode::CommandFailed => {
             (StatusCode::BAD_REQUEST, name_of(code))
@@ -116,6 +123,7 @@ fn name_of(code: ErrorCode) -> &'static str {
         ErrorCode::CommandFailed => "COMMAND_FAILED",
         ErrorCode::FileRefused => "FILE_REFUSED",
         ErrorCode::PortNotListening => "CONNECTION_REFUSED",
+        ErrorCode::PortNotExposed => "PORT_NOT_EXPOSED",
         ErrorCode::TooLarge => "TOO_LARGE",
         ErrorCode::CapacityReached => "CAPACITY_REACHED",
         ErrorCode::ImageCorrupt => "IMAGE_CORRUPT",

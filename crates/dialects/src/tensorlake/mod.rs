@@ -48,11 +48,11 @@ pub fn routes(app: &Arc<App>) -> Router<Arc<App>> {
         .nest("/v1/namespaces/{namespace}", namespaced)
         .merge(images::routes())
         .merge(platform::routes())
-        .layer(map_response(error::in_words_of_the_api))
-        .route_layer(from_fn_with_state(Arc::clone(app), gate::api));
+        .route_layer(from_fn_with_state(Arc::clone(app), gate::api))
+        .layer(map_response(error::in_words_of_the_api));
     let inside = inside::routes()
-        .layer(map_response(error::in_words_of_the_inside))
-        .route_layer(from_fn_with_state(Arc::clone(app), gate::inside));
+        .route_layer(from_fn_with_state(Arc::clone(app), gate::inside))
+        .layer(map_response(error::in_words_of_the_inside));
     let outside = images::open_routes();
     api.merge(inside).merge(outside).layer(from_fn(ask_again))
 }

@@ -1,10 +1,110 @@
-//! To be written.
+//! Secrets: a name is an id. Values go in and never come out, not even in an error.
 
 use std::sync::Arc;
 
-use axum::Router;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::app::App;
+use torpor_lifecycle::store::StoreError;
+use torpor_protocol::api::Secret;
+use torpor_protocol::{ErrorCode, SecretName};
+
+use super::extract::{Body, Place};
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()
+        .route("/secrets", get(list).post(create))
+        .route("/secrets/{secret}", get(one).delete(delete))
+        .route("/secrets/{secret}/versions", post(change))
+        .route("/secret-names/{secret}", get(one))
+}
+
+/// What is known of a secret, but for its value.
+#[derive(Debug, Serialize)]
+struct Info {
+    id: SecretName,
+    name: SecretName,
+    version: u32,
+    created_at_ms: u64,
+    updated_at_ms: u64,
+}
+
+impl From<Secret> for Info {
+    fn from(secret: Secret) -> Self {
+        let Secret { name, version, created_at_ms, updated_at_ms } = secret;
+        Self { id: name.clone(), name, version, created_at_ms, updated_at_ms }
+    }
+}
+
+/// Read as any JSON: an error of a narrower type would repeat what it found.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Given {
+    name: Value,
+    value: Value,
+}
+
+impl Given {
+    pub(super) fn name(&self) -> Result<SecretName> {
+        let name = self.name.as_str().ok_or_else(|| ApiError::invalid("name must be a text"))?;
+        name.parse().map_err(|error| ApiError::invalid(format!("name: {error}")))
+    }
+
+    pub(super) fn value(&self) -> Result<&str> {
+        self.value.as_str().ok_or_else(|| ApiError::invalid("value must be a text"))
+    }
+}
+
+fn missing(name: &str) -> ApiError {
+    StoreError::NoSuchSecret(name.chars().take(80).collect()).into()
+}
+
+async fn find(app: &App, name: &str) -> Result<Secret> {
+    let parsed: SecretName = name.parse().map_err(|_| missing(name))?;
+    app.vault.find(&parsed).await?.ok_or_else(|| missing(name))
+}
+
+pub(super) async fn remove(app: &App, name: &str) -> Result<()> {
+    let parsed: SecretName = name.parse().map_err(|_| missing(name))?;
+    if app.vault.remove(&parsed).await? { Ok(()) } else { Err(missing(name)) }
+}
+
+async fn list(State(app): State<Arc<App>>) -> Result<Json<Vec<Info>>> {
+    let secrets = app.vault.list().await?;
+    Ok(Json(secrets.into_iter().map(Info::from).collect()))
+}
+
+async fn create(State(app): State<Arc<App>>, Body(given): Body<Given>) -> Result<Response> {
+    let (name, value) = (given.name()?, given.value()?);
+    if app.vault.find(&name).await?.is_some() {
+        let text = format!("there is a secret {name} already");
+        return Err(ApiError::new(ErrorCode::AlreadyExists, text));
+    }
+    let secret = app.vault.set(&name, value).await?;
+    Ok((StatusCode::CREATED, Json(Info::from(secret))).into_response())
+}
+
+async fn one(State(app): State<Arc<App>>, Place(name): Place) -> Result<Json<Info>> {
+    Ok(Json(find(&app, &name).await?.into()))
+}
+
+async fn change(
+    State(app): State<Arc<App>>,
+    Place(name): Place,
+    Body(given): Body<Given>,
+) -> Result<Response> {
+    let secret = find(&app, &name).await?;
+    let secret = app.vault.set(&secret.name, given.value()?).await?;
+    Ok((StatusCode::CREATED, Json(Info::from(secret))).into_response())
+}
+
+async fn delete(State(app): State<Arc<App>>, Place(name): Place) -> Result<Response> {
+    remove(&app, &name).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }

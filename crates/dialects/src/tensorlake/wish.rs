@@ -12,7 +12,8 @@ use torpor_protocol::{ErrorCode, Lifetime, Network, PortAccess, SandboxSpec};
 type Result<T> = std::result::Result<T, ApiError>;
 
 /// Images that Tensorlake has ready; ours stands for them, unless one of that name was registered.
-const STOCK_IMAGES: [&str; 4] = ["ubuntu-minimal", "ubuntu-systemd", "ubuntu-vnc", "debian-minimal"];
+const STOCK_IMAGES: [&str; 4] =
+    ["ubuntu-minimal", "ubuntu-systemd", "ubuntu-vnc", "debian-minimal"];
 const STOCK_PREFIX: &str = "tensorlake/";
 /// What our default image is called here.
 const SHOWN_DEFAULT: &str = "tensorlake/ubuntu-minimal";
@@ -68,11 +69,7 @@ impl ResourcesWish {
             return Err(unsupported("gpus: this host has no GPUs for sandboxes"));
         }
         let older = self.ephemeral_disk_mb.filter(|mb| *mb > 0);
-        Ok(Resize {
-            cpus: self.cpus,
-            memory_mib: self.memory_mb,
-            disk_mib: self.disk_mb.or(older),
-        })
+        Ok(Resize { cpus: self.cpus, memory_mib: self.memory_mb, disk_mib: self.disk_mb.or(older) })
     }
 }
 
@@ -195,7 +192,9 @@ pub(super) fn ports(
 }
 
 /// For a field that may be left out, null, or there: three different wishes.
-pub(super) fn present<'de, T, D>(deserializer: D) -> std::result::Result<Option<Option<T>>, D::Error>
+pub(super) fn present<'de, T, D>(
+    deserializer: D,
+) -> std::result::Result<Option<Option<T>>, D::Error>
 where
     T: Deserialize<'de>,
     D: Deserializer<'de>,

@@ -77,11 +77,11 @@ fn resize(group: &Group, disk: &ScratchDisk, wanted: &Resources) -> Result<(), E
     if let Err(error) = group.bound(&before) {
         tracing::warn!(%error, "a machine has neither its new limits nor all of its old ones");
     }
-    match error.kind() {
-        // It used more by the time the kernel was asked.
-        ErrorKind::ResourceBusy | ErrorKind::TimedOut => Err(too_little(group, &limits)),
-        _ => Err(EngineError::failed(WHAT)(error)),
+    // It used more by the time the kernel was asked.
+    if matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::TimedOut) {
+        return Err(too_little(group, &limits));
     }
+    Err(EngineError::failed(WHAT)(error))
 }
 
 /// Nothing is taken away that is in use.
@@ -104,4 +104,32 @@ fn too_little(group: &Group, wanted: &Limits) -> EngineError {
 
 fn cant(what: String) -> EngineError {
     EngineError::Unsupported { engine: "gvisor", what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::tests::v2_on_paper;
+
+    #[test]
+    fn a_change_that_fails_half_way_is_taken_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let group = v2_on_paper(directory.path());
+        let image = directory.path().join("disk.img");
+        std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        let disk = ScratchDisk::open(&image, directory.path());
+        // A number that can be read and that nobody can change, so that the last step fails.
+        let pids = directory.path().join("torpor/paper/one/pids.max");
+        std::fs::remove_file(&pids).unwrap();
+        std::os::unix::fs::symlink("/proc/sys/kernel/ngroups_max", &pids).unwrap();
+        let before = group.limits().unwrap();
+        let half = Resources { disk_mib: 64, cpus: 0.5, memory_mib: 512, ..Resources::default() };
+        let error = resize(&group, &disk, &half).unwrap_err();
+        assert!(matches!(error, EngineError::Failed { .. }), "{error}");
+        assert_eq!(group.limits().unwrap(), before);
+        std::fs::remove_file(&pids).unwrap();
+        std::fs::write(&pids, "4096").unwrap();
+        resize(&group, &disk, &half).unwrap();
+        assert_eq!(group.limits().unwrap(), Limits::of(&half), "it was not for another reason");
+    }
 }

@@ -17,7 +17,7 @@ mod bounds;
 mod group;
 mod hierarchy;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use bounds::Limits;
 pub use group::{Group, list, remove_root};

@@ -251,7 +251,7 @@ fn a_limit_below_what_is_held_kills_nobody() {
 }
 
 /// A v2 tree as plain files, for hosts whose controllers are in v1 trees.
-fn v2_on_paper(directory: &Path) -> Group {
+pub(crate) fn v2_on_paper(directory: &Path) -> Group {
     let controllers = ["memory", "cpu", "pids"].map(str::to_owned).to_vec();
     let tree = Tree { mount: directory.to_owned(), controllers };
     let hierarchy = Hierarchy { v1: Vec::new(), v2: Some(tree) };

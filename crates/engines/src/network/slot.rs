@@ -105,8 +105,8 @@ impl Slot {
         // Before it is there: so it is removed in any case.
         shared.lists.lock().insert(*number, reach.clone());
         firewall::apply(&rules::list(&shared.names, *number, reach)).await?;
-        // For the day on which the list is not there.
-        shared.links.set_open(*index, false).await
+        // For a firewall without the list, of a daemon that does not know of it.
+        shared.links.set_open(*index, *reach == Reach::OPEN).await
     }
 
     /// The firewall lets nothing through of a connection that is beyond `reach`. This tells the other

@@ -59,18 +59,10 @@ impl Driver {
                 }
                 Event::Asked(Request::Demote) => {}
                 Event::NoteLastUse => self.note_last_use().await,
-                Event::Idle | Event::Asked(Request::Doze) => {
-                    if self.kept_awake().await {
-                        self.door.touch();
-                        continue;
-                    }
-                    match self.fall_asleep(machine, false).await {
-                        Slept::Yes(sleeper) => return Phase::Warm(sleeper),
-                        Slept::No(still, _) => machine = still,
-                    }
-                    // Not again at once.
-                    self.door.touch();
-                }
+                Event::Idle | Event::Asked(Request::Doze) => match self.doze(machine).await {
+                    Slept::Yes(sleeper) => return Phase::Warm(sleeper),
+                    Slept::No(still, _) => machine = still,
+                },
                 Event::Exited(reason) => {
                     self.door.close();
                     discard(&self.record.id, machine).await;
@@ -90,6 +82,20 @@ impl Driver {
                 Event::Stop => return self.stopping_awake(machine).await,
             }
         }
+    }
+
+    /// Nobody uses it: it falls asleep, unless something inside wants it awake.
+    async fn doze(&mut self, machine: Box<dyn Machine>) -> Slept {
+        let slept = if self.kept_awake().await {
+            Slept::No(machine, None)
+        } else {
+            self.fall_asleep(machine, false).await
+        };
+        if matches!(slept, Slept::No(..)) {
+            // Not again at once.
+            self.door.touch();
+        }
+        slept
     }
 
     /// How long nobody may have used it until it counts as idle; `None`: it never does.

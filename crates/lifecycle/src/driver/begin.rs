@@ -60,10 +60,8 @@ impl Driver {
             if self.world.room.make(needed_mib, entered).await {
                 break;
             }
-            let ended = |reason: &str| Phase::Deleting {
-                machine: None,
-                reason: Some(reason.to_owned()),
-            };
+            let ended =
+                |reason: &str| Phase::Deleting { machine: None, reason: Some(reason.to_owned()) };
             tokio::select! {
                 biased;
                 () = delete.cancelled() => return ended(CANCELLED),
@@ -150,6 +148,10 @@ impl Driver {
             Err(error) => return self.fail(chain(&error)).await,
         };
         self.look_up_saved().await;
+        let adopted = match adopted {
+            Some(machine) => Some(self.brought_up_to_date(machine).await),
+            None => None,
+        };
         match (adopted, self.record.rest.clone()) {
             // Nobody was ever let into that machine.
             (Some(machine), Rest::Created) => {
@@ -165,6 +167,15 @@ impl Driver {
                 Phase::Lost { reason: "its machine was lost while the daemon was away".to_owned() }
             }
         }
+    }
+
+    /// The daemon before may have ended between the engine and the ledger.
+    async fn brought_up_to_date(&self, machine: Box<dyn Machine>) -> Box<dyn Machine> {
+        let mut machine = machine;
+        if let Err(error) = machine.set_network(&self.record.spec.network).await {
+            tracing::error!(sandbox = %self.record.id, error = chain(&error), "network not set");
+        }
+        machine
     }
 
     fn found_asleep(&mut self, machine: Box<dyn Machine>) -> Phase {
@@ -212,7 +223,9 @@ impl Driver {
         if command.is_empty() {
             return Ok(());
         }
-        guest.start(ProcessSpec { command, survives_detach: true, ..ProcessSpec::default() }).await?;
+        guest
+            .start(ProcessSpec { command, survives_detach: true, ..ProcessSpec::default() })
+            .await?;
         Ok(())
     }
 

@@ -21,11 +21,11 @@ impl Driver {
     /// All of it, or nothing. `machine`: what it has of one, running or paused.
     pub(super) async fn update(
         &mut self,
-        update: UpdateSandbox,
+        update: Box<UpdateSandbox>,
         machine: Option<&mut Box<dyn Machine>>,
         reply: Reply<()>,
     ) {
-        let changed = self.change(update, machine).await;
+        let changed = self.change(*update, machine).await;
         if changed.is_ok() {
             self.republish();
         }

@@ -187,7 +187,6 @@ impl Driver {
 
     // === What every phase can do ===
 
-
     /// Records and remembers; on `Err` nothing changed.
     async fn write(&mut self, record: Record) -> Result<(), Error> {
         self.world.ledger.record(&record).await?;

@@ -88,15 +88,16 @@ impl Script {
     }
 
     fn reply(&self, request: &Request) -> Reply {
-        match request {
-            Request::Health => {}
-            Request::Start(spec) => return Reply::Process(started(spec)),
-            Request::Lines { after_us } => {
-                let mut lines = self.state.lock().lines.clone();
-                lines.retain(|line| line.stamp_us > *after_us);
-                return Reply::Lines { lines };
-            }
-            _ => return Reply::Done, // The others need no answer to be understood.
+        if let Request::Start(spec) = request {
+            return Reply::Process(started(spec));
+        }
+        if let Request::Lines { after_us } = request {
+            let mut lines = self.state.lock().lines.clone();
+            lines.retain(|line| line.stamp_us > *after_us);
+            return Reply::Lines { lines };
+        }
+        if *request != Request::Health {
+            return Reply::Done;
         }
         Reply::Health(Health {
             agent_version: "fake".to_owned(),

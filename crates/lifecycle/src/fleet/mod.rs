@@ -114,9 +114,9 @@ impl Fleet {
 
     fn bring_back(&self, record: Record) {
         let phase = match &record.rest {
-            Rest::Created if record.facts.queued_until_ms.is_some() => Phase::Queued {
-                until_ms: record.facts.queued_until_ms.unwrap_or_default(),
-            },
+            Rest::Created if record.facts.queued_until_ms.is_some() => {
+                Phase::Queued { until_ms: record.facts.queued_until_ms.unwrap_or_default() }
+            }
             Rest::Created | Rest::Running | Rest::Standby { .. } => Phase::Adopting,
             Rest::Failed { reason } => Phase::Failed { reason: reason.clone() },
         };

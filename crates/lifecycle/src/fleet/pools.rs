@@ -14,8 +14,8 @@ use torpor_protocol::{Name, SandboxId, SandboxSpec, SaveId};
 
 use super::Fleet;
 use crate::engine::Machine;
-use crate::sandbox::Sandbox;
 use crate::error::chain;
+use crate::sandbox::Sandbox;
 use crate::store::PoolRecord;
 use crate::world::{Started, discard};
 use crate::{Error, Refusal};
@@ -146,9 +146,8 @@ impl Fleet {
             }
         }
         let pools = self.inner.pools.0.lock();
-        let show = |(name, stock): (&Name, &Stock)| {
-            stock.show(claimed.remove(name).unwrap_or_default())
-        };
+        let show =
+            |(name, stock): (&Name, &Stock)| stock.show(claimed.remove(name).unwrap_or_default());
         pools.iter().map(show).collect()
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use torpor_protocol::api::{Resize, UpdateSandbox};
 use torpor_protocol::guest::Request;
-use torpor_protocol::{Network, PortAccess, SandboxSpec, State, StandbyPolicy, Tier};
+use torpor_protocol::{Network, PortAccess, SandboxSpec, StandbyPolicy, State, Tier};
 
 use super::{SOON, World, reference, refusal, spec, until};
 use crate::store::{Ledger, PoolRecord, Search};
@@ -163,9 +163,9 @@ async fn processes_get_the_value_of_a_secret_and_nobody_else_does() {
     world.store.set_secret("TOKEN", Some("hunter2"));
     let sandbox = world.fleet.create(with_secret()).await.unwrap();
     drop(sandbox.awake().await.unwrap());
-    let told = world.host.asked(sandbox.id()).into_iter().find_map(|request| match request {
-        Request::Identify(identity) => identity.env.get("TOKEN").cloned(),
-        _ => None,
+    let told = world.host.asked(sandbox.id()).into_iter().find_map(|request| {
+        let Request::Identify(identity) = request else { return None };
+        identity.env.get("TOKEN").cloned()
     });
     assert_eq!(told.as_deref(), Some("hunter2"));
     let record = world.store.record_of(sandbox.id()).unwrap();

@@ -270,7 +270,7 @@ async fn a_failed_sandbox_can_be_restored() {
 // === Pools ===
 
 fn pool(size: usize) -> PoolRecord {
-    super::changes::pool(size, None)
+    changes::pool(size, None)
 }
 
 async fn full(world: &World, size: usize) {

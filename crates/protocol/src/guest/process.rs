@@ -140,7 +140,7 @@ pub struct ProcessStatus {
     pub output_dropped: u64,
     /// How it is kept alive, if it is.
     #[serde(default)]
-    pub supervision: Option<Supervision>,
+    pub supervision: Option<Box<Supervision>>,
     #[serde(default)]
     pub health: Option<HealthReport>,
     /// How it ended before it was started again.

@@ -18,9 +18,11 @@ use crate::{output, units};
 /// Values are encrypted on disk and never given back; a sandbox gets a new value when it starts or
 /// wakes.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  torpor secret set TOKEN                     asks for the value\n  \
+#[command(
+    after_help = "Examples:\n  torpor secret set TOKEN                     asks for the value\n  \
     printenv TOKEN | torpor secret set TOKEN\n  \
-    torpor create --name web --secret TOKEN")]
+    torpor create --name web --secret TOKEN"
+)]
 pub(super) struct Secret {
     #[command(subcommand)]
     action: Action,

@@ -116,9 +116,14 @@ mod tests {
 
     #[test]
     fn only_the_end_of_the_last_line_is_not_part_of_a_value() {
-        for (text, value) in
-            [("a", "a"), ("a\n", "a"), ("a\r\n", "a"), ("a\nb\n\n", "a\nb\n"), ("\n", ""), ("\r", "\r")]
-        {
+        for (text, value) in [
+            ("a", "a"),
+            ("a\n", "a"),
+            ("a\r\n", "a"),
+            ("a\nb\n\n", "a\nb\n"),
+            ("\n", ""),
+            ("\r", "\r"),
+        ] {
             assert_eq!(without_line_end(text.to_owned()), value, "{text:?}");
         }
     }

@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use torpor_lifecycle::guest::GuestError;
-use torpor_protocol::guest::{
-    FailureCode, HealthCheck, ProcessSpec, RestartPolicy, Supervision,
-};
+use torpor_protocol::guest::{FailureCode, HealthCheck, ProcessSpec, RestartPolicy, Supervision};
 
 use super::{Refused, Result};
 

@@ -148,7 +148,9 @@ pub(super) fn told(app: Arc<App>, output: Output, begun: Instant) -> Response {
 
 enum Manner {
     /// Began then; how it ended is told.
-    Run { begun: Instant },
+    Run {
+        begun: Instant,
+    },
     Follow(Only),
 }
 

@@ -16,9 +16,7 @@ use torpor_daemon::api::extract::Path;
 use torpor_daemon::app::App;
 use torpor_daemon::calls::transfer;
 use torpor_lifecycle::guest::{Guest, GuestError};
-use torpor_protocol::guest::{
-    Exit, FailureCode, HealthState, ProcessStatus, Request, Supervision,
-};
+use torpor_protocol::guest::{Exit, FailureCode, HealthState, ProcessStatus, Request, Supervision};
 
 use super::command::{Check, Command, Restart, without_default_user};
 use super::{Refused, Result};
@@ -55,10 +53,7 @@ pub(super) async fn find(guest: &Guest, text: &str) -> Result<ProcessStatus> {
     Ok(process)
 }
 
-async fn start(
-    Inside(awake): Inside,
-    Body(command): Body<Command>,
-) -> Result<Response> {
+async fn start(Inside(awake): Inside, Body(command): Body<Command>) -> Result<Response> {
     let spec = command.background()?;
     let guest = awake.lease.guest();
     let started = match guest.start(spec.clone()).await {

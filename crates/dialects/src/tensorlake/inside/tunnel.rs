@@ -92,7 +92,10 @@ async fn outward(stream: &mut Stream, mouth: &mut Mouth) -> Over {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return Over::Close(close_code::NORMAL, ""),
             Err(GuestError::Asleep) => {
-                return Over::Close(close_code::AWAY, "the sandbox was put to sleep; connect again");
+                return Over::Close(
+                    close_code::AWAY,
+                    "the sandbox was put to sleep; connect again",
+                );
             }
             Err(_) => return Over::Close(close_code::ERROR, "the connection inside broke"),
         };

@@ -114,7 +114,8 @@ impl Wish {
         let saved = origin.as_ref().map(|origin| &origin.spec);
         let entrypoint = self.entrypoint.unwrap_or_default();
         if !entrypoint.is_empty() && origin.as_ref().is_some_and(Origin::is_running) {
-            let text = "entrypoint: what runs in a memory snapshot goes on; nothing else is started";
+            let text =
+                "entrypoint: what runs in a memory snapshot goes on; nothing else is started";
             return Err(ApiError::invalid(text));
         }
         let resources = self.resources.unwrap_or_default().understood()?;
@@ -160,8 +161,7 @@ struct Origin {
 
 impl Origin {
     async fn find(app: &App, id: &str) -> Result<Self> {
-        let SnapshotRecord { snapshot, save } =
-            calls::find_snapshot(app, &reference(id)?).await?;
+        let SnapshotRecord { snapshot, save } = calls::find_snapshot(app, &reference(id)?).await?;
         let Some(save) = save else {
             let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
             let refusal = Refusal::SnapshotNotReady { id: snapshot.id.to_string(), why };

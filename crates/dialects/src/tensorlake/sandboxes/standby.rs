@@ -72,8 +72,7 @@ async fn fall_asleep(app: Arc<App>, sandbox: Sandbox, before: Status) -> Result<
     calls::sleep(&app, &sandbox, false).await.inspect_err(|error| note(&sandbox, error))?;
     let mut status = sandbox.watch();
     // Somebody may have woken it already.
-    let slept =
-        |now: &Status| now.state != SandboxState::Running || now.wakes > before.wakes;
+    let slept = |now: &Status| now.state != SandboxState::Running || now.wakes > before.wakes;
     // It sleeps in any case: whoever looks too early looks again.
     let _ = tokio::time::timeout(SAY_SO, status.wait_for(slept)).await;
     Ok(())

@@ -272,7 +272,15 @@ fn a_machine_keeps_its_lists_and_its_connections_while_daemons_come_and_go() {
         let slot = network.adopt(number, &only).await.expect("adopted");
         assert!(!reaches(&guest, PUBLIC));
         assert_eq!(says(&mut stream), Ok(()));
+
+        // The same for one that has all it wants by now.
+        network.set_policy(&slot, &ON).await.expect("changed");
+        network.crash();
         drop(slot);
+        let network = world.network_with(&tag, &[(number, ON)]).await;
+        assert_eq!(says(&mut stream), Ok(()));
+        assert!(reaches(&guest, PUBLIC));
+        drop(network);
     });
 }
 

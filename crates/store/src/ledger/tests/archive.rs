@@ -82,6 +82,7 @@ async fn the_archive_is_read_in_pages_last_ended_first() {
             let Some(last) = page.last() else { break };
             before = Some(last.id.clone());
             found.extend(page);
+            assert!(found.len() <= all.len(), "a page begins again");
         }
         assert_eq!(found, all);
     }
