@@ -1,11 +1,14 @@
 """The command line program `tl` of the last package that has it in."""
 
+import fcntl
 import json
 import os
 import pty as terminals
 import re
 import select
+import struct
 import subprocess
+import termios
 import time
 
 import pytest
@@ -149,12 +152,16 @@ def test_logs_are_read(cli, named):
 def test_a_shell_is_used_by_hand(tl, environment, named):
     child, terminal = terminals.fork()
     if child == 0:
+        # A terminal that somebody sits at has a size; this one has none yet.
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
         os.execve(tl, [str(tl), "sbx", "ssh", named], environment)
     seen = Terminal(terminal)
     try:
         seen.waits_for(rb"[#$] ")
         seen.types(b"echo typed-$((40 + 2))\n")
         seen.waits_for(rb"typed-42")
+        seen.types(b"stty size\n")
+        seen.waits_for(rb"30 100")
         seen.types(b"exit\n")
         seen.waits_for_end()
     finally:

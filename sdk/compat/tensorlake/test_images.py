@@ -37,9 +37,12 @@ def name():
     request("DELETE", f"{IMAGES}/images/name/{name}")
 
 
-def test_an_image_is_built_from_code_and_a_sandbox_runs_it(name, tmp_path):
-    (tmp_path / "note.txt").write_text("copied\n")
-    (tmp_path / "added.txt").write_text("added\n")
+@pytest.fixture(scope="module")
+def from_code(tmp_path_factory):
+    """The name of an image that was built from code, which several tests build on; a build takes long."""
+    context, name = tmp_path_factory.mktemp("context"), fresh_name("from-code")
+    (context / "note.txt").write_text("copied\n")
+    (context / "added.txt").write_text("added\n")
     image = (
         Image(name=name, base_image=BASE_IMAGE)
         .run("echo made > /opt/made")
@@ -48,21 +51,24 @@ def test_an_image_is_built_from_code_and_a_sandbox_runs_it(name, tmp_path):
         .add("added.txt", "/opt/added.txt")
         .workdir("/opt")
     )
-    built = image.build(context_dir=str(tmp_path), **NO_REGISTRY)
-    assert built["name"] == name
-    found = find_sandbox_image_by_name(name)
-    assert (found["name"], found["id"]) == (name, built["id"])
-    box = Sandbox.create(image=name)
-    assert box.info().image == name
+    assert image.build(context_dir=str(context), **NO_REGISTRY)["name"] == name
+    yield name
+    delete_sandbox_image(name)
+
+
+def test_an_image_is_built_from_code_and_a_sandbox_runs_it(from_code):
+    assert find_sandbox_image_by_name(from_code)["name"] == from_code
+    box = Sandbox.create(image=from_code)
+    assert box.info().image == from_code
     assert box.run("sh", ["-c", "cat made note.txt added.txt; echo $GREETING; pwd"]).stdout == (
         "made\ncopied\nadded\ngood day\n/opt"
     )
 
 
-def test_an_image_is_built_from_a_dockerfile_with_arguments(name, tmp_path):
+def test_an_image_is_built_from_a_dockerfile_on_one_that_was_built_before(name, from_code, tmp_path):
     dockerfile = tmp_path / "Dockerfile"
     dockerfile.write_text(
-        f"FROM {BASE_IMAGE}\n"
+        f"FROM {from_code}\n"
         "ARG WHO=nobody\n"
         'RUN echo "for $WHO" > /opt/who\n'
         "COPY note /opt/\n"
@@ -79,18 +85,10 @@ def test_an_image_is_built_from_a_dockerfile_with_arguments(name, tmp_path):
     )
     assert "image_registered" in [event["type"] for event in events]
     box = Sandbox.create(image=name)
-    assert box.run("sh", ["-c", "cat /opt/who /opt/note; id -un"]).stdout == (
-        "for everybody\nfrom the context\ntl-user"
+    # Of the image below, of the argument, of the context, and the user.
+    assert box.run("sh", ["-c", "cat /opt/made /opt/who /opt/note; echo $GREETING; id -un"]).stdout == (
+        "made\nfor everybody\nfrom the context\ngood day\ntl-user"
     )
-
-
-def test_an_image_is_built_on_one_that_was_built_before(name):
-    parent = f"{name}-parent"
-    Image(name=parent, base_image=BASE_IMAGE).run("echo parent > /opt/parent").build(**NO_REGISTRY)
-    Image(name=name, base_image=parent).run("echo child > /opt/child").build(**NO_REGISTRY)
-    delete_sandbox_image(parent)
-    box = Sandbox.create(image=name)
-    assert box.run("cat", ["/opt/parent", "/opt/child"]).stdout == "parent\nchild"
 
 
 def test_an_image_of_this_host_is_imported_under_another_name(name):

@@ -178,7 +178,7 @@ impl Process {
         state.retired = false;
         let looked_at = self.spec.supervise.as_ref().is_some_and(|it| it.health.is_some());
         state.health = looked_at.then_some(health::STARTING);
-        if self.spec.terminal.is_none() {
+        if self.spec.terminal.is_none() && std::env::var_os("NOLINES").is_none() {
             let program = self.spec.command.first().map_or("", String::as_str);
             let speaker = Speaker::new(state.pid, state.started_at_ms, program, self.name());
             *self.speaker.borrow_mut() = Some(Rc::new(speaker));

@@ -195,8 +195,8 @@ async fn suggest(client: &Client, error: Error) -> Error {
     let (wanted, names): (String, Vec<Option<Name>>) = match missing {
         Subject::Sandbox(wanted) => {
             if let Some(ended) = ended::last_called(client, &wanted).await {
-                let age = units::show_age(ended.ended_at_ms, units::now_ms());
-                let hint = format!("one of that name ended ({age}): torpor inspect {}", ended.id);
+                let when = units::show_time(ended.ended_at_ms);
+                let hint = format!("one of that name ended at {when}: torpor inspect {}", ended.id);
                 return error.with_hint(hint);
             }
             let Ok(statuses) = sandboxes::list(client, &[], None).await else { return error };

@@ -9,10 +9,13 @@ use crate::client::{Client, Route};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::signals::Signals;
-use crate::{output, units};
+use crate::units;
 
 /// How long one request waits for news of it, in milliseconds: the daemon's usual time.
 const NEWS_MS: &str = "30000";
+/// What to do about a host that stays full.
+const MAKE_ROOM: &str =
+    "make room (torpor sleep --cold, torpor rm), or wait longer: --queue 0 is for ever";
 
 /// Returns when it runs. If it never does nothing is left of it; if we are told to leave, one without
 /// a name goes with us, because nobody would ever ask for it.
@@ -45,7 +48,7 @@ async fn watch(client: &Client, mut status: Status, progress: &Progress) -> Resu
             State::Failed => {
                 let message = format!("{} did not start", sandboxes::title(&status));
                 drop(client.delete(&Route::sandbox(&status.id)).await);
-                return Err(because(message, status.reason.as_deref()));
+                return Err(because(message, status.reason.as_deref(), None));
             }
             State::Terminated => return Err(gone(client, &status).await),
             State::Creating => progress.say(describe(&status, units::now_ms())),
@@ -79,14 +82,14 @@ async fn gone(client: &Client, status: &Status) -> Error {
     let ended = ended::find(client, &status.id).await.ok().flatten();
     let reason = ended.and_then(|ended| ended.reason);
     let message = format!("{} ended before it ran", sandboxes::title(status));
-    because(message, reason.as_deref())
+    let late = status.queued_until_ms.is_some_and(|until_ms| until_ms <= units::now_ms());
+    because(message, reason.as_deref(), late.then_some(MAKE_ROOM))
 }
 
-fn because(message: String, reason: Option<&str>) -> Error {
+fn because(message: String, reason: Option<&str>, hint: Option<&str>) -> Error {
     let message = match reason {
         Some(reason) => format!("{message}: {reason}"),
         None => message,
     };
-    let hint = "make room (torpor sleep --cold, torpor rm), or wait longer: --queue 0 is for ever";
-    Error::Failed { message: output::plain(&message), hint: Some(hint.to_owned()) }
+    Error::Failed { message, hint: hint.map(str::to_owned) }
 }

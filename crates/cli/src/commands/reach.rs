@@ -73,7 +73,8 @@ impl ReachChanges {
 /// Which ports of a sandbox that is to be are reached from outside.
 #[derive(Debug, Clone, Args)]
 pub(super) struct PortArgs {
-    /// Only this port is reached by previews; may be given several times [default: all].
+    /// Only this port is reached by previews, with a key if there are keys; may be given several times
+    /// [default: all are, without a key].
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     expose: Vec<u16>,
     /// Its exposed ports are reached without an API key, too.

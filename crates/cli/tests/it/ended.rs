@@ -38,7 +38,7 @@ fn a_name_is_who_has_it_now_and_who_had_it_last_is_suggested() {
     world.torpor(["rm", "web"]).ok();
     let (code, words) = world.torpor(["inspect", "web"]).failed();
     assert_eq!(code, 1);
-    assert!(words.contains("\nhint: one of that name ended ("), "{words}");
+    assert!(words.contains("\nhint: one of that name ended at "), "{words}");
     assert!(words.ends_with(&format!("torpor inspect {id}")), "{words}");
     let (code, words) = world.torpor(["inspect", SandboxId::random().as_str()]).failed();
     assert!(code == 1 && words.contains("torpor ps"), "{words}");

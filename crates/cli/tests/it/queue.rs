@@ -86,6 +86,7 @@ fn one_that_fails_after_its_wait_is_not_left_behind() {
     let (code, words) = stub.torpor(["create", "--name", "web", "--queue", "0"]).failed();
     assert_eq!(code, 1);
     assert!(words.starts_with("error: web did not start: no such image\n"), "{words}");
+    assert!(!words.contains("hint"), "{words}");
     let asked = stub.asked();
     assert_eq!(asked[0], "POST /v1/sandboxes?wait=false");
     assert_eq!(asked[2], format!("DELETE /v1/sandboxes/{ID}"));

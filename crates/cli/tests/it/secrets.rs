@@ -30,9 +30,10 @@ fn a_secret_reaches_the_processes_of_a_sandbox_and_nobody_else() {
 }
 
 #[test]
-fn a_new_value_is_a_new_version() {
+fn a_new_value_is_a_new_version_and_for_those_who_wake_from_disk() {
     let world = World::new();
     world.torpor_with(["secret", "set", "TOKEN"], b"one").ok();
+    world.torpor(["create", "--name", "web", "--secret", "TOKEN"]).ok();
     let set = world.torpor_with(["secret", "set", "TOKEN", "--json"], b"two").json();
     assert_eq!((&set["name"], &set["version"]), (&"TOKEN".into(), &2.into()));
     let table = world.torpor(["secret", "ls"]).ok();
@@ -40,6 +41,9 @@ fn a_new_value_is_a_new_version() {
         table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines[0], ["NAME", "VERSION", "AGE", "CHANGED"]);
     assert_eq!(lines[1][..2], ["TOKEN", "2"]);
+    assert_eq!(world.sh("echo $TOKEN").ok(), "one\n");
+    world.torpor(["sleep", "web", "--cold"]).ok();
+    assert_eq!(world.sh("echo $TOKEN").ok(), "two\n");
 }
 
 #[test]

@@ -195,13 +195,15 @@ impl Jobs {
     }
 
     fn await_context(&self, app: &Arc<App>, build: &Build, order: Order) {
-        let (late, id) = (Arc::clone(app), build.id.clone());
+        // Weak, because the job holds the deadline and the app the job.
+        let (app, id) = (Arc::downgrade(app), build.id.clone());
         let deadline = tokio::spawn(async move {
             tokio::time::sleep(CONTEXT_DEADLINE).await;
+            let Some(app) = app.upgrade() else { return };
             // On its own, because the deadline goes with the job.
             tokio::spawn(async move {
                 let why = format!("its context did not arrive within {CONTEXT_DEADLINE:?}");
-                late.builds.give_up(&id, BuildState::Failed, Some(why)).await;
+                app.builds.give_up(&id, BuildState::Failed, Some(why)).await;
             });
         });
         let state =

@@ -169,7 +169,7 @@ async fn secrets_are_asked_for_by_name() {
     let value = json!({"value": "kept well"});
     world.own("PUT", "/secrets/TOKEN", Some(value)).await;
     let id = world.create(json!({"secret_names": ["TOKEN"]})).await;
-    let command = json!({"command": ["sh", "-c", "printf %s $TOKEN"]});
+    let command = json!({"command": ["sh", "-c", "printf %s \"$TOKEN\""]});
     let ran = world.own("POST", &format!("/sandboxes/{id}/run"), Some(command)).await.expect(200);
     assert_eq!(ran["stdout"], "kept well");
 }

@@ -95,6 +95,11 @@ impl Place {
         self.world.until(&path, look).await
     }
 
+    /// A shell command that goes on for as long as the test does.
+    fn stay(&self) -> String {
+        format!("while [ -e {} ]; do sleep 0.05; done", self.path(""))
+    }
+
     fn path(&self, name: &str) -> String {
         self.world.dir.join(name).to_str().unwrap().to_owned()
     }

@@ -86,7 +86,7 @@ async fn a_sandbox_begins_from_a_snapshot_and_inherits_what_is_not_said() {
 
 #[tokio::test]
 async fn a_memory_snapshot_is_locked_and_a_filesystem_snapshot_is_not() {
-    let world = World::new().await;
+    let world = World::scripted().await;
     let sandbox = world.create(json!({})).await;
     let memory = world.checkpoint(&sandbox, "memory").await["id"].clone();
     for body in [

@@ -51,8 +51,6 @@ async fn ports_are_exposed_and_taken_back() {
 async fn a_network_is_kept_cleared_and_replaced() {
     let world = World::new().await;
     world.create(json!({"name": "net", "network": {"allow_internet_access": false}})).await;
-    // Without a machine the fake engine has nothing to change.
-    world.own("POST", "/sandboxes/net/sleep", Some(json!({"cold": true}))).await.expect(200);
     let kept = world.patch("/sandboxes/net", json!({"auto_resume": true})).await.expect(200);
     assert_eq!(kept["network_policy"]["allow_internet_access"], false);
     let policy = json!({"allow_internet_access": true, "allow_out": ["1.1.1.1:443"], "deny_out": ["10.0.0.0/8"]});
@@ -78,15 +76,22 @@ async fn auto_resume_needs_a_name() {
 async fn a_resize_is_done_when_it_is_answered_and_is_remembered_as_such() {
     let world = World::new().await;
     let id = world.create(json!({"resources": {"cpus": 1.0, "memory_mb": 1024}})).await;
-    // The fake engine can't change any; the same is no change.
-    let same = json!({"resources": {"cpus": 1.0, "memory_mb": 1024}});
-    let resized = world.patch(&format!("/sandboxes/{id}"), same).await.expect(200);
+    let before = world.info(&id).await;
+    let path = format!("/sandboxes/{id}");
+    let larger = json!({"resources": {"cpus": 2.0, "memory_mb": 2048}});
+    let resized = world.patch(&path, larger).await.expect(200);
+    let resources = &resized["resources"];
+    assert_eq!((&resources["cpus"], &resources["memory_mb"]), (&json!(2.0), &json!(2048)));
+    assert_eq!(resources["disk_mb"], before["resources"]["disk_mb"]);
     let resize = &resized["resource_resize"];
     assert_eq!((&resize["status"], &resize["error_message"]), (&json!("succeeded"), &Value::Null));
-    assert_eq!(resize["requested"], resized["resources"]);
+    assert_eq!(resize["requested"], *resources);
     assert!(resize["generation"].as_u64().unwrap() > 0);
+    assert_ne!(resize["generation"], before["resource_resize"]["generation"]);
+    let limits = world.host.limits(&crate::world::id(&id)).unwrap().1;
+    assert_eq!(limits.memory_mib, 2048);
     // Whoever asks for that generation later finds it.
-    world.patch(&format!("/sandboxes/{id}"), json!({"name": "changed"})).await.expect(200);
+    world.patch(&path, json!({"name": "changed"})).await.expect(200);
     assert_eq!(world.info(&id).await["resource_resize"], *resize);
 }
 
@@ -95,8 +100,9 @@ async fn a_resize_that_can_not_be_is_refused_with_the_reason() {
     let world = World::new().await;
     let path = format!("/sandboxes/{}", world.create(json!({})).await);
     let before = world.get(&path).await.expect(200);
+    world.host.fail_resizes(1);
     let engine = world.patch(&path, json!({"resources": {"cpus": 2.0}})).await;
-    assert!(engine.expect_error(400, "UNSUPPORTED").contains("resources"));
+    assert!(engine.expect_error(400, "UNSUPPORTED").contains("can't change that"));
     for body in [
         json!({"resources": {"cpus": 100_000}}),
         json!({"resources": {"memory_mb": 1_000_000_000_000_u64}}),

@@ -41,12 +41,22 @@ impl World {
     }
 
     pub(crate) async fn with(config: Config) -> Self {
+        Self::made(config, Inside::RealAgent).await
+    }
+
+    /// A world whose machines say "done" to everything and touch nothing: for what would write
+    /// outside of the test's directory.
+    pub(crate) async fn scripted() -> Self {
+        Self::made(Config::default(), Inside::Scripted).await
+    }
+
+    async fn made(config: Config, inside: Inside) -> Self {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("inside");
         std::fs::create_dir(&dir).unwrap();
         let mut world = Self {
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
-            host: FakeHost::new(Inside::RealAgent),
+            host: FakeHost::new(inside),
             dir,
             free_mib: Arc::new(AtomicU64::new(u64::MAX)),
             config,

@@ -15,8 +15,8 @@ use crate::{output, units};
 /// Keep values that programs in sandboxes need and nobody else should see.
 ///
 /// A sandbox that was created with --secret NAME has the value in the variable NAME of every process.
-/// Values are encrypted on disk and never given back; a sandbox gets a new value when it starts or
-/// wakes.
+/// Values are encrypted on disk and never given back. A sandbox gets a new value when it starts, is
+/// forked or wakes from disk.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  torpor secret set TOKEN                     asks for the value\n  \

@@ -91,7 +91,7 @@ async fn standard_input_is_written_until_it_is_closed() {
     place.wait(&pid.to_string(), |info| info["status"] == "exited").await;
     assert_eq!(lines(&place.said(pid, "stdout").await), ["hello world"]);
     place.tell(&stdin, "more").await.expect_error(400, "STDIN_NOT_WRITABLE");
-    let deaf = place.start("sleep 3600").await;
+    let deaf = place.start(&place.stay()).await;
     let unheard = place.tell(&format!("/processes/{deaf}/stdin"), "x").await;
     unheard.expect_error(400, "STDIN_NOT_WRITABLE");
 }
@@ -121,7 +121,7 @@ async fn what_is_thrown_away_is_not_told() {
 async fn who_follows_gets_what_was_said_and_what_will_be_to_the_end() {
     let place = Place::new().await;
     let go = place.path("go");
-    let script = format!("echo one; while [ ! -e {go} ]; do sleep 0.01; done; echo two >&2");
+    let script = format!("echo one; until [ -e {go} ]; do sleep 0.01; done; echo two >&2");
     let pid = place.start(&script).await;
     let mut both = place.follow(pid, "output").await;
     let first = both.event().await.unwrap();
@@ -144,7 +144,7 @@ async fn who_follows_gets_what_was_said_and_what_will_be_to_the_end() {
 #[tokio::test]
 async fn who_follows_and_leaves_leaves_the_process_alone() {
     let place = Place::new().await;
-    let pid = place.start("echo one; sleep 3600").await;
+    let pid = place.start(&format!("echo one; {}", place.stay())).await;
     let mut follow = place.follow(pid, "stdout").await;
     follow.event().await.unwrap();
     drop(follow);
@@ -207,7 +207,7 @@ async fn what_can_not_be_managed_is_refused() {
         body["command"] = "true".into();
         assert_eq!(place.post("/processes", &body).await.status, 400, "{field}");
     }
-    let pid = place.start("sleep 3600").await;
+    let pid = place.start(&place.stay()).await;
     let restart = place.tell(&format!("/processes/{pid}/restart"), "").await;
     restart.expect_error(400, "INVALID_REQUEST");
 }

@@ -150,7 +150,7 @@ async fn a_session_that_is_hung_up_is_terminated() {
 #[tokio::test]
 async fn a_session_that_is_not_there_is_not_found() {
     let place = Place::new().await;
-    let pid = place.start("sleep 3600").await;
+    let pid = place.start(&place.stay()).await;
     let process = place.get(&format!("/processes/{pid}")).await.expect(200);
     let no_terminal = format!("{pid}-{}", process["started_at"]);
     for session in ["nope", "1", "4000000-1", &no_terminal] {

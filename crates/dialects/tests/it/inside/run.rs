@@ -76,7 +76,7 @@ async fn a_line_longer_than_a_megabyte_comes_in_pieces() {
 async fn a_run_that_takes_too_long_is_killed_and_says_so() {
     let place = Place::new().await;
     for field in ["timeout", "timeout_secs"] {
-        let mut body = sh("echo begun; sleep 3600");
+        let mut body = sh(&format!("echo begun; {}", place.stay()));
         body[field] = json!(0.3);
         let events = place.run(&body).await.all().await;
         assert_eq!(lines(&events, "stdout"), ["begun"]);
@@ -129,18 +129,21 @@ async fn pid(run: &mut Events) -> String {
 #[tokio::test]
 async fn a_client_that_leaves_takes_its_process_along() {
     let place = Place::new().await;
-    let mut run = place.run(&sh("sleep 3600")).await;
+    let mut run = place.run(&sh(&place.stay())).await;
     let pid = pid(&mut run).await;
     assert_eq!(place.get(&format!("/processes/{pid}")).await.expect(200)["status"], "running");
     drop(run);
     place.wait(&pid, |info| info["status"] == "signaled").await;
 }
 
-/// Says a word, waits for the file `go`, says another.
+/// Says a line and a half; when there is the file `go`, the other half, and makes the file `said`; when
+/// there is `end`, ends.
 fn patient(place: &Place) -> Value {
-    let (here, go) = (place.path("here"), place.path("go"));
-    let wait = format!("while [ ! -e {go} ]; do sleep 0.01; done");
-    sh(&format!("printf 'one\\ntw'; {wait}; echo o; touch {here}; sleep 0.01; {wait}.2; exit 7"))
+    let [go, said, end] = ["go", "said", "end"].map(|name| place.path(name));
+    let dir = place.path("");
+    let wait = |file: &str| format!("while [ -e {dir} -a ! -e {file} ]; do sleep 0.01; done");
+    let (wait_go, wait_end) = (wait(&go), wait(&end));
+    sh(&format!("printf 'one\\ntw'; {wait_go}; echo o; touch {said}; {wait_end}; exit 7"))
 }
 
 #[tokio::test]
@@ -152,12 +155,12 @@ async fn a_run_goes_on_after_its_sandbox_slept_and_does_not_wake_it() {
     place.suspend().await;
     // A fake machine that sleeps goes on, so something is said meanwhile.
     std::fs::write(place.path("go"), "").unwrap();
-    let here = place.path("here");
-    place.world.until("a word", async || std::fs::exists(&here).unwrap().then_some(())).await;
+    let said = place.path("said");
+    place.world.until("a word", async || std::fs::exists(&said).unwrap().then_some(())).await;
     assert_eq!(place.world.info("web").await["status"], "suspended");
     place.resume().await;
     assert_eq!(run.data().await.unwrap()["line"], "two");
-    std::fs::write(place.path("go.2"), "").unwrap();
+    std::fs::write(place.path("end"), "").unwrap();
     assert_eq!(run.all().await, [json!({"exit_code": 7, "reason": "exited"})]);
 }
 
@@ -178,7 +181,7 @@ async fn a_client_that_leaves_after_a_sleep_takes_its_process_along() {
 #[tokio::test]
 async fn a_run_in_a_sandbox_that_is_deleted_ends() {
     let place = Place::new().await;
-    let mut run = place.run(&sh("echo begun; sleep 3600")).await;
+    let mut run = place.run(&sh(&format!("echo begun; {}", place.stay()))).await;
     pid(&mut run).await;
     assert_eq!(run.data().await.unwrap()["line"], "begun");
     assert!(place.world.delete("/sandboxes/web").await.status < 300);
