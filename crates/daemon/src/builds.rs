@@ -22,6 +22,7 @@ mod pattern;
 pub(crate) mod pipe;
 mod published;
 mod tail;
+mod work;
 mod workbench;
 
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@
 //! - A key that is not known is refused by its name.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use figment::Figment;
@@ -17,8 +17,12 @@ use torpor_protocol::Resources;
 use torpor_store::Vault;
 
 mod keys;
+mod second;
 
 pub use keys::{KEYS, Key};
+pub use second::ListenAlso;
+pub(crate) use second::Second;
+use second::USUAL;
 
 /// Read if it is there and no other file is named.
 pub const DEFAULT_FILE: &str = "/etc/torpor/torpor.toml";
@@ -43,49 +47,6 @@ pub struct Config {
     pub limits: Limits,
     pub standby: StandbyConfig,
     pub log: Log,
-}
-
-/// Where Tensorlake's command line looks for sandboxes when it finds the API at [`USUAL`].
-const EXPECTED_BESIDE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9443);
-/// Where the API is if nobody says otherwise.
-const USUAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8900);
-
-/// What was said about a second address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum ListenAlso {
-    Off,
-    At(SocketAddr),
-}
-
-impl TryFrom<String> for ListenAlso {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
-        match text.as_str() {
-            "off" => Ok(Self::Off),
-            address => address.parse().map(Self::At).map_err(|_| {
-                format!("{address:?} is neither an address like 127.0.0.1:9443 nor off")
-            }),
-        }
-    }
-}
-
-impl From<ListenAlso> for String {
-    fn from(also: ListenAlso) -> Self {
-        match also {
-            ListenAlso::Off => "off".to_owned(),
-            ListenAlso::At(address) => address.to_string(),
-        }
-    }
-}
-
-/// A second address to listen on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Second {
-    /// Somebody wants it.
-    Asked(SocketAddr),
-    /// It would be nice to have.
-    Usual(SocketAddr),
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -256,16 +217,6 @@ impl Config {
         Ok(config)
     }
 
-    /// The second address of a daemon that listens on `first`: the one that was asked for, or, at the
-    /// usual place, the one that clients expect beside it.
-    pub(crate) fn second_address(&self, first: SocketAddr) -> Option<Second> {
-        match self.listen_also {
-            Some(ListenAlso::Off) => None,
-            Some(ListenAlso::At(address)) => Some(Second::Asked(address)),
-            None => (first == USUAL).then_some(Second::Usual(EXPECTED_BESIDE)),
-        }
-    }
-
     fn check(&self) -> Result<(), ConfigError> {
         let senseless = |text: &str| Err(ConfigError::Senseless(text.to_owned()));
         if self.api_key.as_ref().is_some_and(|key| key.0.len() < 16) {
@@ -421,6 +372,7 @@ mod tests {
             ("[standby]\npressure_percent = 101", "pressure_percent"),
             ("[standby]\nidle_after_ms = -1", "idle_after_ms"),
             ("[standby]\nidle_after = 1", "idle_after"),
+            ("listen_also = 'here'", "listen_also"),
         ] {
             let error = with(toml, &[], Overrides::default()).unwrap_err().to_string();
             assert!(error.contains(key), "{error}");
@@ -466,21 +418,6 @@ mod tests {
         let variables = [("TORPOR_API_KEY", "12345678901234567890")];
         let config = with("", &variables, Overrides::default()).unwrap();
         assert_eq!(config.api_key.unwrap().0, "12345678901234567890");
-    }
-
-    #[test]
-    fn a_second_address_is_listened_on_when_asked_for_and_at_the_usual_place() {
-        let elsewhere = "127.0.0.1:1".parse().unwrap();
-        let second = |toml: &str, first| {
-            with(toml, &[], Overrides::default()).unwrap().second_address(first)
-        };
-        assert_eq!(second("", USUAL), Some(Second::Usual(EXPECTED_BESIDE)));
-        assert_eq!(second("", elsewhere), None);
-        assert_eq!(second("listen_also = 'off'", USUAL), None);
-        let asked = Some(Second::Asked("127.0.0.1:2".parse().unwrap()));
-        assert_eq!(second("listen_also = '127.0.0.1:2'", elsewhere), asked);
-        let error = with("listen_also = 'here'", &[], Overrides::default()).unwrap_err();
-        assert!(error.to_string().contains("listen_also"), "{error}");
     }
 
     /// The table, the struct and the document say the same.

@@ -69,9 +69,15 @@ pub(crate) struct Doors {
 }
 
 impl Doors {
-    /// Takes the second address, if there is to be one. One that nobody asked for need not be free.
+    /// Takes the second address, if there is to be one.
     pub(crate) async fn open(first: TcpListener, config: &Config) -> Result<Self, ServeError> {
-        let second = match config.second_address(address_of(&first)?) {
+        let second = config.second_address(address_of(&first)?);
+        Self::with(first, second).await
+    }
+
+    /// A second address that nobody asked for need not be free.
+    async fn with(first: TcpListener, second: Option<Second>) -> Result<Self, ServeError> {
+        let second = match second {
             None => None,
             Some(Second::Asked(address)) => Some(bind_to(address).await?),
             Some(Second::Usual(address)) => match bind_to(address).await {
@@ -333,5 +339,23 @@ fn raise_file_limit() {
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_second_address_that_nobody_asked_for_need_not_be_free() {
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = taken.local_addr().unwrap();
+        let first = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let doors = Doors::with(first().await, Some(Second::Usual(address))).await.unwrap();
+        assert!(doors.second.is_none());
+        assert!(Doors::with(first().await, Some(Second::Asked(address))).await.is_err());
+        drop(taken);
+        let doors = Doors::with(first().await, Some(Second::Usual(address))).await.unwrap();
+        assert_eq!(doors.second.unwrap().local_addr().unwrap(), address);
     }
 }

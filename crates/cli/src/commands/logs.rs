@@ -24,7 +24,8 @@ const DEPTH: usize = 64;
 /// Show what the processes of a sandbox have printed.
 ///
 /// All processes in the order they were started, each under a header line; with --pid the output of
-/// one process and nothing else, its standard error on ours.
+/// one process and nothing else, its standard error on ours. It wakes the sandbox; `torpor log` tells
+/// what was said without that.
 #[derive(Debug, Args)]
 pub(super) struct Logs {
     /// Name or id.

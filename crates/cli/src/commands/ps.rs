@@ -16,7 +16,7 @@ use crate::units;
 /// List sandboxes.
 #[derive(Debug, Args)]
 pub(super) struct Ps {
-    /// Also those that are gone.
+    /// Also those that are being removed at this moment.
     #[arg(short, long)]
     all: bool,
     /// Only those with this label; may be given several times.

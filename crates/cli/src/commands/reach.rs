@@ -29,7 +29,7 @@ impl ReachArgs {
 #[derive(Debug, Clone, Default, Args)]
 pub(super) struct ReachChanges {
     /// Whether it reaches public addresses.
-    #[arg(long)]
+    #[arg(long, value_name = "on|off", hide_possible_values = true)]
     internet: Option<Switch>,
     /// Let it reach these public addresses only, instead of those so far; may be given several times.
     #[arg(long, value_name = "RANGE")]

@@ -18,27 +18,23 @@ use std::time::Duration;
 use axum::body::Body;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::api::{Build, BuildKind, BuildState, ImageEvent};
+use torpor_protocol::api::{Build, BuildKind, BuildState};
 use torpor_protocol::{BuildId, ErrorCode, SnapshotRef};
 use torpor_store::{Image, ImageName, Ledger, Stage};
 
-use super::tail::keep_end;
-use super::{Alias, CONTEXT_FILE, Events, Order, known, published, stopped};
+use super::work::Work;
+use super::{Alias, CONTEXT_FILE, Order};
 use crate::api::error::{ApiError, Result};
 use crate::api::images::upload::Upload;
 use crate::app::App;
 
 /// Bytes of a context.
 pub const CONTEXT_MAX: u64 = 2 * 1024 * 1024 * 1024;
-/// Output that is kept to say why a build failed.
-const OUTPUT_KEPT: usize = 64 * 1024;
-/// Events between a build and what keeps its output.
-const EVENTS: usize = 64;
 /// Builds that have not ended; each may have a context on disk.
 const OPEN_MAX: usize = 64;
 /// Builds that work at the same time, each in a machine of its own; the others take turns.
@@ -52,7 +48,7 @@ const KEY_MAX: usize = 256;
 /// Builds of one list.
 const LISTED: usize = 100;
 
-const RESTARTED: &str = "the daemon was restarted; build it again";
+pub(super) const RESTARTED: &str = "the daemon was restarted; build it again";
 
 /// What an image is to be made of.
 pub enum Source {
@@ -108,18 +104,14 @@ enum JobState {
     Running { digest: Option<String>, stop: CancellationToken, cancelled: bool },
 }
 
+/// The image, or how else it ended and why.
+pub(super) type Outcome = std::result::Result<Image, (BuildState, Option<String>)>;
+
 /// A whole context.
 struct Arrived {
     stage: Stage,
     /// SHA-256, in hexadecimal digits.
     digest: String,
-}
-
-/// What a job does when its turn comes.
-enum Work {
-    Build(Stage, Order),
-    Name(String, Alias),
-    Publish(SnapshotRef),
 }
 
 impl Jobs {
@@ -172,13 +164,13 @@ impl Jobs {
                 let order = Order { name, dockerfile: path, args, alias, cpus, memory_mib, stop };
                 self.await_context(app, &build, order);
             }
-            Source::Image(of) => self.set_off(app, &build, name, stop, Work::Name(of, alias)),
-            Source::Snapshot(of) => self.set_off(app, &build, name, stop, Work::Publish(of)),
+            Source::Image(of) => self.set_off(app, &build, stop, Work::Name { of, alias, name }),
+            Source::Snapshot(of) => self.set_off(app, &build, stop, Work::Publish { of, name }),
         }
         Ok(Begun::Fresh(build))
     }
 
-    /// The build of that name that has not ended.
+    /// The build of that name that has not ended. Refused if there are too many of them.
     fn of_name(&self, name: &str) -> Result<Option<Build>> {
         let open = self.open.lock();
         if let Some(job) = open.values().find(|job| job.build.borrow().name == name) {
@@ -212,18 +204,11 @@ impl Jobs {
         self.open.lock().insert(build.id.clone(), job);
     }
 
-    fn set_off(
-        &self,
-        app: &Arc<App>,
-        build: &Build,
-        name: ImageName,
-        stop: CancellationToken,
-        work: Work,
-    ) {
+    fn set_off(&self, app: &Arc<App>, build: &Build, stop: CancellationToken, work: Work) {
         let state = JobState::Running { digest: None, stop: stop.clone(), cancelled: false };
         let job = Job { build: watch::Sender::new(build.clone()), state };
         self.open.lock().insert(build.id.clone(), job);
-        start(app, build.id.clone(), name, stop, work);
+        work.start(app, build.id.clone(), stop);
     }
 
     /// Takes in the context of a build that waits for it. Sent again, it replaces what came before.
@@ -264,12 +249,11 @@ impl Jobs {
         };
         if let Err(error) = self.ledger.record_build(&build, None).await {
             let why = "the daemon could not record that it began".to_owned();
-            self.end(id, Err((BuildState::Failed, why))).await;
+            self.end(id, Err((BuildState::Failed, Some(why)))).await;
             return Err(error.into());
         }
-        let name = order.name.clone().ok_or_else(|| ApiError::invalid("it has no name"))?;
         let stop = order.stop.clone();
-        start(app, id.clone(), name, stop, Work::Build(arrived.stage, order));
+        Work::Build(arrived.stage, order).start(app, id.clone(), stop);
         Ok(build)
     }
 
@@ -373,13 +357,13 @@ impl Jobs {
     }
 
     /// Ends a build that ran.
-    async fn end(&self, id: &BuildId, outcome: std::result::Result<Image, (BuildState, String)>) {
+    pub(super) async fn end(&self, id: &BuildId, outcome: Outcome) {
         let build = self.open.lock().get(id).map(|job| job.build.clone());
         let Some(build) = build else { return };
         let before = build.borrow().clone();
         let ended = match outcome {
             Ok(image) => at(Build { image: Some(image.id), ..before }, BuildState::Succeeded),
-            Err((state, reason)) => at(Build { reason: Some(reason), ..before }, state),
+            Err((state, reason)) => at(Build { reason, ..before }, state),
         };
         self.record_end(&build, ended).await;
         self.open.lock().remove(id);
@@ -393,7 +377,12 @@ impl Jobs {
         build.send_replace(ended);
     }
 
-    fn was_cancelled(&self, id: &BuildId) -> bool {
+    /// Waits until another may work.
+    pub(super) async fn turn(&self) -> SemaphorePermit<'_> {
+        self.turns.acquire().await.expect("the semaphore is never closed")
+    }
+
+    pub(super) fn was_cancelled(&self, id: &BuildId) -> bool {
         match self.open.lock().get(id).map(|job| &job.state) {
             Some(JobState::Running { cancelled, .. }) => *cancelled,
             Some(JobState::Waiting { .. }) | None => false,
@@ -426,102 +415,4 @@ fn at(build: Build, state: BuildState) -> Build {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now = now.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX));
     Build { state, updated_at_ms: now, ..build }
-}
-
-/// Works in a task of its own, which shutdown waits for.
-fn start(app: &Arc<App>, id: BuildId, name: ImageName, stop: CancellationToken, work: Work) {
-    let app_of_work = Arc::clone(app);
-    let app = Arc::clone(app);
-    let tasks = app.tasks.clone();
-    tasks.spawn(async move {
-        // A bug in one build takes this build only.
-        let outcome = tokio::spawn(async move { perform(&app_of_work, &name, &stop, work).await });
-        let (outcome, output) = outcome.await.unwrap_or_else(|error| {
-            (Err(StoreError::failed("finish a build")(error).into()), String::new())
-        });
-        let outcome = outcome.map_err(|error| explain(&app, &id, &error, &output));
-        app.builds.end(&id, outcome).await;
-    });
-}
-
-/// How it went, and what was said last.
-async fn perform(
-    app: &Arc<App>,
-    name: &ImageName,
-    stop: &CancellationToken,
-    work: Work,
-) -> (Result<Image>, String) {
-    let turn = tokio::select! {
-        turn = app.builds.turns.acquire() => turn.ok(),
-        () = stop.cancelled() => None,
-    };
-    let Some(_turn) = turn else { return (Err(stopped()), String::new()) };
-    match work {
-        Work::Build(stage, order) => {
-            let (sender, events) = mpsc::channel(EVENTS);
-            let events_of_build = Events::new(sender);
-            let building = async {
-                let events = events_of_build;
-                Box::pin(super::build(app, stage, &order, &events)).await
-            };
-            tokio::join!(building, listen(events))
-        }
-        Work::Name(of, alias) => (give_name(app, &of, alias, name).await, String::new()),
-        Work::Publish(of) => (Box::pin(published::publish(app, &of, name)).await, String::new()),
-    }
-}
-
-/// The end of what a build says.
-async fn listen(mut events: mpsc::Receiver<ImageEvent>) -> String {
-    let mut said = String::new();
-    while let Some(event) = events.recv().await {
-        match event {
-            ImageEvent::Output { text } => said.push_str(&text),
-            ImageEvent::Step { number, of, text } => {
-                said.push_str(&format!("[{number}/{of}] {text}\n"));
-            }
-            ImageEvent::Progress { .. } | ImageEvent::Done { .. } | ImageEvent::Error { .. } => {}
-        }
-        keep_end(&mut said, OUTPUT_KEPT);
-    }
-    said
-}
-
-async fn give_name(app: &App, of: &str, alias: Alias, name: &ImageName) -> Result<Image> {
-    let image = match known(app, of, alias).await {
-        Err(StoreError::NoSuchImage(_)) => {
-            return Err(ApiError::new(
-                ErrorCode::ImageNotFound,
-                format!(
-                    "{of:.200} is no image of this host, and this version does not pull from \
-                     registries; `docker save {of:.200} | torpor image import -t {name} -` brings \
-                     it here"
-                ),
-            ));
-        }
-        found => found?,
-    };
-    app.images.tag(image.id.as_str(), name).await?;
-    Ok(app.images.inspect(image.id.as_str()).await?)
-}
-
-/// What people are told of a build that did not succeed.
-fn explain(app: &App, id: &BuildId, error: &ApiError, output: &str) -> (BuildState, String) {
-    if app.builds.was_cancelled(id) {
-        return (BuildState::Cancelled, "it was cancelled".to_owned());
-    }
-    if app.stopping.is_cancelled() {
-        return (BuildState::Failed, RESTARTED.to_owned());
-    }
-    if let Some(error) = error.blame() {
-        tracing::error!(build = %id, error, "a build failed");
-    }
-    let told = error.told(id.as_str());
-    let mut reason = told.message;
-    if !output.is_empty() {
-        reason = format!("{reason}\n{}", output.trim_end());
-    } else if let Some(hint) = told.hint {
-        reason = format!("{reason}: {hint}");
-    }
-    (BuildState::Failed, reason)
 }

@@ -62,7 +62,29 @@ fn api_status(code: ErrorCode) -> (StatusCode, &'static str) {
         ErrorCode::SnapshotNotReady => (StatusCode::BAD_REQUEST, "SNAPSHOT_NOT_READY"),
         // 501 would be asked again by some.
         ErrorCode::Unsupported => (StatusCode::BAD_REQUEST, "UNSUPPORTED"),
-        other => (status_of(other), name_of(other)),
+        ErrorCode::InvalidRequest
+        | ErrorCode::Unauthenticated
+        | ErrorCode::ImageNotFound
+        | ErrorCode::SnapshotNotFound
+        | ErrorCode::ProcessNotFound
+        | ErrorCode::FileNotFound
+        | ErrorCode::NotFound
+        | ErrorCode::MethodNotAllowed
+        | ErrorCode::AlreadyExists
+        | ErrorCode::InUse
+        | ErrorCode::SandboxFailed
+        | ErrorCode::SandboxAsleep
+        | ErrorCode::CommandFailed
+        | ErrorCode::FileRefused
+        | ErrorCode::PortNotListening
+        | ErrorCode::PortNotExposed
+        | ErrorCode::TooLarge
+        | ErrorCode::ImageCorrupt
+        | ErrorCode::SnapshotCorrupt
+        | ErrorCode::SnapshotIncompatible
+        | ErrorCode::Timeout
+        | ErrorCode::ShuttingDown
+        | ErrorCode::Internal => (status_of(code), name_of(code)),
     }
 }
 
@@ -80,7 +102,25 @@ fn inside_status(code: ErrorCode) -> (StatusCode, &'static str) {
             (StatusCode::BAD_REQUEST, name_of(code))
         }
         ErrorCode::Timeout => (StatusCode::INTERNAL_SERVER_ERROR, "READ_TIMEOUT"),
-        other => api_status(other),
+        ErrorCode::InvalidRequest
+        | ErrorCode::Unauthenticated
+        | ErrorCode::SandboxNotFound
+        | ErrorCode::ImageNotFound
+        | ErrorCode::SnapshotNotFound
+        | ErrorCode::NotFound
+        | ErrorCode::MethodNotAllowed
+        | ErrorCode::AlreadyExists
+        | ErrorCode::InUse
+        | ErrorCode::PortNotExposed
+        | ErrorCode::TooLarge
+        | ErrorCode::CapacityReached
+        | ErrorCode::ImageCorrupt
+        | ErrorCode::SnapshotCorrupt
+        | ErrorCode::SnapshotIncompatible
+        | ErrorCode::SnapshotNotReady
+        | ErrorCode::Unsupported
+        | ErrorCode::ShuttingDown
+        | ErrorCode::Internal => api_status(code),
     }
 }
 

@@ -28,8 +28,8 @@ const SANDBOX_HEADER: &str = "x-tensorlake-sandbox-id";
 const LOCAL: &str = ".local";
 
 pub(super) async fn api(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    if let Err(refusal) = one_host(request.headers()) {
-        return refusal;
+    if has_two_hosts(request.headers()) {
+        return refuse_two_hosts();
     }
     if let Err(error) = app.keys.admit(request.uri(), request.headers()).await {
         return next_error(error);
@@ -46,8 +46,8 @@ pub(super) async fn api(State(app): State<Arc<App>>, request: Request, next: Nex
 }
 
 pub(super) async fn inside(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    if let Err(refusal) = one_host(request.headers()) {
-        return refusal;
+    if has_two_hosts(request.headers()) {
+        return refuse_two_hosts();
     }
     let headers = request.headers();
     let admitted = match label(headers) {
@@ -64,12 +64,13 @@ fn next_error(error: ApiError) -> Response {
     axum::response::IntoResponse::into_response(error)
 }
 
-fn one_host(headers: &HeaderMap) -> Result<(), Response> {
-    if headers.get_all(HOST).iter().count() > 1 {
-        let text = "the request has more than one Host header";
-        return Err(refuse(StatusCode::BAD_REQUEST, "INVALID_REQUEST", text));
-    }
-    Ok(())
+fn has_two_hosts(headers: &HeaderMap) -> bool {
+    headers.get_all(HOST).iter().count() > 1
+}
+
+fn refuse_two_hosts() -> Response {
+    let text = "the request has more than one Host header";
+    refuse(StatusCode::BAD_REQUEST, "INVALID_REQUEST", text)
 }
 
 /// The sandbox that the `Host` names.

@@ -1,6 +1,8 @@
 //! Images and their builds. A build that succeeds needs a machine of its own: here "inside" is the
 //! test's host, so builds end before they would save it.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use torpor_daemon::Leave;
@@ -324,6 +326,19 @@ async fn what_an_earlier_daemon_left_unfinished_has_failed() {
     assert!(world.host.alive().is_empty(), "nothing is left of it");
     let path = format!("/builds/{}", text(&done["build_id"]));
     assert_eq!(get(&world, &path).await.expect(200), done);
+}
+
+#[tokio::test]
+async fn a_build_whose_context_never_arrives_fails() {
+    let world = World::new().await;
+    let admitted = post(&world, "/builds", wish("built")).await.expect(202);
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(3601)).await;
+    tokio::time::resume();
+    let build = ended(&world, text(&admitted["build_id"])).await;
+    assert_eq!(build["status"], "failed");
+    assert!(text(&build["error"]).contains("did not arrive"), "{build}");
+    post(&world, "/builds", wish("built")).await.expect(202);
 }
 
 #[tokio::test]

@@ -23,6 +23,7 @@ use crate::progress::Progress;
 #[command(after_help = "Examples:\n  torpor pool update agents --size 16 --max 200\n  \
     torpor pool update servers --image web-2 -- npm run serve")]
 pub(super) struct Update {
+    /// Which one.
     name: Name,
     /// How many machines are kept ready.
     #[arg(long, value_name = "N")]

@@ -274,11 +274,14 @@ async fn did_not_start(app: &App, id: &SandboxId, error: &ApiError) -> Response 
             let reason = termination(why.as_deref()).unwrap_or("cancelled");
             (TERMINATED, reason, why.unwrap_or_else(|| "it was deleted".to_owned()))
         }
-        other => {
-            if let Some(error) = other.blame() {
+        ApiError::Lifecycle(_)
+        | ApiError::Store(_)
+        | ApiError::Guest(_)
+        | ApiError::Refused { .. } => {
+            if let Some(error) = error.blame() {
                 tracing::error!(sandbox = %id, error, "it did not start");
             }
-            ("failed", failure(""), other.told("").message)
+            ("failed", failure(""), error.told("").message)
         }
     };
     let body = json!({

@@ -177,13 +177,3 @@ async fn a_client_that_leaves_after_a_sleep_takes_its_process_along() {
     drop(run);
     place.wait(&pid, |info| info["status"] == "signaled").await;
 }
-
-#[tokio::test]
-async fn a_run_in_a_sandbox_that_is_deleted_ends() {
-    let place = Place::new().await;
-    let mut run = place.run(&sh(&format!("echo begun; {}", place.stay()))).await;
-    pid(&mut run).await;
-    assert_eq!(run.data().await.unwrap()["line"], "begun");
-    assert!(place.world.delete("/sandboxes/web").await.status < 300);
-    assert_eq!(run.data().await, None);
-}
