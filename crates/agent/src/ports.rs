@@ -57,9 +57,10 @@ async fn dial_at(address: IpAddr, port: u16) -> io::Result<Descriptor> {
     connection.ready(Interest::WRITABLE).await?;
     sockopt::socket_error(connection.get_ref())??;
     // Where nobody listens the kernel may choose the same port for us, and then we would meet ourselves.
-    let (own, other) =
-        (rustix::net::getsockname(&connection)?, rustix::net::getpeername(&connection)?);
-    if other == Some(own) {
+    let ends = (rustix::net::getsockname(&connection), rustix::net::getpeername(&connection));
+    if let (Ok(own), Ok(Some(other))) = ends
+        && own == other
+    {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
     Ok(connection)

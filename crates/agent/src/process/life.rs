@@ -83,8 +83,11 @@ async fn mind(agent: Rc<Agent>, process: Rc<Process>, outlets: Outlets) {
     agent.processes.retire(&process);
     // Others who write to the same pipes must not be broken by the end of the process.
     if outlets.open() && process.spec.terminal.is_none() && agent.processes.linger() {
+        let life = process.life();
         while outlets.read(&process).await.is_some() {}
-        process.fall_silent();
+        if process.life() == life {
+            process.fall_silent();
+        }
         agent.processes.silent();
     }
 }

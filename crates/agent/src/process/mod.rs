@@ -7,7 +7,8 @@
 //!                      └────────── restart, after a pause ───┘   (supervised ones)
 //! ```
 //!
-//! A supervised process is one [`Process`] for all its lives: same name, same output, another pid.
+//! A supervised process is one [`Process`] for all its lives: same name, same output, another pid. One
+//! that is looked at and not well is killed, and then ended like any other.
 
 mod attach;
 mod bystander;
@@ -89,6 +90,7 @@ struct State {
     retired: bool,
     /// How the life before looked at its end, for streams that were attached to it.
     last: Option<Rc<Ended>>,
+    /// How the life before this one ended.
     last_exit: Option<LastExit>,
 }
 
@@ -178,7 +180,7 @@ impl Process {
         state.retired = false;
         let looked_at = self.spec.supervise.as_ref().is_some_and(|it| it.health.is_some());
         state.health = looked_at.then_some(health::STARTING);
-        if self.spec.terminal.is_none() && std::env::var_os("NOLINES").is_none() {
+        if self.spec.terminal.is_none() {
             let program = self.spec.command.first().map_or("", String::as_str);
             let speaker = Speaker::new(state.pid, state.started_at_ms, program, self.name());
             *self.speaker.borrow_mut() = Some(Rc::new(speaker));

@@ -43,20 +43,3 @@ fn files_go_in_and_out_at_hundreds_of_megabytes_a_second() {
     println!("write {:.0} MB/s, read {:.0} MB/s", speed(wrote), speed(read));
     assert!(speed(wrote) > 50.0 && speed(read) > 50.0);
 }
-
-#[test]
-fn zz_perf() {
-    let mut daemon = Daemon::new();
-    for script in ["yes | head -c 2000000000", "yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 2000000000"] {
-        let began = Instant::now();
-        let pid = daemon.start(crate::client::sh(script)).pid;
-        loop { if daemon.status(pid).exit.is_some() { break } std::thread::sleep(std::time::Duration::from_millis(5)); }
-        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-        let f: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
-        println!("{script:.20}: {:.0} MB/s cpu so far u {} s {}", 2000.0 / began.elapsed().as_secs_f64(), f[11], f[12]);
-        let began = Instant::now();
-        let stream = daemon.open(&Request::Lines { after_us: 0 });
-        let n = daemon.collect(stream).2.len();
-        println!("   lines asked: {n} replies, {:?}", began.elapsed());
-    }
-}

@@ -125,7 +125,7 @@ fn a_process_is_listed_with_its_health() {
     let port = listener.local_addr().unwrap().port().to_string();
     let well = ["run", "web", "-d", "--health-tcp", &port, "--health-delay", "1ms"];
     let pid = world.torpor([&well[..], &["--", "sleep", "100"]].concat()).ok();
-    until_state(&world, pid.trim(), "healthy");
+    until_state(&world, pid.trim(), " healthy");
     let list = world.torpor(["processes", "web", "--json"]).json();
     assert_eq!(list["processes"][0]["health"]["state"], "healthy");
     assert_eq!(list["processes"][0]["supervise"]["restart"], "on_failure");

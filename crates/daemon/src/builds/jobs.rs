@@ -216,8 +216,10 @@ impl Jobs {
         self.expect_waiting(id).await?;
         let stage = app.images.stage()?;
         let mut hash = Sha256::new();
-        let upload = Upload::new(body, CONTEXT_MAX);
-        upload.save(&stage.path().join(CONTEXT_FILE), |bytes| hash.update(bytes)).await?;
+        let file = stage.path().join(CONTEXT_FILE);
+        let upload = Upload::new(body, CONTEXT_MAX).save(&file, |bytes| hash.update(bytes));
+        let late = |_| ApiError::invalid("the context did not arrive in time");
+        timeout(CONTEXT_DEADLINE, upload).await.map_err(late)??;
         let digest = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         let mut arrived = Some(Arrived { stage, digest });
         if let Some(Job { state: JobState::Waiting { arrived: slot, .. }, .. }) =

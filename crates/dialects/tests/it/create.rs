@@ -219,24 +219,28 @@ async fn whoever_does_not_wait_is_told_at_once() {
 #[tokio::test]
 async fn whoever_waits_is_answered_in_time_and_the_sandbox_stays() {
     let world = World::new().await;
-    world.host.start_takes(Duration::from_millis(500));
+    world.leave_free(0);
     let ask = create(&json!({}))
         .header("x-tensorlake-request-timeout-ms", "60")
         .header("x-tensorlake-request-timeout-grace-ms", "20");
     let late = world.send(ask).await.expect(504);
     assert_eq!(late["status"], "timeout");
-    world.wait(late["sandbox_id"].as_str().unwrap(), "running").await;
+    let id = late["sandbox_id"].as_str().unwrap();
+    assert_eq!(world.info(id).await["status"], "pending");
+    world.leave_free(u64::MAX);
+    world.wait(id, "running").await;
 }
 
 #[tokio::test]
 async fn an_unnamed_sandbox_whose_creator_went_away_ends_and_a_named_one_does_not() {
     let world = World::new().await;
-    world.host.start_takes(Duration::from_millis(500));
+    world.leave_free(0);
     let named = create(&json!({"name": "kept"})).sent(world.address).await;
     let unnamed = create(&json!({})).sent(world.address).await;
     world.until("two", async || (world.ids().await.len() == 2).then_some(())).await;
     drop((named, unnamed));
     world.until("one", async || (world.ids().await.len() == 1).then_some(())).await;
+    world.leave_free(u64::MAX);
     world.wait("kept", "running").await;
     assert_eq!(world.ids().await.len(), 1);
 }

@@ -230,3 +230,27 @@ async fn image_archives_that_make_no_sense_are_refused() {
     let zstd = [&[0x28, 0xb5, 0x2f, 0xfd][..], b"rest"].concat();
     refused(docker(&[zstd]).end(), "zstd").await;
 }
+
+#[tokio::test]
+async fn the_layer_of_a_save_on_its_image_is_another_image() {
+    let world = World::new().await;
+    let base = Tar::default().dir("etc").file("etc/keep", b"1").file("etc/gone", b"2");
+    let base = world.import_tar(base.file("etc/hosts", b"old").end()).await.unwrap();
+    let layer = Tar::default().file("etc/new", b"3").file("etc/.wh.gone", b"");
+    let layer = layer.pax("TORPOR.literal", "1").file("etc/.wh.keep", b"a file");
+    let layer = std::io::Cursor::new(layer.file("etc/hosts", b"new").end());
+    let name = "made".parse().unwrap();
+    let without = &["/etc/hosts", "/etc/nothing", "/nowhere/x"];
+    let made = world.images.import_layer(Some(&name), &base.id, layer, without, quiet());
+    let made = made.await.unwrap();
+    assert_eq!(
+        (made.names.as_slice(), &made.config),
+        (&["made:latest".to_owned()][..], &base.config)
+    );
+    let tree = world.extract(&made.id).await;
+    assert_eq!(names(&tree.path().join("etc")), [".wh.keep", "keep", "new"]);
+    assert_eq!(std::fs::read(tree.path().join("etc/.wh.keep")).unwrap(), b"a file");
+    let before = world.extract(&base.id).await;
+    assert_eq!(names(&before.path().join("etc")), ["gone", "hosts", "keep"]);
+    assert_eq!(world.leftovers().0, [""; 0]);
+}

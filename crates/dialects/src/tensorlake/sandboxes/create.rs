@@ -243,15 +243,16 @@ pub(in super::super) async fn settled(
 ) -> std::result::Result<(), Response> {
     let unanswered = Unanswered::new(sandbox);
     let left = patience.saturating_sub(begun.elapsed());
-    let started = tokio::time::timeout(left, calls::started(app, sandbox, begun)).await;
-    let told = match started {
-        Ok(Ok(())) => Ok(()),
-        Err(_) => Err(not_yet(sandbox.id())),
-        Ok(Err(ApiError::Lifecycle(Error::Refused(Refusal::Stopping)))) => {
-            // The next daemon goes on with it.
+    let started = app.stopping.run_until_cancelled(calls::started(app, sandbox, begun));
+    let told = match tokio::time::timeout(left, started).await {
+        Ok(Some(Ok(()))) => Ok(()),
+        // If the daemon stops, the next one goes on with it.
+        Err(_)
+        | Ok(None)
+        | Ok(Some(Err(ApiError::Lifecycle(Error::Refused(Refusal::Stopping))))) => {
             Err(not_yet(sandbox.id()))
         }
-        Ok(Err(error)) => Err(did_not_start(app, sandbox.id(), &error).await),
+        Ok(Some(Err(error))) => Err(did_not_start(app, sandbox.id(), &error).await),
     };
     unanswered.answered();
     told

@@ -48,7 +48,7 @@ pub(super) async fn suspend(
         return Ok(answer(StatusCode::OK, &sandbox, SUSPENDED));
     }
     let task = app.tasks.spawn(fall_asleep(Arc::clone(&app), sandbox.clone(), status));
-    outcome(task, &sandbox, query, SUSPENDED, &id).await
+    outcome(&app, task, &sandbox, query, SUSPENDED, &id).await
 }
 
 pub(super) async fn resume(
@@ -64,7 +64,7 @@ pub(super) async fn resume(
     if runs && query.wait_ms.is_none() {
         return Ok(answer(StatusCode::OK, &sandbox, RUNNING));
     }
-    outcome(task, &sandbox, query, RUNNING, &id).await
+    outcome(&app, task, &sandbox, query, RUNNING, &id).await
 }
 
 /// Returns when everybody sees it asleep.
@@ -90,19 +90,22 @@ fn note(sandbox: &Sandbox, error: &ApiError) {
 
 /// Waits as long as the client wants to.
 async fn outcome(
+    app: &App,
     task: JoinHandle<Result<()>>,
     sandbox: &Sandbox,
     query: WaitQuery,
     target: &str,
     RequestId(id): &RequestId,
 ) -> Result<Response> {
-    let wait = Duration::from_millis(query.wait_ms.unwrap_or(0)).min(WAIT_MAX);
-    let done = tokio::time::timeout(wait, task).await;
-    let refused = match done {
-        Err(_) => return Ok(answer(StatusCode::ACCEPTED, sandbox, target)),
-        Ok(Ok(Ok(()))) => return Ok(answer(StatusCode::OK, sandbox, target)),
-        Ok(Ok(Err(error))) => error,
-        Ok(Err(_)) => Error::from(Refusal::Stopping).into(),
+    let on_its_way = || Ok(answer(StatusCode::ACCEPTED, sandbox, target));
+    let Some(wait_ms) = query.wait_ms else { return on_its_way() };
+    let wait = Duration::from_millis(wait_ms).min(WAIT_MAX);
+    let done = app.stopping.run_until_cancelled(task);
+    let refused = match tokio::time::timeout(wait, done).await {
+        Err(_) | Ok(None) => return on_its_way(),
+        Ok(Some(Ok(Ok(())))) => return Ok(answer(StatusCode::OK, sandbox, target)),
+        Ok(Some(Ok(Err(error)))) => error,
+        Ok(Some(Err(_))) => Error::from(Refusal::Stopping).into(),
     };
     let told = refused.told(id);
     let gone = matches!(

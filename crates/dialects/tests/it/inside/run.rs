@@ -76,10 +76,9 @@ async fn a_line_longer_than_a_megabyte_comes_in_pieces() {
 async fn a_run_that_takes_too_long_is_killed_and_says_so() {
     let place = Place::new().await;
     for field in ["timeout", "timeout_secs"] {
-        let mut body = sh(&format!("echo begun; {}", place.stay()));
+        let mut body = sh(&place.stay());
         body[field] = json!(0.3);
         let events = place.run(&body).await.all().await;
-        assert_eq!(lines(&events, "stdout"), ["begun"]);
         assert_eq!(events.last().unwrap(), &json!({"signal": 9, "reason": "timed_out"}));
     }
 }

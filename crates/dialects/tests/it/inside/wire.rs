@@ -131,7 +131,9 @@ impl Socket {
                     assert_eq!(bytes[0], 0, "{bytes:?} before {text:?}, after {seen:?}");
                     seen.push_str(&String::from_utf8_lossy(&bytes[1..]));
                 }
-                over => panic!("{over:?} before {text:?}, after {seen:?}"),
+                over @ (Heard::Closed(..) | Heard::Gone) => {
+                    panic!("{over:?} before {text:?}, after {seen:?}")
+                }
             }
         }
         seen
@@ -142,7 +144,7 @@ impl Socket {
         loop {
             match self.hear().await {
                 Heard::Bytes(bytes) if bytes[0] == 0 => {}
-                heard => return heard,
+                heard @ (Heard::Bytes(_) | Heard::Closed(..) | Heard::Gone) => return heard,
             }
         }
     }
