@@ -107,11 +107,17 @@ pub fn admit(
         disk_mib: request.disk_mib.unwrap_or(defaults.disk_mib),
         pids: request.pids.unwrap_or(defaults.pids),
     };
-    let (mut env, saved_secrets) = match &origin {
-        Origin::Image(_) => (Pairs::new(), Vec::new()),
-        Origin::Moment { spec, .. } => (spec.env.clone(), spec.secrets.clone()),
+    // What is not asked for is as it was in what it begins from.
+    let saved = match &origin {
+        Origin::Image(_) => None,
+        Origin::Moment { spec, .. } => Some(*spec),
     };
+    let mut env = saved.map_or_else(Pairs::new, |saved| saved.env.clone());
     env.extend(request.env);
+    let or_saved = |asked: Vec<String>| match saved {
+        Some(saved) if asked.is_empty() => saved.entrypoint.clone(),
+        Some(_) | None => asked,
+    };
     let spec = SandboxSpec {
         name: request.name,
         image: image.clone(),
@@ -122,9 +128,12 @@ pub fn admit(
         network: request.network,
         lifetime: request.lifetime,
         standby: request.standby.over(policy),
-        entrypoint: request.entrypoint,
-        secrets: if request.secrets.is_empty() { saved_secrets } else { request.secrets },
-        ports: request.ports,
+        entrypoint: or_saved(request.entrypoint),
+        secrets: match saved {
+            Some(saved) if request.secrets.is_empty() => saved.secrets.clone(),
+            Some(_) | None => request.secrets,
+        },
+        ports: request.ports.or_else(|| saved.and_then(|saved| saved.ports.clone())),
         pool: None,
     };
     check_spec(&spec, terms)?;

@@ -338,6 +338,7 @@ async fn pool_record(app: &App, request: CreatePool) -> Result<PoolRecord> {
         memory_mib: request.memory_mib,
         disk_mib: request.disk_mib,
         network: request.network,
+        ports: request.ports,
         entrypoint: request.entrypoint,
         lifetime: request.lifetime,
         standby: request.standby,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::ErrorBody;
 use crate::api::{FileEntry, Standby};
 use crate::id::{ImageId, Name, SandboxId, SnapshotId};
-use crate::spec::{Lifetime, Network, Resources, StandbyPolicy};
+use crate::spec::{Lifetime, Network, PortAccess, Resources, StandbyPolicy};
 use crate::status::{State, Status, Tier};
 
 /// Most forks of one request.
@@ -273,6 +273,8 @@ pub struct CreatePool {
     #[serde(default)]
     pub network: Network,
     /// Of sandboxes that are claimed from it.
+    #[serde(default)]
+    pub ports: Option<PortAccess>,
     #[serde(default)]
     pub entrypoint: Vec<String>,
     #[serde(default)]

@@ -6,17 +6,13 @@
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use torpor_lifecycle::{CANCELLED, NO_ROOM};
+use torpor_lifecycle::{BAD_ENTRYPOINT, CANCELLED, NO_ROOM};
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{Name, Resources, SandboxId, SandboxSpec, State, Status};
 
 use super::NAMESPACE;
 use super::extract::Address;
 use super::wish::{NetworkPolicy, shown_image, timeout_secs};
-
-/// What the reason of a sandbox begins with whose entrypoint is wrong: the one failure of a start
-/// that is the creator's.
-const BAD_ENTRYPOINT: &str = "its entrypoint can't be started";
 
 pub(super) const PENDING: &str = "pending";
 pub(super) const RUNNING: &str = "running";
@@ -137,7 +133,8 @@ pub(super) fn sandbox_url(state: State, Address(address): &Address) -> Option<St
     }
 }
 
-/// Why a sandbox never ran, or runs no more.
+/// Why a sandbox never ran, or runs no more. A wrong entrypoint is the one failure that is the
+/// creator's.
 pub(super) fn failure(reason: &str) -> &'static str {
     if reason.starts_with(BAD_ENTRYPOINT) {
         "ConfigurationError"

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::app::App;
 use torpor_daemon::calls;
-use torpor_lifecycle::{Error, Refusal, Sandbox};
-use torpor_protocol::api::{CreateSandbox, UpdateSandbox};
+use torpor_lifecycle::{Error, Refusal};
+use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::snapshot::{CreatePool, Pool};
 use torpor_protocol::{ErrorCode, Name, Network, PortAccess, SandboxId};
 
@@ -69,6 +69,8 @@ impl Wish {
             memory_mib: resources.memory_mib,
             disk_mib: resources.disk_mib,
             network,
+            // Nobody reaches them from outside until somebody exposes them.
+            ports: Some(PortAccess::default()),
             entrypoint: self.entrypoint.unwrap_or_default(),
             lifetime,
             standby,
@@ -213,18 +215,9 @@ async fn claim(
     refuse_file_systems(wish.file_systems.as_ref())?;
     let request = CreateSandbox { pool: Some(pool_id.clone()), ..CreateSandbox::default() };
     let sandbox = calls::create(&app, request).await?;
-    let guarded = app.tasks.spawn(guard(Arc::clone(&app), sandbox.clone()));
     if let Err(response) = settled(&app, &sandbox, begun, patience).await {
         return Ok(response);
     }
-    // Begun is done: it does not break off.
-    guarded.await.unwrap_or_else(|_| Err(Error::from(Refusal::Stopping).into()))?;
     let begun = Begun::of(&sandbox, &address);
     Ok(Json(Claimed { begun, pool_id, claim_configuration_applied: true }).into_response())
-}
-
-/// Nobody reaches its ports from outside until somebody exposes them. Done when it runs.
-async fn guard(app: Arc<App>, sandbox: Sandbox) -> Result<()> {
-    let ports = Some(PortAccess::default());
-    calls::update(&app, &sandbox, UpdateSandbox { ports, ..UpdateSandbox::default() }).await
 }

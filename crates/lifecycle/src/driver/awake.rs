@@ -58,7 +58,10 @@ impl Driver {
                     self.note_parent(parent, reply).await;
                 }
                 Event::Asked(Request::Demote) => {}
-                Event::NoteLastUse => self.note_last_use().await,
+                Event::NoteLastUse => {
+                    self.note_last_use().await;
+                    self.note_last_lines().await;
+                }
                 Event::Idle | Event::Asked(Request::Doze) => match self.doze(machine).await {
                     Slept::Yes(sleeper) => return Phase::Warm(sleeper),
                     Slept::No(still, _) => machine = still,

@@ -20,6 +20,8 @@ use crate::{Error, Refusal, fault};
 const ERASE_AGAIN: Duration = Duration::from_secs(1);
 /// Between two looks for room by somebody who waits for it.
 const ROOM_AGAIN: Duration = Duration::from_millis(250);
+/// What the reason of a sandbox begins with that failed because its entrypoint can't be started.
+pub const BAD_ENTRYPOINT: &str = "its entrypoint can't be started";
 /// Why a sandbox ended that was deleted while it waited for room.
 pub const CANCELLED: &str = "it was deleted while it waited for room";
 /// Why a sandbox ended that waited for room in vain.
@@ -66,6 +68,7 @@ impl Driver {
                 biased;
                 () = delete.cancelled() => return ended(CANCELLED),
                 () = stopping.cancelled() => return Phase::Left,
+                Some(request) = self.inbox.recv() => self.asked_queued(request).await,
                 () = tokio::time::sleep(self.world.clock.until(until_ms)) => return ended(NO_ROOM),
                 () = tokio::time::sleep(ROOM_AGAIN) => {}
             }
@@ -75,6 +78,24 @@ impl Driver {
         match self.write(admitted).await {
             Ok(()) => Phase::Creating,
             Err(error) => self.fail(chain(&error)).await,
+        }
+    }
+
+    /// What can be done without a machine is done; all others wait with it.
+    async fn asked_queued(&mut self, request: Request) {
+        match request {
+            Request::Update(update, reply) => self.update(update, None, reply).await,
+            Request::Lines(reply) => {
+                let _ = reply.send(Ok(()));
+            }
+            other @ (Request::Awake(_)
+            | Request::Wake(_)
+            | Request::Sleep { .. }
+            | Request::Doze
+            | Request::Demote
+            | Request::Save(_)
+            | Request::Restore(_)
+            | Request::Parent(..)) => self.backlog.push_back(other),
         }
     }
 
@@ -212,7 +233,7 @@ impl Driver {
         }
         if booted && let Err(error) = self.start_entrypoint(&guest).await {
             discard(&self.record.id, machine).await;
-            return self.fail(format!("its entrypoint can't be started: {}", chain(&error))).await;
+            return self.fail(format!("{BAD_ENTRYPOINT}: {}", chain(&error))).await;
         }
         self.status.send_modify(|status| status.start_steps = steps);
         self.enter(machine, guest)

@@ -12,9 +12,6 @@ use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
 use torpor_daemon::app::App;
 use torpor_daemon::calls::{self, RequestId};
-use torpor_lifecycle::Sandbox;
-use torpor_protocol::PortAccess;
-use torpor_protocol::api::UpdateSandbox;
 use torpor_protocol::snapshot::{FORKS_MAX, Fork};
 
 use super::super::extract::Address;
@@ -44,31 +41,15 @@ pub(super) async fn copy(
     let (lifetime, standby) = idle(false, timeout_secs(&spec));
     let fork = Fork { count: times, lifetime, standby, ..Fork::default() };
     let copies = calls::copy(&app, &source, &fork).await?;
-    let access = spec.ports.unwrap_or_default();
-    let told = copies.into_iter().map(async |copy| match copy {
-        Ok(copy) => match guarded(&app, &copy, access.clone()).await {
-            Ok(()) => Ok(json!(Begun::of(&copy, &address))),
-            Err(error) => Err(error),
-        },
-        Err(error) => Err(error),
+    let any = copies.iter().any(Result::is_ok);
+    let told = copies.into_iter().map(|copy| match copy {
+        Ok(copy) => json!(Begun::of(&copy, &address)),
+        Err(error) => failed(&error, &id),
     });
-    let told = futures_util::future::join_all(told).await;
-    let any = told.iter().any(Result::is_ok);
-    let sandboxes: Vec<_> =
-        told.into_iter().map(|copy| copy.unwrap_or_else(|error| failed(&error, &id))).collect();
+    let sandboxes: Vec<_> = told.collect();
     let status = if any { StatusCode::OK } else { StatusCode::UNPROCESSABLE_ENTITY };
     let body = json!({"source_sandbox_id": source.id(), "sandboxes": sandboxes});
     Ok((status, Json(body)).into_response())
-}
-
-/// A copy is no more open than its original.
-async fn guarded(app: &App, copy: &Sandbox, ports: PortAccess) -> Result<()> {
-    let update = UpdateSandbox { ports: Some(ports), ..UpdateSandbox::default() };
-    let closed = calls::update(app, copy, update).await;
-    if closed.is_err() {
-        copy.delete().await;
-    }
-    closed
 }
 
 /// A copy that is not there has no id.

@@ -9,7 +9,7 @@ use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::app::App;
 use torpor_daemon::calls;
 use torpor_protocol::api::{Resize, Standby, UpdateSandbox};
-use torpor_protocol::{ErrorCode, Lifetime, Name, Network, SandboxSpec, Status};
+use torpor_protocol::{ErrorCode, Lifetime, Name, Network, SandboxSpec};
 
 use super::super::extract::{Address, Body};
 use super::super::gate::Named;
@@ -39,7 +39,6 @@ pub(super) async fn update(
     Body(wish): Body<Wish>,
 ) -> Result<Json<SandboxInfo>> {
     let status = sandbox.status();
-    refuse_queued(&status)?;
     let update = wish.understood(&status.spec)?;
     if update == UpdateSandbox::default() {
         return Err(ApiError::invalid("the body does not say what to change"));
@@ -53,15 +52,6 @@ pub(super) async fn update(
         _ => error,
     })?;
     Ok(Json(SandboxInfo::of(sandbox.status(), &address)))
-}
-
-/// It would be answered when there is room for it, which may take for ever.
-fn refuse_queued(status: &Status) -> Result<()> {
-    if status.queued_until_ms.is_none() {
-        return Ok(());
-    }
-    let text = format!("sandbox {} is pending: it can be changed when it runs", status.id);
-    Err(ApiError::new(ErrorCode::InUse, text))
 }
 
 impl Wish {
