@@ -297,6 +297,8 @@ pub struct Pool {
     /// How many sandboxes may be claimed from it at the same time, and which ones are.
     pub max: Option<usize>,
     pub claimed: Vec<SandboxId>,
+    /// Of sandboxes that are claimed from it.
+    pub ports: Option<PortAccess>,
     pub entrypoint: Vec<String>,
     pub lifetime: Lifetime,
     pub standby: StandbyPolicy,

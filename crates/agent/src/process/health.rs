@@ -93,6 +93,7 @@ pub(super) async fn until_unwell(process: &Process) {
         let well = matches!(answer, Ok(Ok((_, true))));
         if process.state.borrow().order.is_some() {
             // It is being stopped, and need not be well while it ends.
+            drop(answer);
             return pending().await;
         }
         if well || began.elapsed() < limit + SLEPT {

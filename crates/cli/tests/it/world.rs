@@ -22,6 +22,7 @@ pub(crate) struct World {
     /// "Inside" is the host: tests keep what is inside and what is here apart by themselves.
     pub inside: PathBuf,
     pub here: PathBuf,
+    host: Arc<FakeHost>,
     runtime: Option<Runtime>,
     stop: Option<oneshot::Sender<Leave>>,
     _temp: TempDir,
@@ -41,10 +42,11 @@ impl World {
 
     fn with(config: Config) -> Self {
         let temp = tempfile::tempdir().unwrap();
+        let host = FakeHost::new(Inside::RealAgent);
         let runtime = Runtime::new().unwrap();
         let (stop, stopped) = oneshot::channel();
         let address = runtime.block_on(async {
-            let parts = parts(temp.path()).await;
+            let parts = parts(temp.path(), &host).await;
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
             let shutdown = async { stopped.await.unwrap_or(Leave::Running) };
@@ -54,7 +56,8 @@ impl World {
         let (inside, here) = (temp.path().join("inside"), temp.path().join("here"));
         std::fs::create_dir(&inside).unwrap();
         std::fs::create_dir(&here).unwrap();
-        Self { address, inside, here, runtime: Some(runtime), stop: Some(stop), _temp: temp }
+        let (runtime, stop) = (Some(runtime), Some(stop));
+        Self { address, inside, here, host, runtime, stop, _temp: temp }
     }
 
     /// A world with one sandbox called `web`.
@@ -107,11 +110,12 @@ impl Drop for World {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(Duration::from_secs(5));
         }
+        self.host.end();
     }
 }
 
 /// A store with the default image in it, and a fake engine.
-async fn parts(dir: &Path) -> Parts {
+async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
     let layout = Arc::new(Layout::open(&dir.join("data")).unwrap());
     let ledger = Ledger::open(&layout).await.unwrap();
     let images = Images::open(Arc::clone(&layout), ledger.clone(), b"no agent").await.unwrap();
@@ -122,7 +126,7 @@ async fn parts(dir: &Path) -> Parts {
     images.import_directory(Some(&name), root, config, Arc::new(|_| {})).await.unwrap();
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await.unwrap();
     let installation = layout.tag().to_owned();
-    let engine = Arc::new(FakeEngine::new(FakeHost::new(Inside::RealAgent)));
+    let engine = Arc::new(FakeEngine::new(Arc::clone(host)));
     // More memory than anybody needs.
     let gauge = Arc::new(|| Reading { available_mib: u64::MAX, stalled_percent: 0.0 });
     let vault = Vault::open(ledger.clone(), &layout, None).unwrap();

@@ -32,6 +32,12 @@ pub(crate) struct World {
     temp: TempDir,
 }
 
+impl Drop for World {
+    fn drop(&mut self) {
+        self.host.end();
+    }
+}
+
 impl World {
     pub(crate) async fn new() -> Self {
         Self::with(Config::default()).await

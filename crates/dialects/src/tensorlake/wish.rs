@@ -9,12 +9,10 @@ use torpor_protocol::api::{DEFAULT_IMAGE, Resize, Standby};
 use torpor_protocol::spec::AddressRange;
 use torpor_protocol::{ErrorCode, Lifetime, Network, PortAccess, SandboxSpec};
 
+use super::images::alias;
+
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// Images that Tensorlake has ready; ours stands for them, unless one of that name was registered.
-const STOCK_IMAGES: [&str; 4] =
-    ["ubuntu-minimal", "ubuntu-systemd", "ubuntu-vnc", "debian-minimal"];
-const STOCK_PREFIX: &str = "tensorlake/";
 /// What our default image is called here.
 const SHOWN_DEFAULT: &str = "tensorlake/ubuntu-minimal";
 /// The port of the API inside a sandbox, in Tensorlake's own machines.
@@ -32,13 +30,11 @@ pub(super) fn unsupported(text: impl Into<String>) -> ApiError {
 /// The image here that is asked for; `None`: our default.
 pub(super) async fn image(app: &App, asked: Option<String>) -> Result<Option<String>> {
     let Some(asked) = asked else { return Ok(None) };
-    let plain = asked.strip_prefix(STOCK_PREFIX).unwrap_or(&asked);
-    if !STOCK_IMAGES.contains(&plain) {
-        return Ok(Some(asked));
-    }
+    let asked = asked.to_ascii_lowercase();
+    let Some(stands_for_it) = alias(&asked) else { return Ok(Some(asked)) };
     match app.images.resolve(&asked).await {
         Ok(_) => Ok(Some(asked)),
-        Err(StoreError::NoSuchImage(_)) => Ok(None),
+        Err(StoreError::NoSuchImage(_)) => Ok(Some(stands_for_it.to_owned())),
         Err(error) => Err(error.into()),
     }
 }

@@ -13,8 +13,10 @@ mod store;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -73,6 +75,7 @@ struct FakeMachine {
     host: Arc<FakeHost>,
     channel: Arc<dyn Channel>,
     script: Option<Arc<Script>>,
+    agent: Mutex<Option<RealAgent>>,
     meter: Arc<FakeMeter>,
     root: PathBuf,
     memory: Mutex<String>,
@@ -80,6 +83,23 @@ struct FakeMachine {
     /// The reason once it is dead.
     dead: watch::Sender<Option<String>>,
     paused: watch::Sender<bool>,
+}
+
+/// The agent of a machine that has a real one.
+struct RealAgent {
+    socket: OwnedFd,
+    /// Ends when nothing that the agent started is left.
+    thread: JoinHandle<()>,
+}
+
+impl FakeMachine {
+    /// Tells the agent, if there is a real one, that its machine is over.
+    fn end(&self) -> Option<JoinHandle<()>> {
+        let RealAgent { socket, thread } = self.agent.lock().take()?;
+        // Whoever is gone hears nothing.
+        let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        Some(thread)
+    }
 }
 
 impl FakeHost {
@@ -142,6 +162,15 @@ impl FakeHost {
     /// All machines are gone, as after the host lost power.
     pub fn lose_power(&self) {
         self.state.lock().machines.clear();
+    }
+
+    /// Ends all machines; returns when no process of theirs is left. For the end of a test.
+    pub fn end(&self) {
+        let machines = std::mem::take(&mut self.state.lock().machines);
+        for thread in machines.into_values().filter_map(|machine| machine.end()) {
+            // It panicked: the test has failed for that already.
+            let _ = thread.join();
+        }
     }
 
     pub fn paused(&self, id: &SandboxId) -> bool {
@@ -253,13 +282,14 @@ impl FakeEngine {
             return Err(EngineError::failed("start")("a fake fault"));
         }
         let memory = memory.map_err(EngineError::failed("read what was saved"))?;
-        let (channel, script) =
+        let Road { channel, script, agent } =
             inside_channel(self.host.inside).map_err(EngineError::failed("make a channel"))?;
         let machine = Arc::new(FakeMachine {
             id: plan.id.clone(),
             host: Arc::clone(&self.host),
             channel,
             script,
+            agent: Mutex::new(agent),
             meter: Arc::default(),
             root: plan.root,
             memory: Mutex::new(memory),
@@ -402,6 +432,7 @@ impl Machine for Handle {
         if state.machines.get(&self.0.id).is_some_and(same) {
             state.machines.remove(&self.0.id);
         }
+        drop(self.0.end());
         Ok(())
     }
 }
@@ -451,25 +482,32 @@ impl Changes for FakeChanges {
 }
 
 /// The road in, and who answers at its end if that is a script.
-type Road = (Arc<dyn Channel>, Option<Arc<Script>>);
+struct Road {
+    channel: Arc<dyn Channel>,
+    script: Option<Arc<Script>>,
+    agent: Option<RealAgent>,
+}
 
 fn inside_channel(inside: Inside) -> io::Result<Road> {
     match inside {
         Inside::Scripted => {
             let script = Arc::new(Script::start());
-            Ok((Arc::clone(&script) as Arc<dyn Channel>, Some(script)))
+            let channel = Arc::clone(&script) as Arc<dyn Channel>;
+            Ok(Road { channel, script: Some(script), agent: None })
         }
         Inside::RealAgent => {
             use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
             let flags = SocketFlags::CLOEXEC;
             let (ours, theirs) =
                 socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-            std::thread::Builder::new().name("fake-agent".to_owned()).spawn(move || {
+            let thread = std::thread::Builder::new().name("fake-agent".to_owned());
+            let thread = thread.spawn(move || {
                 if let Err(error) = torpor_agent::serve(theirs, torpor_agent::Mode::InProcess) {
                     tracing::error!(%error, "the in-process agent failed");
                 }
             })?;
-            Ok((Arc::new(SeqPacket::new(ours)?), None))
+            let agent = RealAgent { socket: ours.try_clone()?, thread };
+            Ok(Road { channel: Arc::new(SeqPacket::new(ours)?), script: None, agent: Some(agent) })
         }
     }
 }

@@ -94,6 +94,7 @@ impl Stock {
             network: spec.network.clone(),
             max: self.record.max,
             claimed,
+            ports: spec.ports.clone(),
             entrypoint: spec.entrypoint.clone(),
             lifetime: spec.lifetime,
             standby: spec.standby.clone(),

@@ -35,6 +35,12 @@ pub(crate) struct World {
     _door: AbortOnDropHandle<()>,
 }
 
+impl Drop for World {
+    fn drop(&mut self) {
+        self.host.end();
+    }
+}
+
 impl World {
     /// With a sandbox of the name "web".
     pub(crate) async fn new() -> Self {

@@ -61,6 +61,7 @@ async fn from_pool(bench: &Bench, client: &Client, all: &mut Samples) -> Result<
         disk_mib: None,
         network: bench.sandbox().network,
         max: None,
+        ports: None,
         entrypoint: Vec::new(),
         lifetime: Lifetime::default(),
         standby: Standby::default(),

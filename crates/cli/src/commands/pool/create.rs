@@ -73,6 +73,7 @@ impl Create {
             memory_mib: self.resources.memory,
             disk_mib: self.resources.disk,
             network: self.reach.network(),
+            ports: None,
             entrypoint: self.entrypoint,
             lifetime: self.lifetime.over(Lifetime::default()),
             standby: self.standby.standby(),

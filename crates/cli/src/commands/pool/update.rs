@@ -103,6 +103,7 @@ impl Update {
             memory_mib: self.resources.memory.or(were.memory_mib),
             disk_mib: self.resources.disk.or(were.disk_mib),
             network: self.reach.over(&were.network).unwrap_or(were.network),
+            ports: were.ports,
             entrypoint: match (self.no_entrypoint, self.entrypoint.is_empty()) {
                 (true, _) => Vec::new(),
                 (false, true) => were.entrypoint,
@@ -127,6 +128,7 @@ fn as_it_is(pool: &Pool) -> CreatePool {
         memory_mib: Some(pool.resources.memory_mib),
         disk_mib: Some(pool.resources.disk_mib),
         network: pool.network.clone(),
+        ports: pool.ports.clone(),
         entrypoint: pool.entrypoint.clone(),
         lifetime: pool.lifetime,
         standby: as_given(pool.standby.clone()),

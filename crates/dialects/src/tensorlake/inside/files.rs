@@ -34,7 +34,12 @@ struct PathQuery {
 }
 
 impl PathQuery {
+    /// A path that climbs is refused as Tensorlake does; inside a sandbox it would do no harm.
     fn absolute(self) -> Result<PathText> {
+        if self.path.split('/').any(|part| part == "..") {
+            let text = "path: it must not contain \"..\"".to_owned();
+            return Err(Refused::Here(StatusCode::FORBIDDEN, "PATH_TRAVERSAL", text));
+        }
         let path = match self.path {
             path if path.is_empty() || path.starts_with('/') => path,
             path => format!("/{path}"),
