@@ -104,11 +104,9 @@ pub(super) async fn until_unwell(process: &Process) {
                 return;
             }
         }
-        if let Ok(Ok((connection, _))) = answer
-            && check.path.is_some()
-        {
+        if let Ok(Ok((connection, _))) = answer {
             // Whether there is an end to it says nothing.
-            let _ = timeout(limit, take_rest(&connection)).await;
+            let _ = timeout(limit, hang_up(check, connection)).await;
         }
         pause(Duration::from_millis(check.interval_ms).max(MIN_PAUSE)).await;
     }
@@ -162,13 +160,13 @@ fn status(line: &[u8]) -> Option<u16> {
     std::str::from_utf8(status).ok().filter(|_| digits)?.parse().ok()
 }
 
-async fn take_rest(connection: &Descriptor) -> io::Result<()> {
+async fn hang_up(check: &HealthCheck, connection: Descriptor) -> io::Result<()> {
     let mut room = [0; STATUS_LINE_MAX];
-    let mut taken = 0;
-    while taken < REST_MAX {
-        match read(connection, &mut room).await? {
+    let mut rest = if check.path.is_some() { REST_MAX } else { 0 };
+    while rest > 0 {
+        match read(&connection, &mut room).await? {
             0 => break,
-            length => taken += length,
+            length => rest = rest.saturating_sub(length),
         }
     }
     Ok(())

@@ -17,8 +17,6 @@ use crate::agent::Agent;
 
 /// How long processes get to vanish when the agent ends.
 const LAST_WAIT: Duration = Duration::from_secs(5);
-/// How often it looks meanwhile.
-const LAST_LOOK: Duration = Duration::from_millis(5);
 
 pub(crate) struct Reaper {
     agent: Rc<Agent>,
@@ -59,16 +57,9 @@ fn collect(agent: &Agent) {
 /// Kills whatever was started and is still there.
 pub(crate) async fn kill_all(agent: &Rc<Agent>) {
     let gone = async {
-        let mut killed = Vec::new();
         while agent.processes.running() > 0 {
-            for pid in agent.processes.running_pids() {
-                if !killed.contains(&pid) {
-                    killed.push(pid);
-                    tokio::task::spawn_local(tree::kill(pid, false));
-                }
-            }
+            tree::kill_all(&agent.processes.running_pids()).await;
             collect(agent);
-            tokio::time::sleep(LAST_LOOK).await;
         }
     };
     // What can't be killed within this time is stuck in the kernel, and goes with the machine.

@@ -33,23 +33,38 @@ impl Entry {
 /// Kills the session that `root` leads and all descendants; returns when nothing of it is left, or
 /// after some seconds. `reaped` says that `root` itself is gone already.
 pub(crate) async fn kill(root: u32, reaped: bool) {
-    let Some(leader) = Pid::from_raw(root.cast_signed()).filter(|_| root > 1) else { return };
-    if reaped {
-        // The number of a session that lives is given to nobody else. So if somebody has it, the
-        // session is gone and that is a stranger.
-        if entries().iter().any(|entry| entry.pid == root) {
-            return;
-        }
-    } else {
-        // Stopped, they can't fork; and they stay the parents by which their children are found.
-        let _ = kill_process_group(leader, Signal::STOP);
-    }
-    let mut known = HashSet::from([root]);
-    kill_each(&add_relatives(&mut known, &entries()));
     if !reaped {
-        // Also where there is no list to search.
-        let _ = kill_process_group(leader, Signal::KILL);
+        return kill_all(&[root]).await;
     }
+    let entries = entries();
+    // The number of a session that lives is given to nobody else. So if somebody has it, the session is
+    // gone and that is a stranger.
+    if root > 1 && !entries.iter().any(|entry| entry.pid == root) {
+        let mut known = HashSet::from([root]);
+        kill_each(&add_relatives(&mut known, &entries));
+        kill_rest(known).await;
+    }
+}
+
+/// `kill`, for many of whom nobody was reaped: one look at the list is for all of them.
+pub(crate) async fn kill_all(roots: &[u32]) {
+    let mut known: HashSet<u32> = roots.iter().copied().filter(|root| *root > 1).collect();
+    let leader = |root: &u32| Pid::from_raw(root.cast_signed());
+    let leaders: Vec<Pid> = known.iter().filter_map(leader).collect();
+    for leader in &leaders {
+        // Stopped, they can't fork; and they stay the parents by which their children are found.
+        let _ = kill_process_group(*leader, Signal::STOP);
+    }
+    kill_each(&add_relatives(&mut known, &entries()));
+    for leader in &leaders {
+        // Also where there is no list to search.
+        let _ = kill_process_group(*leader, Signal::KILL);
+    }
+    kill_rest(known).await;
+}
+
+/// Looks again, until nothing of them is left.
+async fn kill_rest(mut known: HashSet<u32>) {
     for look in 0..LOOKS {
         tokio::time::sleep(Duration::from_millis(1 << look.min(6)).min(LONGEST_PAUSE)).await;
         let living = add_relatives(&mut known, &entries());

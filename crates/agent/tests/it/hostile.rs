@@ -108,19 +108,20 @@ fn a_command_longer_than_a_packet_is_no_command() {
 }
 
 #[test]
-fn processes_beyond_the_limit_are_refused() {
+fn processes_beyond_the_limit_are_refused_and_all_others_end_with_the_agent() {
     let mut daemon = Daemon::new();
-    let mut refused = None;
-    for _ in 0..1100 {
+    let (mut started, mut refused) = (Vec::new(), None);
+    while started.len() < 1100 && refused.is_none() {
         match daemon.ask(&Request::Start(command(&["sleep", "1000"]))) {
-            Ok(_) => {}
-            Err(failed) => {
-                refused = Some(failed.code);
-                break;
-            }
+            Ok(Reply::Process(status)) => started.push(status.pid),
+            Ok(other) => panic!("{other:?}"),
+            Err(failed) => refused = Some(failed.code),
         }
     }
     assert_eq!(refused, Some(FailureCode::Limit));
     let Reply::Health(health) = daemon.ask(&Request::Health).unwrap() else { panic!() };
     assert!(health.running <= 1024);
+    assert!(started.iter().all(|pid| lives(*pid)));
+    daemon.hang_up().unwrap();
+    assert!(!started.iter().any(|pid| lives(*pid)));
 }
