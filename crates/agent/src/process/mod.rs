@@ -32,7 +32,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::process::WaitStatus;
 use tokio::sync::Notify;
 use torpor_protocol::guest::{
-    Exit, HealthReport, HealthState, LastExit, ProcessSpec, ProcessStatus,
+    Exit, HealthReport, HealthState, LastExit, ProcessSpec, ProcessStatus, TerminalSize,
 };
 
 pub(crate) use attach::{Show, attach, run, write_stdin};
@@ -66,6 +66,7 @@ pub(crate) struct Process {
     changed: Notify,
     stdin: RefCell<Option<Rc<Descriptor>>>,
     terminal: RefCell<Option<Rc<Descriptor>>>,
+    terminal_size: Cell<Option<TerminalSize>>,
     /// How far the stream has read that slows the process down.
     slowed_by: Cell<Option<u64>>,
 }
@@ -109,6 +110,7 @@ enum Order {
 impl Process {
     fn new(spec: ProcessSpec, lines: Rc<Lines>) -> Self {
         Self {
+            terminal_size: Cell::new(spec.terminal),
             spec,
             state: RefCell::default(),
             output: RefCell::default(),
@@ -258,6 +260,7 @@ impl Process {
             command: shown(&self.spec.command),
             name: self.name().map(str::to_owned),
             terminal: self.spec.terminal.is_some(),
+            terminal_size: self.terminal_size.get(),
             stdin_open: self.stdin.borrow().is_some(),
             started_at_ms: state.started_at_ms,
             ended_at_ms: state.ended_at_ms,

@@ -148,7 +148,9 @@ pub(crate) fn resize(agent: &Agent, pid: u32, size: TerminalSize) -> Result<(), 
     }
     let terminal = process.terminal.borrow().clone().ok_or_else(|| ended(pid))?;
     terminal::resize(terminal.get_ref(), size)
-        .map_err(cannot(format!("cannot resize the terminal of process {pid}")))
+        .map_err(cannot(format!("cannot resize the terminal of process {pid}")))?;
+    process.terminal_size.set(Some(size));
+    Ok(())
 }
 
 /// All processes, in as many replies as it takes, at least one.

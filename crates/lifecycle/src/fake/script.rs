@@ -118,6 +118,7 @@ fn started(spec: &ProcessSpec) -> ProcessStatus {
         command: spec.command.clone(),
         name: None,
         terminal: false,
+        terminal_size: None,
         stdin_open: false,
         started_at_ms: 0,
         ended_at_ms: None,

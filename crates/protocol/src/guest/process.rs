@@ -126,6 +126,9 @@ pub struct ProcessStatus {
     /// The name of a supervised process.
     pub name: Option<String>,
     pub terminal: bool,
+    /// Of its terminal, as it was last told.
+    #[serde(default)]
+    pub terminal_size: Option<TerminalSize>,
     pub stdin_open: bool,
     /// Unix milliseconds.
     pub started_at_ms: u64,

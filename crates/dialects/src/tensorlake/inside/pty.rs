@@ -111,9 +111,8 @@ fn shown(process: &ProcessStatus) -> Value {
         "pid": process.pid,
         "command": process.command.first(),
         "args": process.command.get(1..).unwrap_or_default(),
-        // The agent does not tell the size of a terminal.
-        "rows": null,
-        "cols": null,
+        "rows": process.terminal_size.map(|size| size.rows),
+        "cols": process.terminal_size.map(|size| size.cols),
         "created_at": process.started_at_ms,
         "ended_at": process.ended_at_ms,
         "exit_code": exit_code,
