@@ -8,12 +8,12 @@
 //! What a fake machine keeps in memory is one text, which is all that saving and reviving keep; it
 //! is also the content of its only changed file, `/memory`.
 
+mod road;
 mod script;
 mod store;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -26,11 +26,11 @@ use torpor_protocol::guest::{LogLine, Request};
 use torpor_protocol::snapshot::SavedProcess;
 use torpor_protocol::{Network, Resources, SandboxId};
 
-use crate::SeqPacket;
 use crate::engine::{
     Abilities, About, BootPlan, Change, ChangeKind, Changes, Channel, Engine, EngineError, Machine,
     Meter, Saved, Usage,
 };
+use road::{RealAgent, Road, inside_channel};
 use script::Script;
 pub use store::{FakeRoom, FakeStore};
 
@@ -85,20 +85,10 @@ struct FakeMachine {
     paused: watch::Sender<bool>,
 }
 
-/// The agent of a machine that has a real one.
-struct RealAgent {
-    socket: OwnedFd,
-    /// Ends when nothing that the agent started is left.
-    thread: JoinHandle<()>,
-}
-
 impl FakeMachine {
     /// Tells the agent, if there is a real one, that its machine is over.
     fn end(&self) -> Option<JoinHandle<()>> {
-        let RealAgent { socket, thread } = self.agent.lock().take()?;
-        // Whoever is gone hears nothing.
-        let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
-        Some(thread)
+        Some(self.agent.lock().take()?.end())
     }
 }
 
@@ -478,36 +468,5 @@ impl Changes for FakeChanges {
 
     fn copy(&self, _index: usize, to: &mut dyn io::Write) -> io::Result<()> {
         to.write_all(self.memory.as_bytes())
-    }
-}
-
-/// The road in, and who answers at its end if that is a script.
-struct Road {
-    channel: Arc<dyn Channel>,
-    script: Option<Arc<Script>>,
-    agent: Option<RealAgent>,
-}
-
-fn inside_channel(inside: Inside) -> io::Result<Road> {
-    match inside {
-        Inside::Scripted => {
-            let script = Arc::new(Script::start());
-            let channel = Arc::clone(&script) as Arc<dyn Channel>;
-            Ok(Road { channel, script: Some(script), agent: None })
-        }
-        Inside::RealAgent => {
-            use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-            let flags = SocketFlags::CLOEXEC;
-            let (ours, theirs) =
-                socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-            let thread = std::thread::Builder::new().name("fake-agent".to_owned());
-            let thread = thread.spawn(move || {
-                if let Err(error) = torpor_agent::serve(theirs, torpor_agent::Mode::InProcess) {
-                    tracing::error!(%error, "the in-process agent failed");
-                }
-            })?;
-            let agent = RealAgent { socket: ours.try_clone()?, thread };
-            Ok(Road { channel: Arc::new(SeqPacket::new(ours)?), script: None, agent: Some(agent) })
-        }
     }
 }
