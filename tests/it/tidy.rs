@@ -111,14 +111,15 @@ fn every_error_code_is_documented() {
 fn every_promise_names_what_shows_it() {
     let text = fs::read_to_string(root().join("SPECIFICATION.md")).unwrap();
     let tests: String =
-        sources(&[".rs"]).iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+        sources(&[".rs", ".py"]).iter().map(|path| fs::read_to_string(path).unwrap()).collect();
     let mut promises = 0;
     for row in text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| promise"))
     {
         let shown = row.trim_end_matches('|').rsplit('|').next().unwrap().trim();
         for name in shown.split('`').skip(1).step_by(2) {
             promises += 1;
-            let known = name.starts_with("torpor bench") || tests.contains(&format!("fn {name}"));
+            let known = name.starts_with("torpor bench")
+                || ["fn", "def"].iter().any(|word| tests.contains(&format!("{word} {name}(")));
             assert!(known, "SPECIFICATION.md names {name}, which does not exist");
         }
     }

@@ -11,6 +11,8 @@ use crate::sandbox::{Request, Sandbox};
 const EVERY: Duration = Duration::from_millis(200);
 /// Who was used this recently is probably used again at once.
 const RECENT_MS: u64 = 200;
+/// Who is to stay awake for longer than this without requests has work to do meanwhile.
+const PATIENT_MS: u64 = 60_000;
 
 impl Fleet {
     /// Lives until the daemon stops.
@@ -48,7 +50,7 @@ impl Fleet {
     fn idle_awake(&self) -> Vec<(u64, Sandbox)> {
         let sleepy = |sandbox: &Sandbox| {
             let status = sandbox.status.borrow();
-            status.spec.standby.idle_after_ms > 0
+            (1..=PATIENT_MS).contains(&status.spec.standby.idle_after_ms)
         };
         let unused = |sandbox: Sandbox| Some((sandbox.door.unused_since_ms()?, sandbox));
         self.sandboxes().into_iter().filter(sleepy).filter_map(unused).collect()

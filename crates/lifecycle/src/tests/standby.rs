@@ -397,7 +397,12 @@ async fn when_many_are_awake_for_nothing_those_unused_longest_fall_asleep_before
     let world = World::new().await;
     let most = Policy::default().idle_awake_max;
     let mut spec = sleepy("x");
+    // One that is to stay awake for long has work to do.
     spec.standby.idle_after_ms = 3_600_000;
+    spec.name = Some("patient".parse().unwrap());
+    let patient = world.fleet.create(spec.clone()).await.unwrap();
+    drop(patient.awake().await.unwrap());
+    spec.standby.idle_after_ms = 60_000;
     let mut all = Vec::new();
     for n in 0..most + 3 {
         spec.name = Some(format!("box-{n}").parse().unwrap());
@@ -409,9 +414,10 @@ async fn when_many_are_awake_for_nothing_those_unused_longest_fall_asleep_before
     for sandbox in &all[..3] {
         asleep(sandbox, Tier::Warm).await;
     }
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(all[..3].iter().all(|sandbox| sandbox.status().tier == Some(Tier::Warm)));
     assert!(all[3..].iter().all(|sandbox| sandbox.status().state == State::Running));
+    assert_eq!(patient.status().state, State::Running);
 }
 
 #[tokio::test(start_paused = true)]
