@@ -89,7 +89,9 @@ impl Driver {
 
     /// Nobody uses it: it falls asleep, unless something inside wants it awake.
     async fn doze(&mut self, machine: Box<dyn Machine>) -> Slept {
-        let slept = if self.kept_awake().await {
+        // Both ask the agent: together they take the time of one.
+        let (kept_awake, ()) = tokio::join!(self.kept_awake(), self.note_last_lines());
+        let slept = if kept_awake {
             Slept::No(machine, None)
         } else {
             self.fall_asleep(machine, false).await
@@ -127,8 +129,8 @@ impl Driver {
         let hooks = self.record.spec.standby.hooks.clone();
         let command = &hooks.before_sleep;
         run_hook(&self.record.id, &guest, "before_sleep", command, hooks.grace_ms).await;
-        self.note_lines(&guest).await;
         if forced {
+            self.note_lines(&guest).await;
             self.door.close();
         } else if !self.door.close_if_vacant() {
             return Slept::No(machine, None);
