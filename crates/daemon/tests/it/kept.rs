@@ -176,7 +176,10 @@ async fn a_sandbox_is_claimed_from_a_pool_and_is_what_the_pool_says() {
     let pool = json!({"name": "ready", "size": 0, "max": 1, "memory_mib": 512});
     world.post("/v1/pools", pool).await.expect(201);
     let claimed = world.create(json!({"pool": "ready", "name": "web"})).await.expect(201);
-    assert_eq!((&claimed["pool"], &claimed["resources"]["memory_mib"]), (&json!("ready"), &json!(512)));
+    assert_eq!(
+        (&claimed["pool"], &claimed["resources"]["memory_mib"]),
+        (&json!("ready"), &json!(512))
+    );
     let full = world.create(json!({"pool": "ready"})).await.expect(507);
     assert!(full["message"].as_str().unwrap().contains("ready"), "{full}");
     world.create(json!({"pool": "ready", "cpus": 2.0})).await.expect(400);
