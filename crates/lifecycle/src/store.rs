@@ -101,6 +101,8 @@ pub trait Journal: Send + Sync + 'static {
     async fn last(&self, id: &SandboxId) -> Result<u64, StoreError>;
     /// Keeps more lines, whose stamps grow. The oldest go when there are too many.
     async fn append(&self, id: &SandboxId, lines: &[LogLine]) -> Result<(), StoreError>;
+    /// Its sandbox is gone: only its last words are kept.
+    async fn close(&self, id: &SandboxId) -> Result<(), StoreError>;
     /// The lines that were searched for, oldest first.
     async fn read(&self, id: &SandboxId, search: &Search) -> Result<Vec<LogLine>, StoreError>;
 }

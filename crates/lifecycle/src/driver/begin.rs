@@ -351,6 +351,7 @@ impl Driver {
         }
         self.door.measure(None);
         fault::point("delete.killed");
+        self.close_journal().await;
         if let Some(save) = &self.record.save {
             self.world.saves.release(save).await;
         }

@@ -73,7 +73,14 @@ impl Driver {
         tracing::debug!(sandbox = %self.record.id, error, "lines were not noted");
     }
 
-    /// Before it goes for good.
+    /// It is gone for good.
+    pub(super) async fn close_journal(&self) {
+        if let Err(error) = self.world.journal.close(&self.record.id).await {
+            tracing::warn!(sandbox = %self.record.id, error = chain(&error), "journal not closed");
+        }
+    }
+
+    /// As far as somebody can be asked.
     pub(super) async fn note_last_lines(&self) {
         if let Some(guest) = self.door.guest() {
             self.note_lines(&guest).await;

@@ -296,6 +296,10 @@ impl Journal for FakeStore {
         Ok(())
     }
 
+    async fn close(&self, _id: &SandboxId) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// Only by stamp and number.
     async fn read(&self, id: &SandboxId, search: &Search) -> Result<Vec<LogLine>, StoreError> {
         let state = self.state.lock();

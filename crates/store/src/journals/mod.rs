@@ -10,6 +10,7 @@
 //! - A journal has at most twice [`FILE_MAX`] bytes.
 //! - Nothing is flushed: nobody was promised a line. After a crash the last one may be torn; who reads
 //!   skips it, and the next one begins on a line of its own.
+//! - Of a sandbox that is gone the last words stay, at most [`LAST_WORDS`].
 //! - A journal stays until [`Journals::sweep`] is told that nobody remembers its sandbox.
 
 mod search;
@@ -34,6 +35,8 @@ use crate::{Layout, files};
 
 /// A file of this size is full: some tens of thousands of lines, searched in a blink.
 const FILE_MAX: u64 = 4 << 20;
+/// What is kept of a sandbox that is gone, in bytes: ten thousand of them are remembered.
+const LAST_WORDS: u64 = 256 << 10;
 /// A longer line is not kept. The agent cuts lines long before, so it comes from a guest that made
 /// it up.
 const LINE_MAX: usize = 1 << 20;
@@ -91,6 +94,11 @@ impl Journal for Journals {
         }
         let (shared, id, lines) = (self.shared.clone(), id.clone(), lines.to_vec());
         blocking(move || shared.append(&id, &lines).map_err(failed("write", &id))).await
+    }
+
+    async fn close(&self, id: &SandboxId) -> Result<(), StoreError> {
+        let (shared, id) = (self.shared.clone(), id.clone());
+        blocking(move || shared.close(&id).map_err(failed("shorten", &id))).await
     }
 
     async fn read(&self, id: &SandboxId, search: &Search) -> Result<Vec<LogLine>, StoreError> {
@@ -173,6 +181,25 @@ impl Shared {
         Ok(())
     }
 
+    fn close(&self, id: &SandboxId) -> io::Result<()> {
+        let _turn = self.turn(id);
+        let (newest, before) = (self.layout.journal(id), self.layout.journal_before(id));
+        let length = |path: &PathBuf| std::fs::metadata(path).map_or(0, |about| about.len());
+        if length(&newest) + length(&before) <= LAST_WORDS {
+            return Ok(());
+        }
+        let mut words = end_of(&newest, LAST_WORDS)?;
+        let mut earlier = end_of(&before, LAST_WORDS - words.len() as u64)?;
+        earlier.append(&mut words);
+        // The first line is cut, unless it is whole by chance.
+        let whole = earlier.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        std::fs::write(&before, &earlier[whole..])?;
+        match std::fs::remove_file(&newest) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
     fn sweep(&self, known: &HashSet<SandboxId>) -> Result<usize, StoreError> {
         let entries = std::fs::read_dir(self.layout.logs());
         let mut gone = HashSet::new();
@@ -190,6 +217,16 @@ impl Shared {
         }
         Ok(gone.len())
     }
+}
+
+/// The last bytes of a file, at most so many; none if it is not there.
+fn end_of(path: &PathBuf, most: u64) -> io::Result<Vec<u8>> {
+    let Some(file) = open_if_there(path.clone())? else { return Ok(Vec::new()) };
+    let length = file.metadata()?.len();
+    let most = length.min(most);
+    let mut bytes = vec![0; usize::try_from(most).unwrap_or(0)];
+    file.read_exact_at(&mut bytes, length - most)?;
+    Ok(bytes)
 }
 
 /// A journal that is being written to.

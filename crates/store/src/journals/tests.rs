@@ -296,3 +296,23 @@ async fn those_who_read_and_write_at_once_see_every_line_in_order() {
     // The files were changed meanwhile.
     assert!(world.layout.journal_before(&world.id).exists());
 }
+
+#[tokio::test]
+async fn of_a_sandbox_that_is_gone_the_last_words_are_kept_and_a_short_life_whole() {
+    let mut world = world();
+    world.say(&lines([1, 2])).await;
+    world.journals.close(&world.id).await.unwrap();
+    assert_eq!(world.read(after(0)).await, [1, 2]);
+    let mut stamp = 2;
+    world.fill(&mut stamp).await;
+    world.journals.close(&world.id).await.unwrap();
+    world.forget();
+    let kept = world.read(after(0)).await;
+    assert_eq!((kept.last(), world.last().await), (Some(&stamp), stamp));
+    assert!(kept.len() > 1000 && kept.windows(2).all(|pair| pair[0] + 1 == pair[1]));
+    assert!(!world.path().exists());
+    let before = size(&world.layout.journal_before(&world.id));
+    assert!(before <= LAST_WORDS && before > LAST_WORDS - 1000, "{before}");
+    let nobody = SandboxId::random();
+    world.journals.close(&nobody).await.unwrap();
+}
