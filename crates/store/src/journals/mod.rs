@@ -21,7 +21,7 @@ use std::fs::{File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -184,7 +184,7 @@ impl Shared {
     fn close(&self, id: &SandboxId) -> io::Result<()> {
         let _turn = self.turn(id);
         let (newest, before) = (self.layout.journal(id), self.layout.journal_before(id));
-        let length = |path: &PathBuf| std::fs::metadata(path).map_or(0, |about| about.len());
+        let length = |path: &Path| std::fs::metadata(path).map_or(0, |about| about.len());
         if length(&newest) + length(&before) <= LAST_WORDS {
             return Ok(());
         }
@@ -220,8 +220,8 @@ impl Shared {
 }
 
 /// The last bytes of a file, at most so many; none if it is not there.
-fn end_of(path: &PathBuf, most: u64) -> io::Result<Vec<u8>> {
-    let Some(file) = open_if_there(path.clone())? else { return Ok(Vec::new()) };
+fn end_of(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let Some(file) = open_if_there(path.to_owned())? else { return Ok(Vec::new()) };
     let length = file.metadata()?.len();
     let most = length.min(most);
     let mut bytes = vec![0; usize::try_from(most).unwrap_or(0)];

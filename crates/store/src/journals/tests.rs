@@ -1,7 +1,6 @@
 //! What journals promise.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::time::Duration;
 
 use torpor_lifecycle::store::Journal as _;
