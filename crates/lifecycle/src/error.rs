@@ -1,6 +1,6 @@
 //! Refusal or failure: the request does not fit the sandbox now, or we tried and it broke.
 
-use torpor_protocol::{Name, SandboxRef, SnapshotRef};
+use torpor_protocol::{ErrorCode, Name, SandboxRef, SnapshotRef};
 
 use crate::engine::EngineError;
 use crate::guest::GuestError;
@@ -41,6 +41,28 @@ pub enum Refusal {
     Terminated(String),
     #[error("the daemon is stopping")]
     Stopping,
+}
+
+impl Refusal {
+    /// What it is for a client.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::NoSuchSandbox(_) => ErrorCode::SandboxNotFound,
+            Self::NameTaken(_) | Self::SnapshotNameTaken(_) | Self::PoolNameTaken(_) => {
+                ErrorCode::AlreadyExists
+            }
+            Self::Failed { .. } | Self::CantWake { .. } => ErrorCode::SandboxFailed,
+            Self::Asleep(_) | Self::ResizeAsleep(_) => ErrorCode::SandboxAsleep,
+            Self::PoolFull { .. } => ErrorCode::CapacityReached,
+            Self::NoSuchSnapshot(_) => ErrorCode::SnapshotNotFound,
+            Self::SnapshotNotReady { .. } => ErrorCode::SnapshotNotReady,
+            Self::Incompatible { .. } => ErrorCode::SnapshotIncompatible,
+            Self::Locked(_) => ErrorCode::InvalidRequest,
+            Self::NoSuchPool(_) => ErrorCode::NotFound,
+            Self::Terminated(_) => ErrorCode::SandboxTerminated,
+            Self::Stopping => ErrorCode::ShuttingDown,
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -78,7 +78,7 @@ impl Error {
             Self::Crowded => ErrorCode::CapacityReached,
             Self::NotListening(_) | Self::BadAnswer { .. } => ErrorCode::PortNotListening,
             Self::Slow { .. } => ErrorCode::Timeout,
-            Self::Lifecycle(Lifecycle::Refused(refusal)) => refused(refusal),
+            Self::Lifecycle(Lifecycle::Refused(refusal)) => refusal.code(),
             Self::Lifecycle(Lifecycle::Engine(EngineError::Capacity { .. })) => {
                 ErrorCode::CapacityReached
             }
@@ -130,25 +130,6 @@ impl Error {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
-    }
-}
-
-fn refused(refusal: &Refusal) -> ErrorCode {
-    match refusal {
-        Refusal::NoSuchSandbox(_) => ErrorCode::SandboxNotFound,
-        Refusal::NameTaken(_) | Refusal::SnapshotNameTaken(_) | Refusal::PoolNameTaken(_) => {
-            ErrorCode::AlreadyExists
-        }
-        Refusal::Failed { .. } | Refusal::CantWake { .. } => ErrorCode::SandboxFailed,
-        Refusal::Asleep(_) | Refusal::ResizeAsleep(_) => ErrorCode::SandboxAsleep,
-        Refusal::PoolFull { .. } => ErrorCode::CapacityReached,
-        Refusal::NoSuchSnapshot(_) => ErrorCode::SnapshotNotFound,
-        Refusal::SnapshotNotReady { .. } => ErrorCode::SnapshotNotReady,
-        Refusal::Incompatible { .. } => ErrorCode::SnapshotIncompatible,
-        Refusal::Locked(_) => ErrorCode::InvalidRequest,
-        Refusal::NoSuchPool(_) => ErrorCode::NotFound,
-        Refusal::Terminated(_) => ErrorCode::SandboxTerminated,
-        Refusal::Stopping => ErrorCode::ShuttingDown,
     }
 }
 

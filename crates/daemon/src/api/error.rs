@@ -151,35 +151,37 @@ impl Told {
 }
 
 fn refused(refusal: &Refusal) -> Told {
+    let told = Told::new(refusal.code(), refusal);
     match refusal {
-        Refusal::NoSuchSandbox(_) => Told::new(ErrorCode::SandboxNotFound, refusal),
-        Refusal::NameTaken(_) => Told::new(ErrorCode::AlreadyExists, refusal)
-            .hint("choose another name, or use or delete the sandbox of that name"),
-        Refusal::Failed { .. } => {
-            Told::new(ErrorCode::SandboxFailed, refusal).hint("delete it and create it anew")
+        Refusal::NameTaken(_) => {
+            told.hint("choose another name, or use or delete the sandbox of that name")
         }
-        Refusal::Asleep(_) => Told::new(ErrorCode::SandboxAsleep, refusal)
+        Refusal::Failed { .. } => told.hint("delete it and create it anew"),
+        Refusal::Asleep(_) => told
             .hint("POST …/wake (`torpor wake`) wakes it; PATCH standby.auto_wake to let requests"),
-        Refusal::CantWake { .. } => Told::new(ErrorCode::SandboxFailed, refusal)
-            .hint("what was saved of it is kept: try again, or restore it to a snapshot"),
-        Refusal::NoSuchSnapshot(_) => Told::new(ErrorCode::SnapshotNotFound, refusal),
-        Refusal::SnapshotNameTaken(_) => Told::new(ErrorCode::AlreadyExists, refusal)
-            .hint("choose another name, or delete the snapshot of that name"),
-        Refusal::SnapshotNotReady { .. } => Told::new(ErrorCode::SnapshotNotReady, refusal),
-        Refusal::Locked(_) => Told::new(ErrorCode::InvalidRequest, refusal)
-            .hint("a filesystem snapshot begins with any resources"),
-        Refusal::Incompatible { .. } => Told::new(ErrorCode::SnapshotIncompatible, refusal)
-            .hint("bring it back where it was taken and take a filesystem snapshot of it"),
-        Refusal::NoSuchPool(_) => Told::new(ErrorCode::NotFound, refusal),
-        Refusal::PoolNameTaken(_) => Told::new(ErrorCode::AlreadyExists, refusal)
-            .hint("choose another name, or delete the pool of that name"),
-        Refusal::PoolFull { .. } => Told::new(ErrorCode::CapacityReached, refusal)
-            .hint("delete sandboxes of it, or raise its max"),
-        Refusal::ResizeAsleep(_) => Told::new(ErrorCode::SandboxAsleep, refusal)
-            .hint("POST …/wake (`torpor wake`) wakes it"),
-        Refusal::Terminated(_) => Told::new(ErrorCode::SandboxTerminated, refusal),
-        Refusal::Stopping => Told::new(ErrorCode::ShuttingDown, refusal)
-            .hint("try again when the daemon is back; nothing is lost meanwhile"),
+        Refusal::CantWake { .. } => {
+            told.hint("what was saved of it is kept: try again, or restore it to a snapshot")
+        }
+        Refusal::SnapshotNameTaken(_) => {
+            told.hint("choose another name, or delete the snapshot of that name")
+        }
+        Refusal::Locked(_) => told.hint("a filesystem snapshot begins with any resources"),
+        Refusal::Incompatible { .. } => {
+            told.hint("bring it back where it was taken and take a filesystem snapshot of it")
+        }
+        Refusal::PoolNameTaken(_) => {
+            told.hint("choose another name, or delete the pool of that name")
+        }
+        Refusal::PoolFull { .. } => told.hint("delete sandboxes of it, or raise its max"),
+        Refusal::ResizeAsleep(_) => told.hint("POST …/wake (`torpor wake`) wakes it"),
+        Refusal::Stopping => {
+            told.hint("try again when the daemon is back; nothing is lost meanwhile")
+        }
+        Refusal::NoSuchSandbox(_)
+        | Refusal::NoSuchSnapshot(_)
+        | Refusal::SnapshotNotReady { .. }
+        | Refusal::NoSuchPool(_)
+        | Refusal::Terminated(_) => told,
     }
 }
 

@@ -10,7 +10,7 @@ use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{FromRequest, FromRequestParts, OptionalFromRequest, RawPathParams, Request};
 use axum::response::IntoResponse;
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use serde::de::DeserializeOwned;
@@ -47,19 +47,29 @@ impl<S: Send + Sync, T: DeserializeOwned> OptionalFromRequest<S> for Json<T> {
     }
 }
 
-async fn whole_body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
+/// The bytes of a JSON body. One that is announced as too large is not waited for.
+pub async fn whole_body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
+    let announced = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    let announced = announced.and_then(|length| length.parse::<u64>().ok());
+    if announced.is_some_and(|bytes| bytes > JSON_MAX as u64) {
+        return Err(too_large());
+    }
     let body = tokio::time::timeout(JSON_DEADLINE, Bytes::from_request(request, state)).await;
     let late = |_| ApiError::new(ErrorCode::Timeout, "the body did not arrive in time");
     body.map_err(late)?.map_err(|error| {
         if error.status() == StatusCode::PAYLOAD_TOO_LARGE {
-            return ApiError::with_hint(
-                ErrorCode::TooLarge,
-                format!("a JSON body has at most {JSON_MAX} bytes"),
-                "send large input as a file (PUT …/files) or to a process (PUT …/stdin)",
-            );
+            return too_large();
         }
         ApiError::invalid(error.body_text())
     })
+}
+
+fn too_large() -> ApiError {
+    ApiError::with_hint(
+        ErrorCode::TooLarge,
+        format!("a JSON body has at most {JSON_MAX} bytes"),
+        "send large input as a file (PUT …/files) or to a process (PUT …/stdin)",
+    )
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

@@ -34,7 +34,7 @@ async fn list(State(app): State<Arc<App>>) -> Answer<SecretList> {
     Ok(Json(SecretList { secrets: app.vault.list().await? }))
 }
 
-/// Give a secret a value. Sandboxes that start, are forked or wake from disk from now on get it.
+/// Give a secret a value. Sandboxes that start, are forked or wake from now on get it.
 #[utoipa::path(
     put, path = "/v1/secrets/{secret}",
     params(("secret" = String, Path, description = "Name, as of a variable")),

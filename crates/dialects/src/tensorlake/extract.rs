@@ -8,19 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
-use bytes::Bytes;
+use http::HeaderMap;
 use http::header::HOST;
 use http::request::Parts;
 use http::uri::Authority;
-use http::{HeaderMap, StatusCode};
 use serde::de::DeserializeOwned;
 use torpor_daemon::api::error::ApiError;
 use torpor_daemon::app::App;
-use torpor_daemon::calls::JSON_MAX;
+use torpor_daemon::calls::whole_body;
 use torpor_protocol::ErrorCode;
 
-/// How long a body may take to arrive.
-const BODY_DEADLINE: Duration = Duration::from_secs(60);
 /// Says whether whoever is in front of us was spoken to in TLS.
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
 /// How long the client waits for its answer, and how much of it the way back may take.
@@ -32,21 +29,16 @@ const GRACE_MS: u64 = 5_000;
 /// Longer than this no connection is held open for one answer.
 const PATIENCE_MAX: Duration = Duration::from_secs(3600);
 
-/// A JSON object of at most [`JSON_MAX`] bytes.
+/// A JSON object.
 pub(super) struct Body<T>(pub(super) T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let whole = tokio::time::timeout(BODY_DEADLINE, Bytes::from_request(request, state)).await;
-        // Not one of the statuses that are asked again: it would not arrive then either.
-        let late = |_| ApiError::invalid("the body did not arrive in time");
-        let body = whole.map_err(late)?.map_err(|error| {
-            if error.status() == StatusCode::PAYLOAD_TOO_LARGE {
-                let text = format!("a JSON body has at most {JSON_MAX} bytes");
-                return ApiError::new(ErrorCode::TooLarge, text);
-            }
-            ApiError::invalid(error.body_text())
+        let body = whole_body(request, state).await.map_err(|error| match error.told("") {
+            // Not one of the statuses that are asked again: it would not arrive then either.
+            told if told.code == ErrorCode::Timeout => ApiError::invalid(told.message),
+            _ => error,
         })?;
         parse(&body).map(Self)
     }

@@ -188,6 +188,27 @@ async fn a_secret_that_is_missing_fails_a_start_and_no_wake() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_new_value_of_a_secret_is_there_after_any_sleep() {
+    let world = World::new().await;
+    world.store.set_secret("TOKEN", Some("old"));
+    let sandbox = world.fleet.create(with_secret()).await.unwrap();
+    for (cold, value) in [(false, "warm"), (true, "cold")] {
+        sandbox.sleep(cold).await.unwrap();
+        world.store.set_secret("TOKEN", Some(value));
+        sandbox.wake().await.unwrap();
+        let told = world.host.asked(sandbox.id()).into_iter().rev().find_map(|request| {
+            let Request::Identify(identity) = request else { return None };
+            identity.env.get("TOKEN").cloned()
+        });
+        assert_eq!(told.as_deref(), Some(value));
+    }
+    // One that can't be had is no reason not to wake.
+    sandbox.sleep(false).await.unwrap();
+    world.store.set_secret("TOKEN", None);
+    sandbox.wake().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_entrypoint_is_started_when_it_boots_and_not_when_it_wakes() {
     let world = World::new().await;
     let entrypoint = vec!["serve".to_owned()];

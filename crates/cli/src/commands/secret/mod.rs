@@ -16,7 +16,7 @@ use crate::{output, units};
 ///
 /// A sandbox that was created with --secret NAME has the value in the variable NAME of every process.
 /// Values are encrypted on disk and never given back. A sandbox gets a new value when it starts, is
-/// forked or wakes from disk.
+/// forked or wakes.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  torpor secret set TOKEN                     asks for the value\n  \

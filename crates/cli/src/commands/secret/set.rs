@@ -20,7 +20,7 @@ const VALUE_MAX: u64 = 64 * 1024;
 /// Give a secret a value, and print its name.
 ///
 /// The value is what comes on standard input, without the end of its last line; at a terminal it is
-/// asked for and not shown. Sandboxes that start or wake from disk from now on get it.
+/// asked for and not shown. Sandboxes that start or wake from now on get it.
 #[derive(Debug, Args)]
 pub(super) struct Set {
     /// What it is called, and the variable that carries it.
