@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-PROJECT = pathlib.Path("/work/project")
+PROJECT = pathlib.Path("/workspace/project")
 TOOLS = "/opt/tools"
 
 

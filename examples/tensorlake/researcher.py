@@ -18,7 +18,7 @@ import sys
 from tensorlake.sandbox import Sandbox, SandboxNotFoundError
 from timings import Timings, report
 
-STATE = "/work/state.json"
+STATE = "/workspace/state.json"
 PORT = 8000
 # The web: each page has a fact and links to others.
 PAGES = {
@@ -47,7 +47,7 @@ def begin(name, timings):
         anchors = "".join(f'<a href="{link}">{link}</a>' for link in links)
         with timings.measure("file write"):
             sandbox.write_file(f"/web/{page}", f"<p>{fact}</p>{anchors}".encode())
-    sandbox.write_file("/work/read.py", READ.encode())
+    sandbox.write_file("/workspace/read.py", READ.encode())
     web = sandbox.start_process(
         "python3", ["-m", "http.server", str(PORT), "--bind", "127.0.0.1", "--directory", "/web"]
     )
@@ -71,7 +71,7 @@ def read_a_page(sandbox, state):
     url = f"http://127.0.0.1:{PORT}/{page}"
     wait = f"until (exec 3<>/dev/tcp/127.0.0.1/{PORT}) 2>/dev/null; do sleep 0.05; done"
     sandbox.run("bash", ["-c", wait], timeout=30)
-    done = sandbox.run("python3", ["/work/read.py", url])
+    done = sandbox.run("python3", ["/workspace/read.py", url])
     if done.exit_code != 0:
         raise RuntimeError(f"{page}: {done.stderr}")
     found = json.loads(done.stdout)

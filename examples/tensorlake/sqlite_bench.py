@@ -23,10 +23,10 @@ PUBLISHED = {"60k rows, WAL": 2.45, "25k rows, synchronous=FULL": 1.64, "250k ro
 
 def inside(times):
     with Sandbox.create(cpus=2.0, memory_mb=4096, timeout_secs=600) as sandbox:
-        sandbox.upload_file(WORK, "/work/sqlite_work.py")
-        sandbox.run("mkdir", ["-p", "/work/data"])
+        sandbox.upload_file(WORK, "/workspace/sqlite_work.py")
+        sandbox.run("mkdir", ["-p", "/workspace/data"])
         for _ in range(times):
-            done = sandbox.run("python3", ["/work/sqlite_work.py", "/work/data"])
+            done = sandbox.run("python3", ["/workspace/sqlite_work.py", "/workspace/data"])
             if done.exit_code != 0:
                 raise RuntimeError(done.stderr)
             yield json.loads(done.stdout)

@@ -34,13 +34,13 @@ def prepare(timings, say):
         say(f"installed {tools.install(base, PACKAGES)}")
         for path, text in project.FILES.items():
             with timings.measure("file write"):
-                base.write_file(f"/work/project/{path}", text.encode())
-        base.upload_file(HERE / "analyse.py", "/work/analyse.py")
+                base.write_file(f"/workspace/project/{path}", text.encode())
+        base.upload_file(HERE / "analyse.py", "/workspace/analyse.py")
         with timings.measure("file read"):
-            back = base.read_file("/work/project/shop/cart.py").value
+            back = base.read_file("/workspace/project/shop/cart.py").value
         assert back.decode() == project.FILES["shop/cart.py"]
         # Once ahead, so that what the analyses need is compiled and in memory in every fork.
-        warm = base.run("python3", ["/work/analyse.py"], env={"ANALYSIS": "names"})
+        warm = base.run("python3", ["/workspace/analyse.py"], env={"ANALYSIS": "names"})
         assert warm.exit_code == 0, warm.stderr
         begun = time.perf_counter()
         snapshot = base.checkpoint(checkpoint_type=CheckpointType.MEMORY, poll_interval=0.05)
@@ -54,7 +54,7 @@ async def analyse(snapshot, analysis, timings):
     fork = await AsyncSandbox.create(snapshot_id=snapshot, allow_internet_access=False)
     timings.add("warm fork", (time.perf_counter() - begun) * 1000)
     async with fork:
-        done = await fork.run("python3", ["/work/analyse.py"], env={"ANALYSIS": analysis})
+        done = await fork.run("python3", ["/workspace/analyse.py"], env={"ANALYSIS": analysis})
         if done.exit_code != 0:
             raise RuntimeError(f"{analysis}: {done.stderr}")
         policy = (await fork.info()).network_policy
