@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use tokio::time::Instant;
-use torpor_lifecycle::store::{PoolRecord, SnapshotRecord};
+use torpor_lifecycle::store::PoolRecord;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, UpdateSandbox};
 use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork};
@@ -212,10 +212,6 @@ pub async fn snapshot(
         Ok(snapshot)
     });
     Ok(Taken { begun_as, task })
-}
-
-pub async fn find_snapshot(app: &App, of: &SnapshotRef) -> Result<SnapshotRecord> {
-    Ok(app.fleet.find_snapshot(of).await?)
 }
 
 /// Sandboxes that begin at a snapshot, in their order. One that fails takes no other.

@@ -26,6 +26,19 @@ pub struct Record {
     pub last_used_at_ms: u64,
 }
 
+impl Record {
+    /// What the archive remembers of it.
+    pub fn ended(&self, ended_at_ms: u64, reason: Option<String>) -> ArchivedSandbox {
+        ArchivedSandbox {
+            id: self.id.clone(),
+            spec: self.spec.clone(),
+            created_at_ms: self.created_at_ms,
+            ended_at_ms,
+            reason,
+        }
+    }
+}
+
 /// What is remembered of a sandbox for people.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -66,8 +79,6 @@ pub enum Rest {
 pub trait Ledger: Send + Sync + 'static {
     /// Inserts or replaces.
     async fn record(&self, record: &Record) -> Result<(), StoreError>;
-    /// Forgets; forgetting what is not there is fine.
-    async fn erase(&self, id: &SandboxId) -> Result<(), StoreError>;
     /// Forgets a sandbox and remembers in the archive, in the same instant, that it was. The archive
     /// forgets the oldest.
     async fn archive(&self, ended: &ArchivedSandbox) -> Result<(), StoreError>;

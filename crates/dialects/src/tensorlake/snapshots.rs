@@ -122,7 +122,7 @@ async fn gone(app: &App, text: &str) -> Result<Option<SandboxId>> {
 }
 
 async fn one(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<SnapshotInfo>> {
-    let record = calls::find_snapshot(&app, &reference(&text)?).await?;
+    let record = app.fleet.find_snapshot(&reference(&text)?).await?;
     Ok(Json(record.snapshot.into()))
 }
 

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use torpor_protocol::State;
-use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::guest::ProcessSpec;
 
 use super::{Driver, Event, Phase, Sleeper};
@@ -337,7 +336,7 @@ impl Driver {
     ) -> Phase {
         self.note_last_lines().await;
         self.door.close();
-        let ended = self.ended(why.clone());
+        let ended = self.record.ended(self.world.clock.now_ms(), why.clone());
         while let Err(error) = self.world.ledger.archive(&ended).await {
             tracing::error!(sandbox = %self.record.id, error = chain(&error), "could not erase");
             tokio::time::sleep(ERASE_AGAIN).await;
@@ -356,15 +355,5 @@ impl Driver {
             self.world.saves.release(save).await;
         }
         Phase::Deleted { reason: why }
-    }
-
-    fn ended(&self, reason: Option<String>) -> ArchivedSandbox {
-        ArchivedSandbox {
-            id: self.record.id.clone(),
-            spec: self.record.spec.clone(),
-            created_at_ms: self.record.created_at_ms,
-            ended_at_ms: self.world.clock.now_ms(),
-            reason,
-        }
     }
 }

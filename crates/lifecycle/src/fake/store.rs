@@ -137,10 +137,6 @@ impl Ledger for FakeStore {
         })?
     }
 
-    async fn erase(&self, id: &SandboxId) -> Result<(), StoreError> {
-        self.write(|state| drop(state.records.remove(id)))
-    }
-
     async fn archive(&self, ended: &ArchivedSandbox) -> Result<(), StoreError> {
         self.write(|state| {
             state.records.remove(&ended.id);

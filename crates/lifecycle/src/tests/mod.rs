@@ -355,7 +355,8 @@ async fn a_machine_nobody_recorded_is_swept_away() {
     let world = World::new().await;
     let sandbox = world.running("web").await;
     world.fleet.shutdown(Leave::Running).await;
-    world.store.erase(sandbox.id()).await.unwrap();
+    let record = world.store.record_of(sandbox.id()).unwrap();
+    world.store.archive(&record.ended(0, None)).await.unwrap();
     world.daemon().await;
     assert!(world.host.alive().is_empty());
 }

@@ -143,10 +143,6 @@ impl store::Ledger for Ledger {
         self.record_sandbox(record).await
     }
 
-    async fn erase(&self, id: &SandboxId) -> Result<(), StoreError> {
-        self.erase_sandbox(id).await
-    }
-
     async fn archive(&self, ended: &ArchivedSandbox) -> Result<(), StoreError> {
         self.put_archived(ended).await
     }

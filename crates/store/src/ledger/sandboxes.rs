@@ -2,7 +2,6 @@
 
 use sqlx::sqlite::SqliteRow;
 use torpor_lifecycle::store::{Record, StoreError};
-use torpor_protocol::SandboxId;
 
 use super::{Ledger, column, json, optional, parsed, time, to_column};
 
@@ -43,13 +42,6 @@ impl Ledger {
             }
             Err(error) => Err(self.failed(action)(error)),
         }
-    }
-
-    pub(super) async fn erase_sandbox(&self, id: &SandboxId) -> Result<(), StoreError> {
-        let query = sqlx::query("DELETE FROM sandboxes WHERE id = ?").bind(id.as_str());
-        let done = query.execute(&self.writer).await;
-        done.map_err(self.failed("erase a sandbox from the ledger"))?;
-        Ok(())
     }
 
     pub(super) async fn sandboxes(&self) -> Result<Vec<Record>, StoreError> {

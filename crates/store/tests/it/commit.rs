@@ -145,7 +145,7 @@ async fn the_root_file_of_a_saved_machine_outlives_its_agent_while_it_is_needed(
     assert!(kept.path == before.path && kept.path.exists());
     let outside = world.images.root_file(&image.id, "../../VERSION").await;
     assert!(outside.is_err(), "{outside:?}");
-    world.ledger.erase(&sleeper.id).await.unwrap();
+    world.ledger.archive(&sleeper.ended(1, None)).await.unwrap();
     let world = world.reopen(NEWER_AGENT).await;
     let error = world.images.root_file(&image.id, &before.file).await.unwrap_err().to_string();
     assert!(error.contains(&before.file) && error.contains("gone"), "{error}");
@@ -246,7 +246,7 @@ async fn an_image_that_a_sandbox_needs_stays() {
         assert!(matches!(&error, StoreError::InUse { by, .. } if by == "sandbox web"), "{error}");
     }
     world.images.root(&image.id).await.unwrap();
-    world.ledger.erase(&sandbox.id).await.unwrap();
+    world.ledger.archive(&sandbox.ended(1, None)).await.unwrap();
     world.images.remove("sample").await.unwrap();
     assert_eq!(world.leftovers(), (vec![], vec![]));
     let error = world.images.root(&image.id).await.unwrap_err();

@@ -161,7 +161,7 @@ struct Origin {
 
 impl Origin {
     async fn find(app: &App, id: &str) -> Result<Self> {
-        let SnapshotRecord { snapshot, save } = calls::find_snapshot(app, &reference(id)?).await?;
+        let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(&reference(id)?).await?;
         let Some(save) = save else {
             let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
             let refusal = Refusal::SnapshotNotReady { id: snapshot.id.to_string(), why };

@@ -85,18 +85,6 @@ async fn a_record_comes_back_as_it_was_also_after_a_restart() {
 }
 
 #[tokio::test]
-async fn erasing_is_idempotent() {
-    let world = world().await;
-    let image = image_row('a');
-    world.ledger.commit_image(&image, None).await.unwrap();
-    let record = record(&image.id, None);
-    world.ledger.record(&record).await.unwrap();
-    world.ledger.erase(&record.id).await.unwrap();
-    world.ledger.erase(&record.id).await.unwrap();
-    assert_eq!(world.ledger.all().await.unwrap(), []);
-}
-
-#[tokio::test]
 async fn a_name_belongs_to_one_sandbox() {
     let world = world().await;
     let image = image_row('a');
@@ -371,7 +359,7 @@ async fn a_save_stays_while_anything_names_it() {
     world.ledger.record_pool(&pool).await.unwrap();
     assert_eq!(world.ledger.save_bytes().await.unwrap(), 40);
     assert!(!world.ledger.drop_save(&id).await.unwrap());
-    world.ledger.erase(&sandbox.id).await.unwrap();
+    world.ledger.archive(&sandbox.ended(1, None)).await.unwrap();
     assert!(!world.ledger.drop_save(&id).await.unwrap());
     world.ledger.erase_snapshot(&named.snapshot.id).await.unwrap();
     assert!(!world.ledger.drop_save(&id).await.unwrap());
