@@ -21,6 +21,18 @@ async fn a_wait_is_honoured_and_the_status_tells_the_outcome() {
 }
 
 #[tokio::test]
+async fn one_that_fell_asleep_by_itself_is_on_disk_when_its_suspension_is_answered() {
+    let world = World::new().await;
+    world.create(json!({"name": "agent", "timeout_secs": 1})).await;
+    world.wait("agent", "suspended").await;
+    let durable =
+        async || world.own("GET", "/sandboxes/agent", None).await.expect(200)["durable"].clone();
+    assert_eq!(durable().await, false);
+    world.tell("/sandboxes/agent/suspend?wait_ms=30000").await.expect(200);
+    assert_eq!(durable().await, true);
+}
+
+#[tokio::test]
 async fn without_a_wait_it_is_on_its_way() {
     let world = World::new().await;
     world.named("agent").await;

@@ -44,7 +44,8 @@ pub(super) async fn suspend(
         let text = format!("sandbox {} has no name: only one that has can be suspended", status.id);
         return Err(ApiError::invalid(text));
     }
-    if status.state == SandboxState::Standby {
+    // One that fell asleep by itself may not be on disk yet.
+    if status.state == SandboxState::Standby && status.durable {
         return Ok(answer(StatusCode::OK, &sandbox, SUSPENDED));
     }
     let task = app.tasks.spawn(fall_asleep(Arc::clone(&app), sandbox.clone(), status));
