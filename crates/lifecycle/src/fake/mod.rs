@@ -34,10 +34,10 @@ use road::{RealAgent, Road, inside_channel};
 use script::Script;
 pub use store::{FakeRoom, FakeStore};
 
-/// An agent that has not ended by then hangs; the test is over all the same.
-const END_MAX: Duration = Duration::from_secs(5);
 /// Between two looks whether agents have ended.
 const LOOK: Duration = Duration::from_millis(1);
+/// An agent that has not ended by then hangs; the test is over all the same.
+const LOOKS_MAX: usize = 2000;
 /// What a fake machine saves, if it is given a real directory.
 const MEMORY_FILE: &str = "memory";
 /// For how long a fake machine stands still when it is saved.
@@ -158,13 +158,15 @@ impl FakeHost {
         self.state.lock().machines.clear();
     }
 
-    /// Ends all machines; returns when no process of theirs is left, or after [`END_MAX`]. For the
+    /// Ends all machines; returns when no process of theirs is left, or after a while. For the
     /// end of a test.
     pub fn end(&self) {
         let machines = std::mem::take(&mut self.state.lock().machines);
         let agents: Vec<_> = machines.into_values().filter_map(|machine| machine.end()).collect();
-        let begun = std::time::Instant::now();
-        while agents.iter().any(|agent| !agent.is_finished()) && begun.elapsed() < END_MAX {
+        for _ in 0..LOOKS_MAX {
+            if agents.iter().all(JoinHandle::is_finished) {
+                return;
+            }
             std::thread::sleep(LOOK);
         }
     }
