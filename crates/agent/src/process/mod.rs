@@ -173,7 +173,7 @@ impl Process {
         }
         state.pid = spawned.pid;
         state.life += 1;
-        state.started_at_ms = now_ms();
+        state.started_at_ms = spawned.started_at_ms;
         state.reaped = None;
         state.exit = None;
         state.ended_at_ms = None;

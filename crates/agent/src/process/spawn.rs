@@ -19,6 +19,7 @@ use tokio::io::Interest;
 use torpor_protocol::guest::{Failure, FailureCode, Identity, ProcessSpec, TerminalSize};
 
 use super::child::{self, Birth, Ids};
+use super::now_ms;
 use super::user::{self, Account};
 use crate::agent::{Agent, no_identity};
 use crate::descriptor::{Descriptor, watched};
@@ -32,6 +33,8 @@ const SHELL: &str = "/bin/sh";
 /// A child that runs.
 pub(super) struct Spawned {
     pub(super) pid: u32,
+    /// Taken before it was born, so that nothing it says is older than it.
+    pub(super) started_at_ms: u64,
     pub(super) stdin: Option<Rc<Descriptor>>,
     pub(super) terminal: Option<Rc<Descriptor>>,
     pub(super) outlets: Outlets,
@@ -101,9 +104,11 @@ fn with_terminal(agent: &Agent, plan: &Plan, size: TerminalSize) -> io::Result<S
         let _ = rustix::fs::fchown(&theirs, Some(rustix::fs::Uid::from_raw(user.uid)), None);
     }
     let ours = Rc::new(watched(ours, Interest::READABLE | Interest::WRITABLE)?);
+    let started_at_ms = now_ms();
     let pid = plan.give_birth(agent, [theirs.as_fd(); 3], true)?;
     Ok(Spawned {
         pid,
+        started_at_ms,
         stdin: Some(ours.clone()),
         terminal: Some(ours.clone()),
         outlets: Outlets { stdout: Some(ours), stderr: None },
@@ -125,8 +130,9 @@ fn with_pipes(agent: &Agent, plan: &Plan, wants_stdin: bool) -> io::Result<Spawn
     };
     let their_stdin = their_stdin.as_ref().map_or(agent.null.as_fd(), AsFd::as_fd);
     let stdio = [their_stdin, their_stdout.as_fd(), their_stderr.as_fd()];
+    let started_at_ms = now_ms();
     let pid = plan.give_birth(agent, stdio, false)?;
-    Ok(Spawned { pid, stdin, terminal: None, outlets })
+    Ok(Spawned { pid, started_at_ms, stdin, terminal: None, outlets })
 }
 
 impl Plan {

@@ -256,7 +256,11 @@ impl Events {
             }
             Manner::Follow(_) => return,
         }
-        let timestamp = self.at_ms.unwrap_or_else(|| self.app.fleet.clock().now_ms());
+        let just_now = || {
+            // The guest's clock may be ahead of ours: nothing is said before its process began.
+            self.app.fleet.clock().now_ms().max(self.tail.process().started_at_ms)
+        };
+        let timestamp = self.at_ms.unwrap_or_else(just_now);
         let line_ending = if line.ended { "\n" } else { "" };
         self.data(&Event { line: &line.text, line_ending, timestamp, stream });
     }
