@@ -36,7 +36,8 @@ fn crates_depend_only_on_what_the_architecture_allows() {
         ("engines", vec!["lifecycle", "protocol"]),
         ("store", vec!["lifecycle", "protocol"]),
         ("proxy", vec!["lifecycle", "protocol"]),
-        ("daemon", vec!["engines", "lifecycle", "protocol", "proxy", "store"]),
+        ("egress", vec!["lifecycle", "protocol"]),
+        ("daemon", vec!["egress", "engines", "lifecycle", "protocol", "proxy", "store"]),
         ("dialects", vec!["daemon", "lifecycle", "protocol", "store"]),
         ("cli", vec!["daemon", "dialects", "engines", "lifecycle", "protocol", "store"]),
     ];

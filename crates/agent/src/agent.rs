@@ -75,6 +75,7 @@ pub(crate) fn no_identity() -> Identity {
         workdir: None,
         entropy: String::new(),
         boot_id: None,
+        trust: None,
     }
 }
 

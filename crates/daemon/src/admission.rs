@@ -165,8 +165,8 @@ fn check_host(resources: &Resources, terms: &Terms<'_>) -> Result<(), Inadmissib
 
 fn check_network(network: &Network) -> Result<(), Inadmissible> {
     for (field, ranges) in [("network.allow", &network.allow), ("network.deny", &network.deny)] {
-        if ranges.len() > Network::RANGES_MAX {
-            let why = format!("has {}, {} are allowed", ranges.len(), Network::RANGES_MAX);
+        if ranges.len() > Network::ENTRIES_MAX {
+            let why = format!("has {}, {} are allowed", ranges.len(), Network::ENTRIES_MAX);
             return invalid(field, why);
         }
     }

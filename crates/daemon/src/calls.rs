@@ -58,13 +58,14 @@ pub async fn create(app: &App, request: CreateSandbox) -> Result<Sandbox> {
 fn narrowed(asked: Network, had: &Network) -> Network {
     let restricted = !had.internet || !had.allow.is_empty();
     let mut deny = asked.deny;
-    deny.extend(&had.deny);
+    deny.extend(had.deny.iter().cloned());
     deny.sort();
     deny.dedup();
     Network {
         internet: asked.internet && had.internet,
         allow: if restricted { had.allow.clone() } else { asked.allow },
         deny,
+        ..asked
     }
 }
 

@@ -18,6 +18,7 @@ pub mod app;
 pub mod builds;
 pub mod calls;
 pub mod config;
+mod desk;
 mod doctor;
 mod engine;
 mod listen;
@@ -185,6 +186,7 @@ async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, S
         journal: Arc::new(journals),
         vault: Arc::new(vault.clone()),
         room: Arc::clone(&room) as _,
+        authority: None,
         policy,
     });
     let app = Arc::new(App {

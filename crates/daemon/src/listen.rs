@@ -3,18 +3,13 @@
 //! Who connects and does not ask in time is cut off; who asked may take as long as it needs, because
 //! bodies are streams. A shutdown lets running requests end within [`GRACE`].
 
-use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::num::NonZeroU16;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::body::Body;
-use axum::response::IntoResponse;
-use http::{HeaderMap, Request, Response};
+use http::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -22,18 +17,14 @@ use hyper_util::server::conn::auto::Builder;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use torpor_lifecycle::{Lease, Leave, Sandbox};
-use torpor_protocol::ErrorCode;
-use torpor_proxy::{Proxy, Target};
-use tower::ServiceExt;
+use torpor_lifecycle::Leave;
 
-use crate::api::error::ApiError;
+use crate::ServeError;
 use crate::app::App;
 use crate::config::{Config, Second};
-use crate::{ServeError, api};
+use crate::desk::Desk;
 
 /// How long running requests may go on after a shutdown began.
 const GRACE: Duration = Duration::from_secs(5);
@@ -130,11 +121,7 @@ pub(crate) async fn serve(
     shutdown: impl Future<Output = Leave>,
 ) -> Leave {
     raise_file_limit();
-    let desk = Desk {
-        app: Arc::clone(app),
-        router: api::router(app),
-        proxy: Proxy::new(app.fleet.clone()),
-    };
+    let desk = Desk::new(app);
     let front = Front {
         desk,
         places: Arc::new(Semaphore::new(app.config.limits.connections)),
@@ -197,7 +184,7 @@ fn prepare(stream: &TcpStream) {
 }
 
 async fn connection(stream: TcpStream, peer: SocketAddr, desk: Desk) {
-    let stopping = desk.app.stopping.clone();
+    let stopping = desk.stopping();
     let asked = CancellationToken::new();
     let first = asked.clone();
     let service = service_fn(move |request: Request<Incoming>| {
@@ -245,90 +232,6 @@ fn builder() -> Builder<TokioExecutor> {
         .keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE);
     builder
-}
-
-/// Answers requests.
-#[derive(Clone)]
-struct Desk {
-    app: Arc<App>,
-    router: Router,
-    proxy: Proxy,
-}
-
-impl Desk {
-    /// A preview goes to its sandbox, everything else to the API.
-    async fn answer(
-        self,
-        request: Request<Incoming>,
-        peer: SocketAddr,
-    ) -> Result<Response<Body>, Infallible> {
-        let Some(target) = torpor_proxy::route(&request) else {
-            return self.router.oneshot(request).await;
-        };
-        let (begun, method) = (Instant::now(), request.method().clone());
-        let response = self.preview(target, request, peer).await;
-        let status = response.status().as_u16();
-        self.app.metrics.answered(method.as_str(), "preview", status, begun.elapsed());
-        Ok(response)
-    }
-
-    async fn preview(
-        &self,
-        target: Target,
-        mut request: Request<Incoming>,
-        peer: SocketAddr,
-    ) -> Response<Body> {
-        // Without a sandbox, the proxy says what is wrong.
-        let _lease = match self.app.fleet.find(&target.sandbox) {
-            Ok(sandbox) => match self.enter(&sandbox, target.port, request.headers_mut()).await {
-                Ok(lease) => lease,
-                Err(error) => return told(&error, &request),
-            },
-            Err(_) => None,
-        };
-        self.proxy.handle(target, request, Some(peer)).await.map(Body::new)
-    }
-
-    /// Whether this port may be reached. Who sleeps is woken here, where there is a say in how much
-    /// may run.
-    async fn enter(
-        &self,
-        sandbox: &Sandbox,
-        port: NonZeroU16,
-        headers: &mut HeaderMap,
-    ) -> Result<Option<Lease>, ApiError> {
-        let (access, asleep) = {
-            let watched = sandbox.watch();
-            let status = watched.borrow();
-            (status.spec.ports.clone(), status.tier.is_some())
-        };
-        if let Some(access) = access {
-            if !access.exposed.contains(&port.get()) {
-                return Err(not_exposed(port));
-            }
-            if !access.public {
-                self.app.keys.admit_preview(headers).await?;
-            }
-        }
-        if !asleep {
-            return Ok(None);
-        }
-        crate::room::awake(&self.app, sandbox).await.map(Some)
-    }
-}
-
-fn not_exposed(port: NonZeroU16) -> ApiError {
-    ApiError::with_hint(
-        ErrorCode::PortNotExposed,
-        format!("port {port} of this sandbox may not be reached from outside"),
-        "PATCH the sandbox: `ports.exposed` lists those that may",
-    )
-}
-
-/// The answer to a preview that can't be served.
-fn told(error: &ApiError, request: &Request<Incoming>) -> Response<Body> {
-    let id = crate::telemetry::request_id(request.headers());
-    (error.status(), axum::Json(error.told(&id))).into_response()
 }
 
 /// Every sandbox and connection takes a few descriptors; the usual soft limit of 1024 is for

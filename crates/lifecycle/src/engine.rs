@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +34,59 @@ pub struct About {
     pub version: String,
     /// Address the guest should ask for names, if it has a network.
     pub nameserver: Option<String>,
+    /// Where connections of guests arrive that a [`Guard`] is to decide about; none: nowhere.
+    pub turnstile: Option<Turnstile>,
     pub abilities: Abilities,
+}
+
+/// Where the engine leads connections of guests whose policy is guided ([`Network::is_guided`]): an
+/// address of this host that only they reach, each from the address that [`Guard::admit`] named. Nobody
+/// listens there: their connections are refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turnstile {
+    pub address: Ipv4Addr,
+    /// TCP, to any address and port; the kernel knows which (`SO_ORIGINAL_DST`).
+    pub connections: u16,
+    /// UDP and TCP: questions for names.
+    pub names: u16,
+    /// Mark (`SO_MARK`) of the connections that are made for guests: what carries it reaches public
+    /// addresses that are not this host's own, and nothing else.
+    pub public_mark: u32,
+    /// The same for what a policy explicitly allows: private addresses, and this host's own.
+    pub private_mark: u32,
+}
+
+/// Who decides about what guests send out, beyond what a firewall can. The engine tells it whom it
+/// lets out under which address, and what the firewall decided by itself.
+pub trait Guard: Send + Sync + 'static {
+    /// From now on this address is this sandbox, under this policy; also when the policy changes.
+    /// Called before the guest's first packet, and before a change is in force.
+    fn admit(&self, guest: Ipv4Addr, id: &SandboxId, network: &Network);
+    /// Nobody has this address now. Connections that it has are cut.
+    fn dismiss(&self, guest: Ipv4Addr);
+    /// The firewall let the first packet of something pass, or did not. Must not block.
+    fn passed(&self, guest: Ipv4Addr, packet: Passed);
+}
+
+/// What a firewall decided about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Passed {
+    /// The number of its protocol: 6 TCP, 17 UDP, 1 ICMP.
+    pub protocol: u8,
+    pub to: Ipv4Addr,
+    /// 0 if the protocol has none.
+    pub port: u16,
+    pub allowed: bool,
+}
+
+/// Nobody guards: for engines without a network.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoGuard;
+
+impl Guard for NoGuard {
+    fn admit(&self, _: Ipv4Addr, _: &SandboxId, _: &Network) {}
+    fn dismiss(&self, _: Ipv4Addr) {}
+    fn passed(&self, _: Ipv4Addr, _: Passed) {}
 }
 
 /// What not every engine can do; asked for in vain it is refused by name.

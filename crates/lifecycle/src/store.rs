@@ -10,7 +10,8 @@ use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::guest::LogLine;
 use torpor_protocol::snapshot::{SavedFile, SavedProcess};
 use torpor_protocol::{
-    ImageId, Name, SandboxId, SandboxSpec, SaveId, SecretName, Snapshot, SnapshotId, SnapshotKind,
+    HostPattern, ImageId, Name, SandboxId, SandboxSpec, SaveId, SecretName, Snapshot, SnapshotId,
+    SnapshotKind,
 };
 
 /// What the ledger knows of a sandbox.
@@ -139,6 +140,23 @@ pub struct Search {
 pub trait Vault: Send + Sync + 'static {
     /// The present value of each; [`StoreError::NoSuchSecret`] for the first that is not there.
     async fn reveal(&self, names: &[SecretName]) -> Result<BTreeMap<String, String>, StoreError>;
+    /// The present value of one, and where it may be sent; none: there is no such secret.
+    async fn bound(&self, name: &SecretName) -> Result<Option<BoundSecret>, StoreError>;
+}
+
+/// A value, and the hosts that it may be sent to.
+#[derive(Clone)]
+pub struct BoundSecret {
+    pub value: String,
+    /// Empty: where the routes of a sandbox say.
+    pub hosts: Vec<HostPattern>,
+}
+
+/// Shows nothing of the value.
+impl std::fmt::Debug for BoundSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BoundSecret").field("hosts", &self.hosts).finish_non_exhaustive()
+    }
 }
 
 /// What the ledger knows of a snapshot.

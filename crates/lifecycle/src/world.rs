@@ -73,6 +73,8 @@ pub(crate) struct World {
     pub(crate) journal: Arc<dyn Journal>,
     pub(crate) vault: Arc<dyn Vault>,
     pub(crate) room: Arc<dyn Room>,
+    /// The certificate (PEM) of who reads some requests of guests, for those whose policy says so.
+    pub(crate) authority: Option<String>,
     pub(crate) policy: Policy,
     pub(crate) clock: Clock,
     /// The daemon stops: drivers let go of their machines and end.
@@ -231,6 +233,7 @@ impl World {
             workdir: image.workdir.clone(),
             entropy: hex(&random::<32>()),
             boot_id: afresh.then(boot_id),
+            trust: self.authority.clone().filter(|_| spec.network.is_read()),
         })
     }
 

@@ -17,7 +17,8 @@ pub use crate::kept::{
     ArchiveList, ArchivedSandbox, Build, BuildKind, BuildList, BuildState, Image, ImageConfig,
     ImageEvent, ImageList, Log, Secret, SecretList, SetSecret,
 };
-use crate::spec::{Hooks, Lifetime, Network, PortAccess, StandbyPolicy};
+use crate::network::Network;
+use crate::spec::{Hooks, Lifetime, PortAccess, StandbyPolicy};
 use crate::status::Status;
 
 /// The image of a sandbox that names none.

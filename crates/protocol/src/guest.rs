@@ -273,6 +273,10 @@ pub struct Identity {
     /// A UUID that names this boot or fork, for `/run/torpor/boot_id` and `/etc/machine-id`; none: it
     /// woke and is who it was.
     pub boot_id: Option<String>,
+    /// A certificate (PEM) that everybody inside is to trust: of the one who reads some requests on
+    /// their way out. None: nobody does.
+    #[serde(default)]
+    pub trust: Option<String>,
 }
 
 /// What the agent answers.

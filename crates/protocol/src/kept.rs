@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::LogLine;
 use crate::id::{BuildId, ImageId, SandboxId, SecretName};
+use crate::network::HostPattern;
 use crate::spec::SandboxSpec;
 
 /// A sandbox that is gone, as it last was.
@@ -39,6 +40,10 @@ pub struct ArchiveList {
 pub struct SetSecret {
     /// At most 64 KiB.
     pub value: String,
+    /// The only hosts that it may be sent to, and those where its placeholder is replaced. Absent: as
+    /// before. Empty: where the routes of a sandbox say, and no placeholder of it is replaced.
+    #[serde(default)]
+    pub hosts: Option<Vec<HostPattern>>,
 }
 
 /// Shows nothing of the value.
@@ -55,6 +60,9 @@ pub struct Secret {
     pub name: SecretName,
     /// Grows with every new value, from 1.
     pub version: u32,
+    /// The only hosts that it may be sent to; empty: where the routes of a sandbox say.
+    #[serde(default)]
+    pub hosts: Vec<HostPattern>,
     pub created_at_ms: u64,
     pub updated_at_ms: u64,
 }

@@ -7,10 +7,12 @@
 //! - nothing else in the workspace describes what is on the wire.
 
 pub mod api;
+pub mod egress;
 pub mod error;
 pub mod guest;
 pub mod id;
 pub mod kept;
+pub mod network;
 pub mod snapshot;
 pub mod spec;
 pub mod status;
@@ -19,8 +21,7 @@ pub use error::{ErrorBody, ErrorCode};
 pub use id::{
     BuildId, ImageId, Name, SandboxId, SandboxRef, SaveId, SecretName, SnapshotId, SnapshotRef,
 };
+pub use network::{AddressRange, Destination, HostPattern, Network, NetworkLimits, Route, WebRule};
 pub use snapshot::{Snapshot, SnapshotKind, SnapshotState};
-pub use spec::{
-    AddressRange, Hooks, Lifetime, Network, PortAccess, Resources, SandboxSpec, StandbyPolicy,
-};
+pub use spec::{Hooks, Lifetime, PortAccess, Resources, SandboxSpec, StandbyPolicy};
 pub use status::{State, Status, Tier};

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::ErrorBody;
 use crate::api::{FileEntry, Standby};
 use crate::id::{ImageId, Name, SandboxId, SnapshotId};
-use crate::spec::{Lifetime, Network, PortAccess, Resources, StandbyPolicy};
+use crate::network::Network;
+use crate::spec::{Lifetime, PortAccess, Resources, StandbyPolicy};
 use crate::status::{State, Status, Tier};
 
 /// Most forks of one request.

@@ -1,13 +1,11 @@
 //! What a user asks a sandbox to be.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::net::Ipv4Addr;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::id::{ImageId, Name, SecretName};
+use crate::network::Network;
 
 /// Environment variables, labels: sorted, so that the same request is the same bytes.
 pub type Pairs = BTreeMap<String, String>;
@@ -81,104 +79,6 @@ impl Resources {
     pub const DISK_MIN_MIB: u64 = 16;
 }
 
-/// What the sandbox may reach. Host, neighbours and private ranges it never reaches.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(deny_unknown_fields, default)]
-pub struct Network {
-    /// Whether it reaches public addresses.
-    pub internet: bool,
-    /// If not empty, it reaches these public addresses and no other, whatever `internet` says.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub allow: Vec<AddressRange>,
-    /// What it does not reach in any case.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub deny: Vec<AddressRange>,
-}
-
-impl Default for Network {
-    fn default() -> Self {
-        Self { internet: true, allow: Vec::new(), deny: Vec::new() }
-    }
-}
-
-impl Network {
-    /// No public address at all.
-    pub const CLOSED: Self = Self { internet: false, allow: Vec::new(), deny: Vec::new() };
-    /// Ranges of one list; more would make every packet slow.
-    pub const RANGES_MAX: usize = 256;
-}
-
-/// IPv4 addresses that begin alike: `192.0.2.0/24`, or one: `192.0.2.7`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AddressRange {
-    first: Ipv4Addr,
-    prefix: u8,
-}
-
-impl AddressRange {
-    /// The lowest address of it.
-    pub fn first(&self) -> Ipv4Addr {
-        self.first
-    }
-
-    /// How many leading bits all of them share.
-    pub fn prefix(&self) -> u8 {
-        self.prefix
-    }
-}
-
-/// A text that is no range of addresses.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no IPv4 address or range like 192.0.2.0/24")]
-pub struct NoRange(String);
-
-impl FromStr for AddressRange {
-    type Err = NoRange;
-    fn from_str(text: &str) -> Result<Self, NoRange> {
-        let wrong = || NoRange(text.chars().take(80).collect());
-        let (address, prefix) = text.split_once('/').unwrap_or((text, "32"));
-        let address: Ipv4Addr = address.parse().map_err(|_| wrong())?;
-        let digits = !prefix.is_empty() && prefix.bytes().all(|byte| byte.is_ascii_digit());
-        let prefix: u8 =
-            prefix.parse().ok().filter(|bits| digits && *bits <= 32).ok_or_else(wrong)?;
-        let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
-        Ok(Self { first: Ipv4Addr::from_bits(address.to_bits() & mask), prefix })
-    }
-}
-
-impl fmt::Display for AddressRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.prefix {
-            32 => write!(f, "{}", self.first),
-            prefix => write!(f, "{}/{prefix}", self.first),
-        }
-    }
-}
-
-impl Serialize for AddressRange {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for AddressRange {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-#[cfg(feature = "openapi")]
-impl utoipa::PartialSchema for AddressRange {
-    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
-        String::schema()
-    }
-}
-
-#[cfg(feature = "openapi")]
-impl utoipa::ToSchema for AddressRange {}
-
 /// Which ports of a sandbox are reached from outside, through previews.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -238,37 +138,5 @@ pub struct Hooks {
 impl Default for Hooks {
     fn default() -> Self {
         Self { before_sleep: Vec::new(), after_wake: Vec::new(), grace_ms: 5_000 }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_range_is_written_as_it_is_read() {
-        for (text, shown) in [
-            ("192.0.2.7", "192.0.2.7"),
-            ("192.0.2.7/24", "192.0.2.0/24"),
-            ("1.2.3.4/0", "0.0.0.0/0"),
-        ] {
-            assert_eq!(text.parse::<AddressRange>().unwrap().to_string(), shown);
-        }
-    }
-
-    #[test]
-    fn what_is_no_range_is_refused() {
-        for text in [
-            "",
-            "host.example",
-            "1.2.3",
-            "1.2.3.4/33",
-            "1.2.3.4/",
-            "1.2.3.4/+8",
-            "::1",
-            "1.2.3.4/8/8",
-        ] {
-            assert!(text.parse::<AddressRange>().is_err(), "{text}");
-        }
     }
 }

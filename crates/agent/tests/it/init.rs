@@ -34,6 +34,7 @@ fn identity(hostname: &str) -> Identity {
         workdir: None,
         entropy: "00ff".into(),
         boot_id: None,
+        trust: None,
     }
 }
 

@@ -156,6 +156,7 @@ fn an_identity_gives_processes_environment_user_and_directory() {
         workdir: Some("/usr".into()),
         entropy: "00ff".into(),
         boot_id: None,
+        trust: None,
     };
     let before = std::fs::read_to_string("/etc/resolv.conf").ok();
     assert_eq!(daemon.ask(&Request::Identify(identity.clone())), Ok(Reply::Done));

@@ -1,7 +1,7 @@
 //! Arguments that several verbs share: what a sandbox may reach, and who may reach it.
 
 use clap::{Args, ValueEnum};
-use torpor_protocol::{AddressRange, Network, PortAccess};
+use torpor_protocol::{Destination, Network, PortAccess};
 
 use crate::error::{Error, Result};
 
@@ -13,15 +13,15 @@ pub(super) struct ReachArgs {
     no_internet: bool,
     /// Let it reach these public addresses only, such as 192.0.2.0/24; may be given several times.
     #[arg(long, value_name = "RANGE")]
-    allow: Vec<AddressRange>,
+    allow: Vec<Destination>,
     /// Never let it reach these addresses; may be given several times.
     #[arg(long, value_name = "RANGE")]
-    deny: Vec<AddressRange>,
+    deny: Vec<Destination>,
 }
 
 impl ReachArgs {
     pub(super) fn network(self) -> Network {
-        Network { internet: !self.no_internet, allow: self.allow, deny: self.deny }
+        Network { internet: !self.no_internet, allow: self.allow, deny: self.deny, ..Network::default() }
     }
 }
 
@@ -33,13 +33,13 @@ pub(super) struct ReachChanges {
     internet: Option<Switch>,
     /// Let it reach these public addresses only, instead of those so far; may be given several times.
     #[arg(long, value_name = "RANGE")]
-    allow: Vec<AddressRange>,
+    allow: Vec<Destination>,
     /// It is not limited to some addresses any more.
     #[arg(long, conflicts_with = "allow")]
     no_allow: bool,
     /// Never let it reach these addresses, instead of those so far; may be given several times.
     #[arg(long, value_name = "RANGE")]
-    deny: Vec<AddressRange>,
+    deny: Vec<Destination>,
     /// No addresses are kept from it any more.
     #[arg(long, conflicts_with = "deny")]
     no_deny: bool,
@@ -59,13 +59,14 @@ impl ReachChanges {
             || self.no_deny
             || !self.allow.is_empty()
             || !self.deny.is_empty();
-        let replaced = |list: Vec<AddressRange>, emptied: bool, were: &[AddressRange]| {
+        let replaced = |list: Vec<Destination>, emptied: bool, were: &[Destination]| {
             if emptied || !list.is_empty() { list } else { were.to_vec() }
         };
         given.then(|| Network {
             internet: self.internet.map_or(network.internet, |switch| switch == Switch::On),
             allow: replaced(self.allow, self.no_allow, &network.allow),
             deny: replaced(self.deny, self.no_deny, &network.deny),
+            ..network.clone()
         })
     }
 }
@@ -132,7 +133,7 @@ impl PortChanges {
 mod tests {
     use super::*;
 
-    fn ranges(texts: &[&str]) -> Vec<AddressRange> {
+    fn ranges(texts: &[&str]) -> Vec<Destination> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 

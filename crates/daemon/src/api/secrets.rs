@@ -44,9 +44,9 @@ async fn list(State(app): State<Arc<App>>) -> Answer<SecretList> {
 async fn set(
     State(app): State<Arc<App>>,
     Path(SecretPath { secret }): Path<SecretPath>,
-    Json(SetSecret { value }): Json<SetSecret>,
+    Json(SetSecret { value, hosts }): Json<SetSecret>,
 ) -> Answer<Secret> {
-    Ok(Json(app.vault.set(&secret, &value).await?))
+    Ok(Json(app.vault.set(&secret, &value, hosts).await?))
 }
 
 /// Forget a secret. Processes that have its value keep it.

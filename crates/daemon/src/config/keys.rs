@@ -98,6 +98,12 @@ pub const KEYS: &[Key] = &[
         help: "Connections at the same time; more wait to be accepted.",
     },
     Key {
+        name: "limits.requests_per_sec",
+        default: "0",
+        help: "Requests to the API that each key may make in a second, after a burst of twice as many. \
+               0: any number.",
+    },
+    Key {
         name: "standby.idle_after_ms",
         default: "15000",
         help: "A sandbox that does not say falls asleep when nobody talked to it for so long. 0: \
@@ -136,6 +142,42 @@ pub const KEYS: &[Key] = &[
         default: "2",
         help: "Empty machines that are prepared ahead, so that a sandbox starts or wakes sooner.",
     },
+    Key {
+        name: "egress.private",
+        default: "[]",
+        help: "Private addresses, such as `[\"10.1.0.0/16\"]`, that the policy of a sandbox may open by \
+               naming them. All others are reached by no sandbox.",
+    },
+    Key {
+        name: "egress.roots",
+        default: "none",
+        help: "A file of certificates (PEM) that are believed besides those of the host, by whoever \
+               reads requests of sandboxes on their way out.",
+    },
+    Key {
+        name: "egress.resolver",
+        default: "none",
+        help: "Address and port of the name server for sandboxes whose policy has names. Default: the \
+               one of the host.",
+    },
+    Key {
+        name: "egress.gateways",
+        default: "{}",
+        help: "Ways out that a policy can choose by name: `office = \"source 203.0.113.9\"`, \
+               `\"http://user:password@proxy:3128\"` or `\"socks5://proxy:1080\"`.",
+    },
+    Key {
+        name: "previews.domain",
+        default: "\"localhost\"",
+        help: "Previews are found below this name, all names below which must lead to this host.",
+    },
+    Key {
+        name: "tls.listen",
+        default: "none",
+        help: "Where encrypted connections come in, such as `0.0.0.0:443`.",
+    },
+    Key { name: "tls.certificate", default: "none", help: "A certificate with its chain (PEM)." },
+    Key { name: "tls.key", default: "none", help: "The key of `tls.certificate` (PEM)." },
     Key { name: "log.format", default: "\"text\"", help: "`text` or `json`." },
     Key {
         name: "log.level",

@@ -120,7 +120,7 @@ async fn set_secrets(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Va
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
     let mut set = Vec::new();
     for (name, value) in pairs {
-        set.push(shown(&app.vault.set(&name, value).await?));
+        set.push(shown(&app.vault.set(&name, value, None).await?));
     }
     Ok(Json(json!(set)))
 }

@@ -37,7 +37,7 @@ struct Info {
 
 impl From<Secret> for Info {
     fn from(secret: Secret) -> Self {
-        let Secret { name, version, created_at_ms, updated_at_ms } = secret;
+        let Secret { name, version, hosts: _, created_at_ms, updated_at_ms } = secret;
         Self { id: name.clone(), name, version, created_at_ms, updated_at_ms }
     }
 }
@@ -86,7 +86,7 @@ async fn create(State(app): State<Arc<App>>, Body(given): Body<Given>) -> Result
         let text = format!("there is a secret {name} already");
         return Err(ApiError::new(ErrorCode::AlreadyExists, text));
     }
-    let secret = app.vault.set(&name, value).await?;
+    let secret = app.vault.set(&name, value, None).await?;
     Ok((StatusCode::CREATED, Json(Info::from(secret))).into_response())
 }
 
@@ -100,7 +100,7 @@ async fn change(
     Body(given): Body<Given>,
 ) -> Result<Response> {
     let secret = find(&app, &name).await?;
-    let secret = app.vault.set(&secret.name, given.value()?).await?;
+    let secret = app.vault.set(&secret.name, given.value()?, None).await?;
     Ok((StatusCode::CREATED, Json(Info::from(secret))).into_response())
 }
 

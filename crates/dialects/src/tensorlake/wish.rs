@@ -5,8 +5,8 @@ use serde_json::Value;
 use torpor_daemon::api::error::ApiError;
 use torpor_daemon::app::App;
 use torpor_lifecycle::store::StoreError;
+use torpor_protocol::Destination;
 use torpor_protocol::api::{DEFAULT_IMAGE, Resize, Standby};
-use torpor_protocol::spec::AddressRange;
 use torpor_protocol::{ErrorCode, Lifetime, Network, PortAccess, SandboxSpec};
 
 use super::images::alias;
@@ -134,7 +134,7 @@ fn yes() -> bool {
 
 impl From<&Network> for NetworkPolicy {
     fn from(network: &Network) -> Self {
-        let shown = |ranges: &[AddressRange]| ranges.iter().map(ToString::to_string).collect();
+        let shown = |ranges: &[Destination]| ranges.iter().map(ToString::to_string).collect();
         Self {
             allow_internet_access: network.internet,
             allow_out: shown(&network.allow),
@@ -152,12 +152,13 @@ impl NetworkPolicy {
             internet: self.allow_internet_access,
             allow: ranges("allow_out", &self.allow_out)?,
             deny: ranges("deny_out", &self.deny_out)?,
+            ..Network::default()
         })
     }
 }
 
 /// The port of an entry is not looked at: what is reached is reached on all ports.
-fn range(field: &str, entry: &str) -> Result<AddressRange> {
+fn range(field: &str, entry: &str) -> Result<Destination> {
     let address = match entry.rsplit_once(':') {
         Some((address, port)) if port.parse::<u16>().is_ok() => address,
         Some(_) | None => entry,

@@ -160,6 +160,7 @@ impl Gvisor {
             kind: "gvisor",
             version: build.text.clone(),
             nameserver: network.nameserver(),
+            turnstile: None,
             abilities: Abilities {
                 memory_snapshots: true,
                 live_snapshots: true,

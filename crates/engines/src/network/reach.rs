@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use torpor_protocol::{AddressRange, Network as Policy};
+use torpor_protocol::{AddressRange, Destination, Network as Policy};
 
 use super::names::GATEWAY;
 
@@ -34,13 +34,16 @@ impl Reach {
     /// about them, unless every address there is is denied.
     pub(super) fn of(policy: &Policy) -> Self {
         let everything = |ranges: &[AddressRange]| ranges.iter().any(|range| range.prefix() == 0);
+        let ranges =
+            |list: &[Destination]| list.iter().filter_map(Destination::range).copied().collect();
+        let (allowed, denied): (Vec<_>, Vec<_>) = (ranges(&policy.allow), ranges(&policy.deny));
         let nothing = !policy.internet && policy.allow.is_empty();
-        if nothing || everything(&policy.deny) {
+        if nothing || everything(&denied) {
             return Self::SHUT;
         }
-        let all = policy.allow.is_empty() || everything(&policy.allow);
-        let allow = if all { Allow::All } else { Allow::Only(outermost(&policy.allow)) };
-        Self { names: policy.internet, allow, deny: outermost(&policy.deny) }
+        let all = policy.allow.is_empty() || everything(&allowed);
+        let allow = if all { Allow::All } else { Allow::Only(outermost(&allowed)) };
+        Self { names: policy.internet, allow, deny: outermost(&denied) }
     }
 
     /// Whether it takes more than a group to say it.
@@ -53,18 +56,13 @@ impl Reach {
         if address == GATEWAY {
             return self.names;
         }
-        let among = |ranges: &[AddressRange]| ranges.iter().any(|range| holds(range, address));
+        let among = |ranges: &[AddressRange]| ranges.iter().any(|range| range.contains(address));
         let allowed = match &self.allow {
             Allow::All => true,
             Allow::Only(ranges) => among(ranges),
         };
         allowed && !among(&self.deny)
     }
-}
-
-fn holds(range: &AddressRange, address: Ipv4Addr) -> bool {
-    let mask = u32::MAX.checked_shl(32 - u32::from(range.prefix())).unwrap_or(0);
-    address.to_bits() & mask == range.first().to_bits()
 }
 
 /// The same addresses in ranges of which none lies in another: two ranges can't overlap otherwise.
@@ -74,7 +72,7 @@ fn outermost(ranges: &[AddressRange]) -> Vec<AddressRange> {
     sorted.sort_unstable();
     let mut kept: Vec<AddressRange> = Vec::with_capacity(sorted.len());
     for range in sorted {
-        if kept.last().is_none_or(|last| !holds(last, range.first())) {
+        if kept.last().is_none_or(|last| !last.covers(&range)) {
             kept.push(range);
         }
     }
@@ -90,7 +88,8 @@ mod tests {
     }
 
     fn reach(internet: bool, allow: &[&str], deny: &[&str]) -> Reach {
-        Reach::of(&Policy { internet, allow: ranges(allow), deny: ranges(deny) })
+        let list = |texts| ranges(texts).into_iter().map(Destination::Range).collect();
+        Reach::of(&Policy { internet, allow: list(allow), deny: list(deny), ..Policy::default() })
     }
 
     #[test]

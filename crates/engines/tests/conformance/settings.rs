@@ -19,7 +19,7 @@ async fn reaches(guest: &Guest, address: &str) -> bool {
 }
 
 fn only(address: &str) -> Network {
-    Network { internet: false, allow: vec![address.parse().unwrap()], deny: vec![] }
+    Network { internet: false, allow: vec![address.parse().unwrap()], ..Network::CLOSED }
 }
 
 fn all_but(address: &str) -> Network {

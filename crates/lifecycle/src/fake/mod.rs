@@ -261,7 +261,10 @@ impl FakeEngine {
             saved_files: true,
         };
         let version = version.to_owned();
-        Self { about: About { kind: "fake", version, nameserver: None, abilities }, host }
+        Self {
+            about: About { kind: "fake", version, nameserver: None, turnstile: None, abilities },
+            host,
+        }
     }
 
     async fn start(

@@ -13,8 +13,8 @@ use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SecretName, SnapshotId, 
 
 use crate::engine::Changes;
 use crate::store::{
-    Images, Journal, Ledger, Manifest, PoolRecord, Record, RootImage, Save, SaveAbout, Saves,
-    Search, SnapshotRecord, Staged, StoreError, Vault,
+    BoundSecret, Images, Journal, Ledger, Manifest, PoolRecord, Record, RootImage, Save, SaveAbout,
+    Saves, Search, SnapshotRecord, Staged, StoreError, Vault,
 };
 use crate::world::Room;
 
@@ -315,6 +315,11 @@ impl Vault for FakeStore {
             Ok((name.to_string(), value))
         };
         names.iter().map(value).collect()
+    }
+
+    async fn bound(&self, name: &SecretName) -> Result<Option<BoundSecret>, StoreError> {
+        let value = self.state.lock().secrets.get(name.as_str()).cloned();
+        Ok(value.map(|value| BoundSecret { value, hosts: Vec::new() }))
     }
 }
 

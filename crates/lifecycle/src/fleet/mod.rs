@@ -39,6 +39,8 @@ pub struct Parts {
     pub journal: Arc<dyn Journal>,
     pub vault: Arc<dyn Vault>,
     pub room: Arc<dyn Room>,
+    /// The certificate (PEM) of who reads some requests of guests.
+    pub authority: Option<String>,
     pub policy: Policy,
 }
 
@@ -72,7 +74,8 @@ struct Register {
 impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
-        let Parts { engine, ledger, images, saves, journal, vault, room, policy } = parts;
+        let Parts { engine, ledger, images, saves, journal, vault, room, authority, policy } =
+            parts;
         let records = ledger.all().await?;
         let keep: HashSet<_> =
             records.iter().filter(|r| may_run(&r.rest)).map(|r| r.id.clone()).collect();
@@ -86,6 +89,7 @@ impl Fleet {
             journal,
             vault,
             room,
+            authority,
             policy,
             clock: Clock::start(),
             stopping: CancellationToken::new(),

@@ -81,6 +81,7 @@ fn parts(engine: FakeEngine, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Pa
         journal: store.clone(),
         vault: store.clone(),
         room: room.clone(),
+        authority: None,
         policy: Policy::default(),
     }
 }

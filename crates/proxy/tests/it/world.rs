@@ -53,7 +53,8 @@ impl World {
             saves: store.clone(),
             journal: store.clone(),
             vault: store,
-            room: FakeRoom::endless(),
+            authority: None,
+        room: FakeRoom::endless(),
             policy: Policy::default(),
         };
         let fleet = Fleet::recover(parts).await.unwrap();

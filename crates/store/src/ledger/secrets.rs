@@ -2,10 +2,10 @@
 
 use sqlx::sqlite::SqliteRow;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::SecretName;
 use torpor_protocol::api::Secret;
+use torpor_protocol::{HostPattern, SecretName};
 
-use super::{Ledger, column, now_ms, parsed, time, to_column};
+use super::{Ledger, column, json, now_ms, parsed, time, to_column};
 
 /// An encrypted value.
 #[derive(Debug)]
@@ -15,34 +15,45 @@ pub(crate) struct Sealed {
 }
 
 impl Ledger {
-    /// Replaces the value by what `seal` makes for the next version.
+    /// Replaces the value by what `seal` makes for the next version, and the hosts it is bound to if
+    /// there are some given.
     pub(crate) async fn put_secret(
         &self,
         name: &SecretName,
-        seal: impl FnOnce(u32) -> Result<Sealed, StoreError>,
+        hosts: Option<Vec<HostPattern>>,
+        seal: impl FnOnce(&Secret) -> Result<Sealed, StoreError>,
     ) -> Result<Secret, StoreError> {
         let action = "record a secret in the ledger";
         let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
         let found = sqlx::query("SELECT * FROM secrets WHERE name = ?").bind(name.as_str());
         let found = found.fetch_optional(&mut *transaction).await.map_err(self.failed(action))?;
         let now = now_ms();
-        let mut secret =
-            Secret { name: name.clone(), version: 1, created_at_ms: now, updated_at_ms: now };
+        let mut secret = Secret {
+            name: name.clone(),
+            version: 1,
+            hosts: Vec::new(),
+            created_at_ms: now,
+            updated_at_ms: now,
+        };
         if let Some(row) = found {
             let before = read_secret(&row)?;
             secret.version = before.version.saturating_add(1);
             secret.created_at_ms = before.created_at_ms;
+            secret.hosts = before.hosts;
         }
-        let sealed = seal(secret.version)?;
+        secret.hosts = hosts.unwrap_or(secret.hosts);
+        let sealed = seal(&secret)?;
+        let hosts = serde_json::to_string(&secret.hosts).map_err(StoreError::failed(action))?;
         let query = sqlx::query(
             "INSERT OR REPLACE INTO secrets
-                 (name, version, nonce, sealed, created_at_ms, updated_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?)",
+                 (name, version, nonce, sealed, hosts, created_at_ms, updated_at_ms)
+             VALUES (?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(name.as_str())
         .bind(secret.version)
         .bind(sealed.nonce)
         .bind(sealed.bytes)
+        .bind(hosts)
         .bind(to_column(secret.created_at_ms))
         .bind(to_column(secret.updated_at_ms));
         query.execute(&mut *transaction).await.map_err(self.failed(action))?;
@@ -65,7 +76,7 @@ impl Ledger {
     /// All secrets, by name.
     pub(crate) async fn secrets(&self) -> Result<Vec<Secret>, StoreError> {
         let query = sqlx::query(
-            "SELECT name, version, created_at_ms, updated_at_ms FROM secrets ORDER BY name",
+            "SELECT name, version, hosts, created_at_ms, updated_at_ms FROM secrets ORDER BY name",
         );
         let rows = query.fetch_all(&self.readers).await;
         rows.map_err(self.failed("list the secrets"))?.iter().map(read_secret).collect()
@@ -83,6 +94,7 @@ fn read_secret(row: &SqliteRow) -> Result<Secret, StoreError> {
     Ok(Secret {
         name: parsed(row, "name")?,
         version: column(row, "version")?,
+        hosts: json(row, "hosts", "the hosts of a secret")?,
         created_at_ms: time(row, "created_at_ms")?,
         updated_at_ms: time(row, "updated_at_ms")?,
     })

@@ -1,7 +1,7 @@
 //! The vault: secrets, whose values are in the ledger encrypted and nowhere else.
 //!
-//! - XChaCha20-Poly1305 with a random nonce for every value. Name and version are authenticated with
-//!   it, so a row that was given another name or an older value does not open.
+//! - XChaCha20-Poly1305 with a random nonce for every value. Name, version and the hosts it is bound
+//!   to are authenticated with it, so a row that was given others, or an older value, does not open.
 //! - The newest value only is kept; a version is a number.
 //! - A value that does not open is an error that says so, never other bytes.
 //! - Neither a value nor the key shows in what is printed for debugging.
@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use torpor_lifecycle::store::{self, StoreError};
-use torpor_protocol::SecretName;
+use torpor_lifecycle::store::{self, BoundSecret, StoreError};
 use torpor_protocol::api::Secret;
+use torpor_protocol::{HostPattern, SecretName};
 
 use crate::{Layout, Ledger};
 use key::Key;
@@ -42,15 +42,21 @@ impl Vault {
         Key::parse(key).map(drop)
     }
 
-    /// Gives a secret a value, as its next version.
-    pub async fn set(&self, name: &SecretName, value: &str) -> Result<Secret, StoreError> {
+    /// Gives a secret a value, as its next version. `hosts`: what it is bound to from now on; none: what
+    /// it was.
+    pub async fn set(
+        &self,
+        name: &SecretName,
+        value: &str,
+        hosts: Option<Vec<HostPattern>>,
+    ) -> Result<Secret, StoreError> {
         if value.len() > VALUE_MAX || value.contains('\0') {
             return Err(StoreError::Invalid(format!(
                 "the value of a secret has at most {VALUE_MAX} bytes, and no NUL among them"
             )));
         }
-        let seal = |version| self.key.encrypt(value, &about(name, version));
-        self.ledger.put_secret(name, seal).await
+        let seal = |secret: &Secret| self.key.encrypt(value, &about(secret));
+        self.ledger.put_secret(name, hosts, seal).await
     }
 
     /// All secrets, by name.
@@ -85,25 +91,33 @@ impl store::Vault for Vault {
     async fn reveal(&self, names: &[SecretName]) -> Result<BTreeMap<String, String>, StoreError> {
         let mut values = BTreeMap::new();
         for name in names {
-            let found = self.ledger.secret(name).await?;
-            let (secret, sealed) =
-                found.ok_or_else(|| StoreError::NoSuchSecret(name.to_string()))?;
-            let value = self.key.decrypt(&sealed, &about(name, secret.version));
-            let value = value.ok_or_else(|| {
-                StoreError::Invalid(format!(
-                    "secret {name} can't be decrypted: it was set under another secret key, or its \
-                     row in the ledger was changed; give back that key, or set the secret again"
-                ))
-            })?;
-            values.insert(name.to_string(), value);
+            let bound = self.bound(name).await?;
+            let bound = bound.ok_or_else(|| StoreError::NoSuchSecret(name.to_string()))?;
+            values.insert(name.to_string(), bound.value);
         }
         Ok(values)
     }
+
+    async fn bound(&self, name: &SecretName) -> Result<Option<BoundSecret>, StoreError> {
+        let Some((secret, sealed)) = self.ledger.secret(name).await? else { return Ok(None) };
+        let value = self.key.decrypt(&sealed, &about(&secret)).ok_or_else(|| {
+            StoreError::Invalid(format!(
+                "secret {name} can't be decrypted: it was set under another secret key, or its \
+                 row in the ledger was changed; give back that key, or set the secret again"
+            ))
+        })?;
+        Ok(Some(BoundSecret { value, hosts: secret.hosts }))
+    }
 }
 
-/// What a value belongs to. No name has a space in it.
-fn about(name: &SecretName, version: u32) -> String {
-    format!("{name} {version}")
+/// What a value belongs to: it does not open under another name, as an older version or for other
+/// hosts. No name and no host has a space in it.
+fn about(secret: &Secret) -> String {
+    let mut about = format!("{} {}", secret.name, secret.version);
+    for host in &secret.hosts {
+        about.push_str(&format!(" {host}"));
+    }
+    about
 }
 
 #[cfg(test)]

@@ -57,11 +57,11 @@ fn contains(path: &Path, needle: &[u8]) -> bool {
 #[tokio::test]
 async fn a_secret_has_the_value_it_was_given_last_also_after_a_restart() {
     let world = world().await;
-    let first = world.vault.set(&name("TOKEN"), "old").await.unwrap();
+    let first = world.vault.set(&name("TOKEN"), "old", None).await.unwrap();
     assert_eq!((first.version, first.created_at_ms), (1, first.updated_at_ms));
-    let second = world.vault.set(&name("TOKEN"), VALUE).await.unwrap();
+    let second = world.vault.set(&name("TOKEN"), VALUE, None).await.unwrap();
     assert_eq!((second.version, second.created_at_ms), (2, first.created_at_ms));
-    world.vault.set(&name("EMPTY"), "").await.unwrap();
+    world.vault.set(&name("EMPTY"), "", None).await.unwrap();
     let again = Vault::open(world.ledger.clone(), &world.layout, None).unwrap();
     assert_eq!(value_of(&again, "TOKEN").await.unwrap(), VALUE);
     let both = again.reveal(&[name("TOKEN"), name("EMPTY")]).await.unwrap();
@@ -76,11 +76,11 @@ async fn a_secret_has_the_value_it_was_given_last_also_after_a_restart() {
 #[tokio::test]
 async fn a_secret_that_was_removed_is_missed_by_name() {
     let world = world().await;
-    world.vault.set(&name("TOKEN"), VALUE).await.unwrap();
+    world.vault.set(&name("TOKEN"), VALUE, None).await.unwrap();
     assert!(world.vault.remove(&name("TOKEN")).await.unwrap());
     assert!(!world.vault.remove(&name("TOKEN")).await.unwrap());
     assert_eq!(world.vault.find(&name("TOKEN")).await.unwrap(), None);
-    world.vault.set(&name("THERE"), VALUE).await.unwrap();
+    world.vault.set(&name("THERE"), VALUE, None).await.unwrap();
     let wanted = [name("THERE"), name("TOKEN"), name("OTHER")];
     let error = world.vault.reveal(&wanted).await.unwrap_err();
     assert!(matches!(&error, StoreError::NoSuchSecret(name) if name == "TOKEN"), "{error:?}");
@@ -89,7 +89,7 @@ async fn a_secret_that_was_removed_is_missed_by_name() {
 #[tokio::test]
 async fn no_file_of_the_data_directory_holds_a_value_and_the_ledger_no_key() {
     let world = world().await;
-    world.vault.set(&name("TOKEN"), VALUE).await.unwrap();
+    world.vault.set(&name("TOKEN"), VALUE, None).await.unwrap();
     let key = std::fs::read(world.layout.secret_key()).unwrap();
     let mut looked_at = Vec::new();
     for closed in [false, true] {
@@ -133,7 +133,7 @@ async fn a_key_that_is_given_is_used_in_either_writing_and_none_is_made() {
     let hex = "00".repeat(31) + "fB";
     let vault = Vault::open(ledger.clone(), &layout, Some(&hex)).unwrap();
     assert!(!layout.secret_key().exists());
-    vault.set(&name("TOKEN"), VALUE).await.unwrap();
+    vault.set(&name("TOKEN"), VALUE, None).await.unwrap();
     let base64 = "A".repeat(41) + "Ps";
     for same in [format!("{base64}="), base64, format!(" {}\n", hex.to_lowercase())] {
         let vault = Vault::open(ledger.clone(), &layout, Some(&same)).unwrap();
@@ -162,13 +162,13 @@ async fn what_is_no_key_is_refused_with_what_would_be_right_and_not_repeated() {
 #[tokio::test]
 async fn under_another_key_a_secret_does_not_open_and_says_so() {
     let world = world().await;
-    world.vault.set(&name("TOKEN"), VALUE).await.unwrap();
+    world.vault.set(&name("TOKEN"), VALUE, None).await.unwrap();
     let other = world.with_key(&"5".repeat(64)).unwrap();
     let error = value_of(&other, "TOKEN").await.unwrap_err().to_string();
     assert!(error.contains("secret TOKEN can't be decrypted"), "{error}");
     assert_eq!(other.list().await.unwrap().len(), 1);
     // Set again, it is readable with the new key and no longer with the old one.
-    other.set(&name("TOKEN"), "new").await.unwrap();
+    other.set(&name("TOKEN"), "new", None).await.unwrap();
     assert_eq!(value_of(&other, "TOKEN").await.unwrap(), "new");
     value_of(&world.vault, "TOKEN").await.unwrap_err();
 }
@@ -184,9 +184,9 @@ async fn a_row_that_was_swapped_changed_or_made_newer_does_not_open() {
     ];
     for sql in tampered {
         let world = world().await;
-        world.vault.set(&name("OTHER"), "other").await.unwrap();
+        world.vault.set(&name("OTHER"), "other", None).await.unwrap();
         if !sql.contains("OTHER") {
-            world.vault.set(&name("TOKEN"), VALUE).await.unwrap();
+            world.vault.set(&name("TOKEN"), VALUE, None).await.unwrap();
             assert_eq!(value_of(&world.vault, "TOKEN").await.unwrap(), VALUE);
         }
         world.tamper(sql).await;
@@ -200,7 +200,7 @@ async fn the_same_value_never_looks_the_same() {
     let world = world().await;
     let mut seen = std::collections::HashSet::new();
     for _ in 0..3 {
-        world.vault.set(&name("TOKEN"), VALUE).await.unwrap();
+        world.vault.set(&name("TOKEN"), VALUE, None).await.unwrap();
         let (_, sealed) = world.ledger.secret(&name("TOKEN")).await.unwrap().unwrap();
         assert!(seen.insert(sealed.nonce) & seen.insert(sealed.bytes));
         assert!(world.vault.remove(&name("TOKEN")).await.unwrap());
@@ -211,10 +211,10 @@ async fn the_same_value_never_looks_the_same() {
 async fn a_value_has_bounds() {
     let world = world().await;
     let longest = "x".repeat(64 * 1024);
-    world.vault.set(&name("LONG"), &longest).await.unwrap();
+    world.vault.set(&name("LONG"), &longest, None).await.unwrap();
     assert_eq!(value_of(&world.vault, "LONG").await.unwrap(), longest);
     for wrong in [longest.clone() + "y", "a\0b".to_owned()] {
-        let error = world.vault.set(&name("LONG"), &wrong).await.unwrap_err();
+        let error = world.vault.set(&name("LONG"), &wrong, None).await.unwrap_err();
         assert!(matches!(error, StoreError::Invalid(_)), "{error:?}");
     }
     assert_eq!(world.vault.find(&name("LONG")).await.unwrap().unwrap().version, 1);
@@ -224,7 +224,7 @@ async fn a_value_has_bounds() {
 async fn nothing_that_is_printed_shows_a_value_or_the_key() {
     let world = world().await;
     let vault = world.with_key(&"ab".repeat(32)).unwrap();
-    vault.set(&name("TOKEN"), VALUE).await.unwrap();
+    vault.set(&name("TOKEN"), VALUE, None).await.unwrap();
     let row = world.ledger.secret(&name("TOKEN")).await.unwrap();
     let shown = format!("{vault:?} {row:?} {:?}", vault.list().await.unwrap());
     // 171 is 0xab.

@@ -43,7 +43,7 @@ impl Set {
             });
         }
         let route = route().part(self.name.as_str());
-        let secret: Secret = client.put(&route, &SetSecret { value }).await?;
+        let secret: Secret = client.put(&route, &SetSecret { value, hosts: None }).await?;
         match self.json {
             true => output::json(&secret),
             false => output::line(secret.name.as_str()),

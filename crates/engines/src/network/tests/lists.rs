@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream, UdpSocket};
 use std::process::Command;
 
-use torpor_protocol::{AddressRange, Network as Policy};
+use torpor_protocol::{Destination, Network as Policy};
 
 use super::super::names::{GATEWAY, GUEST, Names};
 use super::world::{
@@ -12,13 +12,13 @@ use super::world::{
     eventually, fresh_tag, greeting, on_a_host, read,
 };
 
-const ON: Policy = Policy { internet: true, allow: Vec::new(), deny: Vec::new() };
+const ON: Policy = Policy::OPEN;
 
 fn policy(internet: bool, allow: &[&str], deny: &[&str]) -> Policy {
-    let ranges = |texts: &[&str]| -> Vec<AddressRange> {
+    let ranges = |texts: &[&str]| -> Vec<Destination> {
         texts.iter().map(|text| text.parse().expect("a range")).collect()
     };
-    Policy { internet, allow: ranges(allow), deny: ranges(deny) }
+    Policy { internet, allow: ranges(allow), deny: ranges(deny), ..Policy::CLOSED }
 }
 
 /// `Err` is a refusal; silence and anything else is a failure of the test.
@@ -131,7 +131,7 @@ fn lists_of_the_longest_length_are_taken_and_may_say_things_twice() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
         let many: Vec<String> =
-            (1..Policy::RANGES_MAX).map(|n| format!("45.{}.{}.0/24", n / 200, n % 200)).collect();
+            (1..Policy::ENTRIES_MAX).map(|n| format!("45.{}.{}.0/24", n / 200, n % 200)).collect();
         let mut allow: Vec<&str> = many.iter().map(String::as_str).collect();
         allow.push("198.51.100.7");
         let mut deny = allow.clone();

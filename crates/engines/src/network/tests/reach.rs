@@ -10,7 +10,7 @@ use super::world::{
     DATAGRAM_PORT, FORBIDDEN, HOST, PORT, PUBLIC, ROUTER, datagram, fresh_tag, greeting, on_a_host,
 };
 
-const ON: Policy = Policy { internet: true, allow: Vec::new(), deny: Vec::new() };
+const ON: Policy = Policy::OPEN;
 const OFF: Policy = Policy::CLOSED;
 
 #[test]

@@ -1,0 +1,93 @@
+//! What became of what sandboxes sent out: events, for people and for their auditors.
+
+use std::net::Ipv4Addr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{Name, SandboxId, SecretName};
+
+/// A decision about something that a sandbox wanted to send out. No value of a secret, no query and no
+/// body is ever part of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct EgressEvent {
+    pub at_ms: u64,
+    pub sandbox: SandboxId,
+    pub what: EgressKind,
+    pub verdict: Verdict,
+    /// What decided: an entry of a list as it was written, or a word such as `internet` and `private`.
+    pub rule: String,
+    /// The host that was asked for, as far as it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub address: Option<Ipv4Addr>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// Of a request that was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method: Option<String>,
+    /// Of a request that was read, without its query.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Secrets that were put into it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<SecretName>,
+    /// The gateway it left through.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<Name>,
+}
+
+/// What was to be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum EgressKind {
+    /// A question for a name.
+    Name,
+    /// A connection, or its first packet.
+    Tcp,
+    /// A connection that is encrypted, and was not read.
+    Tls,
+    /// A request that was read.
+    Http,
+    Udp,
+    Icmp,
+    /// Of another protocol.
+    Other,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    Allowed,
+    Denied,
+    /// It was allowed, and failed on the way.
+    Failed,
+}
+
+/// `GET /v1/sandboxes/{sandbox}/egress`: what is remembered, oldest first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct EgressEvents {
+    pub events: Vec<EgressEvent>,
+}
+
+/// A way out of this host that policies can choose, as `GET /v1/gateways` tells it. Passwords are not
+/// told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Gateway {
+    pub name: Name,
+    /// `source 203.0.113.9`, `http://proxy.example:3128` or `socks5://proxy.example:1080`.
+    pub through: String,
+}
+
+/// `GET /v1/gateways`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct GatewayList {
+    pub gateways: Vec<Gateway>,
+}
