@@ -4,11 +4,13 @@
 
 mod create;
 mod daemon;
+mod egress;
 mod faults;
 mod fidelity;
 mod files;
 mod forks;
 mod guests;
+mod hostile;
 mod images;
 mod mishaps;
 mod network;

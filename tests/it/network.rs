@@ -72,7 +72,7 @@ pub(crate) fn resolvable_name() -> Option<String> {
     resolves.status.success().then_some(name)
 }
 
-fn host_addresses() -> Vec<String> {
+pub(crate) fn host_addresses() -> Vec<String> {
     let output = std::process::Command::new("hostname").arg("-I").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.split_whitespace().filter(|address| address.contains('.')).map(str::to_owned).collect()

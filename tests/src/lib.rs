@@ -8,6 +8,7 @@ mod counter;
 mod daemon;
 mod guest;
 mod http;
+mod internet;
 mod small_disk;
 mod template;
 mod tidiness;
@@ -18,6 +19,7 @@ pub use counter::Count;
 pub use daemon::torpor_binary;
 pub use guest::{GUEST, TIERS};
 pub use http::{Answer, request};
+pub use internet::{ECHO_PORT, Internet};
 pub use traces::{Machine, Traces};
 pub use world::{Outcome, World};
 

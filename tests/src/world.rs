@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 use crate::daemon::{Daemon, log_of, torpor_binary};
 use crate::http::{self, Answer};
+use crate::internet::Internet;
 use crate::small_disk::SmallDisk;
 use crate::template;
 use crate::traces::Traces;
@@ -41,7 +42,7 @@ impl Outcome {
 pub struct World {
     daemon: Option<Daemon>,
     extra: Vec<&'static str>,
-    env: Vec<(&'static str, &'static str)>,
+    env: Vec<(&'static str, String)>,
     tag: OnceLock<String>,
     /// Unmounted after the daemon is gone and before the directory goes.
     disk: Option<SmallDisk>,
@@ -60,8 +61,16 @@ impl World {
     }
 
     /// With settings in the environment of every daemon.
-    pub fn with_env(env: &[(&'static str, &'static str)]) -> Self {
+    pub fn with_env(env: &[(&'static str, &str)]) -> Self {
         Self::make(&[], env, None)
+    }
+
+    /// Whose sandboxes have this internet, and settings besides.
+    pub fn in_internet(internet: &Internet, env: &[(&'static str, &str)]) -> Self {
+        let (resolver, roots) = (internet.resolver(), internet.roots());
+        let roots = roots.to_str().expect("a plain path");
+        let reach = [("TORPOR_EGRESS_RESOLVER", resolver.as_str()), ("TORPOR_EGRESS_ROOTS", roots)];
+        Self::with_env(&[&reach, env].concat())
     }
 
     /// With a data directory that has room for so much besides the image.
@@ -71,14 +80,14 @@ impl World {
 
     fn make(
         extra: &[&'static str],
-        env: &[(&'static str, &'static str)],
+        env: &[(&'static str, &str)],
         spare_mib: Option<u64>,
     ) -> Self {
         let dir = tempfile::Builder::new().prefix("torpor-test-").tempdir().expect("a directory");
         let mut world = Self {
             daemon: None,
             extra: extra.to_vec(),
-            env: env.to_vec(),
+            env: env.iter().map(|(name, value)| (*name, (*value).to_owned())).collect(),
             tag: OnceLock::new(),
             disk: None,
             dir,
@@ -103,13 +112,17 @@ impl World {
     }
 
     pub fn start_daemon(&mut self) {
-        self.daemon = Some(Daemon::start(&self.data_dir(), &self.extra, &self.env));
+        self.daemon = Some(Daemon::start(&self.data_dir(), &self.extra, &self.env()));
+    }
+
+    fn env(&self) -> Vec<(&str, &str)> {
+        self.env.iter().map(|(name, value)| (*name, value.as_str())).collect()
     }
 
     /// One that dies, as if killed with -9, when it comes to a place of
     /// [`torpor_lifecycle::fault::POINTS`].
     pub fn start_daemon_that_dies_at(&mut self, place: &str) {
-        let env = [self.env.as_slice(), &[("TORPOR_FAULT", place)]].concat();
+        let env = [self.env().as_slice(), &[("TORPOR_FAULT", place)]].concat();
         self.daemon = Some(Daemon::start(&self.data_dir(), &self.extra, &env));
     }
 

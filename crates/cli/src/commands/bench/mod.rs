@@ -5,9 +5,9 @@
 //! alternately in one go, because machines are noisy; read the ratios before the milliseconds.
 //!
 //! ```text
-//!  create run files wake standby fork fleet ──▶ report ──▶ tables, JSON
-//!      │                      │         ├─▶ picture      latency over time
-//!      ├─▶ guest, load        │         ├─▶ cost         what the daemon uses of its host
+//!  create run files egress wake standby fork fleet ──▶ report ──▶ tables, JSON
+//!      │             │        │         ├─▶ picture      latency over time
+//!      ├─▶ guest, load  far     │         ├─▶ cost         what the daemon uses of its host
 //!      └─▶ runsc              │         └─▶ records      a daemon of its own with many records
 //! ```
 //!
@@ -18,6 +18,8 @@
 
 mod cost;
 mod create;
+mod egress;
+mod far;
 mod files;
 mod fleet;
 mod fork;
@@ -104,20 +106,31 @@ enum What {
     Standby,
     /// Forks of a memory snapshot, one to a hundred.
     Fork,
+    /// The way out by name beside the direct one, many connections, a change of policy.
+    Egress,
     /// Many sleeping sandboxes: woken over time and at one instant, and what they cost idle.
     Fleet,
 }
 
 impl What {
     /// In this order, from quick to slow.
-    const ALL: [Self; 7] =
-        [Self::Create, Self::Run, Self::Files, Self::Wake, Self::Standby, Self::Fork, Self::Fleet];
+    const ALL: [Self; 8] = [
+        Self::Create,
+        Self::Run,
+        Self::Files,
+        Self::Egress,
+        Self::Wake,
+        Self::Standby,
+        Self::Fork,
+        Self::Fleet,
+    ];
 
     fn title(self) -> &'static str {
         match self {
             Self::Create => "create to first output",
             Self::Run => "run /bin/true, beside runsc exec",
             Self::Files => "100 MB up and down",
+            Self::Egress => "the way out",
             Self::Wake => "wake, beside runsc restore",
             Self::Standby => "sleep and snapshot",
             Self::Fork => "fork",
@@ -164,6 +177,7 @@ impl Bench {
                 What::Create => create::measure(self, client, report).await?,
                 What::Run => run::measure(self, client, report).await?,
                 What::Files => files::measure(self, client, report).await?,
+                What::Egress => egress::measure(self, client, report).await?,
                 What::Wake => wake::measure(self, client, report).await?,
                 What::Standby => standby::measure(self, client, report).await?,
                 What::Fork => fork::measure(self, client, report).await?,
