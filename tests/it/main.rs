@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
+mod browser;
 mod create;
 mod daemon;
 mod egress;
