@@ -9,11 +9,13 @@ use std::rc::Rc;
 
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::CapabilitySet;
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 use torpor_protocol::guest::{Health, Identity};
 
 use crate::Mode;
 use crate::channel::Channel;
+use crate::kept;
 use crate::process::{Lines, Table};
 use crate::stream::Streams;
 
@@ -22,10 +24,14 @@ pub(crate) struct Agent {
     pub(crate) channel: Rc<Channel>,
     pub(crate) streams: Streams,
     pub(crate) processes: Table,
+    /// Connections that outlive sessions.
+    pub(crate) kept: kept::Table,
     /// What they said lately.
     pub(crate) lines: Rc<Lines>,
     /// What the daemon said last; new processes read it.
     pub(crate) identity: RefCell<Identity>,
+    /// Held by whoever changes a store of Java's.
+    pub(crate) keystores: Mutex<()>,
     /// The limit of open files that processes get, where the agent raised its own.
     pub(crate) open_files: Option<Rlimit>,
     /// The stdin of processes that have none.
@@ -44,8 +50,10 @@ impl Agent {
             channel: Rc::new(Channel::new(channel)?),
             streams: Streams::default(),
             processes: Table::default(),
+            kept: kept::Table::default(),
             lines: Rc::default(),
             identity: RefCell::new(no_identity()),
+            keystores: Mutex::default(),
             open_files: (mode == Mode::Init).then(raise_open_files),
             null: File::open("/dev/null")?.into(),
             since: Instant::now(),

@@ -2,11 +2,14 @@
 
 use std::rc::Rc;
 
-use torpor_protocol::guest::{Failure, FailureCode, FileStat, Reply, Request, TerminalSize};
+use torpor_protocol::guest::{
+    Failure, FailureCode, FileStat, Identity, Reply, Request, TerminalSize,
+};
 
 use crate::Mode;
 use crate::agent::Agent;
 use crate::failure::failure;
+use crate::kept::{keep, resume};
 use crate::stream::Stream;
 use crate::{archive, files, identity, ports, process};
 
@@ -20,7 +23,7 @@ pub(crate) async fn answer(
     let done = |()| Reply::Done;
     let status = |process: Rc<process::Process>| Reply::Process(process.status());
     let reply = match request {
-        Request::Identify(identity) => identity::assume(agent, identity).map(done),
+        Request::Identify(identity) => identify(agent, identity).map(done),
         Request::Health => Ok(Reply::Health(agent.health())),
 
         Request::Run(spec) => return process::run(agent, stream, spec).await,
@@ -74,7 +77,19 @@ pub(crate) async fn answer(
         }
 
         Request::Connect { port } => return ports::connect(stream, port).await,
+        Request::ConnectKept { port, token } => return keep(agent, stream, port, token).await,
+        Request::Resume { token, reached } => return resume(agent, stream, &token, reached).await,
     };
     stream.reply(&reply?).await;
+    Ok(())
+}
+
+fn identify(agent: &Rc<Agent>, identity: Identity) -> Result<(), Failure> {
+    let somebody_else = identity.boot_id.is_some();
+    identity::assume(agent, identity)?;
+    if somebody_else {
+        // What was kept is the original's.
+        agent.kept.clear();
+    }
     Ok(())
 }

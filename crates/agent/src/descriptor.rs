@@ -158,6 +158,7 @@ impl Descriptor {
     /// The next attempt is made whatever the kernel tells: after a revival it may tell nothing.
     pub(crate) fn assume_ready(&self, interest: Interest) {
         self.is_ready(interest).set(true);
+        self.readiness.changed.notify_waiters();
     }
 
     /// Tries once; notes when there was nothing to be done.

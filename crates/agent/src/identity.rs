@@ -1,19 +1,21 @@
-//! Who the machine is: its name, its name servers, its randomness.
+//! Who the machine is: its name, its name servers, its randomness, whom it trusts.
 //!
 //! A fork wakes up as its original and is told here that it is somebody else.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, Metadata, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::net::IpAddr;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
+use std::rc::Rc;
 
 use torpor_protocol::guest::{Failure, FailureCode, Identity};
 
 use crate::Mode;
 use crate::agent::Agent;
 use crate::failure::{cannot, failure};
-use crate::files::make_dirs;
+use crate::files::{MODE_BITS, make_dirs};
+use crate::trust;
 
 /// The longest name that the kernel takes.
 const HOSTNAME_MAX: usize = 64;
@@ -27,8 +29,10 @@ const KERNELS_RANDOM: &str = "/proc/sys/kernel/random";
 const DIRECTORIES: [(&str, u32); 3] = [("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755)];
 
 /// Becomes `identity`. In another program's process it is only remembered, for new processes.
-pub(crate) fn assume(agent: &Agent, identity: Identity) -> Result<(), Failure> {
+pub(crate) fn assume(agent: &Rc<Agent>, identity: Identity) -> Result<(), Failure> {
+    let mut identity = identity;
     check(&identity)?;
+    trust::check(&identity)?;
     if agent.mode == Mode::Init {
         name_machine(&identity.hostname).map_err(cannot("cannot set the hostname"))?;
         if !identity.nameservers.is_empty() {
@@ -45,6 +49,10 @@ pub(crate) fn assume(agent: &Agent, identity: Identity) -> Result<(), Failure> {
         if let Some(workdir) = &identity.workdir {
             let _ = make_dirs(Path::new(workdir), 0o755, None);
         }
+        trust::assume(agent, &identity)?;
+    } else {
+        // Nobody can be made to trust it, and processes must not look for it.
+        identity.trust = None;
     }
     *agent.identity.borrow_mut() = identity;
     Ok(())
@@ -85,8 +93,8 @@ fn is_uuid(text: &str) -> bool {
 fn name_boot(boot: &str) -> io::Result<()> {
     let boot = boot.to_ascii_lowercase();
     fs::create_dir_all(OURS_IN_RUN)?;
-    replace(&Path::new(OURS_IN_RUN).join("boot_id"), &format!("{boot}\n"))?;
-    replace(Path::new("/etc/machine-id"), &format!("{}\n", boot.replace('-', "")))?;
+    write(&Path::new(OURS_IN_RUN).join("boot_id"), &format!("{boot}\n"))?;
+    write(Path::new("/etc/machine-id"), &format!("{}\n", boot.replace('-', "")))?;
     // Only where programs look that know nothing of us; not every kernel lets us.
     let _ = cover_kernels_boot(&boot);
     Ok(())
@@ -103,7 +111,7 @@ fn cover_kernels_boot(boot: &str) -> io::Result<()> {
     }
     fs::create_dir_all(&ours)?;
     let text = format!("{boot}\n");
-    replace(&ours.join("boot_id"), &text)?;
+    write(&ours.join("boot_id"), &text)?;
     if fs::read_to_string(kernels.join("boot_id"))? != text {
         rustix::mount::mount_bind(&ours, kernels)?;
     }
@@ -113,9 +121,9 @@ fn cover_kernels_boot(boot: &str) -> io::Result<()> {
 fn name_machine(hostname: &str) -> io::Result<()> {
     rustix::system::sethostname(hostname.as_bytes())?;
     fs::create_dir_all("/etc")?;
-    replace(Path::new("/etc/hostname"), &format!("{hostname}\n"))?;
+    write(Path::new("/etc/hostname"), &format!("{hostname}\n"))?;
     let before = fs::read_to_string("/etc/hosts").unwrap_or_default();
-    replace(Path::new("/etc/hosts"), &hosts(&before, hostname))
+    write(Path::new("/etc/hosts"), &hosts(&before, hostname))
 }
 
 /// The hosts file with a line for this machine, whatever it was called before.
@@ -132,29 +140,40 @@ fn hosts(before: &str, hostname: &str) -> String {
 
 fn name_servers(servers: &[String]) -> io::Result<()> {
     let lines: String = servers.iter().map(|server| format!("nameserver {server}\n")).collect();
-    replace(Path::new("/etc/resolv.conf"), &lines)
+    write(Path::new("/etc/resolv.conf"), &lines)
 }
 
-/// Replaces a file, or a link that leads elsewhere.
-fn replace(place: &Path, text: &str) -> io::Result<()> {
+fn write(place: &Path, text: &str) -> io::Result<()> {
+    replace(place, text.as_bytes(), None)
+}
+
+/// Replaces a file, or a link that leads elsewhere. It gets owner and mode of `like`.
+pub(crate) fn replace(place: &Path, content: &[u8], like: Option<&Metadata>) -> io::Result<()> {
     // A machine that only woke is who it was: reading is a tenth of the work.
-    if fs::read_to_string(place).is_ok_and(|now| now == text) {
+    if like.is_none() && fs::read(place).is_ok_and(|now| now == content) {
         return Ok(());
     }
     let draft = place.with_extension("torpor");
     // Whatever lies there is a draft that was not finished.
     let _ = fs::remove_file(&draft);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&draft)?;
-    file.set_permissions(Permissions::from_mode(0o644))?;
-    file.write_all(text.as_bytes())?;
-    match fs::rename(&draft, place) {
+    if let Some(like) = like {
+        fchown(&file, Some(like.uid()), Some(like.gid()))?;
+    }
+    let mode = like.map_or(0o644, |like| like.mode() & MODE_BITS);
+    file.set_permissions(Permissions::from_mode(mode))?;
+    let written = file.write_all(content);
+    match written.and_then(|()| fs::rename(&draft, place)) {
         Ok(()) => Ok(()),
         // A file that is mounted can't be replaced, only rewritten.
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
             fs::remove_file(&draft)?;
-            fs::write(place, text)
+            fs::write(place, content)
         }
-        Err(error) => Err(error),
+        Err(error) => {
+            let _ = fs::remove_file(&draft);
+            Err(error)
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 //!        ▲                                │                  ├─ process/   run, attach, supervise
 //!        └────────── turn, credit ────────┘                  ├─ files/     read, write, list, watch
 //!                                                            ├─ archive/   tar in, tar out
-//!                                                            └─ ports, identity
+//!                                                            └─ ports, identity ─▶ trust/
 //!   sudo/ (its socket inside the machine) ─▶ process/
 //! ```
 //!
@@ -24,12 +24,15 @@ mod descriptor;
 mod failure;
 mod files;
 mod identity;
+mod kept;
+mod listeners;
 mod ports;
 mod process;
 mod session;
 mod stream;
 mod sudo;
 mod terminal;
+mod trust;
 
 use std::io;
 use std::os::fd::OwnedFd;

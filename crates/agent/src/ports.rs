@@ -14,18 +14,14 @@ use torpor_protocol::guest::{Failure, FailureCode, Kind, Reply};
 
 use crate::descriptor::{Descriptor, watched};
 use crate::failure::{failure, reason};
+use crate::listeners;
 use crate::stream::Stream;
 
 /// Loopback answers at once, unless the server's queue is full.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 
 pub(crate) async fn connect(stream: &Stream, port: u16) -> Result<(), Failure> {
-    let connection = dial(port).await.map_err(|error| {
-        let message = format!("nothing listens on port {port}: {}", reason(&error));
-        failure(FailureCode::NotListening, message)
-    })?;
-    // Small messages go at once: latency matters more than packets on loopback.
-    let _ = sockopt::set_tcp_nodelay(connection.get_ref(), true);
+    let connection = reach(port).await?;
     stream.reply(&Reply::Done).await;
     let both = async { tokio::try_join!(bring(stream, &connection), carry(stream, &connection)) };
     if both.await.is_err() {
@@ -34,13 +30,34 @@ pub(crate) async fn connect(stream: &Stream, port: u16) -> Result<(), Failure> {
     Ok(())
 }
 
-/// By the newer address only if nobody answers at the older one.
+/// A connection to whoever listens on that port.
+pub(crate) async fn reach(port: u16) -> Result<Descriptor, Failure> {
+    let connection = dial(port).await.map_err(|error| {
+        let message = format!("nothing listens on port {port}: {}", reason(&error));
+        failure(FailureCode::NotListening, message)
+    })?;
+    // Small messages go at once: latency matters more than packets on loopback.
+    let _ = sockopt::set_tcp_nodelay(connection.get_ref(), true);
+    Ok(connection)
+}
+
+/// By the newer loopback address only if nobody answers at the older one, and by others only if somebody
+/// listens there.
 pub(crate) async fn dial(port: u16) -> io::Result<Descriptor> {
     let dial = async {
-        match dial_at(Ipv4Addr::LOCALHOST.into(), port).await {
-            Ok(connection) => Ok(connection),
-            Err(error) => dial_at(Ipv6Addr::LOCALHOST.into(), port).await.map_err(|_| error),
+        let error = match dial_at(Ipv4Addr::LOCALHOST.into(), port).await {
+            Ok(connection) => return Ok(connection),
+            Err(error) => error,
+        };
+        if let Ok(connection) = dial_at(Ipv6Addr::LOCALHOST.into(), port).await {
+            return Ok(connection);
         }
+        for address in listeners::addresses(port) {
+            if let Ok(connection) = dial_at(address, port).await {
+                return Ok(connection);
+            }
+        }
+        Err(error)
     };
     timeout(CONNECT_DEADLINE, dial).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
@@ -67,7 +84,7 @@ async fn dial_at(address: IpAddr, port: u16) -> io::Result<Descriptor> {
 }
 
 /// From the server to the daemon.
-async fn bring(stream: &Stream, connection: &Descriptor) -> io::Result<()> {
+pub(crate) async fn bring(stream: &Stream, connection: &Descriptor) -> io::Result<()> {
     loop {
         connection.ready(Interest::READABLE).await?;
         let mut ended = false;

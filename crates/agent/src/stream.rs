@@ -9,7 +9,9 @@ use std::io;
 use std::rc::Rc;
 
 use tokio::sync::Notify;
-use torpor_protocol::guest::{Failure, FailureCode, Kind, MAX_PAYLOAD, Reply, WINDOW};
+use torpor_protocol::guest::{
+    Failure, FailureCode, KEPT_WINDOW, Kind, MAX_PAYLOAD, Reached, Reply, Unconfirmed, WINDOW,
+};
 
 use crate::channel::Channel;
 use crate::failure::failure;
@@ -40,6 +42,12 @@ pub(crate) struct Stream {
     closed: Cell<Option<Closed>>,
     closing: Notify,
     end_sent: Cell<bool>,
+    /// Bytes that arrived, on the streams before this one too.
+    arrived_bytes: Cell<u64>,
+    /// Of a kept connection: what was sent and not granted again.
+    unconfirmed: RefCell<Option<Unconfirmed>>,
+    /// The last of it, which the daemon did not get on the stream before.
+    again: RefCell<Vec<u8>>,
 }
 
 #[derive(Default)]
@@ -76,6 +84,9 @@ impl Stream {
             closed: Cell::new(None),
             closing: Notify::new(),
             end_sent: Cell::new(false),
+            arrived_bytes: Cell::new(0),
+            unconfirmed: RefCell::new(None),
+            again: RefCell::default(),
         }
     }
 
@@ -90,6 +101,7 @@ impl Stream {
             return Err(Overrun);
         }
         inbox.bytes += payload.len();
+        self.arrived_bytes.set(self.arrived_bytes.get() + payload.len() as u64);
         match inbox.chunks.back_mut() {
             Some(last) if last.len() + payload.len() <= SMALL => last.extend_from_slice(payload),
             Some(_) | None => inbox.chunks.push_back(payload.to_vec()),
@@ -105,6 +117,9 @@ impl Stream {
 
     pub(crate) fn grant(&self, bytes: u32) {
         self.credit.set(self.credit.get().saturating_add(bytes));
+        if let Some(unconfirmed) = &mut *self.unconfirmed.borrow_mut() {
+            unconfirmed.confirm(bytes as usize);
+        }
         self.granted.notify_waiters();
     }
 
@@ -166,7 +181,9 @@ impl Stream {
     }
 
     async fn grant_consumed(&self) {
-        if self.consumed.get() < CREDIT_LUMP {
+        // Of a kept connection at once: what is not granted again may have to be sent again.
+        let lump = if self.unconfirmed.borrow().is_some() { 1 } else { CREDIT_LUMP };
+        if self.consumed.get() < lump {
             return;
         }
         let mut turn = self.channel.turn().await;
@@ -202,6 +219,9 @@ impl Stream {
         let room = MAX_PAYLOAD.min(self.credit.get() as usize);
         let Some((kind, length)) = fill(&mut turn.payload()[..room])? else { return Ok(0) };
         self.credit.set(self.credit.get() - u32::try_from(length).expect("less than the credit"));
+        if let Some(unconfirmed) = &mut *self.unconfirmed.borrow_mut() {
+            unconfirmed.push(&turn.payload()[..length]);
+        }
         turn.send(self.id, kind, length).await;
         Ok(length)
     }
@@ -217,6 +237,61 @@ impl Stream {
                 return Ok(());
             }
             tokio::task::yield_now().await;
+        }
+    }
+
+    // === What streams of a kept connection do ===
+
+    /// It is the first stream of a kept connection.
+    pub(crate) fn keep(&self) {
+        self.credit.set(KEPT_WINDOW);
+        self.unconfirmed.replace(Some(Unconfirmed::default()));
+    }
+
+    /// Goes on where `before`, which is closed, stopped, and says so. Nothing is sent on this stream
+    /// before that, as it is this stream's turn. `false`, and nothing changed: the daemon, which is at
+    /// `there`, speaks of another past.
+    pub(crate) async fn take_over(
+        &self,
+        before: &Self,
+        there: Reached,
+        then: impl FnOnce(),
+    ) -> bool {
+        let turn = self.channel.turn().await;
+        let Some(again) = before.unconfirmed.borrow_mut().as_mut().and_then(|it| it.go_on(there))
+        else {
+            return false;
+        };
+        let open = u64::from(KEPT_WINDOW).saturating_sub(there.waiting + again.len() as u64);
+        self.credit.set(u32::try_from(open).expect("it is a part of the window"));
+        self.unconfirmed.replace(before.unconfirmed.take());
+        self.again.replace(again);
+        self.inbox.replace(before.inbox.take());
+        self.consumed.set(before.consumed.replace(0));
+        self.arrived_bytes.set(before.arrived_bytes.get());
+        let waiting = (self.inbox.borrow().bytes + self.consumed.get()) as u64;
+        eprintln!("DBG agent take_over there {there:?} credit {} again {} inbox {} consumed {} ended {}", self.credit.get(), self.again.borrow().len(), self.inbox.borrow().bytes, self.consumed.get(), self.inbox.borrow().ended);
+        let here = Reached { received: self.arrived_bytes.get(), waiting };
+        then();
+        let sent = turn.send_json(self.id, Kind::Reply, &Reply::Resumed(here)).await;
+        debug_assert!(sent.is_ok(), "two numbers are short");
+        true
+    }
+
+    /// Sends what the daemon did not get on the stream before; its room is set aside.
+    pub(crate) async fn send_again(&self) {
+        let again = self.again.take();
+        for chunk in again.chunks(MAX_PAYLOAD) {
+            let mut turn = self.channel.turn().await;
+            turn.payload()[..chunk.len()].copy_from_slice(chunk);
+            turn.send(self.id, Kind::Data, chunk.len()).await;
+        }
+    }
+
+    /// Waits until the daemon granted everything again.
+    pub(crate) async fn confirmed(&self) {
+        while self.unconfirmed.borrow().as_ref().is_some_and(|it| !it.is_empty()) {
+            self.granted.notified().await;
         }
     }
 

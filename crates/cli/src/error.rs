@@ -255,6 +255,7 @@ fn usual_hint(body: &ErrorBody) -> Option<String> {
         | ErrorCode::PortNotExposed
         | ErrorCode::TooLarge
         | ErrorCode::CapacityReached
+        | ErrorCode::RateLimited
         | ErrorCode::ImageCorrupt
         | ErrorCode::SnapshotCorrupt
         | ErrorCode::SnapshotIncompatible

@@ -29,6 +29,27 @@ pub(crate) fn parse_mib(text: &str) -> Result<u64, String> {
     Ok(mib.ceil() as u64)
 }
 
+/// Bytes in a second, such as `500k`, `10mb/s`, `1.5GiB/s`.
+pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
+    let size = text.strip_suffix("/s").unwrap_or(text);
+    let digits = size.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(size.len());
+    let (number, unit) = size.split_at(digits);
+    let bad = || "a rate is a number and a unit of bytes, such as 500k, 10mb/s or 1g".to_owned();
+    let number: f64 = number.parse().map_err(|_| bad())?;
+    let factor: f64 = match unit.to_ascii_lowercase().as_str() {
+        "k" | "kb" | "kib" => 1024.0,
+        "m" | "mb" | "mib" => 1024.0 * 1024.0,
+        "g" | "gb" | "gib" => 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(bad()),
+    };
+    let bytes = number * factor;
+    // No network is faster.
+    if !(1.0..=1e15).contains(&bytes) {
+        return Err(bad());
+    }
+    Ok(bytes as u64)
+}
+
 /// A duration such as `500ms`, `30s`, `1h30m`, `7d`, `2w`; a bare number is seconds.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     if let Ok(seconds) = text.parse::<u64>() {

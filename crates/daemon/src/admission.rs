@@ -1,11 +1,14 @@
 //! Which sandboxes may be: turns a request into a specification, or says what is wrong with it.
 //! Pure: image, snapshot and host are looked up by the caller. Whether there is room for another
-//! machine is asked in [`crate::room`].
+//! machine is asked in [`crate::room`]; whether there are the secrets and the way out that a network
+//! names, in [`crate::calls`].
+
+pub(crate) mod network;
 
 use torpor_protocol::api::{CreateSandbox, Resize, Standby, UpdateSandbox};
 use torpor_protocol::spec::Pairs;
 use torpor_protocol::{
-    Hooks, ImageId, Lifetime, Network, PortAccess, Resources, SandboxSpec, SnapshotKind,
+    Hooks, ImageId, Lifetime, PortAccess, Resources, SandboxSpec, SnapshotKind,
     StandbyPolicy,
 };
 
@@ -148,7 +151,7 @@ fn check_spec(spec: &SandboxSpec, terms: &Terms<'_>) -> Result<(), Inadmissible>
     check_lifetime(&spec.lifetime, terms.now_ms)?;
     check_hooks(&spec.standby.hooks)?;
     check_words("entrypoint", &spec.entrypoint)?;
-    check_network(&spec.network)?;
+    network::check(&spec.network)?;
     if spec.secrets.len() > SECRETS_MAX {
         return invalid("secrets", format!("at most {SECRETS_MAX} are allowed"));
     }
@@ -159,16 +162,6 @@ fn check_host(resources: &Resources, terms: &Terms<'_>) -> Result<(), Inadmissib
     let (asked, has) = (resources.memory_mib, terms.host.memory_mib);
     if asked > has {
         return Err(Inadmissible::Memory { asked, has });
-    }
-    Ok(())
-}
-
-fn check_network(network: &Network) -> Result<(), Inadmissible> {
-    for (field, ranges) in [("network.allow", &network.allow), ("network.deny", &network.deny)] {
-        if ranges.len() > Network::ENTRIES_MAX {
-            let why = format!("has {}, {} are allowed", ranges.len(), Network::ENTRIES_MAX);
-            return invalid(field, why);
-        }
     }
     Ok(())
 }
@@ -231,7 +224,7 @@ pub fn check_update(
     let UpdateSandbox { name: _, labels, lifetime, standby, network, ports, resources } = update;
     labels.as_ref().map_or(Ok(()), check_labels)?;
     lifetime.as_ref().map_or(Ok(()), |lifetime| check_lifetime(lifetime, terms.now_ms))?;
-    network.as_ref().map_or(Ok(()), check_network)?;
+    network.as_ref().map_or(Ok(()), network::check)?;
     ports.as_ref().map_or(Ok(()), check_ports)?;
     if let Some(Resize { cpus, memory_mib, disk_mib }) = *resources {
         let wanted = Resources {

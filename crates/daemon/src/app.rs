@@ -6,15 +6,18 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use torpor_egress::Egress;
 use torpor_lifecycle::Fleet;
-use torpor_store::{Images, Journals, Ledger, Saves, Vault};
+use torpor_store::{AuditLog, Images, Journals, Ledger, Saves, Vault};
 
 use crate::admission::{Host, Terms};
 use crate::api::auth::Keyring;
 use crate::builds::jobs::Jobs;
 use crate::config::Config;
+use crate::domains::Domains;
 use crate::metrics::Metrics;
 use crate::pressure::Gauge;
+use crate::previews::Previews;
 
 pub struct App {
     /// Tells this data directory from others on the same host.
@@ -24,9 +27,16 @@ pub struct App {
     pub images: Images,
     pub saves: Saves,
     pub vault: Vault,
+    /// The way out of guided sandboxes.
+    pub egress: Egress,
+    /// What sandboxes sent out, on disk.
+    pub audit: AuditLog,
     /// Images in the making that nobody need wait for.
     pub builds: Jobs,
     pub keys: Keyring,
+    pub previews: Previews,
+    /// Host names of their owners that lead to previews.
+    pub domains: Arc<Domains>,
     pub config: Config,
     pub metrics: Metrics,
     pub host: Host,
@@ -62,6 +72,8 @@ pub struct Parts {
     pub saves: Saves,
     pub journals: Journals,
     pub vault: Vault,
+    pub egress: Egress,
+    pub audit: AuditLog,
     pub gauge: Gauge,
     pub dialects: Vec<Dialect>,
 }

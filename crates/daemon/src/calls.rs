@@ -1,6 +1,8 @@
 //! What can be asked of the daemon, whatever the words: our own API and every dialect translate to
 //! these calls and to the way in ([`Awake`], [`Output`], [`transfer`]), and decide nothing themselves.
 
+mod network;
+
 use std::sync::Arc;
 
 use futures_util::future::join_all;
@@ -10,7 +12,7 @@ use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, UpdateSandbox};
 use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork};
 use torpor_protocol::{
-    Name, Network, SandboxRef, SandboxSpec, Snapshot, SnapshotKind, SnapshotRef, State, Tier,
+    Name, SandboxRef, SandboxSpec, Snapshot, SnapshotKind, SnapshotRef, State, Tier,
 };
 
 use crate::admission::{self, Origin, Resolved};
@@ -37,13 +39,11 @@ pub async fn create(app: &App, request: CreateSandbox) -> Result<Sandbox> {
         (Some(pool), _) => claimed(app, &app.fleet.pool(pool)?, &request).await?,
         (None, Some(snapshot)) => {
             let moment = Held::of(app, &parse(snapshot)?).await?;
-            let mut request = request;
-            request.network = narrowed(request.network, &moment.about().spec.network);
-            (moment.admit(app, request)?, Some(moment))
+            (admit_at(app, &moment, request)?, Some(moment))
         }
         (None, None) => (admit(app, request).await?, None),
     };
-    know_secrets(app, &spec).await?;
+    know(app, &spec).await?;
     if let Some(until_ms) = queue_until_ms {
         return Ok(app.fleet.enqueue(spec, moment.as_deref(), until_ms).await?);
     }
@@ -54,19 +54,10 @@ pub async fn create(app: &App, request: CreateSandbox) -> Result<Sandbox> {
     })
 }
 
-/// What begins at a moment reaches no more than what was saved.
-fn narrowed(asked: Network, had: &Network) -> Network {
-    let restricted = !had.internet || !had.allow.is_empty();
-    let mut deny = asked.deny;
-    deny.extend(had.deny.iter().cloned());
-    deny.sort();
-    deny.dedup();
-    Network {
-        internet: asked.internet && had.internet,
-        allow: if restricted { had.allow.clone() } else { asked.allow },
-        deny,
-        ..asked
-    }
+/// What a sandbox that begins at a moment is to be.
+fn admit_at(app: &App, moment: &Held, request: CreateSandbox) -> Result<SandboxSpec> {
+    let network = network::narrowed(request.network, &moment.about().spec.network)?;
+    moment.admit(app, CreateSandbox { network, ..request })
 }
 
 /// `0` is for ever.
@@ -77,15 +68,15 @@ fn deadline(app: &App, secs: u64) -> u64 {
     }
 }
 
-/// Secrets that are not there are missed at once, not when the sandbox starts.
-async fn know_secrets(app: &App, spec: &SandboxSpec) -> Result<()> {
+/// Secrets and ways out that are not there are missed at once, not when the sandbox starts.
+async fn know(app: &App, spec: &SandboxSpec) -> Result<()> {
     use torpor_lifecycle::store::StoreError;
     for name in &spec.secrets {
         if app.vault.find(name).await?.is_none() {
             return Err(StoreError::NoSuchSecret(name.to_string()).into());
         }
     }
-    Ok(())
+    network::known(app, &spec.network).await
 }
 
 /// What a sandbox of a pool is to be, and where it begins.
@@ -159,6 +150,9 @@ impl Drop for Unanswered {
 pub async fn update(app: &App, sandbox: &Sandbox, update: UpdateSandbox) -> Result<()> {
     let status = sandbox.status();
     admission::check_update(&update, &status.spec.resources, &app.terms())?;
+    if let Some(network) = &update.network {
+        network::known(app, network).await?;
+    }
     Ok(app.fleet.update(sandbox, update).await?)
 }
 
@@ -279,7 +273,9 @@ async fn begin(
     fork: &Fork,
     names: Vec<Option<Name>>,
 ) -> Result<Vec<Result<Sandbox>>> {
+    // A fork that asks for another network says so itself, and is not held to what was saved.
     let spec = moment.admit(app, wish(fork, &moment.about().spec))?;
+    know(app, &spec).await?;
     let needed_mib = moment.memory_mib().saturating_mul(names.len() as u64);
     room::make(app, names.len(), needed_mib).await?;
     let begun = names.into_iter().map(|name| {
@@ -348,10 +344,11 @@ async fn pool_record(app: &App, request: CreatePool) -> Result<PoolRecord> {
     let (spec, from, each_mib) = match &moment {
         Some(moment) => {
             let id = moment.snapshot.clone().zip(Some(moment.save.id.clone()));
-            (moment.admit(app, wish)?, id, moment.memory_mib())
+            (admit_at(app, moment, wish)?, id, moment.memory_mib())
         }
         None => (admit(app, wish).await?, None, room::MACHINE_MIB),
     };
+    know(app, &spec).await?;
     if size > 0 {
         room::make(app, size, each_mib.saturating_mul(size as u64)).await?;
     }

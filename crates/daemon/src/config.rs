@@ -28,7 +28,7 @@ pub use previews::PreviewsConfig;
 pub use second::ListenAlso;
 pub(crate) use second::Second;
 use second::USUAL;
-pub use tls::TlsConfig;
+pub use tls::{AcmeChallenge, TlsConfig};
 
 /// Read if it is there and no other file is named.
 pub const DEFAULT_FILE: &str = "/etc/torpor/torpor.toml";
@@ -169,7 +169,7 @@ pub struct Overrides {
 }
 
 /// Variables that mean something to other parts of Torpor.
-const OTHER_VARIABLES: &[&str] = &["TORPOR_SERVER", "TORPOR_CONFIG", "TORPOR_AGENT", FAULT];
+const OTHER_VARIABLES: &[&str] = &["TORPOR_SERVER", "TORPOR_CONFIG", "TORPOR_AGENT", "TORPOR_CA_FILE", FAULT];
 
 /// Where a test wants the daemon to die: a place of [`torpor_lifecycle::fault::POINTS`]. Means nothing
 /// to a release build.

@@ -1,25 +1,50 @@
-//! Whom a request is for: a port of a sandbox, or the API.
+//! Whom a request is for: a preview, a port of a sandbox, or the API.
+//!
+//! A preview is its own permission. Who names a port and a sandbox instead (`3000-web.localhost`) gets in
+//! where the sandbox exposes the port.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
 use axum::response::IntoResponse;
+use http::header::HOST;
 use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::ErrorCode;
+use torpor_protocol::api::PREVIEW_HEADER;
 use torpor_proxy::{Proxy, Target};
 use tower::ServiceExt;
 
 use crate::api;
 use crate::api::error::ApiError;
 use crate::app::App;
+use crate::previews::{self, Entry, Visitor};
+
+/// Who asks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+    /// The connection is encrypted.
+    pub(crate) secure: bool,
+}
+
+/// Wakes a sandbox for a connection that was kept open.
+type Waking = Pin<Box<dyn Future<Output = Result<Lease, String>> + Send>>;
+
+/// Whom a request is for.
+enum Whom {
+    Preview(Arc<Entry>),
+    Port(Target),
+    Api,
+}
 
 /// Answers requests.
 #[derive(Clone)]
@@ -31,7 +56,14 @@ pub(crate) struct Desk {
 
 impl Desk {
     pub(crate) fn new(app: &Arc<App>) -> Self {
-        let proxy = Proxy::new(app.fleet.clone());
+        let waker = Arc::clone(app);
+        let wake = move |sandbox: Sandbox| -> Waking {
+            let app = Arc::clone(&waker);
+            Box::pin(async move {
+                crate::room::awake(&app, &sandbox).await.map_err(|error| error.to_string())
+            })
+        };
+        let proxy = Proxy::new(app.fleet.clone()).waking_by(Arc::new(wake));
         Self { app: Arc::clone(app), router: api::router(app), proxy }
     }
 
@@ -43,23 +75,55 @@ impl Desk {
     pub(crate) async fn answer(
         self,
         request: Request<Incoming>,
-        peer: SocketAddr,
+        peer: Peer,
     ) -> Result<Response<Body>, Infallible> {
-        let Some(target) = torpor_proxy::route(&request) else {
-            return self.router.oneshot(request).await;
-        };
         let (begun, method) = (Instant::now(), request.method().clone());
-        let response = self.preview(target, request, peer).await;
+        let response = match self.whom(&request) {
+            Whom::Api => return self.router.oneshot(request).await,
+            Whom::Preview(entry) => self.visit(&entry, request, peer).await,
+            Whom::Port(target) => self.preview(target, request, peer).await,
+        };
         let status = response.status().as_u16();
         self.app.metrics.answered(method.as_str(), "preview", status, begun.elapsed());
         Ok(response)
+    }
+
+    /// A header wins over the host, and what names a port and a sandbox over what names a preview: no
+    /// text is both.
+    fn whom<B>(&self, request: &Request<B>) -> Whom {
+        let previews = &self.app.previews;
+        let asked = request.headers().get(PREVIEW_HEADER).and_then(|value| value.to_str().ok());
+        if let Some(entry) = asked.and_then(|label| previews.by_label(label)) {
+            return Whom::Preview(entry);
+        }
+        if let Some(target) = torpor_proxy::route(request) {
+            return Whom::Port(target);
+        }
+        let authority = request.uri().authority().map(|authority| authority.as_str());
+        // Of several hosts any counts: the request then is refused, whichever comes first.
+        let hosts = request.headers().get_all(HOST).iter().filter_map(|host| host.to_str().ok());
+        let mut hosts = authority.into_iter().chain(hosts);
+        hosts.find_map(|host| self.previewed(host)).map_or(Whom::Api, Whom::Preview)
+    }
+
+    /// By a domain of its owner, or by its label.
+    fn previewed(&self, host: &str) -> Option<Arc<Entry>> {
+        let previews = &self.app.previews;
+        let owned = self.app.domains.by_host(&previews::bare(host)?);
+        owned.and_then(|id| previews.by_id(&id)).or_else(|| previews.by_host(host))
+    }
+
+    async fn visit(&self, entry: &Entry, request: Request<Incoming>, peer: Peer) -> Response<Body> {
+        let Peer { address, secure } = peer;
+        let visitor = Visitor { app: &self.app, proxy: &self.proxy, peer: address, secure };
+        visitor.visit(entry, request).await
     }
 
     async fn preview(
         &self,
         target: Target,
         mut request: Request<Incoming>,
-        peer: SocketAddr,
+        peer: Peer,
     ) -> Response<Body> {
         // Without a sandbox, the proxy says what is wrong.
         let _lease = match self.app.fleet.find(&target.sandbox) {
@@ -69,7 +133,7 @@ impl Desk {
             },
             Err(_) => None,
         };
-        self.proxy.handle(target, request, Some(peer)).await.map(Body::new)
+        self.proxy.handle(target, request, Some(peer.address)).await.map(Body::new)
     }
 
     /// Whether this port may be reached. Who sleeps is woken here, where there is a say in how much

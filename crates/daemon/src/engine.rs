@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use torpor_engines::gvisor::{Gvisor, GvisorConfig};
-use torpor_lifecycle::engine::Engine;
+use torpor_lifecycle::engine::{Engine, Guard, NoGuard};
 use torpor_store::Layout;
 
 use crate::ServeError;
@@ -13,7 +13,11 @@ use crate::config::{Config, EngineKind};
 /// The hidden command that keeps machines while the daemon is away.
 const KEEPER: &str = "keeper";
 
-pub(crate) async fn open(config: &Config, layout: &Layout) -> Result<Arc<dyn Engine>, ServeError> {
+pub(crate) async fn open(
+    config: &Config,
+    layout: &Layout,
+    guard: Arc<dyn Guard>,
+) -> Result<Arc<dyn Engine>, ServeError> {
     match config.engine.kind {
         EngineKind::Auto | EngineKind::Gvisor => {
             let runsc = find_runsc(config).ok_or_else(|| {
@@ -21,7 +25,7 @@ pub(crate) async fn open(config: &Config, layout: &Layout) -> Result<Arc<dyn Eng
                     "runsc is not installed (or name it: engine.runsc_path)".into(),
                 )
             })?;
-            Ok(Arc::new(Gvisor::open(gvisor(config, layout, runsc)?).await?))
+            Ok(Arc::new(Gvisor::open(gvisor(config, layout, runsc, guard)?).await?))
         }
     }
 }
@@ -30,10 +34,15 @@ pub(crate) async fn open(config: &Config, layout: &Layout) -> Result<Arc<dyn Eng
 pub(crate) async fn purge(config: &Config, layout: &Layout) -> Result<usize, ServeError> {
     // Nothing is started, so any runsc will do, also one that is not there any more.
     let runsc = find_runsc(config).unwrap_or_else(|| PathBuf::from("runsc"));
-    Ok(torpor_engines::gvisor::purge(&gvisor(config, layout, runsc)?).await?)
+    Ok(torpor_engines::gvisor::purge(&gvisor(config, layout, runsc, Arc::new(NoGuard))?).await?)
 }
 
-fn gvisor(config: &Config, layout: &Layout, runsc: PathBuf) -> Result<GvisorConfig, ServeError> {
+fn gvisor(
+    config: &Config,
+    layout: &Layout,
+    runsc: PathBuf,
+    guard: Arc<dyn Guard>,
+) -> Result<GvisorConfig, ServeError> {
     let program = std::env::current_exe().map_err(|error| {
         ServeError::NoEngine(format!("this program can't find itself: {error}"))
     })?;
@@ -45,6 +54,7 @@ fn gvisor(config: &Config, layout: &Layout, runsc: PathBuf) -> Result<GvisorConf
         tag: layout.tag().to_owned(),
         keeper_command: vec![program.into(), KEEPER.into()],
         shells: config.standby.shells,
+        guard,
     })
 }
 

@@ -15,18 +15,24 @@
 pub mod admission;
 pub mod api;
 pub mod app;
+mod audit;
 pub mod builds;
 pub mod calls;
 pub mod config;
 mod desk;
 mod doctor;
+pub mod domains;
+pub mod egress;
 mod engine;
 mod listen;
 pub mod metrics;
 pub mod pressure;
+pub mod previews;
 mod room;
 mod tally;
 pub mod telemetry;
+mod throttle;
+mod tls;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -42,7 +48,7 @@ use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Policy};
 use torpor_protocol::SandboxId;
-use torpor_store::{Images, Journals, Layout, Ledger, Saves, Vault};
+use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 
 use app::App;
 pub use app::{Dialect, Parts};
@@ -50,6 +56,7 @@ pub use config::Config;
 pub use doctor::{Finding, Verdict, doctor};
 use listen::Doors;
 pub use listen::bind;
+pub use tls::TlsError;
 pub use torpor_lifecycle::Leave;
 
 /// Why the daemon does not run.
@@ -71,6 +78,12 @@ pub enum ServeError {
     Store(#[from] StoreError),
     #[error("could not open the isolation engine")]
     Engine(#[from] EngineError),
+    #[error(transparent)]
+    Config(#[from] config::ConfigError),
+    #[error("could not open the way out of sandboxes")]
+    Egress(#[from] torpor_egress::EgressError),
+    #[error("could not open the encrypted listener")]
+    Tls(#[from] TlsError),
     #[error("could not recover the sandboxes")]
     Recover(#[from] torpor_lifecycle::Error),
 }
@@ -87,7 +100,12 @@ impl ServeError {
                 "set TORPOR_API_KEY, or listen on 127.0.0.1 and make a key with `torpor key create`",
             ),
             Self::NoEngine(_) | Self::Engine(_) => Some("`torpor doctor` says what is missing"),
-            Self::Listen { .. } | Self::Store(_) | Self::Recover(_) => None,
+            Self::Tls(_) => Some("the keys tls.* of the configuration say where certificates come from"),
+            Self::Listen { .. }
+            | Self::Store(_)
+            | Self::Config(_)
+            | Self::Egress(_)
+            | Self::Recover(_) => None,
         }
     }
 }
@@ -106,11 +124,15 @@ pub async fn serve(
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await?;
     let doors = Doors::open(listener, &config).await?;
     refuse_exposed(&config, &doors, &ledger).await?;
-    let engine = engine::open(&config, &layout).await?;
+    let vault = Vault::open(ledger.clone(), &layout, config.secret_key.as_ref().map(|key| &*key.0))?;
+    let egress = egress::open(config.egress.settings()?, &config.data_dir, &vault)?;
+    let engine = engine::open(&config, &layout, Arc::new(egress.clone())).await?;
     let parts = Parts {
         installation: layout.tag().to_owned(),
         engine,
-        vault: Vault::open(ledger.clone(), &layout, config.secret_key.as_ref().map(|key| &*key.0))?,
+        vault,
+        egress,
+        audit: AuditLog::open(Arc::clone(&layout))?,
         journals: Journals::open(layout),
         ledger,
         images,
@@ -140,16 +162,28 @@ async fn serve_at(
     shutdown: impl Future<Output = Leave>,
 ) -> Result<(), ServeError> {
     let exposed = doors.exposed()?.is_some();
+    let _turnstile = egress::listen(&parts.egress, parts.engine.about().turnstile);
     let app = open(parts, config, exposed).await?;
+    app.previews.found_at(doors.address()?, doors.encrypted()?);
     let tasks = [
         tokio::spawn(tally::count(Arc::clone(&app))),
         tokio::spawn(pressure::watch(Arc::clone(&app))),
         tokio::spawn(read_ahead(Arc::clone(&app))),
+        tokio::spawn(previews::look_after(Arc::clone(&app))),
+        tokio::spawn(domains::look_after(Arc::clone(&app))),
     ];
     let tasks = tasks.map(AbortOnDropHandle::new);
-    let leave = listen::serve(&app, doors, shutdown).await;
+    let kept = audit::keep(app.audit.clone(), app.egress.audit().follow());
+    let kept = AbortOnDropHandle::new(tokio::spawn(kept));
+    let tls = tls::open(&app)?;
+    let renewals = tls.clone().map(|tls| AbortOnDropHandle::new(tokio::spawn(tls.keep())));
+    let leave = listen::serve(&app, doors, tls.clone(), shutdown).await;
+    drop(renewals);
+    tls.inspect(|tls| tls.stop());
     drop(tasks);
     app.fleet.shutdown(leave).await;
+    app.audit.flush().await;
+    drop(kept);
     app.ledger.close().await;
     Ok(())
 }
@@ -166,11 +200,12 @@ fn idle_awake_max(config: &Config) -> usize {
 
 /// Brings the sandboxes back and puts everything together.
 async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, ServeError> {
-    let Parts { installation, engine, ledger, images, saves, journals, vault, gauge, dialects } =
+    let Parts { installation, engine, ledger, images, saves, journals, vault, egress, audit, gauge, dialects } =
         parts;
     let room = Arc::new(room::HostRoom::default());
     journals.sweep(&remembered(&ledger).await?).await?;
     let keys = api::auth::Keyring::open(ledger.clone(), config.api_key.as_ref(), exposed).await?;
+    let keys = keys.limited(config.limits.requests_per_sec);
     let about = engine.about();
     let metrics = metrics::Metrics::new(about.kind, &about.version);
     let policy = Policy {
@@ -186,17 +221,25 @@ async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, S
         journal: Arc::new(journals),
         vault: Arc::new(vault.clone()),
         room: Arc::clone(&room) as _,
-        authority: None,
+        authority: Some(egress.certificate().to_owned()),
         policy,
     });
+    let fleet = fleet.await?;
+    let domains = domains::Domains::open(ledger.clone(), &config, fleet.clock()).await?;
+    let domains = Arc::new(domains);
+    let previews = previews::Previews::open(&ledger, &fleet, &domains, &config).await?;
     let app = Arc::new(App {
         installation,
-        fleet: fleet.await?,
+        domains,
+        fleet,
+        previews,
         builds: builds::jobs::Jobs::open(ledger.clone()).await?,
         ledger,
         images,
         saves,
         vault,
+        egress,
+        audit,
         keys,
         config,
         metrics,

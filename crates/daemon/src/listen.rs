@@ -1,4 +1,5 @@
-//! Connections: HTTP/1 and HTTP/2 without TLS on one listener or two, for the API and for previews.
+//! Connections: HTTP/1 and HTTP/2 on one plain listener or two, and on one with TLS, for the API and
+//! for previews.
 //!
 //! Who connects and does not ask in time is cut off; who asked may take as long as it needs, because
 //! bodies are streams. A shutdown lets running requests end within [`GRACE`].
@@ -9,12 +10,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Request;
+use axum::body::Body;
+use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use rustix::net::sockopt;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -24,7 +27,8 @@ use torpor_lifecycle::Leave;
 use crate::ServeError;
 use crate::app::App;
 use crate::config::{Config, Second};
-use crate::desk::Desk;
+use crate::desk::{Desk, Peer};
+use crate::tls::{NoHandshake, Tls};
 
 /// How long running requests may go on after a shutdown began.
 const GRACE: Duration = Duration::from_secs(5);
@@ -53,17 +57,25 @@ async fn bind_to(address: SocketAddr) -> Result<TcpListener, ServeError> {
     })
 }
 
-/// Where connections come from: one address, or two that give the same answers.
+/// Where connections come from: one address, or more that give the same answers.
 pub(crate) struct Doors {
     first: TcpListener,
     second: Option<TcpListener>,
+    /// For encrypted connections.
+    encrypted: Option<TcpListener>,
 }
 
 impl Doors {
-    /// Takes the second address, if there is to be one.
+    /// Takes the other addresses, if there are to be some.
     pub(crate) async fn open(first: TcpListener, config: &Config) -> Result<Self, ServeError> {
         let second = config.second_address(address_of(&first)?);
-        Self::with(first, second).await
+        let mut doors = Self::with(first, second).await?;
+        if let Some(address) = config.tls.listen {
+            let listener = bind_to(address).await?;
+            tracing::info!(address = %address_of(&listener)?, "listening with TLS");
+            doors.encrypted = Some(listener);
+        }
+        Ok(doors)
     }
 
     /// A second address that nobody asked for need not be free.
@@ -81,16 +93,26 @@ impl Doors {
                 }
             },
         };
-        let doors = Self { first, second };
+        let doors = Self { first, second, encrypted: None };
         if let Some(second) = &doors.second {
             tracing::info!(address = %address_of(second)?, "listening here, too");
         }
         Ok(doors)
     }
 
+    /// The first address.
+    pub(crate) fn address(&self) -> Result<SocketAddr, ServeError> {
+        address_of(&self.first)
+    }
+
+    /// The address of encrypted connections.
+    pub(crate) fn encrypted(&self) -> Result<Option<SocketAddr>, ServeError> {
+        self.encrypted.as_ref().map(address_of).transpose()
+    }
+
     /// An address that can be reached from elsewhere.
     pub(crate) fn exposed(&self) -> Result<Option<SocketAddr>, ServeError> {
-        for listener in [&self.first].into_iter().chain(&self.second) {
+        for listener in [&self.first].into_iter().chain(&self.second).chain(&self.encrypted) {
             let address = address_of(listener)?;
             if !address.ip().is_loopback() {
                 return Ok(Some(address));
@@ -100,12 +122,21 @@ impl Doors {
     }
 
     /// Cancel-safe.
-    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let Some(second) = &self.second else { return self.first.accept().await };
-        tokio::select! {
-            accepted = self.first.accept() => accepted,
-            accepted = second.accept() => accepted,
-        }
+    async fn accept(&self) -> io::Result<(TcpStream, Peer)> {
+        let ((stream, address), secure) = tokio::select! {
+            accepted = self.first.accept() => (accepted?, false),
+            accepted = accept_at(self.second.as_ref()) => (accepted?, false),
+            accepted = accept_at(self.encrypted.as_ref()) => (accepted?, true),
+        };
+        Ok((stream, Peer { address, secure }))
+    }
+}
+
+/// Nobody comes where nobody listens.
+async fn accept_at(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
+    match listener {
+        Some(listener) => listener.accept().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -118,12 +149,14 @@ fn address_of(listener: &TcpListener) -> Result<SocketAddr, ServeError> {
 pub(crate) async fn serve(
     app: &Arc<App>,
     doors: Doors,
+    tls: Option<Arc<Tls>>,
     shutdown: impl Future<Output = Leave>,
 ) -> Leave {
     raise_file_limit();
     let desk = Desk::new(app);
     let front = Front {
         desk,
+        tls,
         places: Arc::new(Semaphore::new(app.config.limits.connections)),
         connections: TaskTracker::new(),
     };
@@ -149,6 +182,7 @@ pub(crate) async fn serve(
 /// Takes connections in.
 struct Front {
     desk: Desk,
+    tls: Option<Arc<Tls>>,
     places: Arc<Semaphore>,
     connections: TaskTracker,
 }
@@ -166,11 +200,34 @@ impl Front {
             }
         };
         prepare(&stream);
-        let connection = connection(stream, peer, self.desk.clone());
+        let (desk, tls) = (self.desk.clone(), self.tls.clone());
         self.connections.spawn(async move {
-            connection.await;
+            match tls {
+                Some(tls) if peer.secure => encrypted(stream, peer, desk, &tls).await,
+                // Without TLS nobody comes to its listener.
+                tls => connection(stream, peer, desk, tls).await,
+            }
             drop(place);
         });
+    }
+}
+
+/// Shakes hands, or not.
+async fn encrypted(stream: TcpStream, peer: Peer, desk: Desk, tls: &Tls) {
+    let stopping = desk.stopping();
+    let handshake = tokio::select! {
+        handshake = tls.accept(stream) => handshake,
+        () = stopping.cancelled() => return,
+    };
+    let peer_address = peer.address;
+    match handshake {
+        Ok(stream) => connection(stream, peer, desk, None).await,
+        Err(error @ NoHandshake::NoCertificate { .. }) => {
+            tracing::info!(%peer_address, "refused an encrypted connection: {error}");
+        }
+        Err(error @ (NoHandshake::Late | NoHandshake::Failed(_) | NoHandshake::Challenge)) => {
+            tracing::debug!(%peer_address, "an encrypted connection came to nothing: {error}");
+        }
     }
 }
 
@@ -183,13 +240,27 @@ fn prepare(stream: &TcpStream) {
     let _ = sockopt::set_tcp_keepcnt(stream, 3);
 }
 
-async fn connection(stream: TcpStream, peer: SocketAddr, desk: Desk) {
+/// `challenged`: who may be asked for the answers that a directory awaits.
+async fn connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    peer: Peer,
+    desk: Desk,
+    challenged: Option<Arc<Tls>>,
+) {
     let stopping = desk.stopping();
     let asked = CancellationToken::new();
     let first = asked.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         asked.cancel();
-        desk.clone().answer(request, peer)
+        let path = request.uri().path();
+        let awaited = challenged.as_ref().and_then(|tls| tls.challenge(path));
+        let desk = desk.clone();
+        async move {
+            match awaited {
+                Some(answer) => Ok(Response::new(Body::from(answer))),
+                None => desk.answer(request, peer).await,
+            }
+        }
     });
     let builder = builder();
     let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
@@ -199,7 +270,7 @@ async fn connection(stream: TcpStream, peer: SocketAddr, desk: Desk) {
         tokio::select! {
             ended = serving.as_mut() => {
                 if let Err(error) = ended {
-                    tracing::debug!(%peer, error, "a connection broke");
+                    tracing::debug!(peer = %peer.address, error, "a connection broke");
                 }
                 return;
             }

@@ -11,6 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
+use torpor_egress::{Counts, Verdicts};
 use torpor_lifecycle::Fleet;
 use torpor_protocol::snapshot::Pool;
 use torpor_protocol::{State, Tier};
@@ -50,6 +51,8 @@ pub struct Metrics {
     forks: Counter,
     saved_bytes: Gauge,
     pools: Pools,
+    egress: Egress,
+    throttled: Counter,
     resident_bytes: Gauge,
     open_files: Gauge,
 }
@@ -127,6 +130,39 @@ impl Pools {
     }
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EgressLabels {
+    kind: &'static str,
+    verdict: &'static str,
+}
+
+/// What became of what sandboxes sent out.
+#[derive(Default)]
+struct Egress {
+    events: Family<EgressLabels, Counter>,
+    secret_uses: Counter,
+}
+
+impl Egress {
+    fn register(&self, registry: &mut Registry) {
+        let help = "Decisions about what sandboxes sent out";
+        registry.register("egress_events", help, self.events.clone());
+        let help = "Secrets put into requests on their way out";
+        registry.register("egress_secret_uses", help, self.secret_uses.clone());
+    }
+
+    fn set(&self, counts: &Counts) {
+        for (kind, verdicts) in &counts.by_kind {
+            let Verdicts { allowed, denied, failed } = *verdicts;
+            for (verdict, count) in [("allowed", allowed), ("denied", denied), ("failed", failed)] {
+                let labels = EgressLabels { kind, verdict };
+                self.events.get_or_create(&labels).inner().store(count, Ordering::Relaxed);
+            }
+        }
+        self.secret_uses.inner().store(counts.secret_uses, Ordering::Relaxed);
+    }
+}
+
 fn number(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
@@ -162,6 +198,8 @@ impl Metrics {
             forks: Counter::default(),
             saved_bytes: Gauge::default(),
             pools: Pools::default(),
+            egress: Egress::default(),
+            throttled: Counter::default(),
             resident_bytes: Gauge::default(),
             open_files: Gauge::default(),
         };
@@ -203,6 +241,8 @@ impl Metrics {
             self.request_seconds.clone(),
         );
         registry.register("transferred_bytes", "File content moved", self.bytes.clone());
+        let throttled = self.throttled.clone();
+        registry.register("throttled_requests", "Requests of keys that asked too often", throttled);
         registry.register("agent_gone", "Requests that lost their agent", self.agent_gone.clone());
         registry.register_with_unit(
             "process_resident_memory",
@@ -244,6 +284,7 @@ impl Metrics {
         let saved = self.saved_bytes.clone();
         registry.register_with_unit("saves_on_disk", "All saved moments together", bytes, saved);
         self.pools.register(registry);
+        self.egress.register(registry);
     }
 
     // === What happened ===
@@ -281,6 +322,11 @@ impl Metrics {
 
     pub fn agent_gone(&self) {
         self.agent_gone.inc();
+    }
+
+    /// A key asked too often.
+    pub fn throttled(&self) {
+        self.throttled.inc();
     }
 
     /// A sandbox changed its state.
@@ -342,6 +388,11 @@ impl Metrics {
     }
 
     // === What is ===
+
+    /// What became of what sandboxes sent out, since the start.
+    pub fn set_egress(&self, counts: &Counts) {
+        self.egress.set(counts);
+    }
 
     /// The text that Prometheus reads.
     pub fn render(&self, fleet: &Fleet, saved_bytes: u64) -> Result<String, std::fmt::Error> {

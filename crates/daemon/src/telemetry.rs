@@ -57,6 +57,9 @@ pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Ne
             if error.lost_agent() {
                 app.metrics.agent_gone();
             }
+            if let ApiError::TooOften(_) = **error {
+                app.metrics.throttled();
+            }
         }
         let took = started.elapsed();
         let status = response.status().as_u16();

@@ -4,21 +4,29 @@
 //! away or puts it to sleep. Taking a lease through an open door is a lock and a counter, and never
 //! waits.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use torpor_protocol::guest::KEPT_MAX;
 
 use crate::clock::Clock;
 use crate::engine::Meter;
 use crate::guest::Guest;
+
+/// How long an answer on a kept connection may take before its sandbox falls asleep because many are
+/// awake. Its own `idle_after` is not concerned.
+const KEPT_ANSWER_MS: u64 = 10_000;
 
 /// Counts the leases of one sandbox and knows when it was last used.
 pub(crate) struct Door {
     state: Mutex<DoorState>,
     /// Rings when the last lease was given back.
     vacated: Notify,
+    /// Rings when it was opened.
+    opened: Notify,
     clock: Clock,
 }
 
@@ -28,13 +36,15 @@ struct DoorState {
     /// Of the machine, also while it sleeps in memory.
     meter: Option<Arc<dyn Meter>>,
     leases: usize,
+    /// Kept connections: no leases, so it may fall asleep under them.
+    kept: usize,
     last_used_ms: u64,
 }
 
 impl Door {
     pub(crate) fn closed(clock: Clock, last_used_ms: u64) -> Self {
-        let state = DoorState { guest: None, meter: None, leases: 0, last_used_ms };
-        Self { state: Mutex::new(state), vacated: Notify::new(), clock }
+        let state = DoorState { guest: None, meter: None, leases: 0, kept: 0, last_used_ms };
+        Self { state: Mutex::new(state), vacated: Notify::new(), opened: Notify::new(), clock }
     }
 
     pub(crate) fn open(&self, guest: Guest, meter: Arc<dyn Meter>) {
@@ -42,6 +52,8 @@ impl Door {
         state.guest = Some(guest);
         state.meter = Some(meter);
         state.last_used_ms = self.clock.now_ms();
+        drop(state);
+        self.opened.notify_waiters();
     }
 
     /// Nobody gets in any more; who is inside keeps a lease on something that is gone.
@@ -71,6 +83,32 @@ impl Door {
         Some(Lease { guest, meter, door: Arc::clone(self) })
     }
 
+    /// A lease, as soon as the door is open. Cancel-safe.
+    pub(crate) async fn enter_when_open(self: &Arc<Self>) -> Lease {
+        loop {
+            let mut opened = pin!(self.opened.notified());
+            // Registered before the look, so that an opening in between is not missed.
+            opened.as_mut().enable();
+            if let Some(lease) = self.enter() {
+                return lease;
+            }
+            opened.await;
+        }
+    }
+
+    /// Counts a kept connection, unless there are too many.
+    pub(crate) fn keep(&self) -> bool {
+        let mut state = self.state.lock();
+        let room = state.kept < KEPT_MAX;
+        state.kept += usize::from(room);
+        room
+    }
+
+    /// A kept connection is over.
+    pub(crate) fn let_go(&self) {
+        self.state.lock().kept -= 1;
+    }
+
     /// When somebody last used it: now, while somebody does.
     pub(crate) fn last_used_ms(&self) -> u64 {
         let state = self.state.lock();
@@ -91,10 +129,13 @@ impl Door {
         self.state.lock().meter.clone()
     }
 
-    /// Since when nobody is inside, if the door is open.
+    /// Since when nobody is inside, if the door is open. On a kept connection somebody may wait for an
+    /// answer: it is no use, but for a while it is as good as one.
     pub(crate) fn unused_since_ms(&self) -> Option<u64> {
         let state = self.state.lock();
-        (state.guest.is_some() && state.leases == 0).then_some(state.last_used_ms)
+        let answering = state.kept > 0
+            && self.clock.now_ms() < state.last_used_ms.saturating_add(KEPT_ANSWER_MS);
+        (state.guest.is_some() && state.leases == 0 && !answering).then_some(state.last_used_ms)
     }
 
     /// Resolves when nobody was inside for `long`. Cancel-safe.

@@ -46,5 +46,5 @@ pub use error::{Error, Refusal, chain};
 pub use fleet::{Fleet, Moment, Parts, Taking};
 pub use lease::Lease;
 pub use packet::SeqPacket;
-pub use sandbox::Sandbox;
+pub use sandbox::{Keep, Sandbox};
 pub use world::{Leave, Policy, Room};

@@ -81,6 +81,11 @@ impl Sandbox {
         self.ask(Request::Awake).await
     }
 
+    /// The right to a connection that does not keep it awake; none if there are too many.
+    pub fn keep(&self) -> Option<Keep> {
+        self.door.keep().then(|| Keep { sandbox: self.clone(), token: crate::world::token() })
+    }
+
     /// Wakes it, also if requests do not; returns when it runs.
     pub async fn wake(&self) -> Result<(), Error> {
         self.ask(Request::Wake).await
@@ -154,5 +159,58 @@ impl Sandbox {
             return Refusal::Terminated(self.id.to_string()).into();
         }
         Refusal::Stopping.into()
+    }
+}
+
+/// The right to one connection to the inside that outlives sleep: [`crate::guest::Parked`]. It is no
+/// lease. Dropping it makes room for another.
+pub struct Keep {
+    sandbox: Sandbox,
+    token: String,
+}
+
+impl Keep {
+    pub fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
+    /// What the agent knows the connection by; nobody else does.
+    pub fn token(&self) -> &str {
+        &self.token
+    }
+
+    /// Bytes went over it, which is use.
+    pub fn used(&self) {
+        self.sandbox.door.touch();
+    }
+
+    /// A lease as soon as it is awake, whoever wakes it; at once if it is. `None`: it will not be any
+    /// more. Cancel-safe.
+    pub async fn when_awake(&self) -> Option<Lease> {
+        let mut status = self.sandbox.status.clone();
+        let over = |status: &Status| match status.state {
+            State::Failed | State::Terminated => true,
+            State::Creating | State::Running | State::Standby => false,
+        };
+        tokio::select! {
+            biased;
+            lease = self.sandbox.door.enter_when_open() => Some(lease),
+            // An error means that it is gone.
+            _ = status.wait_for(over) => None,
+            () = self.sandbox.inbox.closed() => None,
+        }
+    }
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        self.sandbox.door.let_go();
+    }
+}
+
+impl std::fmt::Debug for Keep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Without the token.
+        f.debug_struct("Keep").field("sandbox", &self.sandbox.id).finish_non_exhaustive()
     }
 }

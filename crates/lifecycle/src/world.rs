@@ -233,8 +233,13 @@ impl World {
             workdir: image.workdir.clone(),
             entropy: hex(&random::<32>()),
             boot_id: afresh.then(boot_id),
-            trust: self.authority.clone().filter(|_| spec.network.is_read()),
+            trust: self.trust(spec).cloned(),
         })
+    }
+
+    /// Whom everybody inside is to trust: who reads some of their requests, if anybody does.
+    pub(crate) fn trust(&self, spec: &SandboxSpec) -> Option<&String> {
+        self.authority.as_ref().filter(|_| spec.network.is_read())
     }
 
     /// The values of its secrets. A sandbox that wakes does so also when one was removed meanwhile.
@@ -321,6 +326,11 @@ fn random<const N: usize>() -> [u8; N] {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Text that nobody guesses.
+pub(crate) fn token() -> String {
+    hex(&random::<16>())
 }
 
 /// A random UUID, as the kernel has one for each boot.

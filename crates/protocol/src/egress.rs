@@ -75,6 +75,16 @@ pub struct EgressEvents {
     pub events: Vec<EgressEvent>,
 }
 
+/// A line of `GET /v1/sandboxes/{sandbox}/egress?follow=true` and `GET /v1/egress?follow=true`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(untagged)]
+pub enum EgressLine {
+    Event(Box<EgressEvent>),
+    /// Who follows was too slow: so many events are missing here.
+    Missed { missed: u64 },
+}
+
 /// A way out of this host that policies can choose, as `GET /v1/gateways` tells it. Passwords are not
 /// told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -49,6 +49,8 @@ pub enum ErrorCode {
     TooLarge,
     /// The host has not got what was asked for: memory, disk, addresses.
     CapacityReached,
+    /// Whoever asks has asked too often; `Retry-After` says when it may again.
+    RateLimited,
     /// The image's bytes are not what its manifest says.
     ImageCorrupt,
     /// The snapshot's bytes are not what its manifest says.
@@ -69,7 +71,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, for documentation and tests.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::InvalidRequest,
         Self::Unauthenticated,
         Self::SandboxNotFound,
@@ -90,6 +92,7 @@ impl ErrorCode {
         Self::PortNotExposed,
         Self::TooLarge,
         Self::CapacityReached,
+        Self::RateLimited,
         Self::ImageCorrupt,
         Self::SnapshotCorrupt,
         Self::SnapshotIncompatible,

@@ -30,13 +30,16 @@
 //! - A session that ends takes nothing with it but its streams. A process that was attached runs on,
 //!   unslowed; its output is kept for `Attach`; the stdin that had arrived is written; its stdin stays
 //!   open unless `End` had arrived. A request that was not answered may or may not have been done.
+//! - A *kept* connection (`ConnectKept`) outlives the session too: see [`Unconfirmed`].
 
+mod kept;
 mod process;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use kept::{KEPT_MAX, KEPT_WINDOW, Reached, Unconfirmed};
 pub use process::{
     Exit, HealthCheck, HealthReport, HealthState, LastExit, LogLine, ProcessSpec, ProcessStatus,
     RestartPolicy, Supervision, TerminalSize,
@@ -255,6 +258,14 @@ pub enum Request {
 
     /// A TCP connection to loopback inside. → `Done`, then `Data` both ways
     Connect { port: u16 },
+    /// The same, under a token that only the daemon knows. When its session ends, the connection
+    /// stays for `Resume`; when its stream is reset, or the machine becomes somebody else, it goes.
+    /// Consumed bytes are granted again at once, and at most [`KEPT_WINDOW`] are under way. → `Done`,
+    /// then `Data` both ways
+    ConnectKept { port: u16, token: String },
+    /// Goes on with a kept connection on this stream, where the one before stopped. → `Resumed`, then
+    /// `Data` both ways
+    Resume { token: String, reached: Reached },
 }
 
 /// What a machine is told after it booted or was revived.
@@ -307,6 +318,8 @@ pub enum Reply {
         entries: Vec<FileStat>,
     },
     Changed(FileChange),
+    /// How far the agent is.
+    Resumed(Reached),
     Failed(Failure),
 }
 

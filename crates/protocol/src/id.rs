@@ -25,7 +25,7 @@ pub struct BadName {
 }
 
 impl BadName {
-    fn new(what: &'static str, text: &str, why: &'static str) -> Self {
+    pub(crate) fn new(what: &'static str, text: &str, why: &'static str) -> Self {
         // Whoever sends a megabyte as a name need not get it back.
         let text = text.chars().take(80).collect();
         Self { what, text, why }
@@ -70,10 +70,14 @@ text_type!(SnapshotId, "A snapshot, for ever: `snap-` and 21 lowercase alphanume
 text_type!(SecretName, "What a secret is called, and the variable that carries it.");
 text_type!(BuildId, "A build of an image: `build-` and 21 lowercase alphanumerics.");
 text_type!(SaveId, "A saved moment of a machine, in the store: 21 lowercase alphanumerics.");
+text_type!(PreviewId, "A preview, for ever: `preview-` and 21 lowercase alphanumerics.");
+text_type!(TokenId, "A token of a preview, not its text: `token-` and 21 lowercase alphanumerics.");
 
 /// What a snapshot's id begins with, so that it is taken for nothing else.
 const SNAPSHOT_PREFIX: &str = "snap-";
 const BUILD_PREFIX: &str = "build-";
+const PREVIEW_PREFIX: &str = "preview-";
+const TOKEN_PREFIX: &str = "token-";
 /// Longest name of a secret.
 pub const SECRET_NAME_MAX: usize = 128;
 
@@ -102,6 +106,42 @@ impl BuildId {
     /// A fresh random id.
     pub fn random() -> Self {
         Self(format!("{BUILD_PREFIX}{}", random_text()))
+    }
+}
+
+impl PreviewId {
+    /// A fresh random id.
+    pub fn random() -> Self {
+        Self(format!("{PREVIEW_PREFIX}{}", random_text()))
+    }
+}
+
+impl FromStr for PreviewId {
+    type Err = BadName;
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        if text.strip_prefix(PREVIEW_PREFIX).is_some_and(looks_like_id) {
+            return Ok(Self(text.to_owned()));
+        }
+        let why = "a preview's id is preview- and 21 lowercase letters and digits";
+        Err(BadName::new("preview id", text, why))
+    }
+}
+
+impl TokenId {
+    /// A fresh random id.
+    pub fn random() -> Self {
+        Self(format!("{TOKEN_PREFIX}{}", random_text()))
+    }
+}
+
+impl FromStr for TokenId {
+    type Err = BadName;
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        if text.strip_prefix(TOKEN_PREFIX).is_some_and(looks_like_id) {
+            return Ok(Self(text.to_owned()));
+        }
+        let why = "a token's id is token- and 21 lowercase letters and digits";
+        Err(BadName::new("token id", text, why))
     }
 }
 

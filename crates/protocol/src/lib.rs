@@ -7,21 +7,26 @@
 //! - nothing else in the workspace describes what is on the wire.
 
 pub mod api;
+pub mod domain;
 pub mod egress;
 pub mod error;
 pub mod guest;
 pub mod id;
 pub mod kept;
 pub mod network;
+pub mod preview;
 pub mod snapshot;
 pub mod spec;
 pub mod status;
 
+pub use domain::{DomainName, PreviewPath};
 pub use error::{ErrorBody, ErrorCode};
 pub use id::{
-    BuildId, ImageId, Name, SandboxId, SandboxRef, SaveId, SecretName, SnapshotId, SnapshotRef,
+    BuildId, ImageId, Name, PreviewId, SandboxId, SandboxRef, SaveId, SecretName, SnapshotId,
+    SnapshotRef, TokenId,
 };
 pub use network::{AddressRange, Destination, HostPattern, Network, NetworkLimits, Route, WebRule};
+pub use preview::PreviewLabel;
 pub use snapshot::{Snapshot, SnapshotKind, SnapshotState};
 pub use spec::{Hooks, Lifetime, PortAccess, Resources, SandboxSpec, StandbyPolicy};
 pub use status::{State, Status, Tier};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use torpor_lifecycle::guest::GuestError;
-use torpor_lifecycle::{Lease, Sandbox};
+use torpor_lifecycle::{Keep, Lease, Sandbox};
 use torpor_protocol::guest::{FailureCode, Request};
 
 use crate::error::Error;
@@ -24,15 +24,19 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 /// How often a request comes back when its sandbox is put to sleep before it was answered.
 pub(crate) const SLEEPS_MAX: usize = 10;
 
-/// A connection to the port, and the lease that keeps it. Nothing of the request was used up, so
-/// trying again is safe whatever its method.
-pub(crate) async fn connect(sandbox: &Sandbox, port: NonZeroU16) -> Result<(Lease, Wire), Error> {
+/// A connection to the port, and the lease that keeps it; or, with `keep`, one that can be kept without
+/// it. Nothing of the request was used up, so trying again is safe whatever its method.
+pub(crate) async fn connect(
+    sandbox: &Sandbox,
+    port: NonZeroU16,
+    keep: Option<&Keep>,
+) -> Result<(Lease, Wire), Error> {
     let give_up = Instant::now() + LISTEN_WINDOW;
     let mut lease = awake(sandbox).await?;
     let mut machine_is_fresh = false;
     let mut sleeps = 0;
     loop {
-        match knock(&lease, port).await {
+        match knock(&lease, port, keep).await {
             Ok(wire) => return Ok((lease, wire)),
             Err(GuestError::Gone) if !machine_is_fresh => {
                 // The machine went away between the lease and the knock: ask once more.
@@ -55,16 +59,20 @@ pub(crate) async fn connect(sandbox: &Sandbox, port: NonZeroU16) -> Result<(Leas
     }
 }
 
-async fn awake(sandbox: &Sandbox) -> Result<Lease, Error> {
+pub(crate) async fn awake(sandbox: &Sandbox) -> Result<Lease, Error> {
     let lease = timeout(AWAKE_DEADLINE, sandbox.awake()).await;
     Ok(lease
         .map_err(|_| Error::Slow { what: "the sandbox to be awake", limit: AWAKE_DEADLINE })??)
 }
 
-async fn knock(lease: &Lease, port: NonZeroU16) -> Result<Wire, GuestError> {
+async fn knock(lease: &Lease, port: NonZeroU16, keep: Option<&Keep>) -> Result<Wire, GuestError> {
     let connection = async {
-        let request = Request::Connect { port: port.get() };
-        Wire::open(lease.guest().open(&request).await?).await
+        let (guest, port) = (lease.guest(), port.get());
+        let stream = match keep {
+            Some(keep) => guest.connect_kept(port, keep.token()).await?,
+            None => guest.open(&Request::Connect { port }).await?,
+        };
+        Wire::open(stream).await
     };
     let wire = timeout(CONNECT_DEADLINE, connection).await;
     wire.map_err(|_| GuestError::Timeout(CONNECT_DEADLINE))?

@@ -12,9 +12,11 @@ use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::guest::GuestError;
 use torpor_lifecycle::{Refusal, chain};
 use torpor_protocol::api::REQUEST_ID_HEADER;
+use torpor_protocol::guest::KEPT_MAX;
 use torpor_protocol::{ErrorBody, ErrorCode};
 
 use crate::crowd::VISITORS_MAX;
+use crate::marks::NotListening;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -26,6 +28,8 @@ pub(crate) enum Error {
     Lifecycle(#[from] torpor_lifecycle::Error),
     #[error("the sandbox already serves {VISITORS_MAX} requests")]
     Crowded,
+    #[error("the sandbox already has {KEPT_MAX} connections that are kept while it sleeps")]
+    KeptFull,
     #[error("nothing listens on port {0} in the sandbox")]
     NotListening(NonZeroU16),
     #[error("what listens on port {port} in the sandbox did not answer in HTTP")]
@@ -48,6 +52,7 @@ impl Error {
             ErrorCode::Timeout => StatusCode::GATEWAY_TIMEOUT,
             ErrorCode::SandboxFailed | ErrorCode::SandboxAsleep => StatusCode::CONFLICT,
             ErrorCode::SandboxTerminated => StatusCode::GONE,
+            ErrorCode::RateLimited => StatusCode::TOO_MANY_REQUESTS,
             ErrorCode::CapacityReached | ErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             ErrorCode::Unauthenticated
             | ErrorCode::ImageNotFound
@@ -75,7 +80,7 @@ impl Error {
         match self {
             Self::Malformed(_) => ErrorCode::InvalidRequest,
             Self::Connect => ErrorCode::MethodNotAllowed,
-            Self::Crowded => ErrorCode::CapacityReached,
+            Self::Crowded | Self::KeptFull => ErrorCode::CapacityReached,
             Self::NotListening(_) | Self::BadAnswer { .. } => ErrorCode::PortNotListening,
             Self::Slow { .. } => ErrorCode::Timeout,
             Self::Lifecycle(Lifecycle::Refused(refusal)) => refusal.code(),
@@ -96,7 +101,9 @@ impl Error {
                  is enough"
             )),
             Self::BadAnswer { .. } => Some("its own output in the sandbox may say why".to_owned()),
-            Self::Crowded => Some("try again when some of them are done".to_owned()),
+            Self::Crowded | Self::KeptFull => {
+                Some("try again when some of them are done".to_owned())
+            }
             Self::Connect => Some("GET /v1/sandboxes/{sandbox}/tunnel/{port} is one".to_owned()),
             Self::Lifecycle(torpor_lifecycle::Error::Refused(Refusal::Asleep(_))) => {
                 Some("POST /v1/sandboxes/{sandbox}/wake (`torpor wake`) wakes it".to_owned())
@@ -126,6 +133,9 @@ impl Error {
         };
         let mut response = Response::new(Full::from(text));
         *response.status_mut() = status;
+        if let Self::NotListening(port) = self {
+            response.extensions_mut().insert(NotListening(*port));
+        }
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

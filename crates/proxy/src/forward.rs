@@ -20,13 +20,16 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
-use torpor_lifecycle::{Fleet, Lease};
+use torpor_lifecycle::guest::Stream;
+use torpor_lifecycle::{Fleet, Keep, Lease, Sandbox};
 use torpor_protocol::api::REQUEST_ID_HEADER;
 
 use crate::connect::{SLEEPS_MAX, connect};
 use crate::crowd::{Crowd, Place};
 use crate::error::Error;
 use crate::headers;
+use crate::kept::{self, Kept, Wake, is_too_old};
+use crate::marks::Until;
 use crate::route::Target;
 use crate::wire::Wire;
 
@@ -36,7 +39,7 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(3600);
 /// How long both sides may take to leave HTTP after they agreed to.
 const UPGRADE_DEADLINE: Duration = Duration::from_secs(30);
 /// How long one direction of an upgraded connection may go on when the other has ended.
-const LINGER: Duration = Duration::from_secs(60);
+pub(crate) const LINGER: Duration = Duration::from_secs(60);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The body of an answer.
@@ -47,23 +50,39 @@ pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 pub struct Proxy {
     fleet: Fleet,
     crowd: Arc<Crowd>,
+    wake: Wake,
+}
+
+/// How a request is treated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Manner {
+    /// An upgraded connection (a WebSocket) does not keep the sandbox awake. While it sleeps the
+    /// client's side stays open, and the next byte of the client wakes it.
+    pub keep_open: bool,
 }
 
 /// What one request holds while it lasts. Dropping it closes the connection inside.
 struct Visit {
     _connection: AbortOnDropHandle<()>,
-    _lease: Lease,
+    lease: Lease,
     _place: Place,
+    /// How an upgraded connection goes on while the sandbox sleeps, if it does.
+    keep: Option<(Keep, Wake)>,
+    /// When an upgraded connection is cut off.
+    until: Option<Until>,
 }
 
 impl Proxy {
     pub fn new(fleet: Fleet) -> Self {
-        Self { fleet, crowd: Arc::default() }
+        Self { fleet, crowd: Arc::default(), wake: kept::plainly() }
     }
 
-    /// Answers in any case. Dropping the future, or the body of the answer, ends the request inside.
-    /// `peer` is who connected to us. A request without an `x-request-id` gets one, which the
-    /// application sees too.
+    /// Who wakes a sandbox for a kept connection; the others ask the sandbox itself.
+    pub fn waking_by(self, wake: Wake) -> Self {
+        Self { wake, ..self }
+    }
+
+    /// [`Proxy::handle_as`] in the ordinary manner.
     pub async fn handle<B>(
         &self,
         target: Target,
@@ -74,10 +93,27 @@ impl Proxy {
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        self.handle_as(target, request, peer, Manner::default()).await
+    }
+
+    /// Answers in any case. Dropping the future, or the body of the answer, ends the request inside.
+    /// `peer` is who connected to us. A request without an `x-request-id` gets one, which the
+    /// application sees too.
+    pub async fn handle_as<B>(
+        &self,
+        target: Target,
+        request: Request<B>,
+        peer: Option<SocketAddr>,
+        manner: Manner,
+    ) -> Response<Body>
+    where
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
         let mut request = request.map(|body| body.map_err(Into::into).boxed_unsync());
         let id = headers::request_id(request.headers_mut());
         let asked = request.headers().clone();
-        let mut response = match Box::pin(self.forward(target, request, peer)).await {
+        let mut response = match Box::pin(self.forward(target, request, peer, manner)).await {
             Ok(response) => response,
             Err(error) => error.answer(&asked).map(|body| {
                 let never = |never: std::convert::Infallible| match never {};
@@ -93,14 +129,17 @@ impl Proxy {
         target: Target,
         mut request: Request<Body>,
         peer: Option<SocketAddr>,
+        manner: Manner,
     ) -> Result<Response<Body>, Error> {
         headers::check(&request)?;
         let sandbox = self.fleet.find(&target.sandbox)?;
         let place = self.crowd.enter(sandbox.id())?;
-        let (mut lease, mut wire) = connect(&sandbox, target.port).await?;
         let grpc = headers::is_grpc(&request);
         let protocol = headers::upgrade(&request);
+        let keep = manner.keep_open && protocol.is_some();
+        let (mut lease, mut wire, keep) = enter(&sandbox, target.port, keep).await?;
         let client = protocol.as_ref().map(|_| hyper::upgrade::on(&mut request));
+        let until = request.extensions_mut().remove::<Until>();
         headers::prepare(&mut request, target.port.get(), peer);
 
         let mut sleeps = 0;
@@ -125,14 +164,33 @@ impl Proxy {
             };
             sleeps += 1;
             request = copy;
-            (lease, wire) = connect(&sandbox, target.port).await?;
+            (lease, wire) = connect(&sandbox, target.port, None).await?;
         };
-        let visit = Visit { _connection: connection, _lease: lease, _place: place };
+        let keep = keep.map(|keep| (keep, Arc::clone(&self.wake)));
+        let visit = Visit { _connection: connection, lease, _place: place, keep, until };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return switch(response, client, visit, target.port);
         }
         Ok(stream(response, visit))
     }
+}
+
+/// A connection to the port. With `keep` one that can be kept, unless the agent is too old for that.
+async fn enter(
+    sandbox: &Sandbox,
+    port: NonZeroU16,
+    keep: bool,
+) -> Result<(Lease, Wire, Option<Keep>), Error> {
+    if keep {
+        let keep = sandbox.keep().ok_or(Error::KeptFull)?;
+        match connect(sandbox, port, Some(&keep)).await {
+            Ok((lease, wire)) => return Ok((lease, wire, Some(keep))),
+            Err(Error::Lifecycle(torpor_lifecycle::Error::Guest(error))) if is_too_old(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let (lease, wire) = connect(sandbox, port, None).await?;
+    Ok((lease, wire, None))
 }
 
 /// The same request once more, if it only asks and has no body.
@@ -246,11 +304,10 @@ fn switch(
     tokio::spawn(async move {
         let both = async { tokio::try_join!(client, inside) };
         match timeout(UPGRADE_DEADLINE, both).await {
-            Ok(Ok((client, inside))) => tunnel(client, inside).await,
+            Ok(Ok((client, inside))) => carry(client, inside, visit).await,
             Ok(Err(error)) => tracing::debug!(%error, "an upgrade did not happen"),
             Err(_) => tracing::debug!("an upgrade took too long"),
         }
-        drop(visit);
     });
     let protocol = response.headers_mut().remove(header::UPGRADE);
     let headers = response.headers_mut();
@@ -260,6 +317,36 @@ fn switch(
         headers.insert(header::UPGRADE, protocol);
     }
     Ok(response.map(|_| empty()))
+}
+
+/// Until both sides are done, or its time is up.
+async fn carry(client: Upgraded, inside: Upgraded, visit: Visit) {
+    let Visit { _connection, lease, _place, keep, until } = visit;
+    let both = async {
+        match keep {
+            Some((keep, wake)) => {
+                let Some((stream, first)) = stream_of(inside).await else { return };
+                // From now on the sandbox may fall asleep.
+                drop(lease);
+                let kept = Kept::new(keep, wake, stream).after(first);
+                kept.carry(TokioIo::new(client)).await;
+            }
+            None => {
+                tunnel(client, inside).await;
+                drop(lease);
+            }
+        }
+    };
+    Until::limit(until, both).await;
+}
+
+/// What is below an upgraded connection, with what came on it and was not read.
+async fn stream_of(inside: Upgraded) -> Option<(Stream, Bytes)> {
+    let parts = inside.downcast::<TokioIo<Wire>>().ok()?;
+    let mut wire = parts.io.into_inner();
+    wire.flush().await.ok()?;
+    let (stream, unread) = wire.into_stream();
+    Some((stream, parts.read_buf.into_iter().chain(unread).collect()))
 }
 
 async fn tunnel(client: Upgraded, inside: Upgraded) {

@@ -14,16 +14,21 @@
 //! - What is ambiguous about where a request ends or whom it is for is refused, not repaired, and
 //!   what goes inside was written anew from what was parsed.
 //! - A key of the API never reaches a sandbox.
+//! - Who asked for it keeps an upgraded connection while the sandbox sleeps ([`Manner`]).
 
 mod connect;
 mod crowd;
 mod error;
 mod forward;
 mod headers;
+mod kept;
+mod marks;
 mod route;
 mod wire;
 
 pub use crowd::VISITORS_MAX;
-pub use forward::{Body, Proxy};
+pub use forward::{Body, Manner, Proxy};
+pub use marks::{NotListening, Until};
+pub use kept::{KEPT_FOR, Kept, Wake, is_too_old};
 pub use route::{Target, route};
 pub use wire::Wire;

@@ -36,6 +36,11 @@ impl Wire {
         Ok(Self { stream, sender, unread: Bytes::new(), sending: None, finished: false })
     }
 
+    /// The stream, and what came on it and was not read. What waits to be sent must have been flushed.
+    pub(crate) fn into_stream(self) -> (Stream, Bytes) {
+        (self.stream, self.unread)
+    }
+
     /// Until nothing waits to be sent.
     fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(sending) = &mut self.sending else { return Poll::Ready(Ok(())) };

@@ -5,9 +5,11 @@
 //!  lock         held by the daemon that uses the directory; contains its process id
 //!  ledger.db    SQLite (with -wal and -shm beside it)
 //!  secret.key   the vault's key, if it has no other; readable for nobody else
+//!  tls/         certificates with their keys, and accounts for getting them
 //!  images/ID/   one committed image
 //!  saves/ID/    one committed save: manifest.json and what it lists
 //!  logs/        what processes said: ID.jsonl, and ID.jsonl.1 before it
+//!  audit/       what sandboxes sent out: egress.jsonl, and .1 to .3 before it
 //!  staging/     work in progress; emptied at start
 //!  scratch/     overlay disks of machines; belongs to the engine
 //! ```
@@ -64,7 +66,8 @@ impl Layout {
         let tag = blake3::hash(root.as_os_str().as_encoded_bytes()).to_hex()[..8].to_owned();
         let layout = Self { root, tag, _lock: lock };
         let (staging, scratch) = (layout.staging(), layout.scratch());
-        for dir in [layout.images(), layout.saves(), layout.logs(), staging, scratch] {
+        let (logs, audits) = (layout.logs(), layout.audits());
+        for dir in [layout.images(), layout.saves(), logs, audits, staging, scratch] {
             make_dir(&dir)?;
         }
         layout.clear_staging();
@@ -91,6 +94,11 @@ impl Layout {
 
     pub fn ledger(&self) -> PathBuf {
         self.root.join("ledger.db")
+    }
+
+    /// Of a data directory that somebody else has open.
+    pub(crate) fn certificates(data_dir: &Path) -> PathBuf {
+        data_dir.join("tls")
     }
 
     pub(crate) fn secret_key(&self) -> PathBuf {
@@ -125,6 +133,19 @@ impl Layout {
     /// The lines before those in [`Layout::journal`].
     pub(crate) fn journal_before(&self, id: &SandboxId) -> PathBuf {
         self.logs().join(format!("{id}.jsonl.1"))
+    }
+
+    /// What sandboxes sent out: the file that grows, or the one so many before it.
+    pub(crate) fn audit(&self, before: usize) -> PathBuf {
+        let name = match before {
+            0 => "egress.jsonl".to_owned(),
+            before => format!("egress.jsonl.{before}"),
+        };
+        self.audits().join(name)
+    }
+
+    fn audits(&self) -> PathBuf {
+        self.root.join("audit")
     }
 
     pub fn scratch(&self) -> PathBuf {

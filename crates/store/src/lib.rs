@@ -5,7 +5,9 @@
 //!    ├── Ledger     what must be remembered (SQLite): sandboxes, those that are gone, snapshots,
 //!    │              pools, images, builds, secrets, API keys
 //!    ├── Vault      the values of secrets, sealed in the ledger under a key beside it
+//!    ├── Certificates  what encrypted connections are served with: one private file each
 //!    ├── Journals   what processes said: two files of lines for each sandbox
+//!    ├── AuditLog   what became of what sandboxes sent out: four files of lines for all of them
 //!    ├── Images     root filesystems: one read-only EROFS file each
 //!    └── Saves      moments of machines at rest: one directory each
 //! ```
@@ -19,6 +21,8 @@
 //! - What comes from outside (directories, archives, Dockerfiles) is parsed within limits and never
 //!   reaches beyond its staging directory.
 
+mod certificates;
+mod audit;
 pub mod dockerfile;
 mod files;
 pub mod images;
@@ -28,9 +32,11 @@ mod ledger;
 pub mod saves;
 mod vault;
 
+pub use certificates::{Certificates, Keepsake};
+pub use audit::AuditLog;
 pub use images::{Image, ImageConfig, ImageName, Images, Limits, OnProgress, Progress, Step};
 pub use journals::Journals;
 pub use layout::{Layout, Stage};
-pub use ledger::{KeyRow, Ledger};
+pub use ledger::{DomainRow, KeyRow, Ledger, TokenRow};
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError};
 pub use vault::Vault;

@@ -315,9 +315,25 @@ def test_the_network_is_changed_cleared_and_otherwise_kept():
     assert cleared is None or (cleared.allow_internet_access and not cleared.allow_out)
 
 
-def test_host_names_in_a_network_policy_are_refused(nothing_leaked):
+def test_host_names_are_entries_of_a_network_policy():
+    box = Sandbox.create(allow_out=["example.com:443", "*.example.org"], deny_out=["bad.example"])
+    policy = box.info().network_policy
+    assert policy.allow_out == ["example.com", "*.example.org"]
+    assert policy.deny_out == ["bad.example"]
+
+
+def test_a_live_change_to_a_name_that_does_not_resolve_is_refused():
+    box = Sandbox.create(name=fresh_name())
+    policy = NetworkConfig(allow_internet_access=True, allow_out=["no-such-host.invalid"], deny_out=[])
     with pytest.raises(RemoteAPIError) as refused:
-        Sandbox.create(allow_out=["example.com"])
+        box.update(network=policy)
+    assert refused.value.status_code == 400
+    assert "no-such-host.invalid" in refused.value.message
+
+
+def test_an_address_with_a_scheme_is_refused(nothing_leaked):
+    with pytest.raises(RemoteAPIError) as refused:
+        Sandbox.create(allow_out=["https://example.com"])
     assert refused.value.status_code == 400
     assert "example.com" in refused.value.message
 

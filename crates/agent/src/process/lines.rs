@@ -118,6 +118,12 @@ impl Lines {
         }
     }
 
+    /// The agent itself has something to say.
+    pub(crate) fn note(&self, text: &str) {
+        let speaker = Rc::new(Speaker::new(std::process::id(), 0, "torpor-agent", None));
+        self.push(&speaker, true, super::now_us(), format!("{text}\n").as_bytes());
+    }
+
     /// The process ended: what it said last is a line, terminated or not.
     pub(super) fn end(&self, speaker: &Rc<Speaker>, at_us: u64) {
         for stderr in [false, true] {

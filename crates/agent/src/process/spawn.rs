@@ -25,6 +25,7 @@ use crate::agent::{Agent, no_identity};
 use crate::descriptor::{Descriptor, watched};
 use crate::failure::{failure, reason};
 use crate::terminal;
+use crate::trust::VARIABLES;
 
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Runs scripts that do not say what runs them.
@@ -225,6 +226,9 @@ fn environment(
     }
     if spec.terminal.is_some() {
         env.insert("TERM".to_owned(), terminal::TERM.to_owned());
+    }
+    if identity.trust.is_some() {
+        env.extend(VARIABLES.map(|(name, place)| (name.to_owned(), place.to_owned())));
     }
     for (name, value) in identity.env.iter().chain(&spec.env) {
         env.insert(name.clone(), value.clone());

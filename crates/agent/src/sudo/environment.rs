@@ -6,9 +6,10 @@ use super::arguments::{Keep, Run, Shell};
 use super::name_of;
 use crate::process::PATH;
 use crate::process::user::Account;
+use crate::trust::VARIABLES;
 
 /// What describes the caller's screen, language and way to the network, and so is as true for the
-/// command. Names that end with `_` stand for all that begin so.
+/// command; whom to trust on that way is too. Names that end with `_` stand for all that begin so.
 const USUAL: [&str; 14] = [
     "TERM",
     "COLORTERM",
@@ -70,10 +71,11 @@ fn keeps(run: &Run, name: &str) -> bool {
         true => name.starts_with(known),
         false => name == known,
     };
+    let trusted = VARIABLES.map(|(name, _)| name);
     match &run.keep {
         Keep::All => true,
         Keep::Named(names) if names.iter().any(|it| it == name) => true,
-        Keep::Named(_) | Keep::Usual => USUAL.into_iter().any(usual),
+        Keep::Named(_) | Keep::Usual => USUAL.into_iter().chain(trusted).any(usual),
     }
 }
 

@@ -6,14 +6,15 @@ use torpor_protocol::guest::{Exit, Identity, ProcessSpec, Reply, Request};
 
 use crate::client::{Daemon, command, env, eventually, sh};
 
-/// Something like a machine: own processes, own hostname, own /etc and /run, and the agent at
-/// /run/bin/sudo too, which `user` may use and `stranger` may not; none without root.
+/// Something like a machine: own processes, own hostname, own /etc, /run and /usr/local/share, and
+/// the agent at /run/bin/sudo too, which `user` may use and `stranger` may not; none without root.
 pub(crate) fn machine() -> Option<Daemon> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped, because only root can make a machine");
         return None;
     }
-    let script = "mount -t tmpfs none /etc && mount -t tmpfs none /run && cd /etc && \\
+    let script = "mount -t tmpfs none /etc && mount -t tmpfs none /run && \\
+        mount -t tmpfs none /usr/local/share && cd /etc && \\
         printf 'root:x:0:0::/:/bin/sh\\nuser:x:1000:1000::/tmp:/bin/sh\\n' > passwd && \\
         printf 'stranger:x:1001:1001::/tmp:/bin/sh\\n' >> passwd && \\
         printf 'sudo:x:27:user\\n' > group && \\
@@ -25,7 +26,7 @@ pub(crate) fn machine() -> Option<Daemon> {
     Some(Daemon::with_machine(command))
 }
 
-fn identity(hostname: &str) -> Identity {
+pub(crate) fn identity(hostname: &str) -> Identity {
     Identity {
         hostname: hostname.into(),
         nameservers: vec!["10.0.0.53".into()],

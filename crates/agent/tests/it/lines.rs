@@ -7,7 +7,7 @@ use torpor_protocol::guest::{
 use crate::client::{Daemon, command, eventually, sh};
 
 /// The lines after a stamp, and how many batches they came in.
-fn lines(daemon: &mut Daemon, after_us: u64) -> (Vec<LogLine>, usize) {
+pub(crate) fn lines(daemon: &mut Daemon, after_us: u64) -> (Vec<LogLine>, usize) {
     let stream = daemon.open(&Request::Lines { after_us });
     let (_, _, mut replies) = daemon.collect(stream);
     assert_eq!(replies.pop(), Some(Reply::Done));

@@ -1,20 +1,21 @@
 //! The HTTP client: what every verb uses to talk to the daemon.
 //!
-//! HTTP/1.1 over TCP with connections kept for the next request. Bodies are streamed, answers that
+//! HTTP/1.1 over TCP or TLS with connections kept for the next request. Bodies are streamed, answers that
 //! are no success become [`Error::Refused`], and a WebSocket is an upgraded request, so that a
 //! refusal before the upgrade is an ordinary error with its body.
 
 pub(crate) mod body;
 mod lines;
 mod route;
+mod wire;
 
+use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -25,6 +26,7 @@ use torpor_protocol::ErrorBody;
 
 use crate::error::{Error, Result};
 use body::Body;
+use wire::{Connector, Distrusted};
 
 pub(crate) use lines::Lines;
 pub(crate) use route::{Route, Server};
@@ -45,7 +47,7 @@ const JSON: &str = "application/json";
 /// A WebSocket to the daemon.
 pub(crate) type Socket = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
 
-type Http = hyper_util::client::legacy::Client<HttpConnector, Body>;
+type Http = hyper_util::client::legacy::Client<Connector, Body>;
 
 /// Speaks to one daemon. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -57,12 +59,18 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(server: Server, api_key: Option<&str>) -> Result<Self> {
+        Self::believing(server, api_key, None)
+    }
+
+    /// Believes the certificates in a file (PEM), besides those of this computer.
+    pub(crate) fn believing(
+        server: Server,
+        api_key: Option<&str>,
+        authorities: Option<&Path>,
+    ) -> Result<Self> {
         let key = api_key.map(|key| HeaderValue::try_from(format!("Bearer {key}"))).transpose();
         let key = key.map_err(|_| Error::usage("the API key has characters that no key has"))?;
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        connector.set_keepalive(Some(KEEPALIVE));
+        let connector = Connector::new(server.is_encrypted(), authorities)?;
         let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .build(connector);
@@ -215,12 +223,34 @@ impl Client {
 
     fn broken(&self, error: &hyper_util::client::legacy::Error) -> Error {
         let why = deepest(error);
+        if let Some(distrusted) = distrusted(error) {
+            let server = &self.server;
+            return Error::Failed {
+                message: format!("the certificate of {server} is not believed: {distrusted}"),
+                hint: Some(
+                    "--ca-file or TORPOR_CA_FILE names a file with the certificate of an authority \
+                     that this computer does not know"
+                        .to_owned(),
+                ),
+            };
+        }
         if error.is_connect() {
             return Error::Unreachable { server: self.server.to_string(), why };
         }
         // Our own file or tar could not be read: that is what the user has to know.
         Error::Failed { message: format!("the request broke off: {why}"), hint: None }
     }
+}
+
+fn distrusted<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Distrusted> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(distrusted) = error.downcast_ref() {
+            return Some(distrusted);
+        }
+        next = error.source();
+    }
+    None
 }
 
 /// The innermost error says why; those around it only say that something was.

@@ -5,9 +5,15 @@ use std::str::FromStr;
 
 use crate::error::Subject;
 
-/// The daemon's address: `http://host:port`, perhaps with a path before `/v1`.
+/// The daemon's address: `http://host:port` or `https://host`, perhaps with a path before `/v1`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Server(String);
+
+impl Server {
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.0.starts_with("https://")
+    }
+}
 
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -19,17 +25,18 @@ impl FromStr for Server {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text.starts_with("https://") {
-            return Err("https is not spoken here: use http on loopback or through a tunnel \
-                        (ssh -L 8900:127.0.0.1:8900 host), and put a TLS proxy in front for others"
-                .to_owned());
-        }
-        let bad = || "an address is such as http://127.0.0.1:8900".to_owned();
-        let rest = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
+        let bad = || {
+            "an address is such as http://127.0.0.1:8900 or https://torpor.example.org".to_owned()
+        };
+        let (scheme, rest) = match text.strip_prefix("https://") {
+            Some(rest) => ("https", rest),
+            None => ("http", text.strip_prefix("http://").unwrap_or(text)),
+        };
+        let rest = rest.trim_end_matches('/');
         if rest.contains("://") || rest.contains(['?', '#', '@']) {
             return Err(bad());
         }
-        let url = format!("http://{rest}");
+        let url = format!("{scheme}://{rest}");
         let uri: http::Uri = url.parse().map_err(|_| bad())?;
         match uri.host() {
             Some(host) if !host.is_empty() => Ok(Self(url)),
@@ -130,8 +137,13 @@ mod tests {
     }
 
     #[test]
-    fn https_is_refused_with_the_remedy() {
-        let error = "https://example.org".parse::<Server>().unwrap_err();
-        assert!(error.contains("tunnel") && error.contains("TLS proxy"), "{error}");
+    fn encryption_is_what_the_address_says() {
+        let read = |text: &str| text.parse::<Server>().unwrap();
+        assert!(read("https://example.org/").is_encrypted());
+        assert_eq!(read("https://example.org:8443/x/").to_string(), "https://example.org:8443/x");
+        assert!(!read("http://example.org").is_encrypted() && !read("https.org").is_encrypted());
+        for text in ["https://", "https://http://x", "https://user@host"] {
+            assert!(text.parse::<Server>().is_err(), "{text:?} was accepted");
+        }
     }
 }

@@ -21,6 +21,8 @@ use crate::{output, units};
     torpor create --image python --env TOKEN --expire-idle 7d --label team=a\n  \
     torpor create --snapshot base --idle-after 1m --after-wake 'date >> /var/log/wakes'\n  \
     torpor create --name api --secret TOKEN --allow 192.0.2.0/24 --expose 8080 -- npm start\n  \
+    torpor create --allow '*.pypi.org' --allow 'GET,HEAD api.example.com/v1/' --deny example.org\n  \
+    torpor create --route 'api.openai.com: Authorization=Bearer {{SECRET:OPENAI_KEY}}'\n  \
     torpor create --pool agents --queue 10m")]
 pub(super) struct Create {
     /// A name to find it by; it must be free.
@@ -43,7 +45,8 @@ pub(super) struct Create {
     /// Label to find it by.
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_pair)]
     label: Vec<(String, String)>,
-    /// Secret that every process gets as a variable; may be given several times.
+    /// Secret that every process gets as a variable, and could give away: --route and --grant keep it
+    /// from them; may be given several times.
     #[arg(long, value_name = "NAME")]
     secret: Vec<SecretName>,
     #[command(flatten)]

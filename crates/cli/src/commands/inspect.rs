@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use torpor_protocol::api::{ArchivedSandbox, UsageReport};
 use torpor_protocol::{
-    ErrorCode, Lifetime, Name, Network, PortAccess, SandboxRef, SandboxSpec, StandbyPolicy, State,
-    Status,
+    ErrorCode, Lifetime, Name, Network, NetworkLimits, PortAccess, SandboxRef, SandboxSpec,
+    StandbyPolicy, State, Status,
 };
 
 use super::{ended, sandboxes};
@@ -121,9 +121,12 @@ fn describe_spec(spec: &SandboxSpec) -> Fields {
         ("memory", units::show_mib(resources.memory_mib)),
         ("disk", units::show_mib(resources.disk_mib)),
         ("internet", describe_reach(&spec.network)),
+    ];
+    fields.extend(describe_way_out(&spec.network));
+    fields.extend([
         ("labels", output::pairs(&spec.labels)),
         ("environment", output::pairs(&spec.env)),
-    ];
+    ]);
     if !spec.secrets.is_empty() {
         fields.push(("secrets", listed(&spec.secrets)));
     }
@@ -157,6 +160,48 @@ pub(super) fn describe_reach(network: &Network) -> String {
         [] => reach,
         deny => format!("{reach}, never {}", listed(deny)),
     }
+}
+
+/// What is put into its requests, through what they leave, and how wide that is: where something was
+/// asked for.
+fn describe_way_out(network: &Network) -> Fields {
+    let mut fields: Fields =
+        network.routes.iter().map(|route| ("route", describe_route(route))).collect();
+    if !network.secrets.is_empty() {
+        fields.push(("placeholders", listed(&network.secrets)));
+    }
+    if let Some(gateway) = &network.gateway {
+        fields.push(("gateway", gateway.to_string()));
+    }
+    let NetworkLimits { bytes_per_sec, connections_per_sec, connections } = network.limits;
+    let limits = [
+        bytes_per_sec.map(|bytes| format!("{}/s", units::show_bytes(bytes))),
+        connections.map(|most| format!("{most} connections")),
+        connections_per_sec.map(|most| format!("{most} new connections/s")),
+    ];
+    let limits: Vec<String> = limits.into_iter().flatten().collect();
+    if !limits.is_empty() {
+        fields.push(("network limits", limits.join(", ")));
+    }
+    fields
+}
+
+fn describe_route(route: &torpor_protocol::Route) -> String {
+    let mut what = route.methods.join(",");
+    if !what.is_empty() {
+        what.push(' ');
+    }
+    what.push_str(&listed(&route.hosts));
+    if !route.paths.is_empty() {
+        what.push_str(&format!(" below {}", route.paths.join(", ")));
+    }
+    let puts = [("header", &route.headers), ("body", &route.body), ("query", &route.query)];
+    for (place, pairs) in puts {
+        for (name, value) in pairs {
+            what.push_str(&format!("; {place} {name}={value}"));
+        }
+    }
+    plain(&what)
 }
 
 fn describe_ports(ports: &PortAccess) -> String {

@@ -9,6 +9,8 @@ mod completions;
 mod cp;
 mod create;
 mod doctor;
+mod domain;
+mod egress;
 mod ended;
 mod exec;
 mod fork;
@@ -25,6 +27,7 @@ mod map;
 mod policy;
 mod pool;
 mod port_forward;
+mod preview;
 mod process;
 mod processes;
 mod ps;
@@ -45,6 +48,7 @@ mod update;
 mod version;
 mod wake;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
@@ -86,6 +90,9 @@ pub(crate) struct Connection {
     /// Key for the daemon's API, if it needs one.
     #[arg(long, global = true, env = "TORPOR_API_KEY", value_name = "KEY", hide_env_values = true)]
     api_key: Option<String>,
+    /// Certificates (PEM) that are believed besides those of this computer, for https addresses.
+    #[arg(long, global = true, env = "TORPOR_CA_FILE", value_name = "FILE", hide_env_values = true)]
+    ca_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -116,8 +123,11 @@ enum Command {
     Top(top::Top),
     Pool(pool::Pool),
     PortForward(port_forward::PortForward),
+    Preview(preview::Preview),
     Image(image::Image),
+    Domain(domain::Domain),
     Secret(secret::Secret),
+    Egress(egress::Egress),
     Key(key::Key),
     Bench(bench::Bench),
     Completions(completions::Completions),
@@ -131,7 +141,8 @@ enum Command {
 impl Cli {
     /// Does what was asked for; an error is for the caller to show.
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let client = || Client::new(self.connection.server, self.connection.api_key.as_deref());
+        let Connection { server, api_key, ca_file } = self.connection;
+        let client = || Client::believing(server, api_key.as_deref(), ca_file.as_deref());
         match self.command {
             Command::Serve(verb) => verb.run(),
             Command::Doctor(verb) => verb.run(),
@@ -159,8 +170,11 @@ impl Cli {
             Command::Pool(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Rm(verb) => online(client()?, async |client| verb.run(client).await),
             Command::PortForward(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Preview(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Image(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Domain(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Secret(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Egress(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Key(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Bench(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Completions(verb) => verb.run(),

@@ -21,7 +21,8 @@ use crate::output;
 #[command(after_help = "Examples:\n  torpor update web --idle-after 5m --expire-idle 30d\n  \
     torpor update web --auto-wake --label team=b\n  \
     torpor update web --name shop --memory 4g\n  \
-    torpor update web --internet off --expose 8080 --public")]
+    torpor update web --internet off --expose 8080 --public\n  \
+    torpor update web --allow api.example.com --bandwidth 10mb/s --connections 100")]
 pub(super) struct Update {
     /// Name or id.
     sandbox: SandboxRef,

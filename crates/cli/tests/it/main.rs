@@ -17,6 +17,7 @@ mod map;
 mod perpetual;
 mod pools;
 mod port_forward;
+mod previews;
 mod processes;
 mod queue;
 mod reference;

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use torpor_daemon::pressure::Reading;
 use torpor_daemon::{Config, Leave, Parts, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
-use torpor_store::{ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
+use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
 pub(crate) use crate::torpor::{Done, PATIENCE, bare, finish, until};
 
@@ -130,6 +130,20 @@ async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
     // More memory than anybody needs.
     let gauge = Arc::new(|| Reading { available_mib: u64::MAX, stalled_percent: 0.0 });
     let vault = Vault::open(ledger.clone(), &layout, None).unwrap();
+    let egress = torpor_daemon::egress::open(Default::default(), dir, &vault).unwrap();
+    let audit = AuditLog::open(Arc::clone(&layout)).unwrap();
     let (journals, dialects) = (Journals::open(layout), Vec::new());
-    Parts { installation, engine, ledger, images, saves, journals, vault, gauge, dialects }
+    Parts {
+        installation,
+        engine,
+        ledger,
+        images,
+        saves,
+        journals,
+        vault,
+        egress,
+        audit,
+        gauge,
+        dialects,
+    }
 }

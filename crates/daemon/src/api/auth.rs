@@ -3,6 +3,7 @@
 //! - A key is needed as soon as there is one, and always on an address that is not loopback.
 //! - Without keys everybody on this host may ask, but no web page: a browser would send a stranger's
 //!   requests from here, so what comes from another origin or for another host name is refused.
+//! - Who may ask may not ask as often as it likes: see [`crate::throttle`]. Metrics may always be asked for.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use torpor_store::{KeyRow, Ledger};
 use super::error::{ApiError, Result};
 use crate::app::App;
 use crate::config::Secret;
+use crate::throttle::Throttle;
 
 /// How long a key that was seen is believed without asking the ledger, which also notes its use.
 const BELIEVED: Duration = Duration::from_secs(60);
@@ -33,6 +35,8 @@ const BELIEVED: Duration = Duration::from_secs(60);
 const REMEMBERED: usize = 1024;
 /// Another way to send a key, for clients that can't set `Authorization`.
 const KEY_HEADER: &str = "x-api-key";
+/// Whoever watches a busy daemon must not be turned away.
+const METRICS: &str = "/metrics";
 
 type Hash = [u8; 32];
 
@@ -45,6 +49,8 @@ pub struct Keyring {
     exposed: bool,
     count: AtomicUsize,
     seen: Mutex<Seen>,
+    /// All who need no key are one: they are on this host.
+    throttle: Throttle<Option<Hash>>,
 }
 
 /// Keys that the ledger knew a moment ago.
@@ -63,7 +69,13 @@ impl Keyring {
     ) -> std::result::Result<Self, StoreError> {
         let count = AtomicUsize::new(ledger.keys().await?.len());
         let fixed = fixed.map(|secret| hash(&secret.0));
-        Ok(Self { ledger, fixed, exposed, count, seen: Mutex::default() })
+        let (seen, throttle) = (Mutex::default(), Throttle::new(0));
+        Ok(Self { ledger, fixed, exposed, count, seen, throttle })
+    }
+
+    /// The same, but each key may ask so often only; 0: as often as it likes.
+    pub fn limited(self, requests_per_sec: u32) -> Self {
+        Self { throttle: Throttle::new(requests_per_sec), ..self }
     }
 
     /// Whether there is any key at all.
@@ -125,24 +137,29 @@ impl Keyring {
 
     /// Whether this request may ask.
     pub async fn admit(&self, uri: &Uri, headers: &HeaderMap) -> Result<()> {
-        if !self.required() {
-            return refuse_web_pages(uri, headers);
-        }
-        self.admit_key(headers).await
+        let who = if self.required() {
+            Some(self.admit_key(headers).await?)
+        } else {
+            refuse_web_pages(uri, headers)?;
+            None
+        };
+        if uri.path() == METRICS { Ok(()) } else { self.count_request(who) }
+    }
+
+    fn count_request(&self, who: Option<Hash>) -> Result<()> {
+        self.throttle.take(who).map_err(ApiError::TooOften)
     }
 
     /// The same for requests whose `Host` is the name of a sandbox below `.local`, which no public
     /// name server gives out: a page of another origin than this host is refused.
     pub async fn admit_local(&self, headers: &HeaderMap) -> Result<()> {
-        if self.required() {
-            return self.admit_key(headers).await;
-        }
-        let Some(origin) = headers.get(ORIGIN) else { return Ok(()) };
-        let origin = origin.to_str().ok().and_then(|text| text.parse::<Uri>().ok());
-        match origin.as_ref().and_then(Uri::host) {
-            Some("localhost" | "127.0.0.1" | "[::1]") => Ok(()),
-            Some(_) | None => Err(foreign("the request was made by a web page of another origin")),
-        }
+        let who = if self.required() {
+            Some(self.admit_key(headers).await?)
+        } else {
+            refuse_foreign_pages(headers)?;
+            None
+        };
+        self.count_request(who)
     }
 
     /// The same for a preview that is not for everybody; where no key is needed, everybody may look.
@@ -157,7 +174,21 @@ impl Keyring {
         Ok(())
     }
 
-    async fn admit_key(&self, headers: &HeaderMap) -> Result<()> {
+    /// Whether there is a key in it that is valid; then it is taken out.
+    pub async fn opens_preview(&self, headers: &mut HeaderMap) -> Result<bool> {
+        let known = match secret(headers) {
+            Some(secret) => self.knows(secret).await?,
+            None => false,
+        };
+        if known {
+            let bearer = bearer(headers).is_some();
+            headers.remove(if bearer { AUTHORIZATION } else { HeaderName::from_static(KEY_HEADER) });
+        }
+        Ok(known)
+    }
+
+    /// Which key it is.
+    async fn admit_key(&self, headers: &HeaderMap) -> Result<Hash> {
         let Some(secret) = secret(headers) else {
             return Err(ApiError::with_hint(
                 ErrorCode::Unauthenticated,
@@ -166,7 +197,7 @@ impl Keyring {
             ));
         };
         if self.knows(secret).await? {
-            return Ok(());
+            return Ok(hash(secret));
         }
         Err(ApiError::new(ErrorCode::Unauthenticated, "this API key is not valid"))
     }
@@ -213,6 +244,16 @@ fn refuse_web_pages(uri: &Uri, headers: &HeaderMap) -> Result<()> {
         return Ok(());
     }
     refuse("the request was made by a web page of another origin")
+}
+
+/// Pages of this host itself may ask, those of others may not.
+fn refuse_foreign_pages(headers: &HeaderMap) -> Result<()> {
+    let Some(origin) = headers.get(ORIGIN) else { return Ok(()) };
+    let origin = origin.to_str().ok().and_then(|text| text.parse::<Uri>().ok());
+    match origin.as_ref().and_then(Uri::host) {
+        Some("localhost" | "127.0.0.1" | "[::1]") => Ok(()),
+        Some(_) | None => Err(foreign("the request was made by a web page of another origin")),
+    }
 }
 
 fn foreign(message: &str) -> ApiError {

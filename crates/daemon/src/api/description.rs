@@ -53,7 +53,7 @@ fn noun(path: &str) -> &str {
     if first != "sandboxes" {
         return first;
     }
-    fixed.find(|part| ["files", "processes"].contains(part)).unwrap_or(first)
+    fixed.find(|part| ["files", "processes", "previews"].contains(part)).unwrap_or(first)
 }
 
 /// Handlers of different nouns have the same verbs; ids must differ.

@@ -5,8 +5,11 @@
 //! - A handler does not know its request id: [`crate::telemetry`] puts it into the body on the way
 //!   out, and writes the log line.
 
+use std::time::Duration;
+
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
+use http::header::RETRY_AFTER;
+use http::{HeaderValue, StatusCode};
 use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::guest::GuestError;
 use torpor_lifecycle::store::StoreError;
@@ -28,6 +31,9 @@ pub enum ApiError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Guest(#[from] GuestError),
+    /// It may ask again after so long.
+    #[error("too many requests")]
+    TooOften(Duration),
     /// The API itself says no.
     #[error("{message}")]
     Refused { code: ErrorCode, message: String, hint: Option<String> },
@@ -69,6 +75,7 @@ impl ApiError {
             Self::Guest(guest) | Self::Lifecycle(Error::Guest(guest)) => guest,
             Self::Lifecycle(Error::Refused(_) | Error::Engine(_) | Error::Store(_))
             | Self::Store(_)
+            | Self::TooOften(_)
             | Self::Refused { .. } => return false,
         };
         match guest {
@@ -95,6 +102,10 @@ impl ApiError {
             Self::Lifecycle(Error::Engine(error)) => engine(error),
             Self::Lifecycle(Error::Store(error)) | Self::Store(error) => store(error),
             Self::Lifecycle(Error::Guest(error)) | Self::Guest(error) => guest(error),
+            Self::TooOften(wait) => Told::new(ErrorCode::RateLimited, self).hint(&format!(
+                "wait {} ms; limits.requests_per_sec of the daemon says how many there may be",
+                wait.as_millis().max(1)
+            )),
             Self::Refused { code, message, hint } => {
                 Told { code: *code, message: message.clone(), hint: hint.clone() }
             }
@@ -278,6 +289,7 @@ pub fn status_of(code: ErrorCode) -> StatusCode {
         ErrorCode::PortNotExposed => StatusCode::FORBIDDEN,
         ErrorCode::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         ErrorCode::CapacityReached => StatusCode::INSUFFICIENT_STORAGE,
+        ErrorCode::RateLimited => StatusCode::TOO_MANY_REQUESTS,
         ErrorCode::Timeout => StatusCode::GATEWAY_TIMEOUT,
         ErrorCode::Unsupported => StatusCode::NOT_IMPLEMENTED,
         ErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
@@ -296,6 +308,11 @@ impl IntoResponse for ApiError {
     /// Without a body: [`crate::telemetry::observe`] writes it.
     fn into_response(self) -> Response {
         let mut response = self.status().into_response();
+        if let Self::TooOften(wait) = &self {
+            // Whole seconds only can be said there.
+            let secs = wait.as_secs_f64().ceil().max(1.0) as u64;
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(secs));
+        }
         response.extensions_mut().insert(std::sync::Arc::new(self));
         response
     }

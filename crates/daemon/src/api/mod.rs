@@ -11,18 +11,22 @@ pub mod auth;
 mod builds;
 mod command;
 mod description;
+mod domains;
+mod egress;
 pub mod error;
 mod events;
 pub mod exec;
 pub mod extract;
 pub mod files;
 mod forks;
+mod gateways;
 pub(crate) mod images;
 mod keys;
 mod log;
 pub(crate) mod moment;
 pub mod output;
 mod pools;
+mod previews;
 mod processes;
 mod run;
 mod sandboxes;
@@ -78,6 +82,7 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .merge(snapshots::routes())
         .merge(forks::routes())
         .merge(pools::routes())
+        .merge(previews::routes())
         .merge(run::routes())
         .merge(exec::routes())
         .merge(processes::routes())
@@ -89,8 +94,11 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .merge(system::routes())
         .merge(keys::routes())
         .merge(secrets::routes())
+        .merge(domains::routes())
         .merge(archive::routes())
         .merge(log::routes())
+        .merge(egress::routes())
+        .merge(gateways::routes())
 }
 
 /// The description of the API.

@@ -39,6 +39,7 @@ async fn info(State(app): State<Arc<App>>) -> Json<Info> {
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response> {
     let saved_bytes = app.saves.bytes().await?;
+    app.metrics.set_egress(&app.egress.audit().counts());
     let text = app.metrics.render(&app.fleet, saved_bytes);
     let text = text.map_err(|_| ApiError::new(ErrorCode::Internal, "metrics can't be written"))?;
     Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())

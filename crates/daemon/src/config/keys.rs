@@ -178,6 +178,41 @@ pub const KEYS: &[Key] = &[
     },
     Key { name: "tls.certificate", default: "none", help: "A certificate with its chain (PEM)." },
     Key { name: "tls.key", default: "none", help: "The key of `tls.certificate` (PEM)." },
+    Key {
+        name: "tls.names",
+        default: "[]",
+        help: "Names of this daemon itself, such as `[\"torpor.example.org\"]`, that it gets \
+               certificates for.",
+    },
+    Key {
+        name: "tls.acme_directory",
+        default: "none",
+        help: "Who gives certificates for names without one: `letsencrypt`, `letsencrypt-staging`, or \
+               the address of another directory (RFC 8555).",
+    },
+    Key {
+        name: "tls.acme_email",
+        default: "none",
+        help: "Whom that directory writes to when something is wrong.",
+    },
+    Key {
+        name: "tls.acme_roots",
+        default: "none",
+        help: "A file of certificates (PEM) that the directory itself is believed with, besides those \
+               of the host.",
+    },
+    Key {
+        name: "tls.acme_challenge",
+        default: "\"tls-alpn-01\"",
+        help: "How the directory sees that a name leads here: `tls-alpn-01`, at port 443, or `http-01`, \
+               at port 80, either of which must lead to this daemon.",
+    },
+    Key {
+        name: "tls.acme_dns_hook",
+        default: "none",
+        help: "A program that is called as `HOOK present|cleanup NAME VALUE` to set and remove TXT \
+               records. With it, one certificate does for all names below `previews.domain`.",
+    },
     Key { name: "log.format", default: "\"text\"", help: "`text` or `json`." },
     Key {
         name: "log.level",

@@ -52,7 +52,7 @@ async fn a_change_that_makes_no_sense_is_refused_by_field() {
     let world = World::with_sandbox().await;
     for (change, field) in [
         (json!({"name": "Web"}), "name"),
-        (json!({"network": {"allow": ["host.example"]}}), "host.example"),
+        (json!({"network": {"allow": ["https://host.example"]}}), "host.example"),
         (json!({"resources": {"cpus": 0}}), "cpus"),
         (json!({"resources": {"memory_mib": u64::MAX}}), "memory"),
         (json!({"ports": {"exposed": [0]}}), "port"),

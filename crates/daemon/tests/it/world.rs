@@ -16,7 +16,7 @@ use torpor_daemon::pressure::{Gauge, Reading};
 use torpor_daemon::{Config, Leave, Parts, ServeError, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_protocol::SandboxId;
-use torpor_store::{ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
+use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
 use crate::client::{self, Answer, Open, PATIENCE, Socket, encoded};
 
@@ -25,6 +25,8 @@ pub(crate) struct World {
     pub(crate) host: Arc<FakeHost>,
     /// For the files of the test; goes away with the world.
     pub(crate) dir: PathBuf,
+    /// What the daemon lets sandboxes out with.
+    pub(crate) egress: Option<torpor_egress::Egress>,
     config: Config,
     gauge: Gauge,
     stop: Option<oneshot::Sender<Leave>>,
@@ -61,6 +63,7 @@ impl World {
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             host: FakeHost::new(inside),
             dir,
+            egress: None,
             config,
             gauge,
             stop: None,
@@ -77,8 +80,11 @@ impl World {
     }
 
     async fn start(&mut self) {
-        let parts =
-            Parts { gauge: Arc::clone(&self.gauge), ..parts(self.temp.path(), &self.host).await };
+        let parts = parts(self.temp.path(), &self.host).await;
+        let settings = self.config.egress.settings().unwrap();
+        let egress = torpor_daemon::egress::open(settings, self.temp.path(), &parts.vault).unwrap();
+        self.egress = Some(egress.clone());
+        let parts = Parts { egress, gauge: Arc::clone(&self.gauge), ..parts };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         self.address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
@@ -233,8 +239,22 @@ pub(crate) async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
     let installation = layout.tag().to_owned();
     let engine = Arc::new(FakeEngine::new(Arc::clone(host)));
     let vault = Vault::open(ledger.clone(), &layout, None).unwrap();
+    let egress = torpor_daemon::egress::open(Default::default(), dir, &vault).unwrap();
+    let audit = AuditLog::open(Arc::clone(&layout)).unwrap();
     let (journals, gauge, dialects) = (Journals::open(layout), plenty(), Vec::new());
-    Parts { installation, engine, ledger, images, saves, journals, vault, gauge, dialects }
+    Parts {
+        installation,
+        engine,
+        ledger,
+        images,
+        saves,
+        journals,
+        vault,
+        egress,
+        audit,
+        gauge,
+        dialects,
+    }
 }
 
 /// A host with more memory than anybody needs.

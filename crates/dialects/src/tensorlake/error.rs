@@ -59,6 +59,7 @@ fn api_status(code: ErrorCode) -> (StatusCode, &'static str) {
         ErrorCode::SandboxTerminated => (StatusCode::NOT_FOUND, "NOT_FOUND"),
         ErrorCode::SandboxNotFound => (StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND"),
         ErrorCode::CapacityReached => (StatusCode::TOO_MANY_REQUESTS, "CAPACITY_REACHED"),
+        ErrorCode::RateLimited => (StatusCode::TOO_MANY_REQUESTS, "RATE_LIMITED"),
         ErrorCode::SnapshotNotReady => (StatusCode::BAD_REQUEST, "SNAPSHOT_NOT_READY"),
         // 501 would be asked again by some.
         ErrorCode::Unsupported => (StatusCode::BAD_REQUEST, "UNSUPPORTED"),
@@ -114,6 +115,7 @@ fn inside_status(code: ErrorCode) -> (StatusCode, &'static str) {
         | ErrorCode::PortNotExposed
         | ErrorCode::TooLarge
         | ErrorCode::CapacityReached
+        | ErrorCode::RateLimited
         | ErrorCode::ImageCorrupt
         | ErrorCode::SnapshotCorrupt
         | ErrorCode::SnapshotIncompatible
@@ -166,6 +168,7 @@ fn name_of(code: ErrorCode) -> &'static str {
         ErrorCode::PortNotExposed => "PORT_NOT_EXPOSED",
         ErrorCode::TooLarge => "TOO_LARGE",
         ErrorCode::CapacityReached => "CAPACITY_REACHED",
+        ErrorCode::RateLimited => "RATE_LIMITED",
         ErrorCode::ImageCorrupt => "IMAGE_CORRUPT",
         ErrorCode::SnapshotCorrupt => "SNAPSHOT_CORRUPT",
         ErrorCode::SnapshotIncompatible => "SNAPSHOT_INCOMPATIBLE",

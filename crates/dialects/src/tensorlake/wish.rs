@@ -1,13 +1,17 @@
 //! What clients wish a sandbox or a pool to be, in our words. What can't be had is refused by name.
 
+use std::time::Duration;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use torpor_daemon::api::error::ApiError;
 use torpor_daemon::app::App;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::Destination;
 use torpor_protocol::api::{DEFAULT_IMAGE, Resize, Standby};
-use torpor_protocol::{ErrorCode, Lifetime, Network, PortAccess, SandboxSpec};
+use torpor_protocol::{
+    Destination, ErrorCode, Lifetime, Network, PortAccess, SandboxSpec, WebRule,
+};
 
 use super::images::alias;
 
@@ -145,31 +149,67 @@ impl From<&Network> for NetworkPolicy {
 
 impl NetworkPolicy {
     pub(super) fn understood(&self) -> Result<Network> {
-        let ranges = |field: &str, entries: &[String]| {
-            entries.iter().map(|entry| range(field, entry)).collect::<Result<Vec<_>>>()
+        self.instead_of(&Network::default())
+    }
+
+    /// The same for a sandbox that has a policy: what clients of this dialect can't know of, such as
+    /// routes, stays as it is.
+    pub(super) fn instead_of(&self, before: &Network) -> Result<Network> {
+        let list = |field: &str, entries: &[String]| {
+            entries.iter().map(|entry| destination(field, entry)).collect::<Result<Vec<_>>>()
         };
         Ok(Network {
             internet: self.allow_internet_access,
-            allow: ranges("allow_out", &self.allow_out)?,
-            deny: ranges("deny_out", &self.deny_out)?,
-            ..Network::default()
+            allow: list("allow_out", &self.allow_out)?,
+            deny: list("deny_out", &self.deny_out)?,
+            ..before.clone()
         })
     }
 }
 
-/// The port of an entry is not looked at: what is reached is reached on all ports.
-fn range(field: &str, entry: &str) -> Result<Destination> {
-    let address = match entry.rsplit_once(':') {
-        Some((address, port)) if port.parse::<u16>().is_ok() => address,
-        Some(_) | None => entry,
-    };
-    address.trim().parse().map_err(|_| {
+/// The policy without any restriction, for a sandbox that has one.
+pub(super) fn unrestricted(before: &Network) -> Network {
+    Network { internet: true, allow: Vec::new(), deny: Vec::new(), ..before.clone() }
+}
+
+/// An address, a range, a host, or all hosts below one. The port of an entry is not looked at: what is
+/// reached is reached on all ports.
+fn destination(field: &str, entry: &str) -> Result<Destination> {
+    let refused = |why: &str| {
         let shown: String = entry.chars().take(80).collect();
-        ApiError::invalid(format!(
-            "network.{field}: {shown:?} can't be enforced; in this version only IPv4 addresses and \
-             ranges like 192.0.2.0/24 can"
-        ))
-    })
+        ApiError::invalid(format!("network.{field}: {shown:?}: {why}"))
+    };
+    let text = match entry.trim().rsplit_once(':') {
+        Some((address, port)) if port.parse::<u16>().is_ok() => address,
+        Some(_) | None => entry.trim(),
+    };
+    let parsed: Destination = text.parse().map_err(|error| refused(&format!("{error}")))?;
+    if parsed.web().is_some_and(WebRule::needs_the_request) {
+        return Err(refused("an entry is an address, a range or a host, without method and path"));
+    }
+    Ok(parsed)
+}
+
+/// How long the name servers may take to find all names of a policy.
+const LOOKUP_DEADLINE: Duration = Duration::from_secs(3);
+/// Names that are looked up at the same time; each takes a thread while it waits.
+const LOOKUPS: usize = 16;
+
+/// Clients expect that a running sandbox's policy is refused if a name in it can't be found. Whom the
+/// host itself asks is asked; what is below `*.` is not looked up, because nobody can.
+pub(super) async fn must_resolve(network: &Network) -> Result<()> {
+    let entries = network.allow.iter().chain(&network.deny);
+    let hosts = entries.filter_map(Destination::web).filter_map(|rule| rule.host().exact());
+    let lookups = hosts.map(async |host| {
+        let found = tokio::net::lookup_host((host, 0)).await;
+        match found.ok().and_then(|mut addresses| addresses.next()) {
+            Some(_) => Ok(()),
+            None => Err(ApiError::invalid(format!("network: {host} does not resolve"))),
+        }
+    });
+    let all = stream::iter(lookups).buffer_unordered(LOOKUPS).try_collect::<()>();
+    let late = |_| ApiError::invalid("network: its names do not resolve in time");
+    tokio::time::timeout(LOOKUP_DEADLINE, all).await.map_err(late)?
 }
 
 /// Who may reach which ports, if it was `before` so.
@@ -216,11 +256,41 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_its_field() {
-        for entry in ["example.com", "example.com:443", "::1", "1.2.3.4/99", "", ":443"] {
+    fn hosts_are_entries_like_addresses() {
+        let entries = ["Example.com", "example.com:443", "*.example.com", " api.example.com "];
+        let network = policy(&entries).understood().unwrap();
+        let shown: Vec<_> = network.allow.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["example.com", "example.com", "*.example.com", "api.example.com"]);
+    }
+
+    #[test]
+    fn what_is_no_destination_is_refused_with_its_field() {
+        for entry in [
+            "https://example.com",
+            "https://example.com:443",
+            "example.com/path",
+            "example.com:443/path",
+            "GET example.com",
+            "not an address",
+            "::1",
+            "1.2.3.4/99",
+            "",
+            ":443",
+        ] {
             let error = policy(&[entry]).understood().unwrap_err();
             assert!(error.to_string().starts_with("network.allow_out: "), "{error}");
         }
+    }
+
+    #[test]
+    fn what_this_dialect_does_not_know_of_a_policy_stays() {
+        let before: Network =
+            serde_json::from_str(r#"{"deny": ["a.example"], "gateway": "office"}"#).unwrap();
+        let after = policy(&["b.example"]).instead_of(&before).unwrap();
+        assert_eq!((after.allow.len(), after.deny.len()), (1, 0));
+        assert_eq!(after.gateway, before.gateway);
+        let cleared = unrestricted(&before);
+        assert_eq!((cleared.deny.len(), &cleared.gateway), (0, &before.gateway));
     }
 
     #[test]

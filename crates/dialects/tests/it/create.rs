@@ -134,6 +134,9 @@ async fn what_makes_no_sense_is_refused_and_leaves_nothing() {
         json!({"exposed_ports": [9501]}),
         json!({"network": {"allow_out": "1.1.1.1"}}),
         json!({"network": {"deny_out": ["1.2.3.4/99"]}}),
+        json!({"network": {"allow_out": ["https://example.com"]}}),
+        json!({"network": {"deny_out": ["example.com/path"]}}),
+        json!({"network": {"allow_out": ["10.0.0.0/8"]}}),
         json!({"secret_names": "ONE"}),
         json!({"auto_resume": false}),
         json!({"max_pending_secs": -1}),
@@ -156,11 +159,22 @@ async fn what_is_not_there_is_refused_by_name() {
         let text = world.post("/sandboxes", body).await.expect_error(400, "UNSUPPORTED");
         assert!(text.contains(word), "{text}");
     }
-    let host = json!({"network": {"allow_out": ["example.com"]}});
-    let text = world.post("/sandboxes", host).await.expect_error(400, "INVALID_REQUEST");
-    assert!(text.contains("example.com") && text.contains("IPv4"), "{text}");
     let secret = world.post("/sandboxes", json!({"secret_names": ["NOBODY"]})).await;
     assert!(secret.expect_error(404, "NOT_FOUND").contains("NOBODY"));
+}
+
+#[tokio::test]
+async fn host_names_are_entries_of_a_policy() {
+    let world = World::new().await;
+    let policy =
+        json!({"allow_out": ["Example.com:443", "*.example.org"], "deny_out": ["bad.example"]});
+    let id = world.create(json!({"network": policy})).await;
+    let shown = json!({
+        "allow_internet_access": true,
+        "allow_out": ["example.com", "*.example.org"],
+        "deny_out": ["bad.example"],
+    });
+    assert_eq!(world.info(&id).await["network_policy"], shown);
 }
 
 #[tokio::test]

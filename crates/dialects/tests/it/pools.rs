@@ -151,7 +151,7 @@ async fn a_pool_that_makes_no_sense_is_refused() {
         json!({"warm_containers": 100_000}),
         json!({"max_containers": 0}),
         json!({"resources": {"cpus": 0}}),
-        json!({"network": {"allow_out": ["example.com"]}}),
+        json!({"network": {"allow_out": ["https://example.com"]}}),
     ] {
         let refused = world.post("/sandbox-pools", body).await;
         refused.expect_error(400, "INVALID_REQUEST");

@@ -63,6 +63,15 @@ async fn a_network_is_kept_cleared_and_replaced() {
 }
 
 #[tokio::test]
+async fn host_names_that_resolve_can_be_set_on_a_living_sandbox() {
+    let world = World::new().await;
+    world.create(json!({"name": "net"})).await;
+    let policy = json!({"allow_out": ["localhost", "*.no-such-host.invalid"]});
+    let set = world.patch("/sandboxes/net", json!({"network": policy})).await.expect(200);
+    assert_eq!(set["network_policy"]["allow_out"], policy["allow_out"]);
+}
+
+#[tokio::test]
 async fn auto_resume_needs_a_name() {
     let world = World::new().await;
     let unnamed = format!("/sandboxes/{}", world.create(json!({})).await);
@@ -111,7 +120,9 @@ async fn a_resize_that_can_not_be_is_refused_with_the_reason() {
         json!({"resources": {"cpus": "two"}}),
         json!({"name": 5}),
         json!({"network": "none"}),
-        json!({"network": {"allow_out": ["example.com"]}}),
+        json!({"network": {"allow_out": ["https://example.com"]}}),
+        json!({"network": {"allow_out": ["no-such-host.invalid"]}}),
+        json!({"network": {"deny_out": ["no-such-host.invalid"]}}),
         json!({}),
     ] {
         let refused = world.patch(&path, body).await;

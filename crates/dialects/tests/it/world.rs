@@ -15,7 +15,7 @@ use torpor_daemon::pressure::Reading;
 use torpor_daemon::{Config, Leave, Parts, ServeError, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_protocol::SandboxId;
-use torpor_store::{ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
+use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
 use crate::client::{Answer, Ask, PATIENCE};
 
@@ -217,6 +217,20 @@ async fn parts(dir: &Path, host: &Arc<FakeHost>, free_mib: &Arc<AtomicU64>) -> P
         available_mib: free_mib.load(Ordering::SeqCst),
         stalled_percent: 0.0,
     });
+    let egress = torpor_daemon::egress::open(Default::default(), dir, &vault).unwrap();
+    let audit = AuditLog::open(Arc::clone(&layout)).unwrap();
     let (journals, dialects) = (Journals::open(layout), torpor_dialects::all());
-    Parts { installation, engine, ledger, images, saves, journals, vault, gauge, dialects }
+    Parts {
+        installation,
+        engine,
+        ledger,
+        images,
+        saves,
+        journals,
+        vault,
+        egress,
+        audit,
+        gauge,
+        dialects,
+    }
 }

@@ -44,6 +44,7 @@ pub mod version;
 
 use std::collections::HashSet;
 use std::ffi::OsString;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -52,7 +53,9 @@ use parking_lot::Mutex;
 use rustix::fs::Mode;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
-use torpor_lifecycle::engine::{Abilities, About, BootPlan, Changes, Engine, EngineError, Machine};
+use torpor_lifecycle::engine::{
+    Abilities, About, BootPlan, Changes, Engine, EngineError, Guard, Machine,
+};
 use torpor_protocol::{Resources, SandboxId};
 
 use self::control::Control;
@@ -72,7 +75,7 @@ use crate::limits::Hierarchy;
 use crate::network::{Network, remove_traces};
 
 /// What an installation says about itself to the engine.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct GvisorConfig {
     /// The program.
     pub runsc: PathBuf,
@@ -88,6 +91,22 @@ pub struct GvisorConfig {
     pub keeper_command: Vec<OsString>,
     /// How many empty machines are kept ready, so that a start is quick; 0: none.
     pub shells: usize,
+    /// Decides about what guests send out, as far as a firewall can't.
+    pub guard: Arc<dyn Guard>,
+}
+
+impl fmt::Debug for GvisorConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { runsc, runtime_dir, scratch_dir, tag, keeper_command, shells, guard: _ } = self;
+        f.debug_struct("GvisorConfig")
+            .field("runsc", runsc)
+            .field("runtime_dir", runtime_dir)
+            .field("scratch_dir", scratch_dir)
+            .field("tag", tag)
+            .field("keeper_command", keeper_command)
+            .field("shells", shells)
+            .finish_non_exhaustive()
+    }
 }
 
 impl GvisorConfig {
@@ -154,13 +173,13 @@ impl Gvisor {
         let keeper = config.keeper();
         keeper.ensure().await.map_err(EngineError::failed("start the keeper"))?;
         let (roll, left) = Roll::read(&layout);
-        let network = Network::open(&config.tag, &left).await;
+        let network = Network::open(&config.tag, &left, config.guard).await;
         let network = network.map_err(EngineError::failed("open the network"))?;
         let about = About {
             kind: "gvisor",
             version: build.text.clone(),
-            nameserver: network.nameserver(),
-            turnstile: None,
+            nameserver: Some(network.nameserver().to_string()),
+            turnstile: Some(network.turnstile()),
             abilities: Abilities {
                 memory_snapshots: true,
                 live_snapshots: true,
@@ -331,7 +350,7 @@ impl Host {
             self.roll.forget(sandbox, &id);
             return Ok(None);
         };
-        let slot = self.network.adopt(record.slot, &record.network).await;
+        let slot = self.network.adopt(record.slot, sandbox, &record.network).await;
         let slot = slot.map_err(EngineError::failed("take over the machine's network"))?;
         let group = self.remains.group(&id);
         let mut control = Control::new(&dir, group.clone(), mark);

@@ -3,24 +3,26 @@
 use std::collections::{HashMap, HashSet};
 
 use parking_lot::Mutex;
-use torpor_protocol::{Network as Policy, SandboxId};
+use torpor_protocol::SandboxId;
 
 use super::id::MachineId;
 use super::layout::Layout;
 use super::record::Record;
+use crate::network::Left;
 
 #[derive(Debug, Default)]
 pub(super) struct Roll(Mutex<HashMap<SandboxId, MachineId>>);
 
 impl Roll {
-    /// What earlier daemons left; and what those machines reach that live, by their slots.
-    pub(super) fn read(layout: &Layout) -> (Self, Vec<(u16, Policy)>) {
-        let (mut machines, mut policies) = (HashMap::new(), Vec::new());
+    /// What earlier daemons left; and what those machines reach that live.
+    pub(super) fn read(layout: &Layout) -> (Self, Vec<Left>) {
+        let (mut machines, mut left) = (HashMap::new(), Vec::new());
         for id in Layout::ids_in(&layout.machines()) {
             let Some(record) = Record::read(&layout.machine(&id).record) else { continue };
             // The slot of a dead one may be somebody else's by now.
             if record.process.open().is_some() {
-                policies.push((record.slot, record.network));
+                let (slot, policy) = (record.slot, record.network);
+                left.push(Left { slot, sandbox: record.sandbox.clone(), policy });
             }
             let Some(sandbox) = record.sandbox else { continue };
             // A start that was cut off never hides a machine that is whole.
@@ -30,7 +32,7 @@ impl Roll {
                 machines.entry(sandbox).or_insert(id);
             }
         }
-        (Self(Mutex::new(machines)), policies)
+        (Self(Mutex::new(machines)), left)
     }
 
     pub(super) fn machine_of(&self, sandbox: &SandboxId) -> Option<MachineId> {

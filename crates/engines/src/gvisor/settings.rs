@@ -34,12 +34,14 @@ impl Settings {
         network: &Network,
         wanted: Policy,
     ) -> Result<(), EngineError> {
+        let sandbox = self.record.sandbox.clone();
+        let sandbox = sandbox.ok_or_else(|| cant("change what a shell reaches".to_owned()))?;
         let before = self.record.clone();
         self.record.network = wanted;
         let recorded = self.record.write(&self.file);
         let changed = match recorded.map_err(EngineError::failed("write the machine's record")) {
             Ok(()) => {
-                let set = network.set_policy(&self.slot, &self.record.network).await;
+                let set = network.set_policy(&self.slot, &sandbox, &self.record.network).await;
                 set.map_err(EngineError::failed("change what the machine reaches"))
             }
             Err(error) => Err(error),

@@ -134,8 +134,7 @@ async fn prepare(
         Group::create(&remains.hierarchy, &remains.tag, id.as_str(), &resources)
     });
     // Open, as most machines want it; closed when it gets a guest that must not.
-    let open = Policy::default();
-    let slot = host.network.take(&open);
+    let slot = host.network.take();
     // All to the end, also when one fails: what was begun is known to be there or not.
     let (disk, group, slot) = tokio::join!(disk, group, slot);
     let slot = slot.map_err(EngineError::failed("give the machine a network"))?;

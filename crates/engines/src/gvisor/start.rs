@@ -104,7 +104,7 @@ impl Start<'_> {
         record.write(&dir.record).map_err(EngineError::failed("write the machine's record"))?;
         self.host.roll.assign(&self.plan.id, &record.id);
         // Shells have an open one; only the rarer wish costs anything.
-        let set = self.host.network.set_policy(slot, &record.network).await;
+        let set = self.host.network.set_policy(slot, &self.plan.id, &record.network).await;
         set.map_err(EngineError::failed("bound the machine's network"))?;
         let mut control = Urpc::connect(&dir.control_socket)
             .await

@@ -9,8 +9,11 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, recv, send};
+
+use super::netlink::{
+    self, ACK, DONE, ERROR, NESTED, REQUEST, attribute, attributes, find, message, messages,
+    result_of,
 };
 
 /// The kernel answers at once.
@@ -19,65 +22,69 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const BUFFER_BYTES: usize = 64 << 10;
 
 // Numbers of the kernel's interface: linux/netlink.h, nfnetlink.h, nfnetlink_conntrack.h.
-const HEADER: usize = 16;
-const ENTRY_HEADER: usize = HEADER + 4;
-const REQUEST: u16 = 1;
-const ACK: u16 = 4;
 const DUMP: u16 = 0x300;
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
 const GET: u16 = 1 << 8 | 1;
 const DELETE: u16 = 1 << 8 | 2;
-const NESTED: u16 = 1 << 15;
 const TUPLE: u16 = 1;
+const TUPLE_REPLY: u16 = 2;
 const TUPLE_IP: u16 = 1;
+const TUPLE_PROTOCOL: u16 = 2;
 const IP_SOURCE: u16 = 1;
 const IP_DESTINATION: u16 = 2;
+const PROTOCOL_NUMBER: u16 = 1;
+const PROTOCOL_DESTINATION: u16 = 3;
 const FILTER: u16 = 25;
 const FILTER_TUPLE: u16 = 1;
 const FILTER_BY_SOURCE: u32 = 1;
 
-/// Forgets every connection that `source` has opened to one of `those` addresses. Blocks for the time
+/// A connection, as the guest opened it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Flow {
+    /// 6 TCP, 17 UDP.
+    pub(super) protocol: u8,
+    pub(super) to: Ipv4Addr,
+    /// 0 if the protocol has none.
+    pub(super) port: u16,
+    /// Who answers: another than `to` if the connection was led elsewhere.
+    pub(super) answers: Ipv4Addr,
+}
+
+/// Forgets every connection that `source` has opened and that is one of `those`. Blocks for the time
 /// of one walk through the kernel's table.
-pub(super) fn forget(source: Ipv4Addr, those: impl Fn(Ipv4Addr) -> bool) -> io::Result<()> {
-    let socket = socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        Some(netlink::NETFILTER),
-    )?;
+pub(super) fn forget(source: Ipv4Addr, those: impl Fn(&Flow) -> bool) -> io::Result<()> {
+    let socket = netlink::open(SocketFlags::empty())?;
     set_socket_timeout(&socket, Timeout::Recv, Some(DEADLINE))?;
-    for tuple in tuples_of(&socket, source)? {
+    for (tuple, flow) in flows_of(&socket, source)? {
         // What can't be read is forgotten rather than kept.
-        if address(&tuple, IP_DESTINATION).is_none_or(&those) {
+        if flow.as_ref().is_none_or(&those) {
             delete(&socket, &tuple)?;
         }
     }
     Ok(())
 }
 
-/// How each of these connections is named: the attribute as the kernel wrote it.
-fn tuples_of(socket: &OwnedFd, source: Ipv4Addr) -> io::Result<Vec<Vec<u8>>> {
+/// Each of these connections, with how it is named: the attribute as the kernel wrote it.
+fn flows_of(socket: &OwnedFd, source: Ipv4Addr) -> io::Result<Vec<(Vec<u8>, Option<Flow>)>> {
     let wanted = attribute(IP_SOURCE, &source.octets());
     let tuple = attribute(TUPLE | NESTED, &attribute(TUPLE_IP | NESTED, &wanted));
     let by_source = attribute(FILTER_TUPLE, &FILTER_BY_SOURCE.to_ne_bytes());
     let filter = attribute(FILTER | NESTED, &by_source);
-    send(socket, &message(GET, REQUEST | DUMP, &[tuple, filter].concat()), SendFlags::empty())?;
-    let mut tuples = Vec::new();
+    send(socket, &message(GET, REQUEST | DUMP, 0, &[tuple, filter].concat()), SendFlags::empty())?;
+    let mut flows = Vec::new();
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let (length, _) = recv(socket, buffer.as_mut_slice(), RecvFlags::empty())?;
         for (kind, message) in messages(&buffer[..length]) {
             match kind {
-                DONE => return Ok(tuples),
-                ERROR => return result_of(message).map(|()| tuples),
+                DONE => return Ok(flows),
+                ERROR => return result_of(message).map(|()| flows),
                 _ => {
-                    let entry = message.get(ENTRY_HEADER..).unwrap_or_default();
+                    let entry = attributes(message);
                     // Kernels before 5.8 know no filter and list everything.
-                    tuples.extend(
+                    flows.extend(
                         find(entry, TUPLE)
                             .filter(|tuple| address(tuple, IP_SOURCE) == Some(source))
-                            .map(<[u8]>::to_vec),
+                            .map(|tuple| (tuple.to_vec(), flow(entry))),
                     );
                 }
             }
@@ -87,7 +94,7 @@ fn tuples_of(socket: &OwnedFd, source: Ipv4Addr) -> io::Result<Vec<Vec<u8>>> {
 
 fn delete(socket: &OwnedFd, tuple: &[u8]) -> io::Result<()> {
     let tuple = attribute(TUPLE | NESTED, tuple);
-    send(socket, &message(DELETE, REQUEST | ACK, &tuple), SendFlags::empty())?;
+    send(socket, &message(DELETE, REQUEST | ACK, 0, &tuple), SendFlags::empty())?;
     let mut buffer = vec![0; 1 << 10];
     let (length, _) = recv(socket, buffer.as_mut_slice(), RecvFlags::empty())?;
     let answer = messages(&buffer[..length]).next();
@@ -98,96 +105,49 @@ fn delete(socket: &OwnedFd, tuple: &[u8]) -> io::Result<()> {
     }
 }
 
-// === The format ===
-
-fn message(kind: u16, flags: u16, attributes: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(ENTRY_HEADER + attributes.len()).expect("a short message");
-    let mut message = Vec::with_capacity(ENTRY_HEADER + attributes.len());
-    message.extend(length.to_ne_bytes());
-    message.extend(kind.to_ne_bytes());
-    message.extend(flags.to_ne_bytes());
-    // Sequence and sender; then family, version and resource.
-    message.extend([0; 8]);
-    message.extend([AddressFamily::INET.as_raw().to_ne_bytes()[0], 0, 0, 0]);
-    message.extend(attributes);
-    message
-}
-
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let length = u16::try_from(4 + value.len()).expect("a short attribute");
-    let mut attribute = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
-    attribute.extend(value);
-    attribute.resize(attribute.len().next_multiple_of(4), 0);
-    attribute
-}
-
-/// Kind and whole text of each message.
-fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    std::iter::from_fn(move || {
-        let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?);
-        let length = usize::try_from(length).ok().filter(|length| *length >= HEADER)?;
-        let message = bytes.get(..length)?;
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((u16::from_ne_bytes(message.get(4..6)?.try_into().ok()?), message))
+fn flow(entry: &[u8]) -> Option<Flow> {
+    let (asked, answered) = (find(entry, TUPLE)?, find(entry, TUPLE_REPLY)?);
+    let protocol = find(asked, TUPLE_PROTOCOL)?;
+    let port = find(protocol, PROTOCOL_DESTINATION).and_then(|port| port.try_into().ok());
+    Some(Flow {
+        protocol: *find(protocol, PROTOCOL_NUMBER)?.first()?,
+        to: address(asked, IP_DESTINATION)?,
+        port: port.map_or(0, u16::from_be_bytes),
+        answers: address(answered, IP_SOURCE)?,
     })
 }
 
-/// The value of the first attribute of a kind.
-fn find(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
-    loop {
-        let length = usize::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
-        let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?) & !NESTED;
-        let value = bytes.get(4..length)?;
-        if kind == wanted {
-            return Some(value);
-        }
-        bytes = bytes.get(length.next_multiple_of(4)..)?;
-    }
-}
-
-/// One end of a connection as it was when it was opened.
+/// One end of a connection.
 fn address(tuple: &[u8], end: u16) -> Option<Ipv4Addr> {
     let octets: [u8; 4] = find(find(tuple, TUPLE_IP)?, end)?.try_into().ok()?;
     Some(octets.into())
-}
-
-/// An acknowledgement is an error message with the number zero.
-fn result_of(message: &[u8]) -> io::Result<()> {
-    let code = message.get(HEADER..HEADER + 4).and_then(|code| code.try_into().ok());
-    match code.map(i32::from_ne_bytes) {
-        Some(0) => Ok(()),
-        Some(code) => Err(io::Error::from_raw_os_error(-code)),
-        None => Err(ErrorKind::InvalidData.into()),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn damaged_messages_end_the_reading_and_nothing_else() {
-        assert_eq!(messages(&[]).count(), 0);
-        assert_eq!(messages(&[3, 0, 0, 0]).count(), 0, "shorter than its own header");
-        assert_eq!(messages(&[0xff; 40]).count(), 0, "longer than what is there");
-        assert_eq!(find(&[2, 0, 1, 0], 1), None);
-        assert_eq!(find(&[9, 0, 2, 0, 1], 1), None);
-        assert!(result_of(&[0; 3]).is_err());
+    fn tuple(kind: u16, from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
+        let ends = [(IP_SOURCE, from), (IP_DESTINATION, to)];
+        let ends = ends.map(|(end, address)| attribute(end, &address.octets())).concat();
+        let number = attribute(PROTOCOL_NUMBER, &[6]);
+        let port = attribute(PROTOCOL_DESTINATION, &443_u16.to_be_bytes());
+        let protocol = attribute(TUPLE_PROTOCOL | NESTED, &[number, port].concat());
+        attribute(kind | NESTED, &[attribute(TUPLE_IP | NESTED, &ends), protocol].concat())
     }
 
     #[test]
-    fn what_is_written_can_be_read() {
-        let (source, to) = (Ipv4Addr::new(10, 213, 0, 7), Ipv4Addr::new(192, 0, 2, 8));
-        let ends = [(IP_SOURCE, source), (IP_DESTINATION, to)];
-        let ends = ends.map(|(end, address)| attribute(end, &address.octets())).concat();
-        let ip = attribute(TUPLE_IP | NESTED, &ends);
-        let entry = [attribute(7, b"odd"), attribute(TUPLE | NESTED, &ip)].concat();
-        let message = message(GET, REQUEST, &entry);
-        let (kind, read) = messages(&message).next().expect("one message");
-        assert_eq!((kind, read.len()), (GET, message.len()));
-        let tuple = find(&read[ENTRY_HEADER..], TUPLE).expect("the tuple");
-        assert_eq!(address(tuple, IP_SOURCE), Some(source));
-        assert_eq!(address(tuple, IP_DESTINATION), Some(to));
-        assert_eq!(address(&ends, IP_SOURCE), None, "it is not where it belongs");
+    fn a_connection_is_read_as_the_guest_opened_it() {
+        let (guest, to) = (Ipv4Addr::new(10, 213, 0, 7), Ipv4Addr::new(192, 0, 2, 8));
+        let led = Ipv4Addr::new(10, 213, 3, 255);
+        let entry = [attribute(7, b"odd"), tuple(TUPLE, guest, to), tuple(TUPLE_REPLY, led, guest)]
+            .concat();
+        let asked = find(&entry, TUPLE).expect("the tuple");
+        assert_eq!(address(asked, IP_SOURCE), Some(guest));
+        assert_eq!(flow(&entry), Some(Flow { protocol: 6, to, port: 443, answers: led }));
+        assert_eq!(address(&entry, IP_SOURCE), None, "it is not where it belongs");
+        for length in 0..entry.len() - 4 {
+            assert_eq!(flow(&entry[..length]).map(|flow| flow.answers), None, "{length}");
+        }
     }
 }

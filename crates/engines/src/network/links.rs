@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use futures_util::TryStreamExt;
 use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use rtnetlink::packet_route::neighbour::NeighbourState;
 use rtnetlink::packet_route::route::{
@@ -13,16 +14,19 @@ use rtnetlink::packet_route::route::{
 };
 use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
 use tokio::task::JoinHandle;
+use torpor_protocol::AddressRange;
 
 use super::NetworkError;
 use super::names::{FAR_MAC, GATEWAY_MAC, GUEST, GUEST_MAC};
 use super::namespace::Namespace;
-use super::rules::{Near, OPEN, SHUT};
+use super::rules::{OPEN, SHUT};
 
 type Connection = rtnetlink::proto::Connection<RouteNetlinkMessage>;
 
 /// What an ordinary link carries; more would be cut on the way anyway.
 const MTU_MAX: u32 = 1500;
+/// The kernel makes it before all others, in every namespace.
+const LOOPBACK: u32 = 1;
 
 /// A road to the kernel's tables in the namespace of the thread that opened it.
 #[derive(Debug)]
@@ -41,8 +45,8 @@ impl Drop for Links {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Surroundings {
     pub(super) mtu: u32,
-    /// Networks that the host reaches without a gateway.
-    pub(super) near: Vec<Near>,
+    /// Networks that the host reaches without a gateway, and its own addresses.
+    pub(super) near: Vec<AddressRange>,
 }
 
 impl Links {
@@ -149,6 +153,57 @@ impl Links {
         known.map_err(NetworkError::kernel("add a neighbour"))
     }
 
+    /// Gives the host an address that is nobody's way out (scope), under a label to find it by.
+    /// Idempotent.
+    pub(super) async fn add_local(
+        &self,
+        address: Ipv4Addr,
+        label: &str,
+    ) -> Result<(), NetworkError> {
+        let mut there = false;
+        for message in self.locals().await? {
+            let same = has(&message, &AddressAttribute::Local(IpAddr::V4(address)));
+            if same && labelled(&message, label) {
+                there = true;
+            } else if same || labelled(&message, label) {
+                // Ours of another block, or of somebody who had this block and is gone.
+                self.remove_local(message).await?;
+            }
+        }
+        if there {
+            return Ok(());
+        }
+        let mut add = self.handle.address().add(LOOPBACK, IpAddr::V4(address), 32);
+        add.message_mut().header.scope = AddressScope::Host;
+        add.message_mut().attributes.push(AddressAttribute::Label(label.to_owned()));
+        add.execute().await.map_err(NetworkError::kernel("add the turnstile's address"))
+    }
+
+    /// Takes the host the addresses with this label.
+    pub(super) async fn remove_locals(&self, label: &str) -> Result<(), NetworkError> {
+        let locals = self.locals().await?.into_iter();
+        for message in locals.filter(|message| labelled(message, label)) {
+            self.remove_local(message).await?;
+        }
+        Ok(())
+    }
+
+    async fn locals(&self) -> Result<Vec<AddressMessage>, NetworkError> {
+        let listed = self.handle.address().get().set_link_index_filter(LOOPBACK).execute();
+        listed.try_collect().await.map_err(NetworkError::kernel("list the host's addresses"))
+    }
+
+    async fn remove_local(&self, message: AddressMessage) -> Result<(), NetworkError> {
+        match self.handle.address().del(message).execute().await {
+            Err(rtnetlink::Error::NetlinkError(error))
+                if error.raw_code() == -libc::EADDRNOTAVAIL =>
+            {
+                Ok(())
+            }
+            done => done.map_err(NetworkError::kernel("remove the turnstile's address")),
+        }
+    }
+
     /// Removes a link and with it its other end. Slow; a link that is gone is fine.
     pub(super) async fn delete(&self, index: u32) -> Result<(), NetworkError> {
         match self.handle.link().del(index).execute().await {
@@ -172,7 +227,7 @@ impl Links {
         for index in routes.iter().filter_map(uplink_of) {
             mtu = mtu.min(self.mtu_of(index).await?);
         }
-        let mut near: Vec<Near> = routes.iter().filter_map(near_of).collect();
+        let mut near: Vec<AddressRange> = routes.iter().filter_map(near_of).collect();
         near.sort();
         near.dedup();
         Ok(Surroundings { mtu, near })
@@ -186,6 +241,14 @@ impl Links {
         };
         Ok(link.and_then(|link| link.attributes.iter().find_map(mtu)).unwrap_or(MTU_MAX))
     }
+}
+
+fn labelled(message: &AddressMessage, label: &str) -> bool {
+    has(message, &AddressAttribute::Label(label.to_owned()))
+}
+
+fn has(message: &AddressMessage, attribute: &AddressAttribute) -> bool {
+    message.attributes.contains(attribute)
 }
 
 fn gone(error: &rtnetlink::packet_core::ErrorMessage) -> bool {
@@ -208,9 +271,9 @@ fn uplink_of(route: &RouteMessage) -> Option<u32> {
     })
 }
 
-/// The destination of a route without a gateway: hosts there are our neighbours. Default routes
-/// without one (point-to-point links) lead to the world, not to neighbours.
-fn near_of(route: &RouteMessage) -> Option<Near> {
+/// The destination of a route without a gateway: hosts there are our neighbours, or ourselves. Default
+/// routes without one (point-to-point links) lead to the world, not to neighbours.
+fn near_of(route: &RouteMessage) -> Option<AddressRange> {
     let prefix = route.header.destination_prefix_length;
     let through = |attribute: &RouteAttribute| {
         matches!(
@@ -218,14 +281,14 @@ fn near_of(route: &RouteMessage) -> Option<Near> {
             RouteAttribute::Gateway(_) | RouteAttribute::Via(_) | RouteAttribute::MultiPath(_)
         )
     };
-    let unicast = route.header.kind == RouteType::Unicast;
-    if prefix == 0 || !unicast || route.attributes.iter().any(through) {
+    let here = matches!(route.header.kind, RouteType::Unicast | RouteType::Local);
+    if prefix == 0 || !here || route.attributes.iter().any(through) {
         return None;
     }
     route.attributes.iter().find_map(|attribute| {
         let RouteAttribute::Destination(RouteAddress::Inet(network)) = attribute else {
             return None;
         };
-        Some(Near { network: *network, prefix })
+        format!("{network}/{prefix}").parse().ok()
     })
 }

@@ -1,4 +1,4 @@
-//! Slots: pairs of virtual links through which guests reach the internet and nothing else.
+//! Slots: pairs of virtual links through which guests reach what their policies say and nothing else.
 //!
 //! ```text
 //!   guest 10.0.0.2 ══ packet socket ══ far3 ┃ veth ┃ tpxxxxxx-3 ── nftables ── uplink
@@ -16,10 +16,15 @@
 //! whole table, with the lists of all machines that live.
 //!
 //! The networks around the host and its name server are read when the network is opened.
+//!
+//! A guest whose policy needs more than addresses is *guided*: its TCP and its questions for names end
+//! at the [`Turnstile`], an address of the host that only they reach, and a [`Guard`] that listens there
+//! decides. The guard is told who has which address before a packet is sent under it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,22 +33,30 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use torpor_protocol::Network as Policy;
+use torpor_lifecycle::engine::{Guard, Turnstile};
+use torpor_protocol::{Network as Policy, SandboxId};
 
+use admissions::Admissions;
+use closed::Closed;
 use links::Links;
 use names::{Block, GATEWAY, Names};
 use namespace::Namespace;
 use pool::Pool;
 use reach::Reach;
+use rules::Makeup;
 
+mod admissions;
 mod block;
+mod closed;
 mod conntrack;
 mod error;
 mod firewall;
 mod host;
 mod links;
+mod list;
 mod names;
 mod namespace;
+mod netlink;
 mod packet;
 mod pool;
 mod reach;
@@ -52,8 +65,10 @@ mod slot;
 mod tend;
 #[cfg(test)]
 mod tests;
+mod told;
 mod traces;
 
+pub use closed::closed_ranges;
 pub use error::NetworkError;
 pub use slot::{Link, Slot};
 pub use traces::remove_traces;
@@ -65,7 +80,17 @@ const TAKE_DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Network {
     shared: Arc<Shared>,
-    tending: JoinHandle<()>,
+    /// They end with it.
+    tasks: Vec<JoinHandle<()>>,
+}
+
+/// A machine that an earlier daemon left, in whose place in the network nobody else may come.
+#[derive(Debug, Clone)]
+pub struct Left {
+    pub slot: u16,
+    /// `None`: it has no guest yet.
+    pub sandbox: Option<SandboxId>,
+    pub policy: Policy,
 }
 
 /// What slots and the task that tends them have in common.
@@ -82,7 +107,9 @@ struct Shared {
     work: Notify,
     /// A slot became ready, or it is known that none will.
     news: Notify,
-    nameserver: Option<String>,
+    resolver: Option<Ipv4Addr>,
+    closed: Closed,
+    admissions: Admissions,
     /// The slots that may have a list in the firewall, and which. A slot keeps its list until it is
     /// handed on, so that every change of it is one transaction.
     lists: Mutex<BTreeMap<u16, Reach>>,
@@ -99,15 +126,20 @@ struct Parking {
 
 impl Network {
     /// Makes the network of an installation or takes over what an earlier daemon left of it. The
-    /// machines it left, by their slots, go on under these policies until they are adopted.
-    pub async fn open(tag: &str, left: &[(u16, Policy)]) -> Result<Self, NetworkError> {
-        Self::open_with(tag, left, host::resolver()).await
+    /// machines it left go on under their policies until they are adopted.
+    pub async fn open(
+        tag: &str,
+        left: &[Left],
+        guard: Arc<dyn Guard>,
+    ) -> Result<Self, NetworkError> {
+        Self::open_with(tag, left, guard, host::resolver()).await
     }
 
     async fn open_with(
         tag: &str,
-        left: &[(u16, Policy)],
-        resolver: Option<std::net::Ipv4Addr>,
+        left: &[Left],
+        guard: Arc<dyn Guard>,
+        resolver: Option<Ipv4Addr>,
     ) -> Result<Self, NetworkError> {
         let names = Names::new(tag)?;
         let links = Links::open()?;
@@ -115,15 +147,22 @@ impl Network {
         let surroundings = links.surroundings().await?;
         let (namespace, block) = settle(names.clone()).await?;
         let fresh = namespace.fresh;
-        let lists = lists_of(left);
-        let mut script = rules::table(&names, block, resolver, &surroundings.near);
-        script.extend(lists.iter().map(|(slot, reach)| rules::list(&names, *slot, reach)));
+        let closed = Closed::new(&surroundings.near);
+        let admissions = Admissions::new(Arc::clone(&guard), block);
+        for Left { slot, sandbox, policy } in left {
+            if let Some(sandbox) = sandbox {
+                admissions.admit(*slot, sandbox, policy);
+            }
+        }
+        let lists = lists_of(left, &closed);
         let prepared = async {
-            firewall::apply(&script).await?;
+            links.add_local(block.turnstile().address, &names.label()).await?;
+            let makeup = Makeup { names: &names, block, resolver, closed: &closed, tells: true };
+            let telling = load(makeup, &lists).await?;
             let pool = tend::existing_slots(&links, &names, block, fresh).await?;
-            Ok((pool, Parking::new(namespace)?))
+            Ok((pool, Parking::new(namespace)?, telling))
         };
-        let (pool, parking) = match prepared.await {
+        let (pool, parking, telling) = match prepared.await {
             Ok(prepared) => prepared,
             Err(error) => {
                 // What an earlier daemon left may have machines on it; what is new has not.
@@ -142,34 +181,51 @@ impl Network {
             parking: Mutex::new(Some(Arc::new(parking))),
             work: Notify::new(),
             news: Notify::new(),
-            nameserver: resolver.map(|_| GATEWAY.to_string()),
+            resolver,
+            closed,
+            admissions,
             lists: Mutex::new(lists),
         });
-        let tending = tokio::spawn(tend::tend(Arc::clone(&shared)));
-        Ok(Self { shared, tending })
+        let mut tasks = vec![tokio::spawn(tend::tend(Arc::clone(&shared)))];
+        tasks.extend(telling.map(|socket| tokio::spawn(told::listen(socket, block, guard))));
+        Ok(Self { shared, tasks })
     }
 
-    /// A slot of one's own. Cancel-safe.
-    pub async fn take(&self, policy: &Policy) -> Result<Slot, NetworkError> {
-        let slot = timeout(TAKE_DEADLINE, self.next()).await.map_err(|_| NetworkError::Late)??;
-        // Slots are handed out open, so only the rarer wish costs anything.
-        self.set_policy(&slot, policy).await?;
-        Ok(slot)
+    /// A slot of one's own, with the internet and for nobody yet: no packet may be sent from it before
+    /// [`Network::set_policy`] says whose it is. Cancel-safe.
+    pub async fn take(&self) -> Result<Slot, NetworkError> {
+        timeout(TAKE_DEADLINE, self.next()).await.map_err(|_| NetworkError::Late)?
     }
 
     /// The slot of a machine that an earlier daemon started.
-    pub async fn adopt(&self, number: u16, policy: &Policy) -> Result<Slot, NetworkError> {
+    pub async fn adopt(
+        &self,
+        number: u16,
+        id: &SandboxId,
+        policy: &Policy,
+    ) -> Result<Slot, NetworkError> {
         let index = self.shared.pool.lock().adopt(number)?;
         let listed = self.shared.lists.lock().get(&number).cloned();
         let slot = Slot::new(&self.shared, number, index, listed);
-        self.set_policy(&slot, policy).await?;
+        self.set_policy(&slot, id, policy).await?;
         Ok(slot)
     }
 
-    /// Changes at once what the guest of a slot may reach; connections it has are no exception. On
-    /// `Err` it is as it was.
-    pub async fn set_policy(&self, slot: &Slot, policy: &Policy) -> Result<(), NetworkError> {
-        slot.set_reach(Reach::of(policy)).await
+    /// Whose guest is on a slot, and what it may reach: at once, and connections it has are no
+    /// exception. On `Err` it is as it was.
+    pub async fn set_policy(
+        &self,
+        slot: &Slot,
+        id: &SandboxId,
+        policy: &Policy,
+    ) -> Result<(), NetworkError> {
+        let Shared { admissions, closed, .. } = &*self.shared;
+        let before = admissions.admit(slot.number, id, policy);
+        let set = slot.set_reach(Reach::of(policy, closed)).await;
+        if set.is_err() {
+            admissions.restore(slot.number, before);
+        }
+        set
     }
 
     /// The same as dropping it.
@@ -177,16 +233,32 @@ impl Network {
         drop(slot);
     }
 
-    /// Where guests ask for names. `None`: this host has no name server they could be sent to.
-    pub fn nameserver(&self) -> Option<String> {
-        self.shared.nameserver.clone()
+    /// Where guests ask for names.
+    pub fn nameserver(&self) -> Ipv4Addr {
+        GATEWAY
+    }
+
+    /// Whether this host has a name server that those can be sent to who are not guided.
+    pub fn has_resolver(&self) -> bool {
+        self.shared.resolver.is_some()
+    }
+
+    /// Where guided guests arrive.
+    pub fn turnstile(&self) -> Turnstile {
+        self.shared.block.turnstile()
     }
 
     /// Removes everything of it from the host. Slots that are still out stop working.
     pub async fn close(&self) -> Result<(), NetworkError> {
-        self.tending.abort();
+        self.abort();
         self.shared.parking.lock().take();
         traces::remove(&self.shared.names, &self.shared.links).await
+    }
+
+    fn abort(&self) {
+        for task in &self.tasks {
+            task.abort();
+        }
     }
 
     async fn next(&self) -> Result<Slot, NetworkError> {
@@ -226,7 +298,7 @@ impl Parking {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        self.tending.abort();
+        self.abort();
     }
 }
 
@@ -239,9 +311,33 @@ impl Shared {
 }
 
 /// The lists of machines that an earlier daemon left. Whoever has none is in a group, and still is.
-fn lists_of(left: &[(u16, Policy)]) -> BTreeMap<u16, Reach> {
-    let reaches = left.iter().map(|(slot, policy)| (*slot, Reach::of(policy)));
+fn lists_of(left: &[Left], closed: &Closed) -> BTreeMap<u16, Reach> {
+    let reaches = left.iter().map(|left| (left.slot, Reach::of(&left.policy, closed)));
     reaches.filter(|(_, reach)| reach.is_list()).collect()
+}
+
+/// Puts the firewall in place. Returns where the kernel tells what it decides, if it can.
+async fn load(
+    mut makeup: Makeup<'_>,
+    lists: &BTreeMap<u16, Reach>,
+) -> Result<Option<OwnedFd>, NetworkError> {
+    let script = |makeup: Makeup<'_>| {
+        let (names, block) = (makeup.names, makeup.block);
+        let lists = lists.iter().map(|(slot, reach)| list::list(names, block, *slot, reach));
+        [rules::table(&makeup)].into_iter().chain(lists).collect::<String>()
+    };
+    let why = match told::open(makeup.block.log_group()).await {
+        Ok(socket) => match firewall::apply(&script(makeup)).await {
+            Ok(()) => return Ok(Some(socket)),
+            Err(error) => error,
+        },
+        Err(error) => NetworkError::host("listen to the packet log")(error),
+    };
+    makeup.tells = false;
+    firewall::apply(&script(makeup)).await?;
+    // It was this that failed, and nothing else.
+    tracing::warn!(error = %tend::Chain(&why), "what the firewall decides is not told");
+    Ok(None)
 }
 
 /// Counts in the pool as long as it lives, and has the pool refilled when it ends.

@@ -6,6 +6,8 @@
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
+use torpor_lifecycle::engine::Turnstile;
+
 use super::NetworkError;
 
 /// The guest's own address.
@@ -27,6 +29,17 @@ pub(super) const BLOCKS: u8 = 64;
 pub(super) const SLOTS: u16 = 1022;
 /// Prefix length of a block.
 const BLOCK_PREFIX: u8 = 22;
+
+/// Where connections of guided guests arrive: the last address of the block, which no slot has.
+const TURNSTILE: u16 = SLOTS + 1;
+/// Below 1024, so that nobody but root can sit there first, and usual for nothing: a server of the
+/// host that listens everywhere is not in the way.
+const CONNECTIONS_PORT: u16 = 213;
+const NAMES_PORT: u16 = 214;
+/// Marks of what is sent for guests; the block's number and a digit follow.
+const MARKS: u32 = 0x7470_0000;
+/// The first of the groups that tell what the firewall decided, one for each block.
+const LOG_GROUPS: u16 = 21_300;
 
 /// Numbers of far ends begin far above those of a host's links, which count from one.
 const FAR_INDICES: u32 = 1_000_000_000;
@@ -71,6 +84,11 @@ impl Names {
         format!("{}{slot}", self.link_prefix())
     }
 
+    /// Of the turnstile's address on the loopback link.
+    pub(super) fn label(&self) -> String {
+        format!("lo:{}", self.tag)
+    }
+
     /// The slot that a link belongs to, if it is one of ours.
     pub(super) fn slot_of(&self, link: &str) -> Option<u16> {
         let number = link.strip_prefix(&self.link_prefix())?.parse().ok()?;
@@ -107,6 +125,28 @@ impl Block {
         Ipv4Addr::from(self.base() + u32::from(slot))
     }
 
+    /// Whether a guest of this block can have this address.
+    pub(super) fn has_guest(self, address: Ipv4Addr) -> bool {
+        let slot = u32::from(address).wrapping_sub(self.base());
+        (1..=u32::from(SLOTS)).contains(&slot)
+    }
+
+    pub(super) fn turnstile(self) -> Turnstile {
+        let mark = MARKS | u32::from(self.0) << 4;
+        Turnstile {
+            address: self.address(TURNSTILE),
+            connections: CONNECTIONS_PORT,
+            names: NAMES_PORT,
+            public_mark: mark | 1,
+            private_mark: mark | 2,
+        }
+    }
+
+    /// Where the kernel tells what the firewall decided.
+    pub(super) fn log_group(self) -> u16 {
+        LOG_GROUPS + u16::from(self.0)
+    }
+
     /// As text, for the firewall.
     pub(super) fn network(self) -> String {
         format!("{}/{BLOCK_PREFIX}", Ipv4Addr::from(self.base()))
@@ -120,7 +160,7 @@ mod tests {
     #[test]
     fn names_fit_the_kernel_and_lead_back_to_the_slot() {
         let names = Names::new("0a1b2c3d").expect("a tag");
-        assert!(names.link(SLOTS).len() <= 15);
+        assert!(names.link(SLOTS).len() <= 15 && names.label().len() <= 15);
         assert_eq!(names.slot_of(&names.link(17)), Some(17));
         for stranger in ["tp0a1b2c-0", "tp0a1b2c-1023", "tp0a1b2c-x", "tpffffff-1", "eth0"] {
             assert_eq!(names.slot_of(stranger), None, "{stranger}");
@@ -142,5 +182,16 @@ mod tests {
         assert_eq!(first.address(SLOTS), Ipv4Addr::new(10, 213, 3, 254));
         assert_eq!(Block(1).address(1), Ipv4Addr::new(10, 213, 4, 1));
         assert_eq!(Block(BLOCKS - 1).address(SLOTS), Ipv4Addr::new(10, 213, 255, 254));
+        assert_eq!(first.turnstile().address, Ipv4Addr::new(10, 213, 3, 255));
+        assert_ne!(first.turnstile().public_mark, Block(1).turnstile().public_mark);
+        for (address, has) in [
+            (first.address(1), true),
+            (first.address(SLOTS), true),
+            (first.turnstile().address, false),
+            (first.address(0), false),
+            (Block(1).address(1), false),
+        ] {
+            assert_eq!(first.has_guest(address), has, "{address}");
+        }
     }
 }

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
+use super::conntrack::Flow;
 use super::names::{GATEWAY, GATEWAY_MAC, GUEST, GUEST_MAC, PREFIX};
 use super::reach::Reach;
-use super::{NetworkError, Shared, conntrack, firewall, rules};
+use super::{NetworkError, Shared, conntrack, firewall, list};
 
 /// A pair of links that belongs to one machine. Dropping it gives it back: it is handed on when
 /// no packet socket is left on it, so a machine that lives on without its `Slot` keeps it.
@@ -104,7 +105,8 @@ impl Slot {
         }
         // Before it is there: so it is removed in any case.
         shared.lists.lock().insert(*number, reach.clone());
-        firewall::apply(&rules::list(&shared.names, *number, reach)).await?;
+        let list = list::list(&shared.names, shared.block, *number, reach);
+        firewall::apply(&list).await?;
         // For a firewall without the list, of a daemon that does not know of it.
         shared.links.set_open(*index, *reach == Reach::OPEN).await
     }
@@ -112,8 +114,10 @@ impl Slot {
     /// The firewall lets nothing through of a connection that is beyond `reach`. This tells the other
     /// side, and goes wrong without harm.
     async fn forget_beyond(&self, reach: Reach) {
-        let address = self.address();
-        let forget = move || conntrack::forget(address, |to| !reach.covers(to));
+        let (address, closed) = (self.address(), self.shared.closed.clone());
+        let turnstile = self.shared.block.turnstile().address;
+        let beyond = move |flow: &Flow| !reach.keeps(flow, turnstile, &closed);
+        let forget = move || conntrack::forget(address, beyond);
         match spawn_blocking(forget).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(slot = self.number, %error, "cut connections linger"),

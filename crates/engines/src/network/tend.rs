@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::links::Links;
 use super::names::{Block, Names, far_index, far_link};
 use super::pool::Pool;
-use super::{NetworkError, Shared, conntrack, firewall, host, rules};
+use super::{NetworkError, Shared, conntrack, firewall, host, list};
 
 /// Slots that wait ready for the next machines: a small burst.
 const SPARE: usize = 8;
@@ -134,6 +134,8 @@ async fn clear(shared: &Arc<Shared>) {
 
 /// As if nobody had ever had it.
 async fn reset(shared: &Shared, number: u16, index: u32) -> Result<(), NetworkError> {
+    // First, so that nobody takes the next guest for this one.
+    shared.admissions.dismiss(number);
     let address = shared.block.address(number);
     let forget = move || conntrack::forget(address, |_| true);
     let forgotten = tokio::task::spawn_blocking(forget).await;
@@ -141,14 +143,14 @@ async fn reset(shared: &Shared, number: u16, index: u32) -> Result<(), NetworkEr
     forgotten.map_err(NetworkError::host("forget the connections of a slot"))?;
     let listed = shared.lists.lock().contains_key(&number);
     if listed {
-        firewall::apply(&rules::no_list(&shared.names, number)).await?;
+        firewall::apply(&list::no_list(&shared.names, number)).await?;
         shared.lists.lock().remove(&number);
     }
     shared.links.set_open(index, true).await
 }
 
 /// An error with its causes, for the log.
-struct Chain<'a>(&'a NetworkError);
+pub(super) struct Chain<'a>(pub(super) &'a NetworkError);
 
 impl std::fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -2,7 +2,14 @@
 //! namespace for itself, with an uplink to a small world that the test plays. They need root and
 //! nft, and say so when they are skipped.
 
+mod caps;
+mod guided;
+mod hostile;
 mod life;
 mod lists;
+mod marks;
+mod private;
 mod reach;
+mod told;
+mod verbs;
 mod world;

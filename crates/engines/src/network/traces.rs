@@ -35,6 +35,7 @@ pub(super) async fn remove(names: &Names, links: &Links) -> Result<(), NetworkEr
     for index in left(names, links).await? {
         links.delete(index).await?;
     }
+    links.remove_locals(&names.label()).await?;
     // Last: as long as there are links, there are rules for them.
     firewall::apply(&rules::no_table(names)).await
 }

@@ -2,9 +2,11 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use tokio::task::spawn_blocking;
-use torpor_protocol::{Network as Policy, Resources};
+use torpor_lifecycle::engine::NoGuard;
+use torpor_protocol::Resources;
 
 use super::sandbox::tempdir;
 use super::{Finding, run, unique};
@@ -94,21 +96,24 @@ pub(super) fn forwarding() -> Finding {
 pub(super) async fn network() -> Finding {
     let tag: String = unique().chars().take(8).collect();
     let done = async {
-        let network = Network::open(&tag, &[]).await?;
-        let socket = match network.take(&Policy::default()).await {
+        let network = Network::open(&tag, &[], Arc::new(NoGuard)).await?;
+        let socket = match network.take().await {
             Ok(slot) => slot
                 .packet_socket()
                 .map(drop)
                 .map_err(|source| NetworkError::Host { action: "open a packet socket", source }),
             Err(error) => Err(error),
         };
-        let nameserver = network.nameserver();
+        let has_resolver = network.has_resolver();
         network.close().await?;
-        socket.map(|()| nameserver)
+        socket.map(|()| has_resolver)
     };
-    let good = |nameserver: Option<String>| match nameserver {
-        Some(_) => "links, namespace, firewall and packet socket work".to_owned(),
-        None => "works, but this host has no name server that sandboxes could ask".to_owned(),
+    let good = |has_resolver: bool| {
+        if has_resolver {
+            "links, namespace, firewall and packet socket work".to_owned()
+        } else {
+            "works, but this host has no name server that sandboxes could ask".to_owned()
+        }
     };
     let remedy = "the kernel must have veth, network namespaces and nf_tables";
     Finding::of("network", done.await, good, remedy)

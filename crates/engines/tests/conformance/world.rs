@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use torpor_engines::gvisor::{Gvisor, GvisorConfig, purge};
 use torpor_engines::limits::{Group, Hierarchy};
 use torpor_engines::{AGENT, keeper};
-use torpor_lifecycle::engine::{AGENT_PATH, BootPlan, Channel, Engine, Machine};
+use torpor_lifecycle::engine::{AGENT_PATH, BootPlan, Channel, Engine, Machine, NoGuard};
 use torpor_lifecycle::guest::Guest;
 use torpor_lifecycle::guest::Item;
 use torpor_protocol::guest::{Exit, ProcessSpec, Reply, Request};
@@ -51,6 +51,7 @@ pub(crate) async fn world() -> Option<World> {
         tag,
         keeper_command: keeper_command(),
         shells: 0,
+        guard: Arc::new(NoGuard),
     };
     let mut world = World { config, engine: None, root: root(), _dir: dir };
     world.reopen().await;

@@ -6,7 +6,6 @@ use torpor_protocol::{State, Tier};
 use super::{Driver, Event, Phase, Sleeper, Waiter};
 use crate::engine::{BootPlan, Machine};
 use crate::error::chain;
-use crate::guest::Guest;
 use crate::sandbox::{Reply, Request};
 use crate::store::{Record, Rest};
 use crate::world::{Leave, Started, discard, resume, run_hook};
@@ -176,7 +175,7 @@ impl Driver {
         match woken {
             Ok(guest) => {
                 fault::point("thaw.greeted");
-                self.renew_secrets(&guest).await;
+                self.renew_identity(&guest).await;
                 self.record = running;
                 let hooks = &self.record.spec.standby.hooks;
                 let (id, command) = (&self.record.id, &hooks.after_wake);
@@ -187,22 +186,6 @@ impl Driver {
                 phase
             }
             Err(error) => self.did_not_thaw(machine, durable, error, waiters).await,
-        }
-    }
-
-    /// They may have new values since it fell asleep. One that can't be had is no reason not to wake.
-    async fn renew_secrets(&self, guest: &Guest) {
-        let Record { id, spec, .. } = &self.record;
-        if spec.secrets.is_empty() {
-            return;
-        }
-        let renewed = async {
-            let image = self.world.images.root(&spec.image_id).await?;
-            let identity = self.world.identity(id, spec, &image, false).await?;
-            Ok::<_, Error>(guest.identify(identity).await?)
-        };
-        if let Err(error) = renewed.await {
-            tracing::warn!(sandbox = %id, error = chain(&error), "secrets are as they were");
         }
     }
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Driver, Event, Phase, Sleeper};
 use crate::engine::Machine;
 use crate::error::chain;
-use crate::sandbox::{Reply, Request};
+use crate::sandbox::{Back, Reply, Request};
 use crate::store::Rest;
 use crate::world::{Leave, discard, run_hook};
 use crate::{Error, Lease, Refusal, fault};
@@ -41,11 +41,7 @@ impl Driver {
                     let _ = reply.send(saved);
                 }
                 Event::Asked(Request::Restore(back)) => {
-                    if let Some(phase) = self.restore(Some(machine), back).await {
-                        return phase;
-                    }
-                    // It could not be recorded: the machine was not touched.
-                    return Phase::Adopting;
+                    return self.go_back(machine, back).await;
                 }
                 Event::Asked(Request::Update(update, reply)) => {
                     self.update(update, Some(&mut machine), reply).await;
@@ -85,6 +81,19 @@ impl Driver {
                 Event::Stop => return self.stopping_awake(machine).await,
             }
         }
+    }
+
+    async fn go_back(&mut self, machine: Box<dyn Machine>, back: Back) -> Phase {
+        let guest = self.door.guest();
+        if let Some(phase) = self.restore(Some(machine), back).await {
+            return phase;
+        }
+        // It could not be recorded: the machine was not touched. Whoever holds a stream must not hear
+        // what is said in the next session.
+        if let Some(guest) = guest {
+            guest.sever().await;
+        }
+        Phase::Adopting
     }
 
     /// Nobody uses it: it falls asleep, unless something inside wants it awake.

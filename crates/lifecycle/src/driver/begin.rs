@@ -168,6 +168,8 @@ impl Driver {
             Err(error) => return self.fail(chain(&error)).await,
         };
         self.look_up_saved().await;
+        // The daemon before may have had another certificate, or no time to tell of it.
+        self.untold = self.world.trust(&self.record.spec).is_some();
         let adopted = match adopted {
             Some(machine) => Some(self.brought_up_to_date(machine).await),
             None => None,
@@ -208,6 +210,9 @@ impl Driver {
     async fn found_awake(&mut self, machine: Box<dyn Machine>) -> Phase {
         match Guest::connect(machine.channel(), HELLO_DEADLINE).await {
             Ok(guest) => {
+                if self.untold {
+                    self.renew_identity(&guest).await;
+                }
                 // It may have been woken in the last instant of the daemon before.
                 if self.record.rest != Rest::Running {
                     self.rest(Rest::Running).await;
@@ -224,6 +229,7 @@ impl Driver {
     /// The machine answered: after its hook everybody may come in.
     pub(super) async fn opened(&mut self, started: Started) -> Phase {
         let Started { machine, guest, steps, booted, .. } = started;
+        self.untold = false;
         let hooks = &self.record.spec.standby.hooks;
         // An image that boots did not wake.
         if self.record.save.is_some() {

@@ -45,18 +45,84 @@ impl Driver {
             }
             return self.write(record).await;
         };
-        apply(machine, &before, &after).await?;
+        self.carry_out(machine, &before, &after).await?;
         if let Err(error) = self.write(record).await {
-            self.set_back(machine, &after, &before).await;
+            let back = self.carry_out(machine, &after, &before).await;
+            self.was_set_back(back);
             return Err(error);
         }
         Ok(())
     }
 
-    async fn set_back(&self, machine: &mut Box<dyn Machine>, from: &SandboxSpec, to: &SandboxSpec) {
+    /// Makes the machine, and who is inside, what its specification says now. On `Err` it is as it
+    /// was. Who reads its requests is trusted before the first is read and until the last was.
+    async fn carry_out(
+        &mut self,
+        machine: &mut Box<dyn Machine>,
+        from: &SandboxSpec,
+        to: &SandboxSpec,
+    ) -> Result<(), Error> {
+        let trusts = |spec| self.world.trust(spec).is_some();
+        let (trusted, trusts) = (trusts(from), trusts(to));
+        if trusts && !trusted {
+            self.tell(to).await?;
+        }
         if let Err(error) = apply(machine, from, to).await {
+            if trusts && !trusted {
+                let back = self.tell(from).await;
+                self.was_set_back(back);
+            }
+            return Err(error.into());
+        }
+        if trusted
+            && !trusts
+            && let Err(error) = self.tell(to).await
+        {
+            let back = apply(machine, to, from).await;
+            self.was_set_back(back.map_err(Error::from));
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn was_set_back(&self, back: Result<(), Error>) {
+        if let Err(error) = back {
             tracing::error!(sandbox = %self.record.id, error = chain(&error), "could not be set back");
         }
+    }
+
+    // === Who it is ===
+
+    /// Tells its agent anew who it is, as this specification says; one that sleeps hears it when it
+    /// wakes.
+    async fn tell(&mut self, spec: &SandboxSpec) -> Result<(), Error> {
+        // Until it is known that it was heard.
+        self.untold = true;
+        let Some(guest) = self.door.guest() else { return Ok(()) };
+        self.identify(&guest, spec).await?;
+        self.untold = false;
+        Ok(())
+    }
+
+    /// Secrets may have new values since it fell asleep, and it may have to trust somebody else. What
+    /// can't be told is no reason not to wake.
+    pub(super) async fn renew_identity(&mut self, guest: &Guest) {
+        let Record { id, spec, .. } = &self.record;
+        if spec.secrets.is_empty() && !self.untold {
+            return;
+        }
+        match self.identify(guest, spec).await {
+            Ok(()) => self.untold = false,
+            Err(error) => {
+                tracing::warn!(sandbox = %id, error = chain(&error), "its identity is as it was");
+            }
+        }
+    }
+
+    async fn identify(&self, guest: &Guest, spec: &SandboxSpec) -> Result<(), Error> {
+        let image = self.world.images.root(&spec.image_id).await?;
+        let identity = self.world.identity(&self.record.id, spec, &image, false).await?;
+        Ok(guest.identify(identity).await?)
     }
 
     // === What its processes said ===

@@ -49,6 +49,8 @@ pub(crate) struct Driver {
     pub(crate) status: watch::Sender<Status>,
     pub(crate) door: Arc<Door>,
     pub(crate) delete: CancellationToken,
+    /// Its agent may not know yet whom everybody inside is to trust.
+    pub(crate) untold: bool,
 }
 
 /// Where the sandbox stands, with what is alive there.

@@ -30,7 +30,7 @@ use crate::engine::{
     Abilities, About, BootPlan, Change, ChangeKind, Changes, Channel, Engine, EngineError, Machine,
     Meter, Saved, Usage,
 };
-use road::{RealAgent, Road, inside_channel};
+use road::{Dormant, RealAgent, Road};
 use script::Script;
 pub use store::{FakeRoom, FakeStore};
 
@@ -50,12 +50,15 @@ pub enum Inside {
     Scripted,
     /// The real agent, in a thread of this process.
     RealAgent,
+    /// The same, and it lives on while its sandbox is on disk only, as if it had been saved.
+    LastingAgent,
 }
 
 /// Where fake machines live.
 pub struct FakeHost {
     inside: Inside,
     state: Mutex<HostState>,
+    dormant: Dormant,
 }
 
 #[derive(Default)]
@@ -66,6 +69,7 @@ struct HostState {
     boots: usize,
     revives: usize,
     saves: usize,
+    network_changes: usize,
     fail_starts: usize,
     fail_saves: usize,
     fail_resumes: usize,
@@ -98,7 +102,7 @@ impl FakeMachine {
 
 impl FakeHost {
     pub fn new(inside: Inside) -> Arc<Self> {
-        Arc::new(Self { inside, state: Mutex::default() })
+        Arc::new(Self { inside, state: Mutex::default(), dormant: Dormant::default() })
     }
 
     /// Ids of the machines that live now.
@@ -162,7 +166,8 @@ impl FakeHost {
     /// end of a test.
     pub fn end(&self) {
         let machines = std::mem::take(&mut self.state.lock().machines);
-        let agents: Vec<_> = machines.into_values().filter_map(|machine| machine.end()).collect();
+        let ended = machines.into_values().filter_map(|machine| machine.end());
+        let agents: Vec<_> = ended.chain(self.dormant.end()).collect();
         for _ in 0..LOOKS_MAX {
             if agents.iter().all(JoinHandle::is_finished) {
                 return;
@@ -216,6 +221,11 @@ impl FakeHost {
     /// What a machine may reach and use now.
     pub fn limits(&self, id: &SandboxId) -> Option<(Network, Resources)> {
         self.machine(id).map(|machine| machine.limits.lock().clone())
+    }
+
+    /// How often a machine was told anew what it may reach.
+    pub fn network_changes(&self) -> usize {
+        self.state.lock().network_changes
     }
 
     /// The next `count` changes of resources fail.
@@ -284,7 +294,7 @@ impl FakeEngine {
         }
         let memory = memory.map_err(EngineError::failed("read what was saved"))?;
         let Road { channel, script, agent } =
-            inside_channel(self.host.inside).map_err(EngineError::failed("make a channel"))?;
+            self.host.dormant.road(&plan.id, self.host.inside).map_err(EngineError::failed("make a channel"))?;
         let machine = Arc::new(FakeMachine {
             id: plan.id.clone(),
             host: Arc::clone(&self.host),
@@ -380,6 +390,7 @@ impl Machine for Handle {
     }
 
     async fn set_network(&mut self, network: &Network) -> Result<(), EngineError> {
+        self.0.host.state.lock().network_changes += 1;
         self.0.limits.lock().0 = network.clone();
         Ok(())
     }
@@ -433,7 +444,11 @@ impl Machine for Handle {
         if state.machines.get(&self.0.id).is_some_and(same) {
             state.machines.remove(&self.0.id);
         }
-        drop(self.0.end());
+        let lasting = self.0.host.inside == Inside::LastingAgent && self.paused();
+        if let Some(agent) = self.0.agent.lock().take() {
+            let road = (Arc::clone(&self.0.channel), agent);
+            self.0.host.dormant.part(self.0.id.clone(), road, lasting);
+        }
         Ok(())
     }
 }

@@ -1,11 +1,16 @@
 //! The road into a fake machine, and who answers at its end.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+use parking_lot::Mutex;
+use rustix::net::{
+    AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, recv, shutdown, socketpair,
+};
+use torpor_protocol::SandboxId;
 
 use super::Inside;
 use super::script::Script;
@@ -19,14 +24,14 @@ pub(super) struct Road {
     pub(super) agent: Option<RealAgent>,
 }
 
-pub(super) fn inside_channel(inside: Inside) -> io::Result<Road> {
+fn inside_channel(inside: Inside) -> io::Result<Road> {
     match inside {
         Inside::Scripted => {
             let script = Arc::new(Script::start());
             let channel = Arc::clone(&script) as Arc<dyn Channel>;
             Ok(Road { channel, script: Some(script), agent: None })
         }
-        Inside::RealAgent => {
+        Inside::RealAgent | Inside::LastingAgent => {
             let flags = SocketFlags::CLOEXEC;
             let (ours, theirs) =
                 socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -55,5 +60,35 @@ impl RealAgent {
         // Whoever is gone hears nothing.
         let _ = shutdown(&self.socket, Shutdown::Both);
         self.thread
+    }
+}
+
+/// Agents of sandboxes that are on disk only.
+#[derive(Default)]
+pub(super) struct Dormant(Mutex<HashMap<SandboxId, (Arc<dyn Channel>, RealAgent)>>);
+
+impl Dormant {
+    /// Its machine is over. `lasting`: the agent is not.
+    pub(super) fn part(&self, id: SandboxId, road: (Arc<dyn Channel>, RealAgent), lasting: bool) {
+        if lasting {
+            self.0.lock().insert(id, road);
+        } else {
+            drop(road.1.end());
+        }
+    }
+
+    /// The road to the agent of that sandbox, if it is here, else to a new one. What was on the old road
+    /// is lost, as with a machine that is killed.
+    pub(super) fn road(&self, id: &SandboxId, inside: Inside) -> io::Result<Road> {
+        let Some((channel, agent)) = self.0.lock().remove(id) else {
+            return inside_channel(inside);
+        };
+        // Any length will do: the rest of a packet goes with it.
+        while recv(&agent.socket, &mut [0_u8; 1][..], RecvFlags::DONTWAIT).is_ok() {}
+        Ok(Road { channel, script: None, agent: Some(agent) })
+    }
+
+    pub(super) fn end(&self) -> Vec<JoinHandle<()>> {
+        self.0.lock().drain().map(|(_, (_, agent))| agent.end()).collect()
     }
 }

@@ -6,10 +6,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
+use torpor_protocol::SandboxId;
 use torpor_protocol::guest::{
-    self, Frame, Health, Hello, Kind, LogLine, ProcessSpec, ProcessStatus, Reply, Request,
+    self, Failure, FailureCode, Frame, Health, Hello, Kind, LogLine, ProcessSpec, ProcessStatus,
+    Reply, Request,
 };
 
+use super::FakeHost;
 use crate::engine::Channel;
 
 pub(super) struct Script {
@@ -27,6 +30,17 @@ struct ScriptState {
     /// Every request it was ever asked.
     asked: Vec<Request>,
     lines: Vec<LogLine>,
+    /// So many times it will not be who it is told to be.
+    refused_identities: usize,
+}
+
+impl FakeHost {
+    /// The agent of this machine refuses the next `count` identities. Scripted machines only.
+    pub fn refuse_identities(&self, id: &SandboxId, count: usize) {
+        if let Some(script) = self.machine(id).and_then(|machine| machine.script.clone()) {
+            script.state.lock().refused_identities = count;
+        }
+    }
 }
 
 impl Script {
@@ -95,6 +109,14 @@ impl Script {
             let mut lines = self.state.lock().lines.clone();
             lines.retain(|line| line.stamp_us > *after_us);
             return Reply::Lines { lines };
+        }
+        if let Request::Identify(_) = request {
+            let mut state = self.state.lock();
+            if state.refused_identities > 0 {
+                state.refused_identities -= 1;
+                let message = "a fake fault".to_owned();
+                return Reply::Failed(Failure { code: FailureCode::Io, message });
+            }
         }
         if *request != Request::Health {
             return Reply::Done;

@@ -341,6 +341,7 @@ impl Fleet {
             status: sender,
             door: Arc::clone(&sandbox.door),
             delete: sandbox.delete.clone(),
+            untold: false,
             record,
         };
         self.inner.launched.notify_one();

@@ -8,6 +8,7 @@
 //! by [`UNREAD_MAX`], and a guest that breaks the protocol loses its channel, which fails its
 //! sandbox and nobody else.
 
+mod kept;
 mod mux;
 mod stream;
 
@@ -16,9 +17,11 @@ use std::time::Duration;
 
 use torpor_protocol::guest::{
     FailureCode, FileStat, Health, Identity, LogLine, ProcessSpec, ProcessStatus, Reply, Request,
+    WINDOW,
 };
 
 use crate::engine::Channel;
+pub use kept::Parked;
 pub use mux::UNREAD_MAX;
 pub use stream::{Item, Parcel, Sender, Stream};
 
@@ -71,7 +74,7 @@ impl Guest {
 
     /// Opens a stream. Dropping it before its end tells the agent to give up.
     pub async fn open(&self, request: &Request) -> Result<Stream, GuestError> {
-        mux::open(&self.shared, request).await
+        mux::open(&self.shared, request, WINDOW, None).await
     }
 
     /// Asks for one answer.

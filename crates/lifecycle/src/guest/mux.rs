@@ -13,6 +13,7 @@ use torpor_protocol::guest::{
 };
 
 use super::GuestError;
+use super::kept::Log;
 use super::stream::{Item, Stream};
 use crate::engine::Channel;
 
@@ -45,6 +46,7 @@ struct Streams {
 struct Inbox {
     items: mpsc::UnboundedSender<(Item, usize)>,
     credit: Arc<Semaphore>,
+    log: Option<Arc<Log>>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -160,12 +162,18 @@ async fn receive(
     }
 }
 
-/// Opens a stream with `request`.
-pub(super) async fn open(shared: &Arc<Shared>, request: &Request) -> Result<Stream, GuestError> {
+/// Opens a stream with `request`, on which `window` bytes may be sent. `log`: it is of a kept
+/// connection.
+pub(super) async fn open(
+    shared: &Arc<Shared>,
+    request: &Request,
+    window: u32,
+    log: Option<Arc<Log>>,
+) -> Result<Stream, GuestError> {
     let (items, inbox) = mpsc::unbounded_channel();
-    let credit = Arc::new(Semaphore::new(WINDOW as usize));
-    let id = shared.admit(Inbox { items, credit: Arc::clone(&credit) })?;
-    let stream = Stream::new(id, Arc::clone(shared), inbox, credit);
+    let credit = Arc::new(Semaphore::new(window as usize));
+    let id = shared.admit(Inbox { items, credit: Arc::clone(&credit), log: log.clone() })?;
+    let stream = Stream::new(id, Arc::clone(shared), inbox, credit, log);
     let packet = guest::json_packet(id, Kind::Open, request);
     if packet.len() > HEADER + guest::MAX_PAYLOAD {
         let message = format!("a request of {} bytes is too large", packet.len());
@@ -252,8 +260,12 @@ impl Shared {
             }
             Kind::Credit => {
                 let bytes = frame.credit().map_err(|bad| GuestError::Protocol(bad.to_string()))?;
+                let window = match &inbox.log {
+                    Some(log) => log.confirm(bytes as usize),
+                    None => WINDOW,
+                };
                 // A lying guest can't make the window larger than it is.
-                let room = (WINDOW as usize).saturating_sub(inbox.credit.available_permits());
+                let room = (window as usize).saturating_sub(inbox.credit.available_permits());
                 inbox.credit.add_permits(room.min(bytes as usize));
                 return Ok(());
             }

@@ -1,14 +1,16 @@
 //! One request and its answer: replies and bytes in, bytes out, with flow control.
 
+use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use tokio::sync::{Semaphore, mpsc};
-use torpor_protocol::guest::{self, HEADER, Kind, MAX_PAYLOAD, Reply, WINDOW};
+use torpor_protocol::guest::{self, HEADER, KEPT_WINDOW, Kind, MAX_PAYLOAD, Reply, WINDOW};
 
 use super::GuestError;
+use super::kept::{Log, Parked};
 use super::mux::Shared;
 
 /// Consumed bytes that are worth a `Credit` packet.
@@ -31,19 +33,27 @@ pub enum Item {
 /// An open request. Dropping it before the agent's `End` resets it.
 #[derive(Debug)]
 pub struct Stream {
-    sender: Sender,
+    pub(super) sender: Sender,
     inbox: mpsc::UnboundedReceiver<(Item, usize)>,
     consumed: usize,
     over: bool,
+    /// The agent has said everything.
+    ended: bool,
+    /// Of a kept connection: bytes that came on it, on the streams before this one too, and those of
+    /// them that nobody took yet.
+    pub(super) received: u64,
+    pub(super) leftover: VecDeque<Bytes>,
 }
 
 /// The sending half: bytes for stdin, a file, a port.
 #[derive(Debug, Clone)]
 pub struct Sender {
-    id: u32,
-    shared: Arc<Shared>,
-    credit: Arc<Semaphore>,
+    pub(super) id: u32,
+    pub(super) shared: Arc<Shared>,
+    pub(super) credit: Arc<Semaphore>,
     finished: Arc<AtomicBool>,
+    /// What was sent on a kept connection.
+    pub(super) log: Option<Arc<Log>>,
 }
 
 impl Stream {
@@ -52,9 +62,11 @@ impl Stream {
         shared: Arc<Shared>,
         inbox: mpsc::UnboundedReceiver<(Item, usize)>,
         credit: Arc<Semaphore>,
+        log: Option<Arc<Log>>,
     ) -> Self {
-        let sender = Sender { id, shared, credit, finished: Arc::default() };
-        Self { sender, inbox, consumed: 0, over: false }
+        let sender = Sender { id, shared, credit, finished: Arc::default(), log };
+        let leftover = VecDeque::new();
+        Self { sender, inbox, consumed: 0, over: false, ended: false, received: 0, leftover }
     }
 
     /// A handle to send with while this one receives.
@@ -65,6 +77,11 @@ impl Stream {
     /// The next thing the agent said; `Err(Gone)` if the machine died, `Ok(None)` after the end.
     /// Cancel-safe.
     pub async fn next(&mut self) -> Result<Option<Item>, GuestError> {
+        if let Some(bytes) = self.leftover.pop_front() {
+            self.consumed += bytes.len();
+            self.grant();
+            return Ok(Some(Item::Data(bytes)));
+        }
         if self.over {
             return Ok(None);
         }
@@ -76,6 +93,7 @@ impl Stream {
         match item {
             Item::End => {
                 self.over = true;
+                self.ended = true;
                 Ok(None)
             }
             Item::Reset => {
@@ -111,15 +129,58 @@ impl Stream {
     fn account(&mut self, item: &Item, size: usize) {
         self.sender.shared.unread.fetch_sub(size, Ordering::Relaxed);
         match item {
-            Item::Data(bytes) | Item::DataErr(bytes) => self.consumed += bytes.len(),
+            Item::Data(bytes) | Item::DataErr(bytes) => {
+                self.consumed += bytes.len();
+                self.received += bytes.len() as u64;
+            }
             Item::Reply(_) | Item::End | Item::Reset => {}
         }
-        if self.consumed >= CREDIT_BATCH {
+        self.grant();
+    }
+
+    fn grant(&mut self) {
+        // Of a kept connection at once: the agent holds what is not granted.
+        let batch = if self.sender.log.is_some() { 1 } else { CREDIT_BATCH };
+        if self.consumed >= batch {
             let bytes = u32::try_from(self.consumed).unwrap_or(u32::MAX);
             self.consumed = 0;
             let packet = guest::packet(self.sender.id, Kind::Credit, &bytes.to_le_bytes());
             self.sender.shared.send_parting(packet);
         }
+    }
+}
+
+impl Stream {
+    /// Of a kept connection: what is needed to go on with it in another session, when this one is
+    /// over, which this waits for.
+    pub async fn park(mut self) -> Result<Parked, GuestError> {
+        self.sender.shared.gone().await;
+        let mut ended = self.ended;
+        let (mut leftover, mut waiting) = (std::mem::take(&mut self.leftover), 0);
+        waiting += leftover.iter().map(Bytes::len).sum::<usize>();
+        while let Some((item, size)) = self.inbox.recv().await {
+            self.sender.shared.unread.fetch_sub(size, Ordering::Relaxed);
+            match item {
+                Item::Data(bytes) => {
+                    self.received += bytes.len() as u64;
+                    waiting += bytes.len();
+                    leftover.push_back(bytes);
+                }
+                Item::End => ended = true,
+                Item::Reset | Item::Reply(_) | Item::DataErr(_) => {
+                    return Err(GuestError::Protocol(
+                        "the agent gave up the connection".to_owned(),
+                    ));
+                }
+            }
+            if waiting > KEPT_WINDOW as usize {
+                return Err(GuestError::Protocol("more bytes than were granted".to_owned()));
+            }
+        }
+        let finished = self.sender.finished.load(Ordering::Relaxed);
+        let log = self.sender.log.as_ref().and_then(|log| log.take());
+        let log = log.ok_or_else(|| GuestError::Protocol("it is not kept".to_owned()))?;
+        Ok(Parked { received: self.received, leftover, ended, finished, log })
     }
 }
 
@@ -180,7 +241,16 @@ impl Sender {
         };
         // Closed credit: the stream was dropped, so nobody wants these bytes.
         granted.map_err(|_| GuestError::Gone)?.forget();
-        self.shared.send(parcel.packet.into()).await
+        let Some(log) = &self.log else { return self.shared.send(parcel.packet.into()).await };
+        // Noted and on its way at the same moment: whoever stops waiting for this finds neither or both.
+        log.push(&parcel.packet[HEADER..]);
+        self.shared.send_parting(parcel.packet);
+        Ok(())
+    }
+
+    /// Resolves when the session is over.
+    pub async fn gone(&self) {
+        self.shared.gone().await;
     }
 
     /// Sends bytes, waiting while the agent has not consumed what it got.
@@ -191,11 +261,23 @@ impl Sender {
         Ok(())
     }
 
+    /// The end was sent in an earlier session: the agent may not have heard of it.
+    pub(super) fn finish_again(&self) {
+        self.finished.store(true, Ordering::Relaxed);
+        self.shared.send_parting(guest::packet(self.id, Kind::End, &[]));
+    }
+
     /// There is no more to send.
     pub async fn finish(&self) -> Result<(), GuestError> {
         if self.finished.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        self.shared.send(guest::packet(self.id, Kind::End, &[]).into()).await
+        let end = guest::packet(self.id, Kind::End, &[]);
+        if self.log.is_some() {
+            // Behind what went this way.
+            self.shared.send_parting(end);
+            return Ok(());
+        }
+        self.shared.send(end.into()).await
     }
 }

@@ -4,6 +4,7 @@ mod changes;
 mod lives;
 mod snapshots;
 mod standby;
+mod trust;
 
 use std::sync::Arc;
 use std::time::Duration;

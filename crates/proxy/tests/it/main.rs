@@ -5,6 +5,7 @@
 
 mod bodies;
 mod hostile;
+mod kept;
 mod refusals;
 mod sleepers;
 mod speech;

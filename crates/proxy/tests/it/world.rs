@@ -18,9 +18,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
-use torpor_lifecycle::{Fleet, Parts, Policy};
+use torpor_lifecycle::{Fleet, Parts, Policy, Sandbox};
 use torpor_protocol::{Lifetime, Network, Resources, SandboxSpec, StandbyPolicy};
-use torpor_proxy::{Proxy, route};
+use torpor_proxy::{Manner, Proxy, route};
 
 /// No step of a test takes longer, also on a busy host.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
@@ -44,7 +44,18 @@ impl Drop for World {
 impl World {
     /// With a sandbox of the name "web".
     pub(crate) async fn new() -> Self {
-        let (host, store) = (FakeHost::new(Inside::RealAgent), FakeStore::new());
+        Self::made(Inside::RealAgent, StandbyPolicy::default(), Manner::default()).await
+    }
+
+    /// With a sandbox of the name "web" that sleeps when nobody used it for so long (0: when it is
+    /// told), whose connections are kept.
+    pub(crate) async fn keeping(inside: Inside, idle_after_ms: u64) -> Self {
+        let standby = StandbyPolicy { idle_after_ms, ..StandbyPolicy::default() };
+        Self::made(inside, standby, Manner { keep_open: true }).await
+    }
+
+    async fn made(inside: Inside, standby: StandbyPolicy, manner: Manner) -> Self {
+        let (host, store) = (FakeHost::new(inside), FakeStore::new());
         let engine = std::sync::Arc::new(FakeEngine::new(std::sync::Arc::clone(&host)));
         let parts = Parts {
             engine,
@@ -54,11 +65,12 @@ impl World {
             journal: store.clone(),
             vault: store,
             authority: None,
-        room: FakeRoom::endless(),
+            room: FakeRoom::endless(),
             policy: Policy::default(),
         };
         let fleet = Fleet::recover(parts).await.unwrap();
-        let sandbox = fleet.create(spec("web")).await.unwrap();
+        let spec = SandboxSpec { standby, ..spec("web") };
+        let sandbox = fleet.create(spec).await.unwrap();
         soon(sandbox.awake()).await.unwrap();
         let proxy = Proxy::new(fleet.clone());
         let (address, door) = listen(move |stream, peer| {
@@ -69,7 +81,7 @@ impl World {
                     let Some(target) = route(&request) else {
                         return Ok::<_, Infallible>(Response::new(text("the api")));
                     };
-                    Ok(proxy.handle(target, request, Some(peer)).await)
+                    Ok(proxy.handle_as(target, request, Some(peer), manner).await)
                 }
             });
             async move {
@@ -80,6 +92,10 @@ impl World {
         })
         .await;
         Self { host, fleet, address, _door: door }
+    }
+
+    pub(crate) fn sandbox(&self) -> Sandbox {
+        self.fleet.find(&"web".parse().unwrap()).unwrap()
     }
 
     pub(crate) async fn dial(&self) -> TcpStream {

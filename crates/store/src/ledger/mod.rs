@@ -7,9 +7,11 @@
 
 mod archive;
 mod builds;
+mod domains;
 mod images;
 mod keys;
 mod pools;
+mod previews;
 mod sandboxes;
 mod saves;
 mod secrets;
@@ -31,8 +33,10 @@ use torpor_lifecycle::store::{self, PoolRecord, Record, SnapshotRecord, StoreErr
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SnapshotId};
 
+pub use domains::DomainRow;
 pub(crate) use images::{ImageRow, Removed};
 pub use keys::KeyRow;
+pub use previews::TokenRow;
 pub(crate) use secrets::Sealed;
 
 static MIGRATIONS: Migrator = sqlx::migrate!();

@@ -14,14 +14,17 @@ use crate::{output, units};
 
 /// Keep values that programs in sandboxes need and nobody else should see.
 ///
-/// A sandbox that was created with --secret NAME has the value in the variable NAME of every process.
-/// Values are encrypted on disk and never given back. A sandbox gets a new value when it starts, is
-/// forked or wakes.
+/// Values are encrypted on disk and never given back. A sandbox that was created with --route or --grant
+/// never sees one: it is put into its requests on their way out, at once in its newest version. One that
+/// was created with --secret NAME has the value in the variable NAME of every process, and gets a new one
+/// when it starts, is forked or wakes.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  torpor secret set TOKEN                     asks for the value\n  \
     printenv TOKEN | torpor secret set TOKEN\n  \
-    torpor create --name web --secret TOKEN"
+    torpor secret set OPENAI_KEY --host api.openai.com\n  \
+    torpor create --name web --route 'api.openai.com: Authorization=Bearer {{SECRET:OPENAI_KEY}}'\n  \
+    torpor create --name old --secret TOKEN"
 )]
 pub(super) struct Secret {
     #[command(subcommand)]
@@ -83,14 +86,25 @@ async fn remove(client: &Client, names: &[SecretName], force: bool) -> Result<()
     Ok(())
 }
 
+fn hosts(secret: &Kept) -> String {
+    match &secret.hosts[..] {
+        [] => "-".to_owned(),
+        hosts => hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+    }
+}
+
 fn table(secrets: &[Kept], now_ms: u64) -> String {
     let row = |secret: &Kept| {
         vec![
             secret.name.to_string(),
             secret.version.to_string(),
+            hosts(secret),
             units::show_age(secret.created_at_ms, now_ms),
             units::show_age(secret.updated_at_ms, now_ms),
         ]
     };
-    output::table(&["NAME", "VERSION", "AGE", "CHANGED"], secrets.iter().map(row).collect())
+    output::table(
+        &["NAME", "VERSION", "HOSTS", "AGE", "CHANGED"],
+        secrets.iter().map(row).collect(),
+    )
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use tokio::io::{AsyncRead, AsyncReadExt};
-use torpor_protocol::SecretName;
 use torpor_protocol::api::{Secret, SetSecret};
+use torpor_protocol::{HostPattern, SecretName};
 
 use super::route;
 use crate::client::Client;
@@ -25,6 +25,13 @@ const VALUE_MAX: u64 = 64 * 1024;
 pub(super) struct Set {
     /// What it is called, and the variable that carries it.
     name: SecretName,
+    /// It may be sent to this host only, such as api.example.com or '*.example.com', and its placeholder
+    /// is replaced there; may be given several times [default: as before].
+    #[arg(long, value_name = "HOST")]
+    host: Vec<HostPattern>,
+    /// It is bound to no host any more: it goes where routes say, and its placeholder nowhere.
+    #[arg(long, conflicts_with = "host")]
+    no_host: bool,
     /// The value is what this file holds, to the byte.
     #[arg(long, value_name = "FILE")]
     from_file: Option<PathBuf>,
@@ -43,7 +50,9 @@ impl Set {
             });
         }
         let route = route().part(self.name.as_str());
-        let secret: Secret = client.put(&route, &SetSecret { value, hosts: None }).await?;
+        let given = self.no_host || !self.host.is_empty();
+        let hosts = given.then(|| self.host.clone());
+        let secret: Secret = client.put(&route, &SetSecret { value, hosts }).await?;
         match self.json {
             true => output::json(&secret),
             false => output::line(secret.name.as_str()),

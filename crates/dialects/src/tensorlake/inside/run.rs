@@ -39,7 +39,10 @@ async fn open(app: &App, awake: Awake, spec: ProcessSpec) -> Result<Output> {
     };
     let instead = match &error {
         ApiError::Guest(error) => without_default_user(&spec, error),
-        ApiError::Lifecycle(_) | ApiError::Store(_) | ApiError::Refused { .. } => None,
+        ApiError::Lifecycle(_)
+        | ApiError::Store(_)
+        | ApiError::TooOften(_)
+        | ApiError::Refused { .. } => None,
     };
     let Some(spec) = instead else { return Err(error.into()) };
     let lease = calls::awake(app, &sandbox).await?;

@@ -278,6 +278,7 @@ async fn did_not_start(app: &App, id: &SandboxId, error: &ApiError) -> Response 
         ApiError::Lifecycle(_)
         | ApiError::Store(_)
         | ApiError::Guest(_)
+        | ApiError::TooOften(_)
         | ApiError::Refused { .. } => {
             if let Some(error) = error.blame() {
                 tracing::error!(sandbox = %id, error, "it did not start");

@@ -9,12 +9,14 @@ use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::app::App;
 use torpor_daemon::calls;
 use torpor_protocol::api::{Resize, Standby, UpdateSandbox};
-use torpor_protocol::{ErrorCode, Lifetime, Name, Network, SandboxSpec};
+use torpor_protocol::{ErrorCode, Lifetime, Name, SandboxSpec};
 
 use super::super::extract::{Address, Body};
 use super::super::gate::Named;
 use super::super::info::SandboxInfo;
-use super::super::wish::{NetworkPolicy, ResourcesWish, ports, present};
+use super::super::wish::{
+    NetworkPolicy, ResourcesWish, must_resolve, ports, present, unrestricted,
+};
 
 /// The most that Tensorlake gives one sandbox; a larger host may give all it has.
 const CPUS_MAX: usize = 8;
@@ -42,6 +44,9 @@ pub(super) async fn update(
     let update = wish.understood(&status.spec)?;
     if update == UpdateSandbox::default() {
         return Err(ApiError::invalid("the body does not say what to change"));
+    }
+    if let Some(network) = &update.network {
+        must_resolve(network).await?;
     }
     let resizes = update.resources.is_some();
     calls::update(&app, &sandbox, update).await.map_err(|error| match error.told("") {
@@ -76,8 +81,8 @@ impl Wish {
         let standby = Standby { idle_after_ms, auto_wake: self.auto_resume, hooks: None };
         let network = match &self.network {
             None => None,
-            Some(None) => Some(Network::default()),
-            Some(Some(policy)) => Some(policy.understood()?),
+            Some(None) => Some(unrestricted(&now.network)),
+            Some(Some(policy)) => Some(policy.instead_of(&now.network)?),
         };
         let access = self.exposed_ports.is_some() || self.allow_unauthenticated_access.is_some();
         let before = now.ports.clone().unwrap_or_default();
@@ -126,6 +131,7 @@ fn resize(wish: &ResourcesWish, now: &SandboxSpec) -> Result<Resize> {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use torpor_protocol::Network;
 
     use super::*;
 

@@ -28,6 +28,8 @@ async fn traces(tag: &str) -> Vec<String> {
     let tables = nft.env("PATH", crate::program::search_path()).args(["list", "tables"]).output();
     let tables = String::from_utf8(tables.expect("nft runs").stdout).expect("text");
     traces.extend(tables.contains(&names.table()).then(|| "table".to_owned()));
+    let lo = ip("addr show dev lo");
+    traces.extend(lo.contains(&names.label()).then(|| "address".to_owned()));
     let claims = std::fs::read_dir("/run/torpor/net").expect("claims").flatten();
     let ours = |path: &Path| std::fs::read_to_string(path).is_ok_and(|owner| owner == tag);
     traces.extend(claims.filter(|file| ours(&file.path())).map(|_| "claim".to_owned()));
@@ -41,7 +43,7 @@ fn a_closed_network_leaves_nothing() {
         let network = world.network(&tag).await;
         let slot = network.take(&ON).await.expect("a slot");
         network.release(slot);
-        assert!(traces(&tag).await.len() >= 4, "link, namespace, table, claim");
+        assert!(traces(&tag).await.len() >= 5, "link, namespace, table, address, claim");
         close(network).await.expect("closed");
         assert_eq!(traces(&tag).await, Vec::<String>::new());
         remove_traces(&tag).await.expect("nothing to do");
@@ -98,6 +100,31 @@ fn what_a_killed_daemon_leaves_is_taken_over() {
 }
 
 #[test]
+fn the_turnstiles_address_is_made_again_or_taken_from_somebody_who_is_gone() {
+    on_a_host(async |world| {
+        let tag = fresh_tag();
+        let network = world.network(&tag).await;
+        let address = network.turnstile().address;
+        network.crash();
+        let shown = || ip("-o addr show dev lo").matches(&format!("inet {address}/32")).count();
+        for label in [None, Some("lo:stranger"), Some("lo:gone")] {
+            ip(&format!("addr del {address}/32 dev lo"));
+            if let Some(label) = label {
+                ip(&format!("addr add {address}/32 dev lo label {label}"));
+            }
+            let network = world.network(&tag).await;
+            assert_eq!(network.turnstile().address, address);
+            assert_eq!(shown(), 1, "{label:?}");
+            assert!(ip("-o addr show dev lo").contains("scope host lo:"), "nobody's way out");
+            network.crash();
+        }
+        let network = world.network(&tag).await;
+        close(network).await.expect("closed");
+        assert_eq!(shown(), 0);
+    });
+}
+
+#[test]
 fn traces_of_a_killed_daemon_can_be_removed_by_name() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
@@ -117,9 +144,12 @@ fn two_installations_live_side_by_side() {
         let one = first.take(&ON).await.expect("a slot");
         let two = second.take(&ON).await.expect("a slot");
         assert_ne!(one.address(), two.address());
+        assert_ne!(first.turnstile().address, second.turnstile().address);
+        assert_ne!(first.turnstile().public_mark, second.turnstile().public_mark);
         drop(one);
         close(first).await.expect("closed");
         assert_eq!(traces(&a).await, Vec::<String>::new());
+        assert!(traces(&b).await.contains(&"address".to_owned()));
         let guest = second.guest(&two);
         greeting(&mut guest.connect(PUBLIC).expect("connected")).expect("the other works on");
     });

@@ -4,15 +4,18 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
-use torpor_protocol::Network as Policy;
+use torpor_lifecycle::engine::{Guard, Passed};
+use torpor_protocol::{Network as Policy, SandboxId};
 
 use super::super::names::{GATEWAY, GATEWAY_MAC, GUEST, GUEST_MAC, Names, far_link};
 use super::super::namespace::{self, Namespace};
-use super::super::{Network, NetworkError, Slot};
+use super::super::{Left, Network, NetworkError, Slot};
 
 /// In the world, and to be reached.
 pub(super) const PUBLIC: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
@@ -119,7 +122,11 @@ impl Place {
     }
 
     pub(super) fn connect(&self, to: Ipv4Addr) -> io::Result<TcpStream> {
-        let address = SocketAddr::from((to, PORT));
+        self.connect_to(to, PORT)
+    }
+
+    pub(super) fn connect_to(&self, to: Ipv4Addr, port: u16) -> io::Result<TcpStream> {
+        let address = SocketAddr::from((to, port));
         self.inside(|| TcpStream::connect_timeout(&address, PATIENCE))
     }
 
@@ -153,6 +160,8 @@ impl Drop for Place {
 impl World {
     fn new() -> Self {
         ip("link set lo up");
+        // Else a guest that asks much is refused by silence.
+        std::fs::write("/proc/sys/net/ipv4/icmp_ratelimit", "0").expect("a setting");
         let beyond = Place::new();
         ip(&format!("link add up0 mtu 1400 type veth peer name down0 netns {}", beyond.name()));
         ip("link set up0 up");
@@ -176,24 +185,75 @@ impl World {
     }
 
     pub(super) async fn network(&self, tag: &str) -> Opened {
-        Opened::new(tag, &[], RESOLVER).await
+        Opened::new(tag, &[], Some(RESOLVER)).await
+    }
+
+    /// The same on a host without a name server.
+    pub(super) async fn network_without_names(&self, tag: &str) -> Opened {
+        Opened::new(tag, &[], None).await
     }
 
     /// The same on a host with another name server.
     pub(super) async fn network_asking(&self, tag: &str, resolver: Ipv4Addr) -> Opened {
-        Opened::new(tag, &[], resolver).await
+        Opened::new(tag, &[], Some(resolver)).await
     }
 
     /// The same for a daemon that knows machines of an earlier one, by their slots.
     pub(super) async fn network_with(&self, tag: &str, left: &[(u16, Policy)]) -> Opened {
-        Opened::new(tag, left, RESOLVER).await
+        Opened::new(tag, left, Some(RESOLVER)).await
     }
 }
 
 /// A network whose traces go with the test, however it ends.
 pub(super) struct Opened {
     pub(super) tag: String,
+    pub(super) guard: Arc<Watching>,
     network: Option<Network>,
+}
+
+/// What a guard was told.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Heard {
+    Admitted(Ipv4Addr, SandboxId, Policy),
+    Dismissed(Ipv4Addr),
+    Passed(Ipv4Addr, Passed),
+}
+
+/// A guard that remembers all that it is told.
+#[derive(Debug, Default)]
+pub(super) struct Watching(Mutex<Vec<Heard>>);
+
+impl Watching {
+    pub(super) fn heard(&self) -> Vec<Heard> {
+        self.0.lock().clone()
+    }
+
+    /// What became of the packets of a guest.
+    pub(super) fn passed(&self, guest: Ipv4Addr) -> Vec<Passed> {
+        let passed = |heard: Heard| match heard {
+            Heard::Passed(from, passed) if from == guest => Some(passed),
+            Heard::Admitted(..) | Heard::Dismissed(_) | Heard::Passed(..) => None,
+        };
+        self.heard().into_iter().filter_map(passed).collect()
+    }
+}
+
+impl Guard for Watching {
+    fn admit(&self, guest: Ipv4Addr, id: &SandboxId, network: &Policy) {
+        self.0.lock().push(Heard::Admitted(guest, id.clone(), network.clone()));
+    }
+    fn dismiss(&self, guest: Ipv4Addr) {
+        self.0.lock().push(Heard::Dismissed(guest));
+    }
+    fn passed(&self, guest: Ipv4Addr, packet: Passed) {
+        self.0.lock().push(Heard::Passed(guest, packet));
+    }
+}
+
+/// Whose guest it is does not matter to a firewall.
+pub(super) fn somebody() -> SandboxId {
+    static SOMEBODY: std::sync::LazyLock<SandboxId> = std::sync::LazyLock::new(SandboxId::random);
+    SOMEBODY.clone()
 }
 
 impl std::ops::Deref for Opened {
@@ -204,9 +264,35 @@ impl std::ops::Deref for Opened {
 }
 
 impl Opened {
-    async fn new(tag: &str, left: &[(u16, Policy)], resolver: Ipv4Addr) -> Self {
-        let network = Network::open_with(tag, left, Some(resolver)).await.expect("a network");
-        Self { tag: tag.to_owned(), network: Some(network) }
+    async fn new(tag: &str, left: &[(u16, Policy)], resolver: Option<Ipv4Addr>) -> Self {
+        let left = left.iter().map(|(slot, policy)| Left {
+            slot: *slot,
+            sandbox: Some(somebody()),
+            policy: policy.clone(),
+        });
+        let left: Vec<Left> = left.collect();
+        let guard = Arc::new(Watching::default());
+        let opened = Network::open_with(tag, &left, guard.clone(), resolver).await;
+        Self { tag: tag.to_owned(), guard, network: Some(opened.expect("a network")) }
+    }
+
+    /// A slot for somebody's guest.
+    pub(super) async fn take(&self, policy: &Policy) -> Result<Slot, NetworkError> {
+        let slot = (**self).take().await?;
+        self.set_policy(&slot, policy).await?;
+        Ok(slot)
+    }
+
+    pub(super) async fn set_policy(
+        &self,
+        slot: &Slot,
+        policy: &Policy,
+    ) -> Result<(), NetworkError> {
+        (**self).set_policy(slot, &somebody(), policy).await
+    }
+
+    pub(super) async fn adopt(&self, number: u16, policy: &Policy) -> Result<Slot, NetworkError> {
+        (**self).adopt(number, &somebody(), policy).await
     }
 
     /// What a daemon leaves that is killed.

@@ -2,6 +2,7 @@
 
 mod archive;
 mod builds;
+mod previews;
 mod schema;
 
 use std::collections::BTreeMap;

@@ -107,5 +107,5 @@ async fn every_reference_of_the_ledger_has_an_index() {
             .unwrap();
         references += count;
     }
-    assert_eq!(references, 7);
+    assert_eq!(references, 9);
 }

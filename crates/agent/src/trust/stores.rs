@@ -1,0 +1,298 @@
+//! Where the programs of an image look whom to trust, in the ways of several distributions.
+//!
+//! Invariants:
+//! - [`AUTHORITY`] is written first and removed last: while it is there, something of ours may be
+//!   anywhere; without it nothing is.
+//! - Only what is there already is added to, but where a distribution would look for it later.
+//! - Links are followed, and never out of the root.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::io::Errno;
+
+use super::bundle;
+use super::certificate::Certificate;
+use crate::identity::replace;
+
+/// Ours alone.
+pub(super) const AUTHORITY: &str = "/etc/torpor/authority.pem";
+/// All that the image trusts, and ours: a link to the image's own bundle, if it has one.
+pub(super) const AUTHORITIES: &str = "/etc/torpor/authorities.pem";
+/// Everything of ours that is in no place of the image's.
+pub(super) const OURS: &str = "/etc/torpor";
+/// All that an image trusts in one file: Debian, Alpine and Arch; Red Hat, twice; SUSE; Alpine and
+/// the BSDs.
+const BUNDLES: [&str; 5] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+/// Where the tools that make the bundles look for more: Debian and Alpine, Red Hat, SUSE, Arch.
+const ANCHORS: [&str; 4] = [
+    "/usr/local/share/ca-certificates/torpor.crt",
+    "/etc/pki/ca-trust/source/anchors/torpor.pem",
+    "/etc/pki/trust/anchors/torpor.pem",
+    "/etc/ca-certificates/trust-source/anchors/torpor.pem",
+];
+/// An image with one of these gets its bundle when somebody installs it, so the first of [`BUNDLES`]
+/// and [`ANCHORS`] are made.
+const BUNDLE_COMES_LATER: [&str; 2] = ["/etc/debian_version", "/etc/alpine-release"];
+/// Where OpenSSL looks for a certificate by the name of its subject.
+const HASHED: &str = "/etc/ssl/certs";
+/// Certificates with the same name are numbered.
+const SAME_NAME_MAX: usize = 10;
+/// Where programs of Python have a bundle of their own, for images that have no other: the
+/// directories of Pythons, and where in one of them.
+const PYTHONS: [&str; 3] = ["/usr/local/lib", "/usr/lib", "/opt/conda/lib"];
+const IN_PYTHON: [&str; 4] = [
+    "site-packages/certifi/cacert.pem",
+    "site-packages/pip/_vendor/certifi/cacert.pem",
+    "dist-packages/certifi/cacert.pem",
+    "dist-packages/pip/_vendor/certifi/cacert.pem",
+];
+/// As many links as the kernel follows.
+const LINKS_MAX: usize = 40;
+
+/// The places of one root.
+pub(super) struct Stores<'a> {
+    pub(super) root: &'a Path,
+}
+
+impl Stores<'_> {
+    /// Makes everybody trust it. What of the image's own can't be changed is told, and only that: the
+    /// environment leads to ours.
+    pub(super) fn install(&self, certificate: &Certificate) -> io::Result<Vec<String>> {
+        let before = self.installed();
+        fs::create_dir_all(self.at(OURS)?)?;
+        replace(&self.at(AUTHORITY)?, certificate.pem().as_bytes(), None)?;
+        let before = before.flatten().filter(|before| before != certificate);
+        let mut complaints = Complaints::default();
+        if let Some(before) = &before {
+            complaints.hear(HASHED, self.remove_hashed(before));
+        }
+        let comes_later = BUNDLE_COMES_LATER.iter().any(|mark| self.exists(mark));
+        for (index, anchor) in ANCHORS.into_iter().enumerate() {
+            let make = comes_later && index == 0;
+            complaints.hear(anchor, self.add_anchor(anchor, certificate, make));
+        }
+        if comes_later && !BUNDLES.iter().any(|bundle| self.exists(bundle)) {
+            complaints.hear(BUNDLES[0], self.begin_bundle());
+        }
+        let mut done = BTreeMap::new();
+        for bundle in BUNDLES.into_iter().filter(|bundle| self.exists(bundle)) {
+            let place = self.at(bundle)?;
+            if done.contains_key(&place) {
+                continue;
+            }
+            let added = bundle::add(&place, certificate, before.as_ref());
+            if complaints.hear(bundle, added) {
+                done.insert(place, bundle);
+            }
+        }
+        complaints.hear(HASHED, self.add_hashed(certificate));
+        let whole = BUNDLES.into_iter().find(|bundle| done.values().any(|it| it == bundle));
+        self.gather(certificate, whole)?;
+        Ok(complaints.0)
+    }
+
+    /// Nobody trusts it any more. Programs that run were told to look at [`AUTHORITIES`], which
+    /// therefore stays if the image trusts anybody else. Tells what could not be changed, if ours was
+    /// there at all; it is tried again next time.
+    pub(super) fn remove(&self) -> Option<Vec<String>> {
+        let before = self.installed()?;
+        let mut complaints = Complaints::default();
+        for bundle in BUNDLES.into_iter().filter(|bundle| self.exists(bundle)) {
+            let taken = self.at(bundle).and_then(|place| bundle::take_out(&place, before.as_ref()));
+            complaints.hear(bundle, taken);
+        }
+        for anchor in ANCHORS {
+            complaints.hear(anchor, self.at(anchor).and_then(|place| gone(fs::remove_file(place))));
+        }
+        if let Some(before) = &before {
+            complaints.hear(HASHED, self.remove_hashed(before));
+        }
+        let left = match self.at(AUTHORITIES) {
+            Ok(place) if place.exists() => bundle::take_out(&place, before.as_ref()),
+            Ok(_) | Err(_) => gone(fs::remove_file(self.directly(AUTHORITIES))),
+        };
+        complaints.hear(AUTHORITIES, left);
+        if complaints.0.is_empty() {
+            let removed = self.at(AUTHORITY).and_then(|place| gone(fs::remove_file(place)));
+            complaints.hear(AUTHORITY, removed);
+            // Unless something is left in it.
+            let _ = fs::remove_dir(self.directly(OURS));
+        }
+        Some(complaints.0)
+    }
+
+    /// What is there of ours: nothing, something that can't be read, or this.
+    fn installed(&self) -> Option<Option<Certificate>> {
+        let place = self.at(AUTHORITY).ok()?;
+        fs::symlink_metadata(&place).ok()?;
+        let text = bundle::read(&place).ok().and_then(|(text, _)| String::from_utf8(text).ok());
+        Some(text.and_then(|text| Certificate::parse(&text).ok()))
+    }
+
+    fn add_anchor(&self, anchor: &str, certificate: &Certificate, make: bool) -> io::Result<()> {
+        let place = self.at(anchor)?;
+        let Some(directory) = place.parent() else { return Ok(()) };
+        if make {
+            fs::create_dir_all(directory)?;
+        }
+        if !directory.is_dir() {
+            return Ok(());
+        }
+        replace(&place, certificate.pem().as_bytes(), None)
+    }
+
+    /// An image of a distribution that has no bundle yet: what is known of whom to trust.
+    fn begin_bundle(&self) -> io::Result<()> {
+        let place = self.at(BUNDLES[0])?;
+        if let Some(directory) = place.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        replace(&place, &self.pythons_bundle(), None)
+    }
+
+    /// One file with everything: `whole` has it all, or there is none of the image's.
+    fn gather(&self, certificate: &Certificate, whole: Option<&str>) -> io::Result<()> {
+        let place = self.directly(AUTHORITIES);
+        let Some(whole) = whole else {
+            return replace(&place, &bundle::with(&self.pythons_bundle(), certificate, None), None);
+        };
+        if fs::read_link(&place).is_ok_and(|target| target == Path::new(whole)) {
+            return Ok(());
+        }
+        let draft = place.with_extension("torpor");
+        gone(fs::remove_file(&draft))?;
+        std::os::unix::fs::symlink(whole, &draft)?;
+        fs::rename(&draft, &place)
+    }
+
+    /// The bundle that a Python of the image brought along, or nothing.
+    fn pythons_bundle(&self) -> Vec<u8> {
+        let entries =
+            PYTHONS.into_iter().filter_map(|place| fs::read_dir(self.at(place).ok()?).ok());
+        let names = entries.flatten().filter_map(Result::ok);
+        let pythons =
+            names.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"python"));
+        let mut bundles =
+            pythons.flat_map(|python| IN_PYTHON.map(|inside| python.path().join(inside)));
+        bundles
+            .find_map(|place| bundle::read(&place).ok())
+            .map(|(text, _)| text)
+            .unwrap_or_default()
+    }
+
+    // === By the name of its subject ===
+
+    fn add_hashed(&self, certificate: &Certificate) -> io::Result<()> {
+        let Some(hash) = certificate.subject_hash() else { return Ok(()) };
+        let directory = self.at(HASHED)?;
+        if !directory.is_dir() {
+            return Ok(());
+        }
+        for number in 0..SAME_NAME_MAX {
+            let link = directory.join(format!("{hash}.{number}"));
+            match std::os::unix::fs::symlink(AUTHORITY, &link) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => return made,
+            }
+            if leads_to_ours(&link) {
+                return Ok(());
+            }
+        }
+        Err(io::Error::other("too many certificates have the same name"))
+    }
+
+    fn remove_hashed(&self, certificate: &Certificate) -> io::Result<()> {
+        let Some(hash) = certificate.subject_hash() else { return Ok(()) };
+        let directory = self.at(HASHED)?;
+        for number in 0..SAME_NAME_MAX {
+            let link = directory.join(format!("{hash}.{number}"));
+            if leads_to_ours(&link) {
+                gone(fs::remove_file(link))?;
+            }
+        }
+        Ok(())
+    }
+
+    // === Paths ===
+
+    fn exists(&self, path: &str) -> bool {
+        self.at(path).is_ok_and(|place| place.exists())
+    }
+
+    /// Where a path of ours is, which is no link unless we made it one.
+    fn directly(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    /// Where a path of the image leads, with the root as what links begin from.
+    pub(super) fn at(&self, path: &str) -> io::Result<PathBuf> {
+        let mut left: VecDeque<OsString> = names(Path::new(path)).collect();
+        let (mut at, mut links) = (PathBuf::new(), 0);
+        while let Some(name) = left.pop_front() {
+            if name == ".." {
+                at.pop();
+                continue;
+            }
+            at.push(name);
+            // What is no link, or not there, shows when it is used.
+            let Ok(target) = fs::read_link(self.root.join(&at)) else { continue };
+            links += 1;
+            if links > LINKS_MAX {
+                return Err(Errno::LOOP.into());
+            }
+            at.pop();
+            if target.is_absolute() {
+                at.clear();
+            }
+            for name in names(&target).collect::<Vec<_>>().into_iter().rev() {
+                left.push_front(name);
+            }
+        }
+        Ok(self.root.join(at))
+    }
+}
+
+/// What could not be changed, in words.
+#[derive(Default)]
+struct Complaints(Vec<String>);
+
+impl Complaints {
+    /// Whether it was done.
+    fn hear(&mut self, what: &str, done: io::Result<()>) -> bool {
+        if let Err(error) = &done {
+            self.0.push(format!("{what} could not be changed: {error}"));
+        }
+        done.is_ok()
+    }
+}
+
+/// The names on the way, without the root and single dots.
+fn names(path: &Path) -> impl Iterator<Item = OsString> {
+    path.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some(OsStr::new("..").to_owned()),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir => None,
+    })
+}
+
+fn leads_to_ours(link: &Path) -> bool {
+    fs::read_link(link).is_ok_and(|target| target == Path::new(AUTHORITY))
+}
+
+/// What is not there need not be removed.
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}

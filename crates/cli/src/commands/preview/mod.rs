@@ -1,0 +1,201 @@
+//! `torpor preview`
+
+mod create;
+mod token;
+
+use std::collections::HashMap;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use torpor_protocol::preview::{Preview as Kept, PreviewList};
+use torpor_protocol::{ErrorCode, Name, SandboxId, SandboxRef};
+
+use super::sandboxes;
+use crate::client::{Client, Route};
+use crate::error::{Error, Result};
+use crate::output::{self, plain};
+use crate::units;
+
+/// Give ports of sandboxes addresses: for browsers, webhooks and other people.
+///
+/// The address stays the same while the sandbox sleeps (who comes wakes it), is renamed or gets another
+/// server. A private one is opened by a token in the URL (browsers get a cookie for it), by the header
+/// x-torpor-preview-token, or by an API key.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  torpor preview create web 3000                   private, prints a URL with a token\n  \
+    torpor preview create web 3000 --public --ttl 1h\n  \
+    torpor preview create web 8080 --prefix my-app --cors https://app.example.com\n  \
+    torpor preview token create web port-3000 --ttl 10m"
+)]
+pub(super) struct Preview {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Create(create::Create),
+    /// List previews, of one sandbox or of all.
+    Ls {
+        /// Name or id of the sandbox.
+        sandbox: Option<SandboxRef>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show all about a preview.
+    #[command(visible_alias = "inspect")]
+    Show {
+        /// Name or id of the sandbox.
+        sandbox: SandboxRef,
+        /// Name of the preview.
+        preview: Name,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove previews with their tokens; open connections are cut off.
+    Rm {
+        /// Name or id of the sandbox.
+        sandbox: SandboxRef,
+        /// Names of the previews.
+        #[arg(required = true)]
+        previews: Vec<Name>,
+        /// Those that do not exist are fine.
+        #[arg(short, long)]
+        force: bool,
+    },
+    /// Make and revoke what opens a private preview.
+    #[command(subcommand)]
+    Token(token::Token),
+}
+
+/// `/v1/sandboxes/{sandbox}/previews`
+fn route(sandbox: &SandboxRef) -> Route {
+    Route::sandbox(sandbox).then("/previews")
+}
+
+impl Preview {
+    pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
+        match self.action {
+            Action::Create(verb) => verb.run(client).await?,
+            Action::Ls { sandbox, json } => list(client, sandbox.as_ref(), json).await?,
+            Action::Show { sandbox, preview, json } => {
+                let route = route(&sandbox).part(preview.as_str());
+                let found: Kept = client.get(&route).await.map_err(|e| not_found(e, &sandbox))?;
+                match json {
+                    true => output::json(&found)?,
+                    false => output::print(&output::fields(&describe(&found)))?,
+                }
+            }
+            Action::Rm { sandbox, previews, force } => {
+                remove(client, &sandbox, &previews, force).await?;
+            }
+            Action::Token(verb) => verb.run(client).await?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+async fn list(client: &Client, sandbox: Option<&SandboxRef>, json: bool) -> Result<()> {
+    let route = sandbox.map_or_else(|| Route::new("/v1/previews"), route);
+    let list: PreviewList = client.get(&route).await?;
+    if json {
+        return output::json(&list);
+    }
+    let names = names(client, sandbox, &list).await?;
+    output::print(&table(&list.previews, &names, units::now_ms()))
+}
+
+/// What the sandboxes are called, for people.
+async fn names(
+    client: &Client,
+    sandbox: Option<&SandboxRef>,
+    list: &PreviewList,
+) -> Result<HashMap<SandboxId, String>> {
+    if let Some(sandbox) = sandbox {
+        let name = |preview: &Kept| (preview.sandbox.clone(), sandbox.to_string());
+        return Ok(list.previews.iter().map(name).collect());
+    }
+    let all = if list.previews.is_empty() {
+        Vec::new()
+    } else {
+        sandboxes::list(client, &[], None).await?
+    };
+    let named =
+        all.into_iter().filter_map(|status| Some((status.id, status.spec.name?.to_string())));
+    Ok(named.collect())
+}
+
+async fn remove(
+    client: &Client,
+    sandbox: &SandboxRef,
+    previews: &[Name],
+    force: bool,
+) -> Result<()> {
+    for preview in previews {
+        match client.delete(&route(sandbox).part(preview.as_str())).await {
+            Ok(()) => output::line(preview.as_str())?,
+            Err(error) if force && error.code() == Some(ErrorCode::NotFound) => {}
+            Err(error) => return Err(not_found(error, sandbox)),
+        }
+    }
+    Ok(())
+}
+
+/// Says where to look for what was meant.
+fn not_found(error: Error, sandbox: &SandboxRef) -> Error {
+    match error.code() {
+        Some(ErrorCode::NotFound) => {
+            error.with_hint(format!("list them with: torpor preview ls {sandbox}"))
+        }
+        Some(_) | None => error,
+    }
+}
+
+fn access(preview: &Kept) -> &'static str {
+    if preview.public { "public" } else { "private" }
+}
+
+fn table(previews: &[Kept], names: &HashMap<SandboxId, String>, now_ms: u64) -> String {
+    let row = |preview: &Kept| {
+        let sandbox = names.get(&preview.sandbox).map_or(preview.sandbox.as_str(), String::as_str);
+        let ends = preview.expires_at_ms.map(|end| format!("in {}", units::show_age(now_ms, end)));
+        vec![
+            plain(sandbox),
+            preview.name.to_string(),
+            preview.port.to_string(),
+            access(preview).to_owned(),
+            ends.unwrap_or_else(|| "never".to_owned()),
+            preview.urls.first().map(|url| plain(url)).unwrap_or_default(),
+        ]
+    };
+    let header = ["SANDBOX", "NAME", "PORT", "ACCESS", "ENDS", "URL"];
+    output::table(&header, previews.iter().map(row).collect())
+}
+
+fn describe(preview: &Kept) -> Vec<(&'static str, String)> {
+    let mut fields = vec![
+        ("name", preview.name.to_string()),
+        ("id", preview.id.to_string()),
+        ("sandbox", preview.sandbox.to_string()),
+        ("port", preview.port.to_string()),
+        ("access", access(preview).to_owned()),
+    ];
+    fields.extend(preview.urls.iter().map(|url| ("url", plain(url))));
+    if let Some(end) = preview.expires_at_ms {
+        fields.push(("ends", units::show_time(end)));
+    }
+    let rule = |(name, value): (&String, &String)| plain(&format!("{name}: {value}"));
+    fields.extend(preview.request_headers.iter().map(|pair| ("request header", rule(pair))));
+    fields.extend(preview.response_headers.iter().map(|pair| ("response header", rule(pair))));
+    if !preview.cors.is_empty() {
+        fields.push(("cors", plain(&preview.cors.join(", "))));
+    }
+    if preview.keep_open {
+        fields.push(("keep open", "while the sandbox sleeps".to_owned()));
+    }
+    fields.push(("created", units::show_time(preview.created_at_ms)));
+    fields
+}

@@ -1,0 +1,24 @@
+//! Ways out of this host that policies can choose.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use torpor_protocol::egress::GatewayList;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::extract::Json;
+use crate::app::App;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(list))
+}
+
+/// List the gateways that the configuration has, without their passwords.
+#[utoipa::path(
+    get, path = "/v1/gateways",
+    responses((status = 200, description = "Sorted by name.", body = GatewayList))
+)]
+async fn list(State(app): State<Arc<App>>) -> Json<GatewayList> {
+    Json(GatewayList { gateways: app.egress.gateways() })
+}

@@ -1,0 +1,190 @@
+//! Previews of a sandbox, and the tokens that open them.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use serde::Deserialize;
+use torpor_protocol::preview::{
+    CreatePreview, CreatePreviewToken, Preview, PreviewList, PreviewToken, PreviewTokenList,
+    UpdatePreview,
+};
+use torpor_protocol::{Name, TokenId};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::error::Result;
+use super::extract::{Json, Named, Path};
+use super::{Answer, no_content, with_status};
+use crate::app::App;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(all))
+        .routes(routes!(create, list))
+        .routes(routes!(get, update, delete))
+        .routes(routes!(create_token, tokens))
+        .routes(routes!(delete_token))
+}
+
+#[derive(Debug, Deserialize)]
+struct PreviewPath {
+    preview: Name,
+}
+
+#[derive(Debug, Deserialize)]
+struct TokenPath {
+    preview: Name,
+    token: TokenId,
+}
+
+/// List the previews of all sandboxes.
+#[utoipa::path(
+    get, path = "/v1/previews",
+    responses((status = 200, description = "Oldest first.", body = PreviewList))
+)]
+async fn all(State(app): State<Arc<App>>) -> Json<PreviewList> {
+    Json(PreviewList { previews: app.previews.list(None) })
+}
+
+/// Give a port of a sandbox an address. Without `public`, who comes needs a token or an API key.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{sandbox}/previews",
+    params(("sandbox" = String, Path, description = "Id or name")),
+    request_body = CreatePreview,
+    responses((status = 201, body = Preview,
+        description = "It is found at `urls`, also when the sandbox sleeps or is renamed."))
+)]
+async fn create(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    Json(request): Json<CreatePreview>,
+) -> Result<Response> {
+    let preview = app.previews.create(&sandbox, request).await?;
+    Ok(with_status(StatusCode::CREATED, preview))
+}
+
+/// List the previews of a sandbox.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{sandbox}/previews",
+    params(("sandbox" = String, Path, description = "Id or name")),
+    responses((status = 200, description = "Oldest first.", body = PreviewList))
+)]
+async fn list(State(app): State<Arc<App>>, Named(sandbox): Named) -> Json<PreviewList> {
+    Json(PreviewList { previews: app.previews.list(Some(sandbox.id())) })
+}
+
+/// Get a preview.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{sandbox}/previews/{preview}",
+    params(
+        ("sandbox" = String, Path, description = "Id or name"),
+        ("preview" = String, Path, description = "Name"),
+    ),
+    responses((status = 200, description = "The preview.", body = Preview))
+)]
+async fn get(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    Path(PreviewPath { preview }): Path<PreviewPath>,
+) -> Answer<Preview> {
+    app.previews.get(sandbox.id(), &preview).map(Json)
+}
+
+/// Change a preview; its address stays.
+#[utoipa::path(
+    patch, path = "/v1/sandboxes/{sandbox}/previews/{preview}",
+    params(
+        ("sandbox" = String, Path, description = "Id or name"),
+        ("preview" = String, Path, description = "Name"),
+    ),
+    request_body = UpdatePreview,
+    responses((status = 200, description = "The preview as it is now.", body = Preview))
+)]
+async fn update(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    Path(PreviewPath { preview }): Path<PreviewPath>,
+    Json(update): Json<UpdatePreview>,
+) -> Answer<Preview> {
+    app.previews.update(sandbox.id(), &preview, update).await.map(Json)
+}
+
+/// Delete a preview with its tokens. Open connections are cut off.
+#[utoipa::path(
+    delete, path = "/v1/sandboxes/{sandbox}/previews/{preview}",
+    params(
+        ("sandbox" = String, Path, description = "Id or name"),
+        ("preview" = String, Path, description = "Name"),
+    ),
+    responses((status = 204, description = "It is gone."))
+)]
+async fn delete(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    Path(PreviewPath { preview }): Path<PreviewPath>,
+) -> Result<Response> {
+    app.previews.delete(sandbox.id(), &preview).await?;
+    Ok(no_content())
+}
+
+/// Make a token that opens a private preview.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{sandbox}/previews/{preview}/tokens",
+    params(
+        ("sandbox" = String, Path, description = "Id or name"),
+        ("preview" = String, Path, description = "Name"),
+    ),
+    request_body = CreatePreviewToken,
+    responses((status = 201, body = PreviewToken,
+        description = "The token; its text is shown only now. It goes into the header \
+            x-torpor-preview-token or the query torpor_preview_token."))
+)]
+async fn create_token(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    Path(PreviewPath { preview }): Path<PreviewPath>,
+    request: Option<Json<CreatePreviewToken>>,
+) -> Result<Response> {
+    let request = request.map(|Json(request)| request).unwrap_or_default();
+    let token = app.previews.create_token(sandbox.id(), &preview, request).await?;
+    Ok(with_status(StatusCode::CREATED, token))
+}
+
+/// List the tokens of a preview, without their texts.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{sandbox}/previews/{preview}/tokens",
+    params(
+        ("sandbox" = String, Path, description = "Id or name"),
+        ("preview" = String, Path, description = "Name"),
+    ),
+    responses((status = 200, description = "Oldest first.", body = PreviewTokenList))
+)]
+async fn tokens(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    Path(PreviewPath { preview }): Path<PreviewPath>,
+) -> Answer<PreviewTokenList> {
+    let tokens = app.previews.tokens(sandbox.id(), &preview)?;
+    Ok(Json(PreviewTokenList { tokens }))
+}
+
+/// Revoke a token. Connections that it opened are cut off.
+#[utoipa::path(
+    delete, path = "/v1/sandboxes/{sandbox}/previews/{preview}/tokens/{token}",
+    params(
+        ("sandbox" = String, Path, description = "Id or name"),
+        ("preview" = String, Path, description = "Name"),
+        ("token" = String, Path, description = "Id of the token"),
+    ),
+    responses((status = 204, description = "It opens nothing any more, nor does any cookie for it."))
+)]
+async fn delete_token(
+    State(app): State<Arc<App>>,
+    Named(sandbox): Named,
+    Path(TokenPath { preview, token }): Path<TokenPath>,
+) -> Result<Response> {
+    app.previews.revoke(sandbox.id(), &preview, &token).await?;
+    Ok(no_content())
+}

@@ -1,0 +1,188 @@
+//! What visitors are told when there is nothing to show: a plain page for people, JSON for programs, with
+//! the same facts. Whatever came from outside is escaped in a page.
+
+use std::fmt::Write as _;
+
+use axum::body::Body;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use serde::Serialize;
+use torpor_protocol::ErrorBody;
+use torpor_protocol::preview::TOKEN_QUERY;
+
+/// So soon a page that waits for a sandbox comes again, in seconds.
+const AGAIN_SECS: u32 = 1;
+/// Nothing is loaded, nothing is run, nobody frames it but a form leads back.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'";
+
+const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:40em;margin:15vh auto;\
+    padding:0 1em;color:#222;background:#fafafa}small{color:#777}code{background:#eee;padding:0 .3em}\
+    input{font:inherit;width:24em;max-width:100%}";
+
+/// An answer of our own.
+#[derive(Debug, Serialize)]
+pub(super) struct Told {
+    #[serde(skip)]
+    pub(super) status: StatusCode,
+    #[serde(flatten)]
+    pub(super) body: ErrorBody,
+    /// Ports that something listens on inside.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) listening: Option<Vec<u16>>,
+    #[serde(skip)]
+    pub(super) kind: Kind,
+}
+
+/// What a page has besides its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Plain,
+    /// It comes again by itself.
+    Waiting,
+    /// It asks for a token.
+    Locked,
+}
+
+impl Told {
+    pub(super) fn new(status: StatusCode, body: ErrorBody) -> Self {
+        Self { status, body, listening: None, kind: Kind::Plain }
+    }
+
+    /// For a browser a page, for others JSON.
+    pub(super) fn answer(&self, browser: bool) -> Response<Body> {
+        let (kind, text) = if browser {
+            ("text/html; charset=utf-8", self.page())
+        } else {
+            let json = serde_json::to_string(self).expect("an error body has text keys only");
+            ("application/json", json)
+        };
+        let mut response = Response::new(Body::from(text));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        let id = HeaderValue::try_from(self.body.request_id.as_str());
+        if let Ok(id) = id {
+            let name = HeaderName::from_static(torpor_protocol::api::REQUEST_ID_HEADER);
+            headers.insert(name, id);
+        }
+        if browser {
+            headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+        }
+        if self.kind == Kind::Waiting {
+            headers.insert(header::RETRY_AFTER, AGAIN_SECS.into());
+        }
+        response
+    }
+
+    fn page(&self) -> String {
+        let (status, title) = (self.status, escape(self.title()));
+        let (message, request_id) = (escape(&self.body.message), escape(&self.body.request_id));
+        let mut text =
+            String::from("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
+        if self.kind == Kind::Waiting {
+            text.push_str(&format!("<meta http-equiv=\"refresh\" content=\"{AGAIN_SECS}\">"));
+        }
+        // Writing to a String can't fail.
+        let _ = write!(
+            text,
+            "<meta name=\"viewport\" content=\"width=device-width\"><title>{title}</title>\
+             <style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n<p>{message}.</p>\n"
+        );
+        if let Some(hint) = &self.body.hint {
+            let _ = write!(text, "<p>{}</p>\n", escape(hint));
+        }
+        if self.kind == Kind::Locked {
+            let _ = write!(
+                text,
+                "<form><input name=\"{TOKEN_QUERY}\" type=\"password\" autocomplete=\"off\" \
+                 placeholder=\"Token\" autofocus> <button>Open</button></form>\n"
+            );
+        }
+        let _ = write!(text, "<p><small>{status} · {request_id}</small></p></body></html>\n");
+        text
+    }
+
+    fn title(&self) -> &str {
+        match self.kind {
+            Kind::Waiting => "Waking up",
+            Kind::Locked => "This preview is private",
+            Kind::Plain => self.status.canonical_reason().unwrap_or("Not available"),
+        }
+    }
+}
+
+/// Whether a person waits for a page.
+pub(crate) fn is_browser<B>(request: &Request<B>) -> bool {
+    let asks = matches!(*request.method(), Method::GET | Method::HEAD);
+    asks && !request.headers().contains_key(header::UPGRADE) && takes_html(request.headers())
+}
+
+fn takes_html(headers: &HeaderMap) -> bool {
+    let accepted = headers.get_all(header::ACCEPT).iter();
+    let mut accepted = accepted.filter_map(|value| value.to_str().ok());
+    accepted.any(|value| value.to_ascii_lowercase().contains("text/html"))
+}
+
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use torpor_protocol::ErrorCode;
+
+    fn told(kind: Kind) -> Told {
+        let body = ErrorBody {
+            code: ErrorCode::Internal,
+            message: "<script>alert('1')</script>".to_owned(),
+            hint: Some("\"&".to_owned()),
+            request_id: "<b>".to_owned(),
+        };
+        Told { kind, ..Told::new(StatusCode::BAD_GATEWAY, body) }
+    }
+
+    #[test]
+    fn a_page_does_not_carry_markup_of_others() {
+        let page = told(Kind::Plain).page();
+        assert!(!page.contains("<script") && !page.contains("<b>") && page.contains("&quot;&amp;"));
+    }
+
+    #[test]
+    fn only_a_page_that_waits_comes_again_by_itself() {
+        assert!(told(Kind::Waiting).page().contains("http-equiv=\"refresh\""));
+        assert!(told(Kind::Waiting).answer(false).headers().contains_key("retry-after"));
+        for kind in [Kind::Plain, Kind::Locked] {
+            assert!(!told(kind).page().contains("refresh"));
+            assert!(!told(kind).answer(true).headers().contains_key("retry-after"));
+        }
+    }
+
+    #[test]
+    fn who_takes_html_and_asks_for_it_is_a_browser() {
+        let request = |method: &str, headers: &[(&'static str, &str)]| {
+            let mut request = Request::builder().method(method);
+            for (name, value) in headers {
+                request = request.header(*name, *value);
+            }
+            is_browser(&request.body(()).unwrap())
+        };
+        assert!(request("GET", &[("accept", "text/HTML,application/xhtml+xml")]));
+        assert!(!request("GET", &[("accept", "*/*")]));
+        assert!(!request("POST", &[("accept", "text/html")]));
+        assert!(!request("GET", &[("accept", "text/html"), ("upgrade", "websocket")]));
+    }
+}

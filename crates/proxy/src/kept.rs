@@ -1,0 +1,286 @@
+//! A connection that stays open while its sandbox sleeps.
+//!
+//! ```text
+//!           ┌── attached ◀── resume ◀── a lease ◀─┐
+//!   client ─┤       │ the session ends            │ the client's next byte or its end, or
+//!           └── asleep, parked ───────────────────┘ somebody else woke it
+//! ```
+//!
+//! Invariants
+//! - It holds no lease while bytes go; they are use, so `idle_after` runs from the last one.
+//! - No byte is lost and none comes twice, in either direction: what was read from one side stays here
+//!   until it is in the log of the other, or written to it.
+//! - A client's byte that may not have reached the server wakes the sandbox, also one that was on its
+//!   way when the sandbox fell asleep.
+//! - If the connection inside is not there any more, the client's is closed.
+
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use torpor_lifecycle::guest::{GuestError, Item, Parked, Sender, Stream};
+use torpor_lifecycle::{Keep, Lease, Sandbox};
+use torpor_protocol::guest::FailureCode;
+
+use crate::connect::{SLEEPS_MAX, awake};
+use crate::forward::LINGER;
+
+/// How long a client may be silent while the sandbox sleeps; then its connection is closed.
+pub const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
+/// Bytes that are taken from the client at once; while the sandbox sleeps, also the most.
+const CHUNK: usize = 64 * 1024;
+/// Before a sandbox whose machine is just being taken away is asked again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Wakes a sandbox for a byte of a client, if it may be woken.
+pub type Wake = Arc<
+    dyn Fn(Sandbox) -> Pin<Box<dyn Future<Output = Result<Lease, String>> + Send>> + Send + Sync,
+>;
+
+/// Wakes whom it is asked to.
+pub(crate) fn plainly() -> Wake {
+    Arc::new(|sandbox| {
+        Box::pin(async move { awake(&sandbox).await.map_err(|error| error.to_string()) })
+    })
+}
+
+/// A connection to a port inside that outlives sleep.
+pub struct Kept {
+    keep: Keep,
+    wake: Wake,
+    stream: Stream,
+    /// What came from inside before it was made.
+    first: Bytes,
+}
+
+impl Kept {
+    /// Of a stream that [`torpor_lifecycle::guest::Guest::connect_kept`] opened with the token of
+    /// `keep`, and that was answered.
+    pub fn new(keep: Keep, wake: Wake, stream: Stream) -> Self {
+        Self { keep, wake, stream, first: Bytes::new() }
+    }
+
+    /// These bytes came from inside already.
+    pub(crate) fn after(self, first: Bytes) -> Self {
+        Self { first, ..self }
+    }
+
+    /// Until both sides have said everything or one of them is gone. What is dropped before is closed
+    /// inside, at the latest when the sandbox is awake for a while.
+    pub async fn carry<C: AsyncRead + AsyncWrite>(self, client: C) {
+        let Self { keep, wake, mut stream, first } = self;
+        let (from, to) = tokio::io::split(client);
+        let (unsent, unwritten) = (BytesMut::new(), first);
+        let mut ends =
+            Ends { from, to, unsent, client_ended: false, unwritten, inside_ended: false };
+        while let Still::Asleep = ends.attached(&keep, &mut stream).await {
+            eprintln!("DBG proxy asleep unsent {} unwritten {} ended {} {}", ends.unsent.len(), ends.unwritten.len(), ends.client_ended, ends.inside_ended);
+            let resumed = match stream.park().await {
+                Ok(parked) => ends.asleep(&keep, &wake, parked).await,
+                Err(error) => Err(error.to_string()),
+            };
+            match resumed {
+                Ok(resumed) => {stream = resumed; eprintln!("DBG proxy resumed unsent {} unwritten {}", ends.unsent.len(), ends.unwritten.len()); },
+                Err(reason) => {
+                    tracing::debug!(sandbox = %keep.sandbox().id(), reason, "not kept any longer");
+                    let _ = timeout(LINGER, ends.close()).await;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Whether an agent does not know how to keep a connection: it is of a save that an older daemon made.
+pub fn is_too_old(error: &GuestError) -> bool {
+    matches!(error, GuestError::Refused { code: FailureCode::Invalid, .. })
+}
+
+/// What becomes of a connection whose sandbox was awake.
+#[derive(Debug, PartialEq, Eq)]
+enum Still {
+    Asleep,
+    Over,
+}
+
+/// The client's side, with what was taken from either side and not given to the other.
+struct Ends<C> {
+    from: ReadHalf<C>,
+    to: WriteHalf<C>,
+    unsent: BytesMut,
+    client_ended: bool,
+    unwritten: Bytes,
+    inside_ended: bool,
+}
+
+impl<C: AsyncRead + AsyncWrite> Ends<C> {
+    /// While the sandbox is awake. Whatever is dropped here in the middle has left nothing half done.
+    async fn attached(&mut self, keep: &Keep, stream: &mut Stream) -> Still {
+        let sender = stream.sender();
+        let Self { from, to, unsent, client_ended, unwritten, inside_ended } = self;
+        let mut inward = pin!(inward(from, unsent, client_ended, &sender, keep));
+        let mut outward = pin!(outward(to, unwritten, inside_ended, stream, keep));
+        // Half-open connections are fine for a while, but not for ever.
+        let both = async {
+            let (first, second) = tokio::select! {
+                first = &mut inward => (first, timeout(LINGER, outward).await),
+                first = &mut outward => (first, timeout(LINGER, inward).await),
+            };
+            first.and(second.unwrap_or(Err(Broke)))
+        };
+        tokio::select! {
+            biased;
+            _ = both => Still::Over,
+            () = sender.gone() => Still::Asleep,
+        }
+    }
+
+    /// While it sleeps, until it is awake and the connection goes on; or why it does not.
+    async fn asleep(
+        &mut self,
+        keep: &Keep,
+        wake: &Wake,
+        mut parked: Parked,
+    ) -> Result<Stream, String> {
+        let half_open = self.client_ended || self.inside_ended;
+        let give_up = Instant::now() + if half_open { LINGER } else { KEPT_FOR };
+        for _ in 0..SLEEPS_MAX {
+            let roused = timeout_at(give_up, self.roused(keep, wake, &mut parked)).await;
+            let lease = roused.map_err(|_| "the client was silent for too long".to_owned())??;
+            match lease.guest().resume(keep.token(), &mut parked).await {
+                Ok(stream) => return Ok(stream),
+                // It fell asleep again, or its machine is just being taken away.
+                Err(GuestError::Asleep | GuestError::Gone) => {}
+                Err(error) => return Err(error.to_string()),
+            }
+            drop(lease);
+            sleep(PAUSE).await;
+        }
+        Err("the sandbox did not stay awake".to_owned())
+    }
+
+    /// A lease: at once if there is something for the server, else when there is or when somebody else
+    /// wakes the sandbox. Cancel-safe.
+    async fn roused(
+        &mut self,
+        keep: &Keep,
+        wake: &Wake,
+        parked: &mut Parked,
+    ) -> Result<Lease, String> {
+        loop {
+            if parked.is_unconfirmed() || !self.unsent.is_empty() || self.client_ended {
+                return wake(keep.sandbox().clone()).await;
+            }
+            self.unsent.reserve(CHUNK);
+            tokio::select! {
+                biased;
+                lease = keep.when_awake() => {
+                    return lease.ok_or_else(|| "the sandbox is gone".to_owned());
+                }
+                read = self.from.read_buf(&mut self.unsent) => {
+                    self.client_ended = read.map_err(|error| error.to_string())? == 0;
+                }
+                broken = write_leftover(&mut self.to, &mut self.unwritten, parked) => {
+                    return Err(broken.to_string());
+                }
+            }
+        }
+    }
+
+    /// What came from inside goes to the client before the end.
+    async fn close(&mut self) -> io::Result<()> {
+        write(&mut self.to, &mut self.unwritten).await?;
+        self.to.shutdown().await
+    }
+}
+
+/// A side is gone.
+#[derive(Debug)]
+struct Broke;
+
+/// From the client, until its end.
+async fn inward<C: AsyncRead>(
+    from: &mut ReadHalf<C>,
+    unsent: &mut BytesMut,
+    ended: &mut bool,
+    sender: &Sender,
+    keep: &Keep,
+) -> Result<(), Broke> {
+    loop {
+        while !unsent.is_empty() {
+            let parcel = sender.wrap(&[io::IoSlice::new(unsent)]);
+            let length = parcel.len();
+            if sender.ship(parcel).await.is_err() {
+                // The session is over, which is seen elsewhere.
+                return std::future::pending().await;
+            }
+            unsent.advance(length);
+            keep.used();
+        }
+        if *ended {
+            let _ = sender.finish().await;
+            return Ok(());
+        }
+        unsent.reserve(CHUNK);
+        *ended = from.read_buf(unsent).await.map_err(|_| Broke)? == 0;
+    }
+}
+
+/// To the client, until the server's end.
+async fn outward<C: AsyncWrite>(
+    to: &mut WriteHalf<C>,
+    unwritten: &mut Bytes,
+    ended: &mut bool,
+    stream: &mut Stream,
+    keep: &Keep,
+) -> Result<(), Broke> {
+    loop {
+        write(to, unwritten).await.map_err(|_| Broke)?;
+        if *ended {
+            return to.shutdown().await.map_err(|_| Broke);
+        }
+        match stream.next().await {
+            Ok(Some(Item::Data(bytes))) => {
+                *unwritten = bytes;
+                keep.used();
+            }
+            Ok(None) => *ended = true,
+            // The session is over, which is seen elsewhere.
+            Err(GuestError::Asleep | GuestError::Gone) => return std::future::pending().await,
+            Ok(Some(_)) | Err(_) => return Err(Broke),
+        }
+    }
+}
+
+/// Resolves only when the client is gone. Cancel-safe.
+async fn write_leftover<C: AsyncWrite>(
+    to: &mut WriteHalf<C>,
+    unwritten: &mut Bytes,
+    parked: &mut Parked,
+) -> io::Error {
+    loop {
+        if let Err(error) = write(to, unwritten).await {
+            return error;
+        }
+        match parked.take() {
+            Some(bytes) => *unwritten = bytes,
+            None => return std::future::pending().await,
+        }
+    }
+}
+
+/// All of it. Cancel-safe: what was written is not there any more.
+async fn write<C: AsyncWrite>(to: &mut WriteHalf<C>, bytes: &mut Bytes) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match to.write(bytes).await? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            written => bytes.advance(written),
+        }
+    }
+    to.flush().await
+}

@@ -1,0 +1,27 @@
+//! What a caller puts on a request, and finds on an answer, that is not HTTP: extensions.
+
+use std::num::NonZeroU16;
+
+use tokio_util::sync::CancellationToken;
+
+/// On a request: a connection that it upgrades ends when this is cancelled. (Other answers end when
+/// their body is dropped.)
+#[derive(Debug, Clone)]
+pub struct Until(pub CancellationToken);
+
+impl Until {
+    /// Does the work, or stops in the middle of it.
+    pub(crate) async fn limit(until: Option<Self>, work: impl Future<Output = ()>) {
+        match until {
+            None => work.await,
+            Some(Self(until)) => tokio::select! {
+                () = work => {}
+                () = until.cancelled() => tracing::debug!("an upgraded connection was cut off"),
+            },
+        }
+    }
+}
+
+/// On an answer: it is ours, because nothing listens on this port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotListening(pub NonZeroU16);
