@@ -270,7 +270,6 @@ impl Stream {
         self.consumed.set(before.consumed.replace(0));
         self.arrived_bytes.set(before.arrived_bytes.get());
         let waiting = (self.inbox.borrow().bytes + self.consumed.get()) as u64;
-        eprintln!("DBG agent take_over there {there:?} credit {} again {} inbox {} consumed {} ended {}", self.credit.get(), self.again.borrow().len(), self.inbox.borrow().bytes, self.consumed.get(), self.inbox.borrow().ended);
         let here = Reached { received: self.arrived_bytes.get(), waiting };
         then();
         let sent = turn.send_json(self.id, Kind::Reply, &Reply::Resumed(here)).await;

@@ -43,6 +43,8 @@ type Waking = Pin<Box<dyn Future<Output = Result<Lease, String>> + Send>>;
 enum Whom {
     Preview(Arc<Entry>),
     Port(Target),
+    /// A preview that is not there.
+    Nobody,
     Api,
 }
 
@@ -56,14 +58,7 @@ pub(crate) struct Desk {
 
 impl Desk {
     pub(crate) fn new(app: &Arc<App>) -> Self {
-        let waker = Arc::clone(app);
-        let wake = move |sandbox: Sandbox| -> Waking {
-            let app = Arc::clone(&waker);
-            Box::pin(async move {
-                crate::room::awake(&app, &sandbox).await.map_err(|error| error.to_string())
-            })
-        };
-        let proxy = Proxy::new(app.fleet.clone()).waking_by(Arc::new(wake));
+        let proxy = Proxy::new(app.fleet.clone()).waking_by(crate::room::waker(app));
         Self { app: Arc::clone(app), router: api::router(app), proxy }
     }
 
@@ -82,6 +77,7 @@ impl Desk {
             Whom::Api => return self.router.oneshot(request).await,
             Whom::Preview(entry) => self.visit(&entry, request, peer).await,
             Whom::Port(target) => self.preview(target, request, peer).await,
+            Whom::Nobody => previews::nobody(&request),
         };
         let status = response.status().as_u16();
         self.app.metrics.answered(method.as_str(), "preview", status, begun.elapsed());
@@ -102,8 +98,17 @@ impl Desk {
         let authority = request.uri().authority().map(|authority| authority.as_str());
         // Of several hosts any counts: the request then is refused, whichever comes first.
         let hosts = request.headers().get_all(HOST).iter().filter_map(|host| host.to_str().ok());
-        let mut hosts = authority.into_iter().chain(hosts);
-        hosts.find_map(|host| self.previewed(host)).map_or(Whom::Api, Whom::Preview)
+        let hosts = authority.into_iter().chain(hosts);
+        let mut whom = Whom::Api;
+        for host in hosts {
+            if let Some(entry) = self.previewed(host) {
+                return Whom::Preview(entry);
+            }
+            if previews.was_meant(host) {
+                whom = Whom::Nobody;
+            }
+        }
+        whom
     }
 
     /// By a domain of its owner, or by its label.

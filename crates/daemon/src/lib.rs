@@ -56,7 +56,7 @@ pub use config::Config;
 pub use doctor::{Finding, Verdict, doctor};
 use listen::Doors;
 pub use listen::bind;
-pub use tls::TlsError;
+pub use tls::{BadCertificate, TlsError};
 pub use torpor_lifecycle::Leave;
 
 /// Why the daemon does not run.

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::{Error, Lease, Room, Sandbox};
 use torpor_protocol::{SandboxRef, State, Status, Tier};
+use torpor_proxy::Wake;
 
 use crate::admission::Inadmissible;
 use crate::api::error::ApiError;
@@ -40,6 +41,15 @@ pub async fn awake(app: &App, sandbox: &Sandbox) -> Result<Lease, ApiError> {
     let lease = woken?;
     app.metrics.waited(tier, begun.elapsed());
     Ok(lease)
+}
+
+/// The same for connections that outlive sleep.
+pub(crate) fn waker(app: &Arc<App>) -> Wake {
+    let app = Arc::clone(app);
+    Arc::new(move |sandbox| {
+        let app = Arc::clone(&app);
+        Box::pin(async move { awake(&app, &sandbox).await.map_err(|error| error.to_string()) })
+    })
 }
 
 /// Room for a sandbox that is about to wake: asked to (`asked`), or for a request.

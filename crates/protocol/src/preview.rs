@@ -54,6 +54,15 @@ impl PreviewLabel {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Whether it may be one that nobody chose.
+    pub fn looks_random(&self) -> bool {
+        looks_random(&self.0)
+    }
+}
+
+fn looks_random(text: &str) -> bool {
+    text.len() == RANDOM_LEN && text.bytes().all(|b| BASE32.contains(&b))
 }
 
 impl fmt::Display for PreviewLabel {
@@ -66,8 +75,7 @@ impl FromStr for PreviewLabel {
     type Err = BadName;
     fn from_str(text: &str) -> Result<Self, BadName> {
         let bad = |why| Err(BadName::new("prefix", text, why));
-        let random = text.len() == RANDOM_LEN && text.bytes().all(|b| BASE32.contains(&b));
-        if random {
+        if looks_random(text) {
             return Ok(Self(text.to_owned()));
         }
         if text.is_empty() || text.len() > LABEL_MAX {

@@ -79,13 +79,12 @@ impl Kept {
         let mut ends =
             Ends { from, to, unsent, client_ended: false, unwritten, inside_ended: false };
         while let Still::Asleep = ends.attached(&keep, &mut stream).await {
-            eprintln!("DBG proxy asleep unsent {} unwritten {} ended {} {}", ends.unsent.len(), ends.unwritten.len(), ends.client_ended, ends.inside_ended);
             let resumed = match stream.park().await {
                 Ok(parked) => ends.asleep(&keep, &wake, parked).await,
                 Err(error) => Err(error.to_string()),
             };
             match resumed {
-                Ok(resumed) => {stream = resumed; eprintln!("DBG proxy resumed unsent {} unwritten {}", ends.unsent.len(), ends.unwritten.len()); },
+                Ok(resumed) => stream = resumed,
                 Err(reason) => {
                     tracing::debug!(sandbox = %keep.sandbox().id(), reason, "not kept any longer");
                     let _ = timeout(LINGER, ends.close()).await;

@@ -181,7 +181,7 @@ fn describe_way_out(network: &Network) -> Fields {
     ];
     let limits: Vec<String> = limits.into_iter().flatten().collect();
     if !limits.is_empty() {
-        fields.push(("network limits", limits.join(", ")));
+        fields.push(("limits", limits.join(", ")));
     }
     fields
 }

@@ -46,6 +46,10 @@ pub(super) struct PortForward {
     /// Address to listen on.
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     address: IpAddr,
+    /// Let the sandbox sleep while connections are open and quiet. They stay open, and the next byte
+    /// of the local side wakes it.
+    #[arg(long)]
+    keep: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +86,10 @@ impl PortForward {
             let bound = listener.local_addr().map_err(failed)?;
             output::line(&format!("{bound} -> {}:{}", self.sandbox, ports.remote))?;
             let port = ports.remote.to_string();
-            let route = Route::sandbox(&self.sandbox).then("/tunnel").part(&port);
+            let mut route = Route::sandbox(&self.sandbox).then("/tunnel").part(&port);
+            if self.keep {
+                route = route.query("keep", "true");
+            }
             listeners.push(accept(listener, client.clone(), route, Arc::clone(&room)));
         }
         tokio::select! {

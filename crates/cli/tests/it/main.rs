@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails says where")]
 
 mod cp;
+mod egress;
 mod ended;
 mod errors;
 mod forks;

@@ -39,8 +39,8 @@ fn a_new_value_is_a_new_version_and_for_those_who_wake_from_disk() {
     let table = world.torpor(["secret", "ls"]).ok();
     let lines: Vec<Vec<&str>> =
         table.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(lines[0], ["NAME", "VERSION", "AGE", "CHANGED"]);
-    assert_eq!(lines[1][..2], ["TOKEN", "2"]);
+    assert_eq!(lines[0], ["NAME", "VERSION", "HOSTS", "AGE", "CHANGED"]);
+    assert_eq!(lines[1][..3], ["TOKEN", "2", "-"]);
     assert_eq!(world.sh("echo $TOKEN").ok(), "one\n");
     world.torpor(["sleep", "web", "--cold"]).ok();
     assert_eq!(world.sh("echo $TOKEN").ok(), "two\n");

@@ -34,7 +34,18 @@ fn a_sandbox_is_created_with_an_entrypoint_ranges_and_ports() {
 fn what_can_be_no_range_or_port_is_refused_before_anybody_is_asked() {
     let stub = Stub::new(|_| None);
     for words in [
-        "create --allow example.org",
+        "create --allow https://example.org",
+        "create --allow ex*mple.org",
+        "create --route api.example.com",
+        "create --route-file nowhere.json",
+        "create --bandwidth fast",
+        "create --grant NOT-ONE",
+        "update web --route a.example:X=y --no-route",
+        "update web --gateway office --no-gateway",
+        "update web --connections 1 --no-limits",
+        "secret set A --host https://a.example",
+        "secret set A --host a.example --no-host",
+        "egress ls",
         "create --deny 10.0.0.0/33",
         "create --expose 0",
         "create --expose 70000",

@@ -6,17 +6,22 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::extract::ws::WebSocket;
 use axum::response::Response;
+use bytes::BytesMut;
 use serde::Deserialize;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
 use torpor_lifecycle::guest::{GuestError, Sender, Stream, unexpected};
-use torpor_protocol::guest::{Reply, Request};
+use torpor_protocol::ErrorCode;
+use torpor_protocol::guest::{KEPT_MAX, MAX_PAYLOAD, Reply, Request};
+use torpor_proxy::Kept;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
 use super::exec::upgraded;
-use super::extract::{Awake, Path, RequestId, Upgrade};
+use super::extract::{Awake, Path, Query, RequestId, Upgrade};
 use super::socket::{self, Ear, Heard, Mouth};
 use crate::app::App;
+use crate::room;
 
 /// How long a server inside may take to accept.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
@@ -30,28 +35,50 @@ struct TunnelPath {
     port: u16,
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TunnelQuery {
+    #[serde(default)]
+    keep: bool,
+}
+
 /// Connect to a port inside.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{sandbox}/tunnel/{port}",
     params(
         ("sandbox" = String, Path, description = "Id or name"),
         ("port" = u16, Path, description = "A TCP port on loopback inside"),
+        (
+            "keep" = Option<bool>, Query,
+            description = "The connection does not keep the sandbox awake: only bytes that go over \
+                           it are use. While the sandbox sleeps the connection stays open, and the \
+                           client's next byte wakes it. It is closed if the server inside did not \
+                           outlive the sleep, and after a day of sleep without a byte.",
+        ),
     ),
     responses((
         status = 101,
         description = "A WebSocket: binary messages are the bytes. An empty message says that the \
-                       client will send no more. 502 if nothing listens.",
+                       client will send no more. 502 if nothing listens. 503 with `keep` if 256 \
+                       connections to this sandbox are kept already.",
     ))
 )]
 async fn tunnel(
     State(app): State<Arc<App>>,
     id: RequestId,
     Path(TunnelPath { port }): Path<TunnelPath>,
+    Query(TunnelQuery { keep }): Query<TunnelQuery>,
     awake: Awake,
     Upgrade(upgrade): Upgrade,
 ) -> Result<Response> {
     if port == 0 {
         return Err(ApiError::invalid("0 is no port"));
+    }
+    if keep && let Some(kept) = connect_kept(&app, &awake, port).await? {
+        return Ok(upgraded(app, id, upgrade, async move |socket, app, _| {
+            drop(awake);
+            carry_kept(&app, socket, kept).await;
+        }));
     }
     let stream = connect(&awake, port).await?;
     Ok(upgraded(app, id, upgrade, async move |socket, app, _| {
@@ -70,6 +97,78 @@ pub async fn connect(awake: &Awake, port: u16) -> Result<Stream> {
     };
     let connected = tokio::time::timeout(CONNECT_DEADLINE, connect).await;
     Ok(connected.map_err(|_| GuestError::Timeout(CONNECT_DEADLINE))??)
+}
+
+/// A connection that outlives sleep; none if the agent in that machine is too old for it.
+async fn connect_kept(app: &Arc<App>, awake: &Awake, port: u16) -> Result<Option<Kept>> {
+    let full = || {
+        let message = format!("the sandbox already has {KEPT_MAX} connections that are kept");
+        ApiError::new(ErrorCode::CapacityReached, message)
+    };
+    let keep = awake.sandbox.keep().ok_or_else(full)?;
+    let connect = async {
+        let mut stream = awake.lease.guest().connect_kept(port, keep.token()).await?;
+        match stream.reply().await? {
+            Reply::Done => Ok(stream),
+            other => Err(GuestError::Protocol(format!("{other:?} to a connect"))),
+        }
+    };
+    let connected = tokio::time::timeout(CONNECT_DEADLINE, connect).await;
+    match connected.map_err(|_| GuestError::Timeout(CONNECT_DEADLINE))? {
+        Ok(stream) => Ok(Some(Kept::new(keep, room::waker(app), stream))),
+        Err(error) if torpor_proxy::is_too_old(&error) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Until either side is done, or the daemon stops.
+async fn carry_kept(app: &App, socket: WebSocket, kept: Kept) {
+    let (mut ear, mut mouth) = socket::split(socket);
+    let (near, far) = tokio::io::duplex(MAX_PAYLOAD);
+    let (mut from_inside, mut to_inside) = tokio::io::split(near);
+    let outward = async {
+        // What came last is read after the connection inside is over.
+        let ((), over) = tokio::join!(kept.carry(far), outward_of(&mut from_inside, &mut mouth));
+        over
+    };
+    let over = tokio::select! {
+        over = outward => over,
+        () = inward_to(&mut ear, &mut to_inside) => Over::Left,
+        () = app.stopping.cancelled() => Over::Said,
+    };
+    if !matches!(over, Over::Left) {
+        mouth.close(socket::NORMAL, "").await;
+        ear.wait_for_close().await;
+    }
+}
+
+async fn outward_of(from: &mut ReadHalf<DuplexStream>, mouth: &mut Mouth) -> Over {
+    loop {
+        let mut bytes = BytesMut::with_capacity(MAX_PAYLOAD);
+        let read = tokio::select! {
+            read = from.read_buf(&mut bytes) => read,
+            _ = mouth.keep_alive() => return Over::Left,
+        };
+        if !read.is_ok_and(|read| read > 0) {
+            return Over::Said;
+        }
+        if mouth.feed(bytes.freeze()).await.is_err() || mouth.flush().await.is_err() {
+            return Over::Left;
+        }
+    }
+}
+
+async fn inward_to(ear: &mut Ear, to: &mut WriteHalf<DuplexStream>) {
+    while let Some(heard) = ear.hear().await {
+        let sent = match heard {
+            Heard::Bytes(bytes) if bytes.is_empty() => to.shutdown().await,
+            Heard::Bytes(bytes) => to.write_all(&bytes).await,
+            Heard::Text(_) => return,
+        };
+        if sent.is_err() {
+            return std::future::pending().await;
+        }
+    }
 }
 
 /// Until either side is done, or the daemon stops.

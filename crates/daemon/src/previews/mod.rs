@@ -45,7 +45,7 @@ use crate::domains::Domains;
 use address::Names;
 pub(crate) use address::bare;
 pub(crate) use entry::Entry;
-pub(crate) use visit::Visitor;
+pub(crate) use visit::{Visitor, nobody};
 use waking::Waking;
 
 /// Previews of one sandbox: more than anybody has servers in one.
@@ -135,6 +135,12 @@ impl Previews {
     pub(crate) fn by_host(&self, host: &str) -> Option<Arc<Entry>> {
         let label = self.names.read().label(host)?;
         self.by_label(&label)
+    }
+
+    /// Whether a host is that of a preview that is not there, and of nothing else.
+    pub(crate) fn was_meant(&self, host: &str) -> bool {
+        let label = self.names.read().label(host).and_then(|label| label.parse().ok());
+        label.is_some_and(|label: PreviewLabel| label.looks_random())
     }
 
     /// The preview with this label. It may have ended.

@@ -1,8 +1,6 @@
 //! What visitors are told when there is nothing to show: a plain page for people, JSON for programs, with
 //! the same facts. Whatever came from outside is escaped in a page.
 
-use std::fmt::Write as _;
-
 use axum::body::Body;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
@@ -79,29 +77,18 @@ impl Told {
     fn page(&self) -> String {
         let (status, title) = (self.status, escape(self.title()));
         let (message, request_id) = (escape(&self.body.message), escape(&self.body.request_id));
-        let mut text =
-            String::from("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
+        let mut head = String::from("<meta charset=\"utf-8\">");
         if self.kind == Kind::Waiting {
-            text.push_str(&format!("<meta http-equiv=\"refresh\" content=\"{AGAIN_SECS}\">"));
+            head.push_str(&format!("<meta http-equiv=\"refresh\" content=\"{AGAIN_SECS}\">"));
         }
-        // Writing to a String can't fail.
-        let _ = write!(
-            text,
-            "<meta name=\"viewport\" content=\"width=device-width\"><title>{title}</title>\
-             <style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n<p>{message}.</p>\n"
-        );
-        if let Some(hint) = &self.body.hint {
-            let _ = write!(text, "<p>{}</p>\n", escape(hint));
-        }
-        if self.kind == Kind::Locked {
-            let _ = write!(
-                text,
-                "<form><input name=\"{TOKEN_QUERY}\" type=\"password\" autocomplete=\"off\" \
-                 placeholder=\"Token\" autofocus> <button>Open</button></form>\n"
-            );
-        }
-        let _ = write!(text, "<p><small>{status} · {request_id}</small></p></body></html>\n");
-        text
+        let hint = self.body.hint.as_deref().map(escape).unwrap_or_default();
+        let form = if self.kind == Kind::Locked { form() } else { String::new() };
+        format!(
+            "<!doctype html>\n<html lang=\"en\"><head>{head}\
+             <meta name=\"viewport\" content=\"width=device-width\"><title>{title}</title>\
+             <style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n<p>{message}.</p>\n\
+             <p>{hint}</p>\n{form}<p><small>{status} · {request_id}</small></p></body></html>\n"
+        )
     }
 
     fn title(&self) -> &str {
@@ -111,6 +98,13 @@ impl Told {
             Kind::Plain => self.status.canonical_reason().unwrap_or("Not available"),
         }
     }
+}
+
+fn form() -> String {
+    format!(
+        "<form><input name=\"{TOKEN_QUERY}\" type=\"password\" autocomplete=\"off\" \
+         placeholder=\"Token\" autofocus> <button>Open</button></form>\n"
+    )
 }
 
 /// Whether a person waits for a page.

@@ -254,6 +254,13 @@ fn redirect(uri: &Uri, cookie: HeaderValue) -> Response<Body> {
 
 // === What visitors are told ===
 
+/// The answer to a request for a preview that is not there.
+pub(crate) fn nobody<B>(request: &Request<B>) -> Response<Body> {
+    let mut told = ended();
+    told.body.request_id = crate::telemetry::request_id(request.headers()).to_string();
+    told.answer(is_browser(request))
+}
+
 fn told(error: &ApiError) -> Box<Told> {
     if let Some(error) = error.blame() {
         tracing::error!(error, "a preview failed");

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use rcgen::{CertificateParams, CustomExtension, DistinguishedName, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 
 use super::{ACME_ALPN, provider};
 
@@ -76,10 +77,14 @@ fn certificate(host: &str, digest: &[u8]) -> Result<ServerConfig, BadChallenge> 
     let key = KeyPair::generate()?;
     let certificate = params.self_signed(&key)?;
     let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
-    let mut config = ServerConfig::builder_with_provider(provider())
+    let provider = provider();
+    let key = provider.key_provider.load_private_key(key)?;
+    // Whoever does not know the extension must refuse the certificate, and `rustls` would.
+    let certificate = CertifiedKey::new(vec![certificate.der().clone()], key);
+    let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .with_no_client_auth()
-        .with_single_cert(vec![certificate.der().clone()], key)?;
+        .with_cert_resolver(Arc::new(SingleCertAndKey::from(certificate)));
     config.alpn_protocols = vec![ACME_ALPN.to_vec()];
     Ok(config)
 }

@@ -69,7 +69,7 @@ async fn served(
 #[tokio::test]
 async fn the_encrypted_listener_gives_the_same_answers_with_both_protocols() {
     let dir = tempfile::tempdir().unwrap();
-    let (roots, chain, key) = own("torpor.example.org", -1, 30);
+    let (roots, chain, key) = own("localhost", -1, 30);
     let mut config = Config::default();
     config.data_dir = dir.path().to_owned();
     config.tls.listen = Some(free());
@@ -79,9 +79,9 @@ async fn the_encrypted_listener_gives_the_same_answers_with_both_protocols() {
     let world = World::with(config).await;
     world.create(json!({"name": "web"})).await.expect(201);
     let path = "/v1/sandboxes/web";
-    let answer = secure::get(address, "torpor.example.org", &roots, path).await.unwrap();
+    let answer = secure::get(address, "localhost", &roots, path).await.unwrap();
     assert_eq!(answer.expect(200)["name"], "web");
-    let answer = secure::get_h2(address, "torpor.example.org", &roots, path).await.unwrap();
+    let answer = secure::get_h2(address, "localhost", &roots, path).await.unwrap();
     assert_eq!(answer.expect(200)["name"], "web");
     assert!(secure::get(address, "evil.example.org", &roots, path).await.is_err());
 }
@@ -129,8 +129,7 @@ async fn certificates_are_got_over_plain_http() {
     world.restart(torpor_daemon::Leave::Running).await;
     let again = served(&pebble, pebble.tls, "torpor.example.org", &roots, None).await;
     assert_eq!(first, again);
-    let orders = pebble.log().matches("There are now ").count();
-    assert_eq!(pebble.log().matches("order").count() > 0, orders < 1000);
+    assert_eq!(pebble.log().matches("POST /order-plz").count(), 1, "{}", pebble.log());
     private(&data.path().join("tls"));
 }
 

@@ -198,18 +198,21 @@ const LOOKUPS: usize = 16;
 /// Clients expect that a running sandbox's policy is refused if a name in it can't be found. Whom the
 /// host itself asks is asked; what is below `*.` is not looked up, because nobody can.
 pub(super) async fn must_resolve(network: &Network) -> Result<()> {
-    let entries = network.allow.iter().chain(&network.deny);
-    let hosts = entries.filter_map(Destination::web).filter_map(|rule| rule.host().exact());
-    let lookups = hosts.map(async |host| {
-        let found = tokio::net::lookup_host((host, 0)).await;
-        match found.ok().and_then(|mut addresses| addresses.next()) {
-            Some(_) => Ok(()),
-            None => Err(ApiError::invalid(format!("network: {host} does not resolve"))),
-        }
-    });
-    let all = stream::iter(lookups).buffer_unordered(LOOKUPS).try_collect::<()>();
+    let mut hosts: Vec<String> = Vec::new();
+    for rule in network.allow.iter().chain(&network.deny).filter_map(Destination::web) {
+        hosts.extend(rule.host().exact().map(str::to_owned));
+    }
+    let all = stream::iter(hosts).map(Ok).try_for_each_concurrent(LOOKUPS, resolves);
     let late = |_| ApiError::invalid("network: its names do not resolve in time");
     tokio::time::timeout(LOOKUP_DEADLINE, all).await.map_err(late)?
+}
+
+async fn resolves(host: String) -> Result<()> {
+    let found = tokio::net::lookup_host((host.as_str(), 0)).await;
+    match found.ok().and_then(|mut addresses| addresses.next()) {
+        Some(_) => Ok(()),
+        None => Err(ApiError::invalid(format!("network: {host} does not resolve"))),
+    }
 }
 
 /// Who may reach which ports, if it was `before` so.

@@ -165,6 +165,8 @@ async fn strangers_and_visitors_of_the_turnstile_itself_are_cut() {
     assert_reset(&mut world.guest.connect_directly().await).await;
     let stranger = world.guest.at(Ipv4Addr::new(127, 9, 9, 9));
     assert_reset(&mut stranger.connect(ELSEWHERE, 80).await).await;
+    // At once, without a decision about where they wanted to go.
+    assert!(world.egress.audit().recent(&world.guest.id, 10).is_empty());
 }
 
 #[tokio::test]

@@ -82,9 +82,10 @@ async fn a_member_that_asks_too_much_at_once_waits_for_nobody() {
     for _ in 0..65 {
         socket.send(&question).await.unwrap();
     }
-    // Those that wait get the same in the end, but this one comes while they wait.
+    // Those that wait get the same in the end, but this one comes while they wait and was not asked.
     let answer = received(&socket).await;
     assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+    assert!(world.asked().len() <= 64);
     let others = world.guest.at(Ipv4Addr::new(127, 9, 0, 3));
     world.host("a.test", &[PUBLIC]);
     let id = torpor_protocol::SandboxId::random();

@@ -24,9 +24,11 @@ const CLOSED: [&str; 11] = [
     "224.0.0.0/3",
 ];
 
-/// What stays closed whatever a policy names: the loopback of the host, the guests of all
-/// installations with their turnstiles, and the network in which every guest is.
-pub(super) const NEVER: [&str; 3] = ["127.0.0.0/8", "10.213.0.0/16", "10.0.0.0/30"];
+/// What stays closed whatever a policy names: the loopback of the host, and the guests of all
+/// installations with their turnstiles.
+pub(super) const NEVER: [&str; 2] = ["127.0.0.0/8", "10.213.0.0/16"];
+/// The same for the guests themselves: the network in which every one of them is, with its gateway.
+pub(super) const INSIDE: &str = "10.0.0.0/30";
 
 /// These, and the networks and addresses of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -27,7 +27,7 @@ use std::net::Ipv4Addr;
 
 use torpor_protocol::AddressRange;
 
-use super::closed::{Closed, NEVER};
+use super::closed::{Closed, INSIDE, NEVER};
 use super::names::{Block, GATEWAY, GUEST, Names, SLOTS};
 use super::told::Telling;
 
@@ -68,6 +68,7 @@ pub(super) fn table(makeup: &Makeup<'_>) -> String {
         ("%balance%", elements(names, |slot| balance(block.address(slot)).to_string())),
         ("%closed%", closed.join(", ")),
         ("%never%", NEVER.join(", ")),
+        ("%inside%", INSIDE.to_owned()),
         ("%tell_allowed%", tell(Telling::Allowed)),
         ("%tell_asked%", tell(Telling::Asked)),
         ("%tell_refused%", tell(Telling::Refused)),

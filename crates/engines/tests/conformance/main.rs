@@ -9,6 +9,8 @@ mod contract;
 #[cfg(test)]
 mod crashes;
 #[cfg(test)]
+mod guided;
+#[cfg(test)]
 mod gvisor;
 #[cfg(test)]
 mod keeper;

@@ -128,7 +128,6 @@ fn go_on(mut stream: Stream, parked: &mut Parked, there: Reached) -> Result<Stre
         return Err(GuestError::Protocol("the machine is not what it was".to_owned()));
     };
     stream.received = parked.received;
-    eprintln!("DBG daemon go_on there {there:?} log {} again {} permits {} finished {} received {} leftover {}", parked.log.len(), again.len(), stream.sender.credit.available_permits(), parked.finished, parked.received, parked.leftover.len());
     stream.leftover = std::mem::take(&mut parked.leftover);
     let sender = &stream.sender;
     for chunk in again.chunks(MAX_PAYLOAD) {

@@ -222,6 +222,10 @@ impl Shared {
         self.streams.lock().open.remove(&id);
     }
 
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.is_cancelled()
+    }
+
     pub(super) async fn gone(&self) {
         self.closed.cancelled().await;
     }

@@ -197,6 +197,11 @@ impl Drop for Stream {
         if self.over && self.sender.finished.swap(true, Ordering::Relaxed) {
             return;
         }
+        // A session that is over takes its streams with it, and a connection that is kept must not hear
+        // that it is not.
+        if shared.is_closed() {
+            return;
+        }
         let kind = if self.over { Kind::End } else { Kind::Reset };
         shared.send_parting(guest::packet(self.sender.id, kind, &[]));
     }

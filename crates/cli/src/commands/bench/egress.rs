@@ -182,7 +182,7 @@ async fn changes(
     for round in 0..bench.rounds {
         let network = if round % 2 == 0 { &other } else { policy };
         let update = UpdateSandbox { network: Some(network.clone()), ..UpdateSandbox::default() };
-        let change = async { client.patch::<_, Status>(route, &update).await.map(drop) };
+        let change = async { client.patch::<Status>(route, &update).await.map(drop) };
         times.push(timed(change).await?);
     }
     report.latency("a change of policy", Start::Running, Summary::of(&times));

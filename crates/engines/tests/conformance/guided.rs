@@ -1,0 +1,93 @@
+//! Machines whose connections somebody else decides about.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustix::net::sockopt::ip_original_dst;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
+use tokio::time::timeout;
+use torpor_lifecycle::engine::{Engine, Guard, Passed};
+use torpor_lifecycle::guest::Guest;
+use torpor_protocol::{Network, SandboxId};
+
+use crate::outside::{Outside, PORT};
+use crate::world::{PATIENCE, boot, eventually, greet, say, world};
+
+/// A guard that remembers who is admitted.
+#[derive(Default)]
+struct Watching(Mutex<Vec<(Ipv4Addr, Option<(SandboxId, Network)>)>>);
+
+impl Watching {
+    /// The latest of an address.
+    fn of(&self, guest: Ipv4Addr) -> Option<(SandboxId, Network)> {
+        let heard = self.0.lock();
+        heard.iter().rev().find(|(address, _)| *address == guest)?.1.clone()
+    }
+}
+
+impl Guard for Watching {
+    fn admit(&self, guest: Ipv4Addr, id: &SandboxId, network: &Network) {
+        self.0.lock().push((guest, Some((id.clone(), network.clone()))));
+    }
+    fn dismiss(&self, guest: Ipv4Addr) {
+        self.0.lock().push((guest, None));
+    }
+    fn passed(&self, _: Ipv4Addr, _: Passed) {}
+}
+
+fn guided() -> Network {
+    Network { deny: vec!["example.com".parse().unwrap()], ..Network::default() }
+}
+
+/// Has the guest connect to the outside. Returns who arrived at the turnstile, having told it `word`.
+async fn arrives(guest: &Guest, door: &TcpListener, to: &str, word: &str) -> Ipv4Addr {
+    let script = format!("exec 3<>/dev/tcp/{to}/{PORT} && head -1 <&3");
+    let arrived = async {
+        let (mut stream, from) = timeout(PATIENCE, door.accept()).await.expect("in time").unwrap();
+        let wanted = SocketAddrV4::new(to.parse().unwrap(), PORT);
+        assert_eq!(ip_original_dst(&stream).unwrap(), wanted);
+        stream.write_all(format!("{word}\n").as_bytes()).await.unwrap();
+        let std::net::IpAddr::V4(from) = from.ip() else { panic!("{from} is no guest") };
+        from
+    };
+    let (heard, from) = tokio::join!(say(guest, &script), arrived);
+    assert_eq!(heard, word);
+    from
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guided_machine_is_led_to_the_turnstile_and_known_there_from_first_to_last() {
+    let Some(mut world) = world().await else { return };
+    let watching = Arc::new(Watching::default());
+    world.config.guard = watching.clone();
+    world.reopen().await;
+    let (mut plan, outside) = (world.plan(), Outside::new(&world));
+    let [one, two] = &outside.addresses;
+    plan.spec.network = guided();
+    let about = world.engine().about().clone();
+    assert_eq!(about.nameserver.as_deref(), Some("10.0.0.1"));
+    let turnstile = about.turnstile.expect("guests are led somewhere");
+    let door = TcpListener::bind((turnstile.address, turnstile.connections)).await.unwrap();
+
+    let (mut machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    let address = arrives(&guest, &door, one, "led").await;
+    assert_eq!(watching.of(address), Some((plan.id.clone(), guided())));
+    machine.set_network(&Network::OPEN).await.unwrap();
+    assert_eq!(watching.of(address), Some((plan.id.clone(), Network::OPEN)));
+    let direct = format!("exec 3<>/dev/tcp/{two}/{PORT} && head -1 <&3");
+    assert_eq!(say(&guest, &direct).await, "hi", "past the turnstile");
+    machine.set_network(&guided()).await.unwrap();
+    drop((machine, guest));
+
+    watching.0.lock().clear();
+    world.reopen().await;
+    assert_eq!(watching.of(address), Some((plan.id.clone(), guided())), "before it is adopted");
+    let machine = world.engine().adopt(&plan.id).await.unwrap().expect("it is there");
+    let guest = greet(machine.channel()).await;
+    assert_eq!(arrives(&guest, &door, two, "led again").await, address);
+    machine.kill().await.unwrap();
+    eventually("it is dismissed", || watching.of(address).is_none()).await;
+    assert_eq!(watching.0.lock().last(), Some(&(address, None)), "and nothing after it");
+}
