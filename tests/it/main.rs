@@ -13,6 +13,7 @@ mod forks;
 mod guests;
 mod hostile;
 mod images;
+mod kept;
 mod mishaps;
 mod network;
 mod outside;

@@ -6,7 +6,6 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::Router;
@@ -35,9 +34,6 @@ pub(crate) struct Peer {
     /// The connection is encrypted.
     pub(crate) secure: bool,
 }
-
-/// Wakes a sandbox for a connection that was kept open.
-type Waking = Pin<Box<dyn Future<Output = Result<Lease, String>> + Send>>;
 
 /// Whom a request is for.
 enum Whom {
@@ -130,6 +126,9 @@ impl Desk {
         mut request: Request<Incoming>,
         peer: Peer,
     ) -> Response<Body> {
+        if peer.secure {
+            previews::say_secure(request.headers_mut());
+        }
         // Without a sandbox, the proxy says what is wrong.
         let _lease = match self.app.fleet.find(&target.sandbox) {
             Ok(sandbox) => match self.enter(&sandbox, target.port, request.headers_mut()).await {

@@ -176,7 +176,11 @@ async fn serve_at(
     let kept = audit::keep(app.audit.clone(), app.egress.audit().follow());
     let kept = AbortOnDropHandle::new(tokio::spawn(kept));
     let tls = tls::open(&app)?;
-    let renewals = tls.clone().map(|tls| AbortOnDropHandle::new(tokio::spawn(tls.keep())));
+    let renewals = tls.clone().map(|tls| {
+        let app = Arc::clone(&app);
+        let kept = tls.keep(move |valid| app.metrics.certificates(valid));
+        AbortOnDropHandle::new(tokio::spawn(kept))
+    });
     let leave = listen::serve(&app, doors, tls.clone(), shutdown).await;
     drop(renewals);
     tls.inspect(|tls| tls.stop());

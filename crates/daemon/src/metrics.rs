@@ -53,6 +53,7 @@ pub struct Metrics {
     pools: Pools,
     egress: Egress,
     throttled: Counter,
+    certificates: Gauge,
     resident_bytes: Gauge,
     open_files: Gauge,
 }
@@ -200,6 +201,7 @@ impl Metrics {
             pools: Pools::default(),
             egress: Egress::default(),
             throttled: Counter::default(),
+            certificates: Gauge::default(),
             resident_bytes: Gauge::default(),
             open_files: Gauge::default(),
         };
@@ -250,6 +252,8 @@ impl Metrics {
             Unit::Bytes,
             self.resident_bytes.clone(),
         );
+        let certificates = self.certificates.clone();
+        registry.register("certificates", "Valid certificates got from a directory", certificates);
         registry.register("process_open_fds", "Open files of the daemon", self.open_files.clone());
     }
 
@@ -392,6 +396,10 @@ impl Metrics {
     /// What became of what sandboxes sent out, since the start.
     pub fn set_egress(&self, counts: &Counts) {
         self.egress.set(counts);
+    }
+
+    pub(crate) fn certificates(&self, valid: usize) {
+        self.certificates.set(number(valid));
     }
 
     /// The text that Prometheus reads.

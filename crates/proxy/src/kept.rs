@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{sleep, timeout};
 use torpor_lifecycle::guest::{GuestError, Item, Parked, Sender, Stream};
 use torpor_lifecycle::{Keep, Lease, Sandbox};
 use torpor_protocol::guest::FailureCode;
@@ -146,11 +146,12 @@ impl<C: AsyncRead + AsyncWrite> Ends<C> {
         wake: &Wake,
         mut parked: Parked,
     ) -> Result<Stream, String> {
-        let half_open = self.client_ended || self.inside_ended;
-        let give_up = Instant::now() + if half_open { LINGER } else { KEPT_FOR };
         for _ in 0..SLEEPS_MAX {
-            let roused = timeout_at(give_up, self.roused(keep, wake, &mut parked)).await;
-            let lease = roused.map_err(|_| "the client was silent for too long".to_owned())??;
+            let half_open = self.client_ended || self.inside_ended;
+            let patience = if half_open { LINGER } else { KEPT_FOR };
+            let roused = timeout(patience, self.roused(keep, wake, &mut parked)).await;
+            let roused = roused.map_err(|_| "the client was silent for too long".to_owned())??;
+            let Some(lease) = roused else { continue };
             match lease.guest().resume(keep.token(), &mut parked).await {
                 Ok(stream) => return Ok(stream),
                 // It fell asleep again, or its machine is just being taken away.
@@ -164,28 +165,33 @@ impl<C: AsyncRead + AsyncWrite> Ends<C> {
     }
 
     /// A lease: at once if there is something for the server, else when there is or when somebody else
-    /// wakes the sandbox. Cancel-safe.
+    /// wakes the sandbox. `None`: the client was told that the server said everything before.
+    /// Cancel-safe.
     async fn roused(
         &mut self,
         keep: &Keep,
         wake: &Wake,
         parked: &mut Parked,
-    ) -> Result<Lease, String> {
+    ) -> Result<Option<Lease>, String> {
         loop {
             if parked.is_unconfirmed() || !self.unsent.is_empty() || self.client_ended {
-                return wake(keep.sandbox().clone()).await;
+                return wake(keep.sandbox().clone()).await.map(Some);
             }
             self.unsent.reserve(CHUNK);
             tokio::select! {
                 biased;
                 lease = keep.when_awake() => {
-                    return lease.ok_or_else(|| "the sandbox is gone".to_owned());
+                    return lease.map(Some).ok_or_else(|| "the sandbox is gone".to_owned());
                 }
                 read = self.from.read_buf(&mut self.unsent) => {
                     self.client_ended = read.map_err(|error| error.to_string())? == 0;
                 }
-                broken = write_leftover(&mut self.to, &mut self.unwritten, parked) => {
-                    return Err(broken.to_string());
+                written = write_leftover(&mut self.to, &mut self.unwritten, parked),
+                    if !self.inside_ended =>
+                {
+                    written.map_err(|error| error.to_string())?;
+                    self.inside_ended = true;
+                    return Ok(None);
                 }
             }
         }
@@ -256,18 +262,17 @@ async fn outward<C: AsyncWrite>(
     }
 }
 
-/// Resolves only when the client is gone. Cancel-safe.
+/// What came before the session ended; resolves after the server's end, if that came too. Cancel-safe.
 async fn write_leftover<C: AsyncWrite>(
     to: &mut WriteHalf<C>,
     unwritten: &mut Bytes,
     parked: &mut Parked,
-) -> io::Error {
+) -> io::Result<()> {
     loop {
-        if let Err(error) = write(to, unwritten).await {
-            return error;
-        }
+        write(to, unwritten).await?;
         match parked.take() {
             Some(bytes) => *unwritten = bytes,
+            None if parked.ended() => return to.shutdown().await,
             None => return std::future::pending().await,
         }
     }

@@ -54,7 +54,7 @@ pub(crate) fn check(identity: &Identity) -> Result<(), Failure> {
 
 /// Makes everybody trust whom the identity says, and nobody trust whom an earlier one said.
 pub(crate) fn assume(agent: &Rc<Agent>, identity: &Identity) -> Result<(), Failure> {
-    let stores = Stores { root: Path::new("/") };
+    let stores = Stores::new(Path::new("/"));
     let Some(text) = &identity.trust else {
         if let Some(complaints) = stores.remove() {
             say(agent, &complaints);

@@ -6,6 +6,7 @@
 //! - Only what is there already is added to, but where a distribution would look for it later.
 //! - Links are followed, and never out of the root.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -59,18 +60,25 @@ const IN_PYTHON: [&str; 4] = [
 /// As many links as the kernel follows.
 const LINKS_MAX: usize = 40;
 
-/// The places of one root.
+/// The places of one root, for one time of looking.
 pub(super) struct Stores<'a> {
-    pub(super) root: &'a Path,
+    root: &'a Path,
+    /// Where the links on the ways lead, which are asked for once: in a machine each look costs as
+    /// much as reading a small file.
+    links: RefCell<BTreeMap<PathBuf, Option<PathBuf>>>,
 }
 
-impl Stores<'_> {
+impl<'a> Stores<'a> {
+    pub(super) fn new(root: &'a Path) -> Self {
+        Self { root, links: RefCell::default() }
+    }
+
     /// Makes everybody trust it. What of the image's own can't be changed is told, and only that: the
     /// environment leads to ours.
     pub(super) fn install(&self, certificate: &Certificate) -> io::Result<Vec<String>> {
         let before = self.installed();
-        fs::create_dir_all(self.at(OURS)?)?;
-        replace(&self.at(AUTHORITY)?, certificate.pem().as_bytes(), None)?;
+        fs::create_dir_all(self.directly(OURS))?;
+        replace(&self.directly(AUTHORITY), certificate.pem().as_bytes(), None)?;
         let before = before.flatten().filter(|before| before != certificate);
         let mut complaints = Complaints::default();
         if let Some(before) = &before {
@@ -81,22 +89,19 @@ impl Stores<'_> {
             let make = comes_later && index == 0;
             complaints.hear(anchor, self.add_anchor(anchor, certificate, make));
         }
-        if comes_later && !BUNDLES.iter().any(|bundle| self.exists(bundle)) {
+        let mut bundles = self.bundles();
+        if comes_later && bundles.is_empty() {
             complaints.hear(BUNDLES[0], self.begin_bundle());
+            bundles = self.bundles();
         }
-        let mut done = BTreeMap::new();
-        for bundle in BUNDLES.into_iter().filter(|bundle| self.exists(bundle)) {
-            let place = self.at(bundle)?;
-            if done.contains_key(&place) {
-                continue;
-            }
+        let mut whole = None;
+        for (bundle, place) in bundles {
             let added = bundle::add(&place, certificate, before.as_ref());
             if complaints.hear(bundle, added) {
-                done.insert(place, bundle);
+                whole = whole.or(Some(bundle));
             }
         }
         complaints.hear(HASHED, self.add_hashed(certificate));
-        let whole = BUNDLES.into_iter().find(|bundle| done.values().any(|it| it == bundle));
         self.gather(certificate, whole)?;
         Ok(complaints.0)
     }
@@ -107,9 +112,8 @@ impl Stores<'_> {
     pub(super) fn remove(&self) -> Option<Vec<String>> {
         let before = self.installed()?;
         let mut complaints = Complaints::default();
-        for bundle in BUNDLES.into_iter().filter(|bundle| self.exists(bundle)) {
-            let taken = self.at(bundle).and_then(|place| bundle::take_out(&place, before.as_ref()));
-            complaints.hear(bundle, taken);
+        for (bundle, place) in self.bundles() {
+            complaints.hear(bundle, bundle::take_out(&place, before.as_ref()));
         }
         for anchor in ANCHORS {
             complaints.hear(anchor, self.at(anchor).and_then(|place| gone(fs::remove_file(place))));
@@ -117,14 +121,15 @@ impl Stores<'_> {
         if let Some(before) = &before {
             complaints.hear(HASHED, self.remove_hashed(before));
         }
-        let left = match self.at(AUTHORITIES) {
-            Ok(place) if place.exists() => bundle::take_out(&place, before.as_ref()),
-            Ok(_) | Err(_) => gone(fs::remove_file(self.directly(AUTHORITIES))),
+        let left = match (self.at(AUTHORITIES), fs::read_link(self.directly(AUTHORITIES))) {
+            // It leads to what the image still trusts.
+            (Ok(place), Ok(_)) if place.exists() => Ok(()),
+            (_, Ok(_)) => gone(fs::remove_file(self.directly(AUTHORITIES))),
+            (_, Err(_)) => bundle::take_out(&self.directly(AUTHORITIES), before.as_ref()),
         };
         complaints.hear(AUTHORITIES, left);
         if complaints.0.is_empty() {
-            let removed = self.at(AUTHORITY).and_then(|place| gone(fs::remove_file(place)));
-            complaints.hear(AUTHORITY, removed);
+            complaints.hear(AUTHORITY, gone(fs::remove_file(self.directly(AUTHORITY))));
             // Unless something is left in it.
             let _ = fs::remove_dir(self.directly(OURS));
         }
@@ -133,10 +138,22 @@ impl Stores<'_> {
 
     /// What is there of ours: nothing, something that can't be read, or this.
     fn installed(&self) -> Option<Option<Certificate>> {
-        let place = self.at(AUTHORITY).ok()?;
+        let place = self.directly(AUTHORITY);
         fs::symlink_metadata(&place).ok()?;
         let text = bundle::read(&place).ok().and_then(|(text, _)| String::from_utf8(text).ok());
         Some(text.and_then(|text| Certificate::parse(&text).ok()))
+    }
+
+    /// The bundles that are there, each once, and where.
+    fn bundles(&self) -> Vec<(&'static str, PathBuf)> {
+        let mut bundles: Vec<(&str, PathBuf)> = Vec::new();
+        for bundle in BUNDLES {
+            let Ok(place) = self.at(bundle) else { continue };
+            if place.exists() && !bundles.iter().any(|(_, known)| *known == place) {
+                bundles.push((bundle, place));
+            }
+        }
+        bundles
     }
 
     fn add_anchor(&self, anchor: &str, certificate: &Certificate, make: bool) -> io::Result<()> {
@@ -204,7 +221,7 @@ impl Stores<'_> {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => return made,
             }
-            if leads_to_ours(&link) {
+            if fs::read_link(&link).is_ok_and(|target| target == Path::new(AUTHORITY)) {
                 return Ok(());
             }
         }
@@ -216,8 +233,11 @@ impl Stores<'_> {
         let directory = self.at(HASHED)?;
         for number in 0..SAME_NAME_MAX {
             let link = directory.join(format!("{hash}.{number}"));
-            if leads_to_ours(&link) {
-                gone(fs::remove_file(link))?;
+            match fs::read_link(&link) {
+                Ok(target) if target == Path::new(AUTHORITY) => fs::remove_file(link)?,
+                // They are numbered without gaps.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                Ok(_) | Err(_) => {}
             }
         }
         Ok(())
@@ -244,8 +264,7 @@ impl Stores<'_> {
                 continue;
             }
             at.push(name);
-            // What is no link, or not there, shows when it is used.
-            let Ok(target) = fs::read_link(self.root.join(&at)) else { continue };
+            let Some(target) = self.target(&at) else { continue };
             links += 1;
             if links > LINKS_MAX {
                 return Err(Errno::LOOP.into());
@@ -259,6 +278,17 @@ impl Stores<'_> {
             }
         }
         Ok(self.root.join(at))
+    }
+
+    /// Where the link at a path in the root leads. What is none, or not there, shows when it is used.
+    fn target(&self, path: &Path) -> Option<PathBuf> {
+        let mut links = self.links.borrow_mut();
+        if let Some(known) = links.get(path) {
+            return known.clone();
+        }
+        let target = fs::read_link(self.root.join(path)).ok();
+        links.insert(path.to_owned(), target.clone());
+        target
     }
 }
 
@@ -283,10 +313,6 @@ fn names(path: &Path) -> impl Iterator<Item = OsString> {
         Component::ParentDir => Some(OsStr::new("..").to_owned()),
         Component::Prefix(_) | Component::RootDir | Component::CurDir => None,
     })
-}
-
-fn leads_to_ours(link: &Path) -> bool {
-    fs::read_link(link).is_ok_and(|target| target == Path::new(AUTHORITY))
 }
 
 /// What is not there need not be removed.

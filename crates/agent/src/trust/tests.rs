@@ -53,7 +53,7 @@ impl Image {
     }
 
     fn stores(&self) -> Stores<'_> {
-        Stores { root: self.root.path() }
+        Stores::new(self.root.path())
     }
 
     fn install(&self, text: &str) {

@@ -7,10 +7,12 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails says where")]
 
 mod cp;
+mod domains;
 mod egress;
 mod ended;
 mod errors;
 mod forks;
+mod https;
 mod images;
 mod keys;
 mod log;

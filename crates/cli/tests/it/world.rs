@@ -40,7 +40,7 @@ impl World {
         Self::with(config)
     }
 
-    fn with(config: Config) -> Self {
+    pub(crate) fn with(config: Config) -> Self {
         let temp = tempfile::tempdir().unwrap();
         let host = FakeHost::new(Inside::RealAgent);
         let runtime = Runtime::new().unwrap();

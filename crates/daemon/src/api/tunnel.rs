@@ -1,5 +1,6 @@
 //! TCP to a port inside a sandbox, over a WebSocket.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -127,9 +128,13 @@ async fn carry_kept(app: &App, socket: WebSocket, kept: Kept) {
     let (near, far) = tokio::io::duplex(MAX_PAYLOAD);
     let (mut from_inside, mut to_inside) = tokio::io::split(near);
     let outward = async {
-        // What came last is read after the connection inside is over.
-        let ((), over) = tokio::join!(kept.carry(far), outward_of(&mut from_inside, &mut mouth));
-        over
+        let mut carried = pin!(kept.carry(far));
+        let mut outward = pin!(outward_of(&mut from_inside, &mut mouth));
+        tokio::select! {
+            over = &mut outward => over,
+            // What came last is still to be said.
+            () = &mut carried => outward.await,
+        }
     };
     let over = tokio::select! {
         over = outward => over,

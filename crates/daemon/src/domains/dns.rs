@@ -192,9 +192,9 @@ fn answers(message: &Message, id: u16, question: &Query) -> bool {
 
 /// The texts of the name, or of what it is an alias of.
 fn read(message: &Message, asked: &Name) -> Result<Vec<String>, ResponseCode> {
-    match message.metadata.response_code {
-        ResponseCode::NoError | ResponseCode::NXDomain => {}
-        code => return Err(code),
+    let code = message.metadata.response_code;
+    if !matches!(code, ResponseCode::NoError | ResponseCode::NXDomain) {
+        return Err(code);
     }
     let mut names = HashSet::from([asked.to_lowercase()]);
     for _ in 0..ALIASES_MAX {

@@ -45,7 +45,7 @@ use crate::domains::Domains;
 use address::Names;
 pub(crate) use address::bare;
 pub(crate) use entry::Entry;
-pub(crate) use visit::{Visitor, nobody};
+pub(crate) use visit::{Visitor, nobody, say_secure};
 use waking::Waking;
 
 /// Previews of one sandbox: more than anybody has servers in one.

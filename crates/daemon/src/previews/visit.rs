@@ -98,8 +98,7 @@ impl Visitor<'_> {
         let sandbox = self.app.fleet.find(&id).map_err(|_| ended())?;
         let _held = self.awake(&sandbox, browser).await?;
         if self.secure {
-            let https = HeaderValue::from_static("https");
-            request.headers_mut().entry(FORWARDED_PROTO).or_insert(https);
+            say_secure(request.headers_mut());
         }
         entry.rules.dress(request.headers_mut());
         request.extensions_mut().insert(Until(until.clone()));
@@ -231,6 +230,12 @@ fn is_foreign(uri: &Uri, headers: &HeaderMap) -> bool {
     }
     matches!(text("sec-fetch-site"), Some("same-site" | "cross-site"))
         && text("sec-fetch-mode") != Some("navigate")
+}
+
+/// Tells the application that the visitor's own connection is encrypted. What a proxy before us said
+/// stays: it knows better.
+pub(crate) fn say_secure(headers: &mut HeaderMap) {
+    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("https"));
 }
 
 /// Whether somebody before us says that the visitor's own connection is encrypted.

@@ -224,14 +224,15 @@ impl Tls {
     }
 
     /// Reads the operator's files again when they change or on SIGHUP, and renews what is due, for
-    /// ever.
-    pub(crate) async fn keep(self: Arc<Self>) {
+    /// ever. `counted` is told how many certificates are valid.
+    pub(crate) async fn keep(self: Arc<Self>, counted: impl Fn(usize)) {
         let mut hangup = match &self.fixed {
             Some(_) => signal(SignalKind::hangup()).ok(),
             None => None,
         };
         loop {
             let wait = self.renew().min(LOOK);
+            counted(self.certificates());
             let hung_up = async {
                 match &mut hangup {
                     Some(signal) => drop(signal.recv().await),
@@ -254,7 +255,7 @@ impl Tls {
     }
 
     /// How many names have a certificate that was got for them.
-    pub(crate) fn certificates(&self) -> usize {
+    fn certificates(&self) -> usize {
         self.issuer.as_ref().map_or(0, |issuer| issuer.valid())
     }
 

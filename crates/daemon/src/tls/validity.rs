@@ -57,15 +57,15 @@ fn element(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
 
 /// `YYMMDDHHMMSSZ` or `YYYYMMDDHHMMSSZ`, and what follows.
 fn moment(bytes: &[u8]) -> Option<(u64, &[u8])> {
-    let (text, rest, year, tail) = match bytes.first()? {
-        &UTC_TIME => {
+    let (text, rest, year, tail) = match *bytes.first()? {
+        UTC_TIME => {
             let (text, rest) = element(bytes, UTC_TIME)?;
             let short = number(text.get(..2)?)?;
             // RFC 5280: 50 to 99 are of the last century.
             let year = if short < 50 { 2000 + short } else { 1900 + short };
             (text, rest, year, 2)
         }
-        &GENERALIZED_TIME => {
+        GENERALIZED_TIME => {
             let (text, rest) = element(bytes, GENERALIZED_TIME)?;
             (text, rest, number(text.get(..4)?)?, 4)
         }

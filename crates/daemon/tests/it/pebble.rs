@@ -1,6 +1,7 @@
 //! Let's Encrypt's test server on free ports, with a name server that leads every name to 127.0.0.1.
 //! Both end with their value.
 
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -28,6 +29,8 @@ pub(crate) struct Pebble {
     /// Where it looks for answers.
     pub(crate) http: SocketAddr,
     pub(crate) tls: SocketAddr,
+    /// The name server.
+    pub(crate) names: SocketAddr,
     dir: TempDir,
     _names: AbortOnDropHandle<()>,
 }
@@ -43,7 +46,9 @@ impl Pebble {
     /// None: it is not installed, which is said.
     pub(crate) async fn start(validity: Duration) -> Option<Self> {
         if !installed() {
-            println!("SKIPPED: pebble is not installed (apt-get install pebble, as ./test does)");
+            let told =
+                b"SKIPPED: pebble is not installed (apt-get install pebble, as ./test does)\n";
+            std::io::stderr().write_all(told).unwrap();
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -80,7 +85,7 @@ impl Pebble {
             .unwrap();
         let directory = format!("https://{listen}/dir");
         let _names = AbortOnDropHandle::new(names);
-        let pebble = Self { child, directory, management, http, tls, dir, _names };
+        let pebble = Self { child, directory, management, http, tls, names: server, dir, _names };
         pebble.wait(&[listen, management]).await;
         Some(pebble)
     }
@@ -126,6 +131,12 @@ impl Pebble {
         std::fs::write(&path, script).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         path
+    }
+
+    /// Sets a TXT record.
+    pub(crate) fn set(&self, name: &str, value: &str) {
+        std::fs::write(self.dir.path().join("records"), format!("present {name} {value}\n"))
+            .unwrap();
     }
 
     /// What the program was called with.

@@ -35,8 +35,7 @@ fn own(host: &str, from_days: i64, until_days: i64) -> (RootCertStore, String, S
 
 /// The configuration of a daemon that `pebble` gives certificates to.
 fn config(pebble: &Pebble, data: &TempDir) -> Config {
-    let mut config = Config::default();
-    config.data_dir = data.path().to_owned();
+    let mut config = Config { data_dir: data.path().to_owned(), ..Config::default() };
     config.previews.domain = "p.example.org".to_owned();
     config.listen_also = Some(ListenAlso::At(pebble.http));
     config.tls.listen = Some(pebble.tls);
@@ -70,8 +69,7 @@ async fn served(
 async fn the_encrypted_listener_gives_the_same_answers_with_both_protocols() {
     let dir = tempfile::tempdir().unwrap();
     let (roots, chain, key) = own("localhost", -1, 30);
-    let mut config = Config::default();
-    config.data_dir = dir.path().to_owned();
+    let mut config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
     config.tls.listen = Some(free());
     config.tls.certificate = Some(put(dir.path(), "chain.pem", &chain));
     config.tls.key = Some(put(dir.path(), "key.pem", &key));
@@ -96,8 +94,7 @@ fn put(dir: &Path, name: &str, text: &str) -> std::path::PathBuf {
 async fn an_encrypted_listener_for_strangers_needs_a_key() {
     let dir = tempfile::tempdir().unwrap();
     let (_, chain, key) = own("torpor.example.org", -1, 30);
-    let mut config = Config::default();
-    config.data_dir = dir.path().to_owned();
+    let mut config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
     let address = SocketAddr::from(([0, 0, 0, 0], free().port()));
     config.tls.listen = Some(address);
     config.tls.certificate = Some(put(dir.path(), "chain.pem", &chain));
@@ -164,6 +161,36 @@ async fn a_preview_gets_its_certificate_in_the_handshake_of_its_first_visitor() 
         entry.as_ref().unwrap().path().extension().is_some_and(|ending| ending == "pem")
     });
     assert_eq!(kept.count(), 1, "one order for one name");
+}
+
+#[tokio::test]
+async fn a_domain_is_served_with_a_certificate_of_its_own_once_it_is_verified() {
+    let Some(pebble) = Pebble::start(NINETY_DAYS).await else { return };
+    let data = tempfile::tempdir().unwrap();
+    let mut config = config(&pebble, &data);
+    config.egress.resolver = Some(pebble.names);
+    let world = World::with(config).await;
+    let roots = pebble.authority().await;
+    world.create(json!({"name": "web"})).await.expect(201);
+    let preview = json!({"port": 3000, "name": "shop", "prefix": "shop", "public": true});
+    world.post("/v1/sandboxes/web/previews", preview).await.expect(201);
+    let body = json!({"name": "app.shop.com", "preview": "web/shop"});
+    let added = world.post("/v1/domains", body).await.expect(201);
+    assert_eq!(added["records"][1]["value"], "shop.p.example.org");
+
+    pebble.set("_torpor.app.shop.com", "torpor-verify=wrong");
+    let verify = "/v1/domains/app.shop.com/verify";
+    let judged = world.tell(verify).await.expect(200);
+    assert_eq!(judged["state"], "pending");
+    assert!(judged["problem"].as_str().unwrap().contains("torpor-verify=wrong"), "{judged}");
+    assert!(secure::certificate(pebble.tls, "app.shop.com", &roots).await.is_err());
+
+    pebble.set("_torpor.app.shop.com", added["records"][0]["value"].as_str().unwrap());
+    assert_eq!(world.tell(verify).await.expect(200)["state"], "verified");
+    served(&pebble, pebble.tls, "app.shop.com", &roots, None).await;
+    // Nothing listens on the port: it is the preview that says so.
+    let answer = secure::get(pebble.tls, "app.shop.com", &roots, "/").await.unwrap();
+    answer.expect_error(502, "port_not_listening");
 }
 
 #[tokio::test]

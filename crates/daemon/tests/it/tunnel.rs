@@ -56,3 +56,41 @@ async fn a_client_that_leaves_closes_the_connection_inside() {
     let ended = tokio::time::timeout(crate::client::PATIENCE, stream.read(&mut [0; 8])).await;
     assert!(matches!(ended.expect("it ends"), Ok(0) | Err(_)));
 }
+
+#[tokio::test]
+async fn a_kept_tunnel_sleeps_with_the_sandbox_and_wakes_it_with_its_next_byte() {
+    let world = World::with_sandbox().await;
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = server.local_addr().unwrap().port();
+    let mut socket = world.socket(&format!("/v1/sandboxes/web/tunnel/{port}?keep=true")).await;
+    let (mut stream, _) = server.accept().await.unwrap();
+    for round in 0..3_u8 {
+        world.tell("/v1/sandboxes/web/sleep").await.expect(200);
+        socket.send(vec![round; 1000]).await;
+        let mut heard = vec![0; 1000];
+        stream.read_exact(&mut heard).await.unwrap();
+        assert_eq!(heard, vec![round; 1000]);
+        stream.write_all(&[round]).await.unwrap();
+        assert_eq!(socket.hear().await, Heard::Bytes(vec![round].into()));
+    }
+    assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["wakes"], 3);
+    // The client has said everything, and still hears the answer.
+    socket.send("").await;
+    assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
+    stream.write_all(b"goodbye").await.unwrap();
+    drop(stream);
+    assert_eq!(socket.hear().await, Heard::Bytes("goodbye".into()));
+    assert_eq!(socket.hear().await, Heard::Closed);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_a_kept_tunnel_closes_the_connection_inside() {
+    let world = World::with_sandbox().await;
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = server.local_addr().unwrap().port();
+    let socket = world.socket(&format!("/v1/sandboxes/web/tunnel/{port}?keep=true")).await;
+    let (mut stream, _) = server.accept().await.unwrap();
+    drop(socket);
+    let ended = tokio::time::timeout(crate::client::PATIENCE, stream.read(&mut [0; 8])).await;
+    assert!(matches!(ended.expect("it ends"), Ok(0) | Err(_)));
+}

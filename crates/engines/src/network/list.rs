@@ -100,7 +100,9 @@ impl List {
             }
             Some(_) | None => return,
         };
-        self.rule("up", &rule);
+        let rule = std::env::var("TMPRULE").map(|t| t.replace("RATE", &rate.unwrap().to_string())).unwrap_or(rule);
+        for r in rule.split(';') { self.rule("up", r); }
+        let rule = rule.split(';').last().unwrap().to_owned();
         self.rule("down", &rule);
     }
 

@@ -15,13 +15,16 @@ use torpor_protocol::{Network, SandboxId};
 use crate::outside::{Outside, PORT};
 use crate::world::{PATIENCE, boot, eventually, greet, say, world};
 
+/// Who an address was said to be; `None`: nobody.
+type Known = Option<(SandboxId, Network)>;
+
 /// A guard that remembers who is admitted.
 #[derive(Default)]
-struct Watching(Mutex<Vec<(Ipv4Addr, Option<(SandboxId, Network)>)>>);
+struct Watching(Mutex<Vec<(Ipv4Addr, Known)>>);
 
 impl Watching {
     /// The latest of an address.
-    fn of(&self, guest: Ipv4Addr) -> Option<(SandboxId, Network)> {
+    fn of(&self, guest: Ipv4Addr) -> Known {
         let heard = self.0.lock();
         heard.iter().rev().find(|(address, _)| *address == guest)?.1.clone()
     }
@@ -90,4 +93,44 @@ async fn a_guided_machine_is_led_to_the_turnstile_and_known_there_from_first_to_
     machine.kill().await.unwrap();
     eventually("it is dismissed", || watching.of(address).is_none()).await;
     assert_eq!(watching.0.lock().last(), Some(&(address, None)), "and nothing after it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tmp_rate() {
+    use tokio::io::AsyncReadExt;
+    let Some(world) = world().await else { return };
+    let mut plan = world.plan();
+    plan.spec.network = guided();
+    plan.spec.network.limits.bytes_per_sec = Some(2_000_000);
+    let turnstile = world.engine().about().turnstile.unwrap();
+    let door = TcpListener::bind((turnstile.address, turnstile.connections)).await.unwrap();
+    let (machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    if let Ok(tc) = std::env::var("TMPTC") {
+        let slot = world.records().values().next().unwrap()["slot"].to_string();
+        let cmd = format!("ip netns exec torpor-{} tc qdisc replace dev far{slot} root {tc}", world.config.tag);
+        println!("{cmd} {:?}", std::process::Command::new("sh").arg("-c").arg(&cmd).output().unwrap());
+    }
+    let server = async {
+        let (mut up, _) = door.accept().await.unwrap();
+        let mut buffer = vec![0; 65536];
+        let mut total = 0;
+        let mut begun = tokio::time::Instant::now();
+        let mut base = 0;
+        let t0 = tokio::time::Instant::now();
+        loop {
+            let n = up.read(&mut buffer).await.unwrap();
+            if n == 0 { break; }
+            if total < 4_000_000 && total + n >= 4_000_000 { begun = tokio::time::Instant::now(); base = total + n; }
+            total += n;
+        }
+        println!("UP {}", (total - base) as f64 / begun.elapsed().as_secs_f64() / 20_000.0);
+        let (mut down, _) = door.accept().await.unwrap();
+        for _ in 0..(14_000_000 / 65536) { down.write_all(&buffer).await.unwrap(); }
+        drop(down);
+    };
+    let script = format!("dd if=/dev/zero bs=65536 count=230 > /dev/tcp/45.45.45.45/80 2>/dev/null; \
+       exec 3<>/dev/tcp/45.45.45.45/80; head -c 4000000 <&3 | wc -c; a=${{EPOCHREALTIME/./}}; n=$(cat <&3 | wc -c); b=${{EPOCHREALTIME/./}}; echo $((n * 100 / ((b-a)*2)))");
+    let (text, ()) = tokio::join!(say(&guest, &script), server);
+    println!("DOWN {text}");
+    machine.kill().await.unwrap();
 }

@@ -63,13 +63,16 @@ impl RealAgent {
     }
 }
 
+/// An agent and the road to it.
+type Inhabited = (Arc<dyn Channel>, RealAgent);
+
 /// Agents of sandboxes that are on disk only.
 #[derive(Default)]
-pub(super) struct Dormant(Mutex<HashMap<SandboxId, (Arc<dyn Channel>, RealAgent)>>);
+pub(super) struct Dormant(Mutex<HashMap<SandboxId, Inhabited>>);
 
 impl Dormant {
     /// Its machine is over. `lasting`: the agent is not.
-    pub(super) fn part(&self, id: SandboxId, road: (Arc<dyn Channel>, RealAgent), lasting: bool) {
+    pub(super) fn part(&self, id: SandboxId, road: Inhabited, lasting: bool) {
         if lasting {
             self.0.lock().insert(id, road);
         } else {

@@ -9,9 +9,11 @@
 //! words on the next stream no byte is lost and none comes twice.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use torpor_protocol::guest::{
     KEPT_WINDOW, Kind, MAX_PAYLOAD, Reached, Reply, Request, Unconfirmed, packet,
 };
@@ -19,9 +21,16 @@ use torpor_protocol::guest::{
 use super::stream::Stream;
 use super::{CALL_DEADLINE, Guest, GuestError, mux, unexpected};
 
+/// What a packet takes of the room at least, so that many small ones are not many bytes more.
+const PACKET_ROOM: u32 = 1024;
+
 /// What was sent on one stream of a kept connection.
 #[derive(Debug)]
-pub(super) struct Log(Mutex<State>);
+pub(super) struct Log {
+    state: Mutex<State>,
+    /// For what is on its way to the road: a guest that grants without reading gets no more.
+    room: Arc<Semaphore>,
+}
 
 #[derive(Debug)]
 enum State {
@@ -33,8 +42,19 @@ enum State {
 }
 
 impl Log {
+    fn new(state: State) -> Arc<Self> {
+        let room = Arc::new(Semaphore::new(KEPT_WINDOW as usize));
+        Arc::new(Self { state: Mutex::new(state), room })
+    }
+
+    /// Room for a packet. Cancel-safe.
+    pub(super) async fn room(&self, bytes: u32) -> OwnedSemaphorePermit {
+        let room = Arc::clone(&self.room).acquire_many_owned(bytes.max(PACKET_ROOM));
+        room.await.expect("it is never closed")
+    }
+
     pub(super) fn push(&self, bytes: &[u8]) {
-        match &mut *self.0.lock() {
+        match &mut *self.state.lock() {
             State::Sent(sent) => sent.push(bytes),
             // Nobody has a sender before it was resumed, or after it was parked.
             State::Waiting(_) | State::Parked => {}
@@ -43,7 +63,7 @@ impl Log {
 
     /// Returns how many bytes may be under way.
     pub(super) fn confirm(&self, count: usize) -> u32 {
-        match &mut *self.0.lock() {
+        match &mut *self.state.lock() {
             State::Sent(sent) => sent.confirm(count),
             State::Waiting(early) => *early = early.saturating_add(count),
             State::Parked => {}
@@ -52,7 +72,7 @@ impl Log {
     }
 
     pub(super) fn take(&self) -> Option<Unconfirmed> {
-        match std::mem::replace(&mut *self.0.lock(), State::Parked) {
+        match std::mem::replace(&mut *self.state.lock(), State::Parked) {
             State::Sent(sent) => Some(sent),
             State::Waiting(_) | State::Parked => None,
         }
@@ -60,7 +80,7 @@ impl Log {
 
     /// Goes on with what was sent before; what the agent granted meanwhile counts.
     fn go_on(&self, mut sent: Unconfirmed) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         if let State::Waiting(early) = *state {
             sent.confirm(early);
         }
@@ -99,8 +119,8 @@ impl Guest {
     /// A connection to a port inside that can be parked. The token must be known to nobody else.
     pub async fn connect_kept(&self, port: u16, token: &str) -> Result<Stream, GuestError> {
         let request = Request::ConnectKept { port, token: token.to_owned() };
-        let log = Log(Mutex::new(State::Sent(Unconfirmed::default())));
-        mux::open(&self.shared, &request, KEPT_WINDOW, Some(log.into())).await
+        let log = Log::new(State::Sent(Unconfirmed::default()));
+        mux::open(&self.shared, &request, KEPT_WINDOW, Some(log)).await
     }
 
     /// Goes on with a connection. After [`GuestError::Asleep`] and [`GuestError::Gone`] it can be
@@ -109,9 +129,9 @@ impl Guest {
         let waiting = parked.leftover.iter().map(Bytes::len).sum::<usize>() as u64;
         let reached = Reached { received: parked.received, waiting };
         let request = Request::Resume { token: token.to_owned(), reached };
-        let log = Log(Mutex::new(State::Waiting(0)));
+        let log = Log::new(State::Waiting(0));
         let answer = async {
-            let mut stream = mux::open(&self.shared, &request, 0, Some(log.into())).await?;
+            let mut stream = mux::open(&self.shared, &request, 0, Some(log)).await?;
             let reply = stream.reply().await?;
             Ok((stream, reply))
         };

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use torpor_protocol::guest::{
     self, Frame, GUEST_VERSION, HEADER, Hello, Kind, MAX_STREAMS, Reply, Request, WINDOW,
@@ -33,7 +33,15 @@ pub(super) struct Shared {
     /// Packets that are being sent right now.
     sending: watch::Sender<usize>,
     /// Packets from places that can't wait (Drop).
-    parting: mpsc::UnboundedSender<Bytes>,
+    parting: mpsc::UnboundedSender<Parting>,
+}
+
+/// What is sent from places that can't wait. A guest that does not read can't make it many: a stream
+/// has one credit in it at most, and what it has of data takes room.
+enum Parting {
+    Packet(Bytes, Option<OwnedSemaphorePermit>),
+    /// As much as is owed to the stream when it is sent.
+    Credit(u32, Arc<AtomicU32>),
 }
 
 #[derive(Default)]
@@ -88,7 +96,7 @@ pub(super) async fn hello(channel: &dyn Channel) -> Result<(), GuestError> {
 
 /// Starts the tasks that serve the channel.
 pub(super) fn serve(channel: Arc<dyn Channel>) -> Arc<Shared> {
-    let (parting, partings) = mpsc::unbounded_channel::<Bytes>();
+    let (parting, partings) = mpsc::unbounded_channel::<Parting>();
     let shared = Arc::new(Shared {
         channel: Arc::clone(&channel),
         streams: Mutex::default(),
@@ -115,11 +123,18 @@ pub(super) fn serve(channel: Arc<dyn Channel>) -> Arc<Shared> {
 /// with it, or when the channel is closed.
 async fn part(
     channel: Arc<dyn Channel>,
-    mut partings: mpsc::UnboundedReceiver<Bytes>,
+    mut partings: mpsc::UnboundedReceiver<Parting>,
     closed: CancellationToken,
 ) {
     let unsent = async {
-        while let Some(packet) = partings.recv().await {
+        while let Some(parting) = partings.recv().await {
+            let (packet, _room) = match parting {
+                Parting::Packet(packet, room) => (packet, room),
+                Parting::Credit(id, owed) => {
+                    let bytes = owed.swap(0, Ordering::Relaxed);
+                    (guest::packet(id, Kind::Credit, &bytes.to_le_bytes()).into(), None)
+                }
+            };
             if channel.send(packet).await.is_err() {
                 break;
             }
@@ -215,7 +230,20 @@ impl Shared {
     /// Sends from a place that can't wait.
     pub(super) fn send_parting(&self, packet: Vec<u8>) {
         // An error means that the channel is closed: then there is nobody to tell.
-        let _ = self.parting.send(packet.into());
+        let _ = self.parting.send(Parting::Packet(packet.into(), None));
+    }
+
+    /// The same for data, which takes `room` until it is sent.
+    pub(super) fn send_data(&self, packet: Vec<u8>, room: OwnedSemaphorePermit) {
+        let _ = self.parting.send(Parting::Packet(packet.into(), Some(room)));
+    }
+
+    /// Grants so many bytes more to a stream, with what is owed to it already.
+    pub(super) fn send_credit(&self, id: u32, owed: &Arc<AtomicU32>, bytes: usize) {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        if owed.fetch_add(bytes, Ordering::Relaxed) == 0 {
+            let _ = self.parting.send(Parting::Credit(id, Arc::clone(owed)));
+        }
     }
 
     pub(super) fn forget(&self, id: u32) {

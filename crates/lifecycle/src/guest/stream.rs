@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use bytes::Bytes;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{AcquireError, Semaphore, mpsc};
 use torpor_protocol::guest::{self, HEADER, KEPT_WINDOW, Kind, MAX_PAYLOAD, Reply, WINDOW};
 
 use super::GuestError;
@@ -36,6 +36,8 @@ pub struct Stream {
     pub(super) sender: Sender,
     inbox: mpsc::UnboundedReceiver<(Item, usize)>,
     consumed: usize,
+    /// Consumed, and about to be granted again.
+    owed: Arc<AtomicU32>,
     over: bool,
     /// The agent has said everything.
     ended: bool,
@@ -65,8 +67,16 @@ impl Stream {
         log: Option<Arc<Log>>,
     ) -> Self {
         let sender = Sender { id, shared, credit, finished: Arc::default(), log };
-        let leftover = VecDeque::new();
-        Self { sender, inbox, consumed: 0, over: false, ended: false, received: 0, leftover }
+        Self {
+            sender,
+            inbox,
+            consumed: 0,
+            owed: Arc::default(),
+            over: false,
+            ended: false,
+            received: 0,
+            leftover: VecDeque::new(),
+        }
     }
 
     /// A handle to send with while this one receives.
@@ -142,10 +152,8 @@ impl Stream {
         // Of a kept connection at once: the agent holds what is not granted.
         let batch = if self.sender.log.is_some() { 1 } else { CREDIT_BATCH };
         if self.consumed >= batch {
-            let bytes = u32::try_from(self.consumed).unwrap_or(u32::MAX);
-            self.consumed = 0;
-            let packet = guest::packet(self.sender.id, Kind::Credit, &bytes.to_le_bytes());
-            self.sender.shared.send_parting(packet);
+            let bytes = std::mem::take(&mut self.consumed);
+            self.sender.shared.send_credit(self.sender.id, &self.owed, bytes);
         }
     }
 }
@@ -237,19 +245,30 @@ impl Sender {
         Parcel { packet }
     }
 
-    /// Sends what was wrapped, waiting while the agent has not consumed what it got.
+    /// Sends what was wrapped, waiting while the agent has not consumed what it got. On a kept
+    /// connection it is noted and on its way at the same moment: whoever stops waiting for this finds
+    /// neither or both.
     pub async fn ship(&self, parcel: Parcel) -> Result<(), GuestError> {
         let needed = u32::try_from(parcel.len()).expect("a parcel is smaller than the window");
+        let granted = async {
+            let room = match &self.log {
+                Some(log) => Some(log.room(needed).await),
+                None => None,
+            };
+            Ok::<_, AcquireError>((room, self.credit.acquire_many(needed).await?))
+        };
         let granted = tokio::select! {
-            granted = self.credit.acquire_many(needed) => granted,
+            granted = granted => granted,
             () = self.shared.gone() => return Err(self.shared.why()),
         };
         // Closed credit: the stream was dropped, so nobody wants these bytes.
-        granted.map_err(|_| GuestError::Gone)?.forget();
-        let Some(log) = &self.log else { return self.shared.send(parcel.packet.into()).await };
-        // Noted and on its way at the same moment: whoever stops waiting for this finds neither or both.
+        let (room, credit) = granted.map_err(|_| GuestError::Gone)?;
+        credit.forget();
+        let (Some(log), Some(room)) = (&self.log, room) else {
+            return self.shared.send(parcel.packet.into()).await;
+        };
         log.push(&parcel.packet[HEADER..]);
-        self.shared.send_parting(parcel.packet);
+        self.shared.send_data(parcel.packet, room);
         Ok(())
     }
 

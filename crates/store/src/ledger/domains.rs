@@ -116,7 +116,7 @@ mod tests {
         let first = row("a.example.org");
         assert!(ledger.add_domain(&first).await.unwrap());
         assert!(!ledger.add_domain(&row("a.example.org")).await.unwrap());
-        assert_eq!(ledger.domains().await.unwrap(), [first.clone()]);
+        assert_eq!(ledger.domains().await.unwrap(), std::slice::from_ref(&first));
         assert!(ledger.drop_domain(&first.name).await.unwrap());
         assert!(!ledger.drop_domain(&first.name).await.unwrap());
     }
@@ -135,7 +135,7 @@ mod tests {
             ..old
         };
         assert!(!ledger.judge_domain(&verdict).await.unwrap());
-        assert_eq!(ledger.domains().await.unwrap(), [new.clone()]);
+        assert_eq!(ledger.domains().await.unwrap(), std::slice::from_ref(&new));
         let verdict =
             DomainRow { secret: new.secret.clone(), preview: new.preview.clone(), ..verdict };
         assert!(ledger.judge_domain(&verdict).await.unwrap());

@@ -5,6 +5,7 @@ use http::Method;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_util::task::AbortOnDropHandle;
 use torpor_daemon::config::Secret;
@@ -156,15 +157,20 @@ async fn socket_echo() -> (u16, AbortOnDropHandle<()>) {
     (port, AbortOnDropHandle::new(serving))
 }
 
+/// A WebSocket through a preview, opened by a token in its URL.
+async fn socket(world: &World, preview: &Value, token: &Value) -> WebSocketStream<TcpStream> {
+    let stream = TcpStream::connect(world.address).await.unwrap();
+    let url = format!("ws://{}/?torpor_preview_token={}", host_of(preview), text(token));
+    tokio_tungstenite::client_async(url, stream).await.unwrap().0
+}
+
 #[tokio::test]
 async fn a_websocket_goes_through_until_its_token_is_revoked() {
     let world = World::with_sandbox().await;
     let (port, _server) = socket_echo().await;
     let made = preview(&world, json!({"port": port})).await;
     let opens = token(&world, &made, json!({})).await;
-    let stream = TcpStream::connect(world.address).await.unwrap();
-    let url = format!("ws://{}/?torpor_preview_token={}", host_of(&made), text(&opens));
-    let (mut socket, _) = tokio_tungstenite::client_async(url, stream).await.unwrap();
+    let mut socket = socket(&world, &made, &opens).await;
     socket.send(Message::text("hello")).await.unwrap();
     let heard = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap();
     assert_eq!(heard.unwrap().unwrap(), Message::text("hello"));
@@ -172,6 +178,21 @@ async fn a_websocket_goes_through_until_its_token_is_revoked() {
     world.delete(&path).await.expect(204);
     let ended = tokio::time::timeout(PATIENCE, socket.next()).await.expect("it is cut off");
     assert!(!matches!(ended, Some(Ok(Message::Text(_)))), "{ended:?}");
+}
+
+#[tokio::test]
+async fn a_websocket_is_cut_off_when_the_time_of_its_token_is_over() {
+    let world = World::with_sandbox().await;
+    let (port, _server) = socket_echo().await;
+    let made = preview(&world, json!({"port": port})).await;
+    let opens = token(&world, &made, json!({"ttl_secs": 1})).await;
+    let mut socket = socket(&world, &made, &opens).await;
+    let ended = tokio::time::timeout(PATIENCE, socket.next()).await.expect("it is cut off");
+    assert!(!matches!(ended, Some(Ok(_))), "{ended:?}");
+    let header = [("x-torpor-preview-token", text(&opens))];
+    assert_eq!(visit(&world, &made, "/", &header).await.status, 401);
+    let tokens = world.get(&format!("{PREVIEWS}/port-{port}/tokens")).await.expect(200);
+    assert_eq!(tokens["tokens"][0]["expired"], true);
 }
 
 #[tokio::test]

@@ -224,7 +224,7 @@ fn a_guided_machine_stays_so_while_daemons_come_and_go() {
         // this guest, with a kernel of its own, is none.
         let network = world.network_with(&tag, &[(number, guided())]).await;
         let admitted = Heard::Admitted(address, somebody(), guided());
-        assert_eq!(network.guard.heard(), [admitted.clone()], "before anything else");
+        assert_eq!(network.guard.heard(), std::slice::from_ref(&admitted), "before all else");
         talk(&mut stream, &mut there).expect("also before it is adopted");
         let _stream = guest.connect(ELSEWHERE).expect("connected");
         assert!(doorkeeper.arrived().is_some());

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, TcpStream, UdpSocket};
 use torpor_protocol::Network as Policy;
 
 use super::super::names::{GATEWAY, GUEST};
+use super::verbs::answer;
 use super::world::{
     DATAGRAM_PORT, FORBIDDEN, HOST, PORT, PUBLIC, ROUTER, datagram, fresh_tag, greeting, on_a_host,
 };
@@ -43,6 +44,20 @@ fn names_are_asked_at_the_gateway() {
         let guest = network.guest(&slot);
         assert_eq!(guest.ask(GATEWAY, 53).expect("an answer"), HOST.to_string());
         guest.ask(GATEWAY, 54).expect_err("no other service is there");
+    });
+}
+
+#[test]
+fn names_are_asked_although_the_name_server_is_called_like_the_gateway() {
+    on_a_host(async |world| {
+        world.beyond().ip(&format!("addr add {GATEWAY}/32 dev lo"));
+        answer(world.beyond().listen(GATEWAY, 53));
+        let network = world.network_asking(&fresh_tag(), GATEWAY).await;
+        let slot = network.take(&ON).await.expect("a slot");
+        let guest = network.guest(&slot);
+        assert_eq!(guest.ask(GATEWAY, 53).expect("an answer"), HOST.to_string());
+        let refused = guest.connect(GATEWAY).expect_err("its other services are not the gateway's");
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
     });
 }
 
