@@ -169,7 +169,8 @@ pub struct Overrides {
 }
 
 /// Variables that mean something to other parts of Torpor.
-const OTHER_VARIABLES: &[&str] = &["TORPOR_SERVER", "TORPOR_CONFIG", "TORPOR_AGENT", "TORPOR_CA_FILE", FAULT];
+const OTHER_VARIABLES: &[&str] =
+    &["TORPOR_SERVER", "TORPOR_CA_FILE", "TORPOR_CONFIG", "TORPOR_AGENT", FAULT];
 
 /// Where a test wants the daemon to die: a place of [`torpor_lifecycle::fault::POINTS`]. Means nothing
 /// to a release build.

@@ -32,8 +32,9 @@ use crate::forward::LINGER;
 
 /// How long a client may be silent while the sandbox sleeps; then its connection is closed.
 pub const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
-/// Bytes that are taken from the client at once; while the sandbox sleeps, also the most.
-const CHUNK: usize = 64 * 1024;
+/// Bytes that are taken from the client at once; while the sandbox sleeps, also the most. A quiet
+/// connection has so much memory.
+const CHUNK: usize = 16 * 1024;
 /// Before a sandbox whose machine is just being taken away is asked again.
 const PAUSE: Duration = Duration::from_millis(50);
 

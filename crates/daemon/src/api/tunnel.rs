@@ -109,10 +109,11 @@ async fn connect_kept(app: &Arc<App>, awake: &Awake, port: u16) -> Result<Option
     let keep = awake.sandbox.keep().ok_or_else(full)?;
     let connect = async {
         let mut stream = awake.lease.guest().connect_kept(port, keep.token()).await?;
-        match stream.reply().await? {
-            Reply::Done => Ok(stream),
-            other => Err(GuestError::Protocol(format!("{other:?} to a connect"))),
+        let reply = stream.reply().await?;
+        if reply != Reply::Done {
+            return Err(GuestError::Protocol(format!("{reply:?} to a connect")));
         }
+        Ok(stream)
     };
     let connected = tokio::time::timeout(CONNECT_DEADLINE, connect).await;
     match connected.map_err(|_| GuestError::Timeout(CONNECT_DEADLINE))? {

@@ -125,7 +125,8 @@ fn every_key_is_documented_with_its_default() {
 }
 
 fn collect(prefix: &str, value: &serde_json::Value, leaves: &mut Vec<(String, String)>) {
-    if let Some(table) = value.as_object() {
+    // An empty table is a default like any other.
+    if let Some(table) = value.as_object().filter(|table| !table.is_empty()) {
         for (key, value) in table {
             let name = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
             collect(&name, value, leaves);

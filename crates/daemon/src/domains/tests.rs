@@ -1,3 +1,5 @@
+//! Domains from their first record to their last, with a name server that is played.
+
 use hickory_proto::op::{Message, OpCode};
 use hickory_proto::rr::rdata::TXT;
 use hickory_proto::rr::{RData, Record};

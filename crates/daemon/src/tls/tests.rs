@@ -1,3 +1,5 @@
+//! Handshakes: who is served with what, and who is told no.
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;

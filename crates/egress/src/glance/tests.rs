@@ -1,3 +1,5 @@
+//! What is made of first bytes.
+
 use std::sync::Arc;
 
 use rustls::pki_types::ServerName;

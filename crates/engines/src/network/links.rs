@@ -31,7 +31,7 @@ const LOOPBACK: u32 = 1;
 /// A road to the kernel's tables in the namespace of the thread that opened it.
 #[derive(Debug)]
 pub(super) struct Links {
-    handle: Handle,
+    pub(super) handle: Handle,
     connection: JoinHandle<()>,
 }
 

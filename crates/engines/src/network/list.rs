@@ -35,8 +35,6 @@ const CAPS: &str = "caps";
 /// What is at once let through beyond a second's worth, which the kernel adds: some of the largest
 /// packets that there are (64 KiB, of links that leave cutting to the other side), also at a tiny rate.
 const BURST_BYTES: u64 = 256 << 10;
-/// More than any host has; beyond some 18 GB the kernel can't calculate with it.
-const RATE_MAX: u64 = 10_000_000_000;
 
 /// The list of a slot, replacing the one that is there, if any.
 pub(super) fn list(names: &Names, block: Block, slot: u16, reach: &Reach) -> String {
@@ -95,14 +93,12 @@ impl List {
     fn bytes(&mut self, rate: Option<u64>) {
         let rule = match rate {
             Some(0) => "drop".to_owned(),
-            Some(rate) if rate <= RATE_MAX => {
+            Some(rate) => {
                 format!("limit rate over {rate} bytes/second burst {BURST_BYTES} bytes drop")
             }
-            Some(_) | None => return,
+            None => return,
         };
-        let rule = std::env::var("TMPRULE").map(|t| t.replace("RATE", &rate.unwrap().to_string())).unwrap_or(rule);
-        for r in rule.split(';') { self.rule("up", r); }
-        let rule = rule.split(';').last().unwrap().to_owned();
+        self.rule("up", &rule);
         self.rule("down", &rule);
     }
 

@@ -57,6 +57,7 @@ mod list;
 mod names;
 mod namespace;
 mod netlink;
+mod pace;
 mod packet;
 mod pool;
 mod reach;

@@ -11,6 +11,8 @@ use super::names::GATEWAY;
 /// Ports of UDP that a guided guest never reaches: names, and what is encrypted from its first packet
 /// on (QUIC, names over TLS and QUIC). Whoever reads names could not see them.
 pub(super) const HIDDEN_PORTS: [u16; 3] = [53, 443, 853];
+/// More bytes in a second than any host has; beyond some 18 GB the kernel can't calculate with it.
+const RATE_MAX: u64 = 10_000_000_000;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
@@ -70,7 +72,10 @@ impl Reach {
             allow: if all { Allow::All } else { Allow::Only(outermost(public)) },
             private: outermost(private),
             deny: outermost(denied),
-            limits: policy.limits,
+            limits: NetworkLimits {
+                bytes_per_sec: policy.limits.bytes_per_sec.filter(|rate| *rate <= RATE_MAX),
+                ..policy.limits
+            },
         }
     }
 
@@ -160,6 +165,8 @@ mod tests {
         let inside = ["192.0.2.7", "192.0.2.0/24", "192.0.2.128/25", "192.0.2.0", "192.0.3.0/24"];
         let allow = Allow::Only(ranges(&["192.0.2.0/24", "192.0.3.0/24"]));
         assert_eq!(reach(false, &inside, &[]), Reach { allow, ..Reach::SHUT });
+        let limits = NetworkLimits { bytes_per_sec: Some(u64::MAX), ..NetworkLimits::default() };
+        assert_eq!(Reach::of(&Policy { limits, ..Policy::OPEN }, &closed), Reach::OPEN);
     }
 
     #[test]

@@ -9,8 +9,9 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
 use super::conntrack::Flow;
-use super::names::{GATEWAY, GATEWAY_MAC, GUEST, GUEST_MAC, PREFIX};
+use super::names::{GATEWAY, GATEWAY_MAC, GUEST, GUEST_MAC, PREFIX, far_index};
 use super::reach::Reach;
+use super::tend::Chain;
 use super::{NetworkError, Shared, conntrack, firewall, list};
 
 /// A pair of links that belongs to one machine. Dropping it gives it back: it is handed on when
@@ -107,8 +108,23 @@ impl Slot {
         shared.lists.lock().insert(*number, reach.clone());
         let list = list::list(&shared.names, shared.block, *number, reach);
         firewall::apply(&list).await?;
+        self.pace(reach.limits.bytes_per_sec).await;
         // For a firewall without the list, of a daemon that does not know of it.
         shared.links.set_open(*index, *reach == Reach::OPEN).await
+    }
+
+    /// The firewall holds the cap; this makes it bearable, and goes wrong without harm.
+    async fn pace(&self, rate: Option<u64>) {
+        let Some(parking) = self.shared.parking.lock().clone() else { return };
+        let far = far_index(self.number);
+        let paced = match rate.filter(|rate| *rate > 0) {
+            Some(rate) => parking.links.pace(far, rate).await,
+            None => parking.links.unpace(far).await,
+        };
+        if let Err(error) = paced {
+            let slot = self.number;
+            tracing::warn!(slot, error = %Chain(&error), "what is too much is lost and not late");
+        }
     }
 
     /// The firewall lets nothing through of a connection that is beyond `reach`. This tells the other

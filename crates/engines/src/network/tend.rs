@@ -141,6 +141,9 @@ async fn reset(shared: &Shared, number: u16, index: u32) -> Result<(), NetworkEr
     let forgotten = tokio::task::spawn_blocking(forget).await;
     let forgotten = forgotten.unwrap_or_else(|error| Err(io::Error::other(error)));
     forgotten.map_err(NetworkError::host("forget the connections of a slot"))?;
+    // Also after a daemon that paced it and is gone.
+    let parking = shared.parking.lock().clone().ok_or(NetworkError::Closed)?;
+    parking.links.unpace(far_index(number)).await?;
     let listed = shared.lists.lock().contains_key(&number);
     if listed {
         firewall::apply(&list::no_list(&shared.names, number)).await?;

@@ -33,8 +33,8 @@ def connect():
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return s
 def beat(s):
-    s.sendall(b'e')
-    assert s.recv(1) == b'e'
+    s.sendall(b'\\x01')
+    assert s.recv(1) == b'\\x01'
 if what in ('new', 'same'):
     s = connect() if what == 'same' else None
     for _ in range(count):
@@ -44,7 +44,7 @@ if what in ('new', 'same'):
 elif what == 'bulk':
     s = connect()
     begun = time.perf_counter()
-    s.sendall(b'd' + count.to_bytes(8, 'big'))
+    s.sendall(b'\\x02' + count.to_bytes(8, 'big'))
     left, room = count, bytearray(1 << 18)
     while left:
         got = s.recv_into(room)
@@ -54,8 +54,8 @@ elif what == 'bulk':
 else:
     begun = time.perf_counter()
     held = [connect() for _ in range(count)]
-    for s in held: s.sendall(b'e')
-    for s in held: assert s.recv(1) == b'e'
+    for s in held: s.sendall(b'\\x01')
+    for s in held: assert s.recv(1) == b'\\x01'
     print(time.perf_counter() - begun)";
 
 /// A sandbox and its way out.

@@ -1,8 +1,8 @@
 //! The far side of the network benchmark: a namespace with a public address, behind a router, because
 //! no sandbox reaches the neighbours of its host.
 //!
-//! Whoever connects sends `e` and hears it again, over and over, or `d` with a length of eight bytes and
-//! gets so many. Dropping it removes the namespace and the link.
+//! Whoever connects sends a one and hears it again, over and over, or a two with a length of eight bytes
+//! and gets so many. Dropping it removes the namespace and the link.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -98,7 +98,7 @@ fn serve(mut stream: TcpStream) -> io::Result<()> {
     let mut order = [0];
     loop {
         stream.read_exact(&mut order)?;
-        if order == *b"e" {
+        if order == [1] {
             stream.write_all(&order)?;
             continue;
         }

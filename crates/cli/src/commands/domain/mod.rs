@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use serde_json::json;
+use torpor_protocol::ErrorCode;
 use torpor_protocol::domain::{
     AddDomain, Domain as Kept, DomainList, DomainName, DomainState, PreviewPath,
 };
-use serde_json::json;
-use torpor_protocol::ErrorCode;
 
 use crate::client::{Client, Route};
 use crate::error::{Error, Result};

@@ -1,3 +1,5 @@
+//! Name servers that answer, lie, flood and say nothing.
+
 use std::sync::Arc;
 
 use hickory_proto::rr::Record;

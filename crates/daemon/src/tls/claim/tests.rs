@@ -1,3 +1,5 @@
+//! Which names lead to an order, and above all which do not.
+
 use torpor_lifecycle::Clock;
 use torpor_store::{DomainRow, Layout, Ledger};
 

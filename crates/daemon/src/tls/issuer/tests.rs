@@ -1,3 +1,5 @@
+//! When certificates are ordered, renewed and kept, with a directory and a clock that are played.
+
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
