@@ -8,8 +8,7 @@ pub(crate) mod network;
 use torpor_protocol::api::{CreateSandbox, Resize, Standby, UpdateSandbox};
 use torpor_protocol::spec::Pairs;
 use torpor_protocol::{
-    Hooks, ImageId, Lifetime, PortAccess, Resources, SandboxSpec, SnapshotKind,
-    StandbyPolicy,
+    Hooks, ImageId, Lifetime, PortAccess, Resources, SandboxSpec, SnapshotKind, StandbyPolicy,
 };
 
 /// Labels of one sandbox, and the bytes of each name and value: enough to sort by, no database.

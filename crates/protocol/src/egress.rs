@@ -82,7 +82,9 @@ pub struct EgressEvents {
 pub enum EgressLine {
     Event(Box<EgressEvent>),
     /// Who follows was too slow: so many events are missing here.
-    Missed { missed: u64 },
+    Missed {
+        missed: u64,
+    },
 }
 
 /// A way out of this host that policies can choose, as `GET /v1/gateways` tells it. Passwords are not

@@ -28,7 +28,7 @@ mod wire;
 
 pub use crowd::VISITORS_MAX;
 pub use forward::{Body, Manner, Proxy};
-pub use marks::{NotListening, Until};
 pub use kept::{KEPT_FOR, Kept, Wake, is_too_old};
+pub use marks::{NotListening, Until};
 pub use route::{Target, route};
 pub use wire::Wire;

@@ -18,13 +18,6 @@ fn a_daemon_that_is_not_there_is_one_to_be_started() {
 }
 
 #[test]
-fn https_is_refused_with_the_remedy() {
-    let done = alone(&["--server", "https://example.org", "ps"]);
-    assert_eq!(done.code, 2);
-    assert!(done.stderr.contains("use http on loopback or through a tunnel"), "{done:?}");
-}
-
-#[test]
 fn wrong_usage_exits_with_2() {
     for args in [&["nonsense"][..], &["run"], &["create", "--memory", "512"], &["inspect", "No!"]] {
         let done = alone(args);

@@ -182,7 +182,11 @@ impl Keyring {
         };
         if known {
             let bearer = bearer(headers).is_some();
-            headers.remove(if bearer { AUTHORIZATION } else { HeaderName::from_static(KEY_HEADER) });
+            headers.remove(if bearer {
+                AUTHORIZATION
+            } else {
+                HeaderName::from_static(KEY_HEADER)
+            });
         }
         Ok(known)
     }

@@ -1,3 +1,5 @@
+//! How the configuration is put together.
+
 use super::*;
 
 fn with(

@@ -1,3 +1,5 @@
+//! What policies decide.
+
 use torpor_protocol::Network;
 
 use super::*;

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
 use torpor_protocol::{Network as Policy, NetworkLimits};
 
-use super::super::names::GATEWAY;
+use super::super::names::{GATEWAY, Names, far_link};
+use super::super::namespace::Namespace;
 use super::verbs::{Doorkeeper, guided, policy, reaches, says};
-use super::world::{ELSEWHERE, PUBLIC, Place, eventually, fresh_tag, greeting, on_a_host};
+use super::world::{ELSEWHERE, PUBLIC, Place, eventually, fresh_tag, greeting, ip, on_a_host};
 
 const ON: Policy = Policy::OPEN;
 const NONE: NetworkLimits =
@@ -88,6 +89,42 @@ fn a_guest_gets_the_bytes_of_its_cap_in_each_direction() {
         let rates = counters.iter().map(|counter| percent(counter));
         for rate in futures_util::future::join_all(rates).await {
             assert!((50..=110).contains(&rate), "{rate} % of the cap");
+        }
+    });
+}
+
+#[test]
+fn what_a_capped_guest_sends_is_paced_and_what_others_send_is_not() {
+    on_a_host(async |world| {
+        let tag = fresh_tag();
+        let mut network = world.network(&tag).await;
+        let bytes = limited(ON, NetworkLimits { bytes_per_sec: Some(RATE), ..NONE });
+        let paced = |slot: u16| {
+            let parking = Namespace::ensure(&Names::new(&tag).expect("a tag")).expect("parking");
+            let shown = parking.enter(|| Ok(ip(&format!("link show dev {}", far_link(slot)))));
+            shown.expect("inside").contains("qdisc tbf")
+        };
+        let slot = network.take(&bytes).await.expect("a slot");
+        let number = slot.number();
+        assert!(paced(number));
+        network.set_policy(&slot, &ON).await.expect("changed");
+        assert!(!paced(number));
+        network.set_policy(&slot, &bytes).await.expect("changed");
+        // Also after a daemon that could not take it back.
+        drop(slot);
+        for crash in [false, true] {
+            if crash {
+                network.crash();
+                network = world.network(&tag).await;
+            }
+            let slot = eventually("the slot comes back", async || {
+                let slot = network.take(&ON).await.expect("a slot");
+                (slot.number() == number).then_some(slot)
+            })
+            .await;
+            assert!(!paced(number));
+            network.set_policy(&slot, &bytes).await.expect("changed");
+            assert!(paced(number));
         }
     });
 }
