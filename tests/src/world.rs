@@ -78,11 +78,7 @@ impl World {
         Self::make(&[], &[], Some(spare_mib))
     }
 
-    fn make(
-        extra: &[&'static str],
-        env: &[(&'static str, &str)],
-        spare_mib: Option<u64>,
-    ) -> Self {
+    fn make(extra: &[&'static str], env: &[(&'static str, &str)], spare_mib: Option<u64>) -> Self {
         let dir = tempfile::Builder::new().prefix("torpor-test-").tempdir().expect("a directory");
         let mut world = Self {
             daemon: None,

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use torpor_engines::gvisor::{Gvisor, GvisorConfig};
-use torpor_lifecycle::engine::{Engine, Guard, NoGuard};
+use torpor_lifecycle::engine::{Engine, EngineError, Guard, NoGuard};
+use torpor_protocol::AddressRange;
 use torpor_store::Layout;
 
 use crate::ServeError;
@@ -28,6 +29,13 @@ pub(crate) async fn open(
             Ok(Arc::new(Gvisor::open(gvisor(config, layout, runsc, guard)?).await?))
         }
     }
+}
+
+/// Addresses around this host that no sandbox reaches, public ones among them, unless the operator and
+/// its policy say so.
+pub(crate) async fn near() -> Result<Vec<AddressRange>, ServeError> {
+    let closed = torpor_engines::network::closed_ranges().await;
+    Ok(closed.map_err(EngineError::failed("look at the networks of this host"))?)
 }
 
 /// Ends every machine of this installation and removes its traces; no daemon may be running.

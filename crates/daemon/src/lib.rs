@@ -44,6 +44,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use torpor_egress::Settings;
 use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Policy};
@@ -100,7 +101,9 @@ impl ServeError {
                 "set TORPOR_API_KEY, or listen on 127.0.0.1 and make a key with `torpor key create`",
             ),
             Self::NoEngine(_) | Self::Engine(_) => Some("`torpor doctor` says what is missing"),
-            Self::Tls(_) => Some("the keys tls.* of the configuration say where certificates come from"),
+            Self::Tls(_) => {
+                Some("the keys tls.* of the configuration say where certificates come from")
+            }
             Self::Listen { .. }
             | Self::Store(_)
             | Self::Config(_)
@@ -124,8 +127,10 @@ pub async fn serve(
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await?;
     let doors = Doors::open(listener, &config).await?;
     refuse_exposed(&config, &doors, &ledger).await?;
-    let vault = Vault::open(ledger.clone(), &layout, config.secret_key.as_ref().map(|key| &*key.0))?;
-    let egress = egress::open(config.egress.settings()?, &config.data_dir, &vault)?;
+    let vault =
+        Vault::open(ledger.clone(), &layout, config.secret_key.as_ref().map(|key| &*key.0))?;
+    let settings = Settings { near: engine::near().await?, ..config.egress.settings()? };
+    let egress = egress::open(settings, &config.data_dir, &vault)?;
     let engine = engine::open(&config, &layout, Arc::new(egress.clone())).await?;
     let parts = Parts {
         installation: layout.tag().to_owned(),
@@ -204,8 +209,19 @@ fn idle_awake_max(config: &Config) -> usize {
 
 /// Brings the sandboxes back and puts everything together.
 async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, ServeError> {
-    let Parts { installation, engine, ledger, images, saves, journals, vault, egress, audit, gauge, dialects } =
-        parts;
+    let Parts {
+        installation,
+        engine,
+        ledger,
+        images,
+        saves,
+        journals,
+        vault,
+        egress,
+        audit,
+        gauge,
+        dialects,
+    } = parts;
     let room = Arc::new(room::HostRoom::default());
     journals.sweep(&remembered(&ledger).await?).await?;
     let keys = api::auth::Keyring::open(ledger.clone(), config.api_key.as_ref(), exposed).await?;

@@ -24,6 +24,7 @@ pub(crate) struct House {
     pub(crate) authority: Arc<Authority>,
     /// What policies may open.
     pub(crate) private: Vec<AddressRange>,
+    pub(crate) near: Vec<AddressRange>,
 }
 
 impl House {
@@ -42,6 +43,7 @@ impl House {
             clock: Clock::start(),
             authority,
             private: settings.private,
+            near: settings.near,
         })
     }
 }

@@ -55,6 +55,8 @@ pub struct Settings {
     pub gateways: BTreeMap<Name, Through>,
     /// Private addresses that the policy of a sandbox may open by naming them.
     pub private: Vec<AddressRange>,
+    /// Public networks that this host is part of, and its own addresses: closed like private ones.
+    pub near: Vec<AddressRange>,
     /// A file of certificates (PEM) that are believed besides those of the host.
     pub roots: Option<PathBuf>,
     /// Who is asked for names; none: whom the host asks.
@@ -108,7 +110,9 @@ impl Egress {
         let opened =
             |range: &AddressRange| self.house.private.iter().any(|open| open.covers(range));
         let ranges = network.allow.iter().filter_map(Destination::range);
-        match ranges.filter(|range| closed_range(range)).find(|range| !opened(range)) {
+        let near = |range: &AddressRange| self.house.near.iter().any(|near| near.covers(range));
+        let closed = |range: &&AddressRange| closed_range(range) || near(range);
+        match ranges.filter(closed).find(|range| !opened(range)) {
             None => Ok(()),
             Some(range) => Err(format!(
                 "{range} is private: no sandbox reaches it unless the operator adds it, or a range \

@@ -21,8 +21,8 @@
 //! - What comes from outside (directories, archives, Dockerfiles) is parsed within limits and never
 //!   reaches beyond its staging directory.
 
-mod certificates;
 mod audit;
+mod certificates;
 pub mod dockerfile;
 mod files;
 pub mod images;
@@ -32,8 +32,8 @@ mod ledger;
 pub mod saves;
 mod vault;
 
-pub use certificates::{Certificates, Keepsake};
 pub use audit::AuditLog;
+pub use certificates::{Certificates, Keepsake};
 pub use images::{Image, ImageConfig, ImageName, Images, Limits, OnProgress, Progress, Step};
 pub use journals::Journals;
 pub use layout::{Layout, Stage};

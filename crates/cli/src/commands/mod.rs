@@ -91,7 +91,13 @@ pub(crate) struct Connection {
     #[arg(long, global = true, env = "TORPOR_API_KEY", value_name = "KEY", hide_env_values = true)]
     api_key: Option<String>,
     /// Certificates (PEM) that are believed besides those of this computer, for https addresses.
-    #[arg(long, global = true, env = "TORPOR_CA_FILE", value_name = "FILE", hide_env_values = true)]
+    #[arg(
+        long,
+        global = true,
+        env = "TORPOR_CA_FILE",
+        value_name = "FILE",
+        hide_env_values = true
+    )]
     ca_file: Option<PathBuf>,
 }
 

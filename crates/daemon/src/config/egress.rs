@@ -51,7 +51,8 @@ impl EgressConfig {
             let through: Through = text.parse().map_err(wrong)?;
             Ok((name, through))
         });
-        Ok(Settings { gateways: understood.collect::<Result<_, _>>()?, private, roots, resolver })
+        let gateways = understood.collect::<Result<_, _>>()?;
+        Ok(Settings { gateways, private, near: Vec::new(), roots, resolver })
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {

@@ -293,8 +293,11 @@ impl FakeEngine {
             return Err(EngineError::failed("start")("a fake fault"));
         }
         let memory = memory.map_err(EngineError::failed("read what was saved"))?;
-        let Road { channel, script, agent } =
-            self.host.dormant.road(&plan.id, self.host.inside).map_err(EngineError::failed("make a channel"))?;
+        let Road { channel, script, agent } = self
+            .host
+            .dormant
+            .road(&plan.id, self.host.inside)
+            .map_err(EngineError::failed("make a channel"))?;
         let machine = Arc::new(FakeMachine {
             id: plan.id.clone(),
             host: Arc::clone(&self.host),

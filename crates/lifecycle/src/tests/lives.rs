@@ -167,7 +167,10 @@ async fn act_on(world: &World, name: &str, what: What, diary: &mut Diary) {
         }
         What::Delete => drop(world.fleet.delete(&reference(name)).await),
         What::Crash => {
-            if let Ok(sandbox) = world.find(name) {
+            // Of who has no machine yet, nothing is taken.
+            if let Ok(sandbox) = world.find(name)
+                && world.host.alive().contains(sandbox.id())
+            {
                 world.host.crash(sandbox.id(), "crashed");
                 diary.known(name).robbed = true;
             }

@@ -83,6 +83,28 @@ async fn a_memory_snapshot_goes_to_another_installation_with_its_image() {
 }
 
 #[tokio::test]
+async fn a_snapshot_of_somebody_else_has_no_claim_to_our_secrets() {
+    let (here, image) = pictured().await;
+    let staged = here.saves.stage().await.unwrap();
+    std::fs::write(staged.path().join("memory"), "content").unwrap();
+    let mut about = super::saves::about(&image);
+    about.spec.secrets = vec!["TOKEN".parse().unwrap()];
+    about.spec.network = serde_json::from_value(serde_json::json!({
+        "internet": true, "deny": ["evil.test"], "secrets": ["TOKEN"], "gateway": "office",
+        "routes": [{"hosts": ["theirs.test"], "headers": {"x-key": "{{SECRET:TOKEN}}"}}],
+    }))
+    .unwrap();
+    let save = here.saves.commit(staged, about).await.unwrap();
+    let bytes = export(&here, &image, &save, true).await;
+    let there = World::new().await;
+    let imported = there.saves.import(&there.images, Cursor::new(bytes)).await.unwrap();
+    let spec = &imported.save.manifest.about.spec;
+    assert!(spec.secrets.is_empty() && !spec.network.is_read(), "{spec:?}");
+    assert_eq!(spec.network.gateway, None);
+    assert_eq!(spec.network.deny, ["evil.test".parse().unwrap()], "what it may not reach stays");
+}
+
+#[tokio::test]
 async fn a_filesystem_snapshot_goes_where_its_image_is() {
     let (here, image) = pictured().await;
     let memory = commit(&here, &image).await;

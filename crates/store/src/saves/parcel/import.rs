@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use blake3::Hasher;
-use torpor_lifecycle::store::{Manifest, StoreError};
+use torpor_lifecycle::store::{Manifest, SaveAbout, StoreError};
 use torpor_protocol::ImageId;
 use torpor_protocol::snapshot::SnapshotKind;
 
@@ -25,6 +25,17 @@ struct Unpacked {
     manifest: Manifest,
     /// The root file, in a stage of its own.
     image: Option<(Stage, PathBuf)>,
+}
+
+/// What somebody else saved has no claim to the secrets and gateways of this installation: a route of
+/// theirs would send our values to hosts of theirs.
+fn without_privileges(mut about: SaveAbout) -> SaveAbout {
+    let spec = &mut about.spec;
+    spec.secrets.clear();
+    spec.network.routes.clear();
+    spec.network.secrets.clear();
+    spec.network.gateway = None;
+    about
 }
 
 impl Saves {
@@ -59,7 +70,7 @@ impl Saves {
                      snapshot of it could be imported",
                 ));
             }
-            self.commit_stage(stage, manifest.about).await
+            self.commit_stage(stage, without_privileges(manifest.about)).await
         };
         match done.await {
             Ok(save) => Ok(Imported { save, snapshot: letter.snapshot }),
