@@ -10,7 +10,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use torpor_protocol::SandboxId;
-use torpor_protocol::egress::{EgressEvent, EgressKind, Verdict};
+use torpor_protocol::egress::{EgressEvent, Verdict};
 
 /// Events that are remembered in all: some megabytes.
 pub const EVENTS_MAX: usize = 10_000;
@@ -104,7 +104,7 @@ impl Kept {
 
 impl Counts {
     fn count(&mut self, event: &EgressEvent) {
-        let verdicts = self.by_kind.entry(kind_name(event.what)).or_default();
+        let verdicts = self.by_kind.entry(event.what.as_str()).or_default();
         let count = match event.verdict {
             Verdict::Allowed => &mut verdicts.allowed,
             Verdict::Denied => &mut verdicts.denied,
@@ -115,22 +115,10 @@ impl Counts {
     }
 }
 
-/// As events name it.
-fn kind_name(kind: EgressKind) -> &'static str {
-    match kind {
-        EgressKind::Name => "name",
-        EgressKind::Tcp => "tcp",
-        EgressKind::Tls => "tls",
-        EgressKind::Http => "http",
-        EgressKind::Udp => "udp",
-        EgressKind::Icmp => "icmp",
-        EgressKind::Other => "other",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use torpor_protocol::egress::EgressKind;
 
     fn event(id: &SandboxId, at_ms: u64) -> EgressEvent {
         EgressEvent {

@@ -58,6 +58,21 @@ pub enum EgressKind {
     Other,
 }
 
+impl EgressKind {
+    /// As events name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Tcp => "tcp",
+            Self::Tls => "tls",
+            Self::Http => "http",
+            Self::Udp => "udp",
+            Self::Icmp => "icmp",
+            Self::Other => "other",
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]

@@ -225,6 +225,27 @@ pub struct AddressRange {
 }
 
 impl AddressRange {
+    /// What no sandbox reaches unless operator and policy open it: unspecified, private, shared, loopback,
+    /// the metadata service of one cloud that looks public, link-local (with the metadata services of
+    /// clouds), private, special purpose, private, benchmarks, multicast and reserved with broadcast.
+    pub const CLOSED: [Self; 11] = [
+        Self::of([0, 0, 0, 0], 8),
+        Self::of([10, 0, 0, 0], 8),
+        Self::of([100, 64, 0, 0], 10),
+        Self::of([127, 0, 0, 0], 8),
+        Self::of([168, 63, 129, 16], 32),
+        Self::of([169, 254, 0, 0], 16),
+        Self::of([172, 16, 0, 0], 12),
+        Self::of([192, 0, 0, 0], 24),
+        Self::of([192, 168, 0, 0], 16),
+        Self::of([198, 18, 0, 0], 15),
+        Self::of([224, 0, 0, 0], 3),
+    ];
+
+    const fn of([a, b, c, d]: [u8; 4], prefix: u8) -> Self {
+        Self { first: Ipv4Addr::new(a, b, c, d), prefix }
+    }
+
     /// The lowest address of it.
     pub fn first(&self) -> Ipv4Addr {
         self.first

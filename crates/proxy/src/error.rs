@@ -161,7 +161,8 @@ fn page(status: StatusCode, body: &ErrorBody) -> String {
     )
 }
 
-fn escape(text: &str) -> String {
+/// As text in a page.
+pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

@@ -27,6 +27,7 @@ mod route;
 mod wire;
 
 pub use crowd::VISITORS_MAX;
+pub use error::escape;
 pub use forward::{Body, Manner, Proxy};
 pub use kept::{KEPT_FOR, Kept, Wake, is_too_old};
 pub use marks::{NotListening, Until};

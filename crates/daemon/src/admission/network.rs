@@ -25,7 +25,7 @@ const CLOSING: &str = "}}";
 const FUNCTION: &str = "SECRET:";
 
 /// Headers that say how a request travels, not what it is: whoever sends it on writes them itself.
-const TRAVEL_HEADERS: [&str; 13] = [
+pub(crate) const TRAVEL_HEADERS: [&str; 13] = [
     "connection",
     "content-length",
     "expect",

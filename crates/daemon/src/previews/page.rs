@@ -7,6 +7,7 @@ use http::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 use torpor_protocol::ErrorBody;
 use torpor_protocol::preview::TOKEN_QUERY;
+use torpor_proxy::escape;
 
 /// So soon a page that waits for a sandbox comes again, in seconds.
 const AGAIN_SECS: u32 = 1;
@@ -117,21 +118,6 @@ fn takes_html(headers: &HeaderMap) -> bool {
     let accepted = headers.get_all(header::ACCEPT).iter();
     let mut accepted = accepted.filter_map(|value| value.to_str().ok());
     accepted.any(|value| value.to_ascii_lowercase().contains("text/html"))
-}
-
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            other => escaped.push(other),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use http::uri::Uri;
 use http::{Method, Request, Response, StatusCode};
 use torpor_protocol::preview::{ORIGINS_MAX, Preview, RULES_MAX, TOKEN_COOKIE, TOKEN_HEADER};
 
+use crate::admission::network::TRAVEL_HEADERS;
 use crate::api::error::{ApiError, Result};
 
 /// Longest value of a header rule: half of what servers commonly take for all headers together.
@@ -17,24 +18,8 @@ const VALUE_MAX: usize = 4096;
 /// How long a browser may believe the answer to a preflight; what Chromium takes at most is two hours.
 const PREFLIGHT_SECS: u32 = 600;
 
-/// They concern one connection, or say where a message ends or whom it is for.
-const FORBIDDEN: [&str; 15] = [
-    "connection",
-    "content-length",
-    "host",
-    "http2-settings",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "x-request-id",
-    "x-torpor-preview",
-    TOKEN_HEADER,
-];
+/// What is ours, besides what says how a message travels.
+const OURS: [&str; 3] = ["x-request-id", "x-torpor-preview", TOKEN_HEADER];
 
 const REQUEST_PRIVATE: HeaderName =
     HeaderName::from_static("access-control-request-private-network");
@@ -210,7 +195,8 @@ fn parse(rules: &BTreeMap<String, String>, field: &str) -> Result<HeaderMap> {
     for (name, value) in rules {
         let refuse = |why: &str| ApiError::invalid(format!("{field}: {name:.80?} {why}"));
         let parsed: HeaderName = name.parse().map_err(|_| refuse("is not the name of a header"))?;
-        if FORBIDDEN.contains(&parsed.as_str()) {
+        let name = parsed.as_str();
+        if TRAVEL_HEADERS.contains(&name) || OURS.contains(&name) {
             return Err(refuse("can't be set: it belongs to the connection, or to us"));
         }
         let cookie = [header::COOKIE, header::SET_COOKIE].contains(&parsed);

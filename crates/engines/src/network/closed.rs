@@ -7,23 +7,6 @@ use torpor_protocol::AddressRange;
 use super::NetworkError;
 use super::links::Links;
 
-/// Nothing a guest may talk to, wherever it is: unspecified, private, shared, loopback, link-local
-/// (with the metadata services of clouds), the metadata service of one cloud that looks public,
-/// special purpose, private, benchmarks, multicast and reserved with broadcast.
-const CLOSED: [&str; 11] = [
-    "0.0.0.0/8",
-    "10.0.0.0/8",
-    "100.64.0.0/10",
-    "127.0.0.0/8",
-    "168.63.129.16/32",
-    "169.254.0.0/16",
-    "172.16.0.0/12",
-    "192.0.0.0/24",
-    "192.168.0.0/16",
-    "198.18.0.0/15",
-    "224.0.0.0/3",
-];
-
 /// What stays closed whatever a policy names: the loopback of the host, and the guests of all
 /// installations with their turnstiles.
 pub(super) const NEVER: [&str; 2] = ["127.0.0.0/8", "10.213.0.0/16"];
@@ -37,8 +20,7 @@ pub(super) struct Closed(Vec<AddressRange>);
 impl Closed {
     /// `near`: the networks that the host is itself part of, and its own addresses.
     pub(super) fn new(near: &[AddressRange]) -> Self {
-        let fixed = CLOSED.iter().map(|text| text.parse().expect("a range"));
-        Self(fixed.chain(near.iter().copied()).collect())
+        Self(AddressRange::CLOSED.iter().chain(near).copied().collect())
     }
 
     pub(super) fn contains(&self, address: Ipv4Addr) -> bool {

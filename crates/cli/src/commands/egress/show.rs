@@ -1,6 +1,6 @@
 //! Events for people: one line each.
 
-use torpor_protocol::egress::{EgressEvent, EgressKind, Verdict};
+use torpor_protocol::egress::{EgressEvent, Verdict};
 
 use crate::output::plain;
 use crate::units;
@@ -13,7 +13,7 @@ pub(super) fn line(event: &EgressEvent, whose: bool) -> String {
     let mut text = format!(
         "{when}{whose} {:7} {:5} {} ({})",
         verdict(event.verdict),
-        kind(event.what),
+        event.what.as_str(),
         goal(event),
         event.rule
     );
@@ -53,18 +53,6 @@ fn verdict(verdict: Verdict) -> &'static str {
         Verdict::Allowed => "allowed",
         Verdict::Denied => "denied",
         Verdict::Failed => "failed",
-    }
-}
-
-fn kind(kind: EgressKind) -> &'static str {
-    match kind {
-        EgressKind::Name => "name",
-        EgressKind::Tcp => "tcp",
-        EgressKind::Tls => "tls",
-        EgressKind::Http => "http",
-        EgressKind::Udp => "udp",
-        EgressKind::Icmp => "icmp",
-        EgressKind::Other => "other",
     }
 }
 
