@@ -209,63 +209,34 @@ fn idle_awake_max(config: &Config) -> usize {
 
 /// Brings the sandboxes back and puts everything together.
 async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, ServeError> {
-    let Parts {
-        installation,
-        engine,
-        ledger,
-        images,
-        saves,
-        journals,
-        vault,
-        egress,
-        audit,
-        gauge,
-        dialects,
-    } = parts;
     let room = Arc::new(room::HostRoom::default());
-    journals.sweep(&remembered(&ledger).await?).await?;
+    parts.journals.sweep(&remembered(&parts.ledger).await?).await?;
+    let ledger = parts.ledger.clone();
     let keys = api::auth::Keyring::open(ledger.clone(), config.api_key.as_ref(), exposed).await?;
-    let keys = keys.limited(config.limits.requests_per_sec);
-    let about = engine.about();
+    let about = parts.engine.about();
     let metrics = metrics::Metrics::new(about.kind, &about.version);
-    let policy = Policy {
-        persist_after: Duration::from_millis(config.standby.persist_after_ms),
-        warm_for: Duration::from_secs(config.standby.warm_for_secs),
-        idle_awake_max: idle_awake_max(&config),
-    };
-    let fleet = Fleet::recover(torpor_lifecycle::Parts {
-        engine,
-        ledger: Arc::new(ledger.clone()),
-        images: Arc::new(images.clone()),
-        saves: Arc::new(saves.clone()),
-        journal: Arc::new(journals),
-        vault: Arc::new(vault.clone()),
-        room: Arc::clone(&room) as _,
-        authority: Some(egress.certificate().to_owned()),
-        policy,
-    });
-    let fleet = fleet.await?;
+    let fleet = recover(&parts, &config, &room).await?;
     let domains = domains::Domains::open(ledger.clone(), &config, fleet.clock()).await?;
     let domains = Arc::new(domains);
     let previews = previews::Previews::open(&ledger, &fleet, &domains, &config).await?;
     let app = Arc::new(App {
-        installation,
+        installation: parts.installation,
         domains,
         fleet,
         previews,
         builds: builds::jobs::Jobs::open(ledger.clone()).await?,
         ledger,
-        images,
-        saves,
-        vault,
-        egress,
-        audit,
-        keys,
+        images: parts.images,
+        saves: parts.saves,
+        vault: parts.vault,
+        egress: parts.egress,
+        audit: parts.audit,
+        keys: keys.limited(config.limits.requests_per_sec),
         config,
         metrics,
         host: admission::Host::here(),
-        gauge,
-        dialects,
+        gauge: parts.gauge,
+        dialects: parts.dialects,
         making_room: Mutex::new(()),
         started: Instant::now(),
         stopping: CancellationToken::new(),
@@ -273,6 +244,30 @@ async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, S
     });
     room.open(&app);
     Ok(app)
+}
+
+async fn recover(
+    parts: &Parts,
+    config: &Config,
+    room: &Arc<room::HostRoom>,
+) -> Result<Fleet, ServeError> {
+    let policy = Policy {
+        persist_after: Duration::from_millis(config.standby.persist_after_ms),
+        warm_for: Duration::from_secs(config.standby.warm_for_secs),
+        idle_awake_max: idle_awake_max(config),
+    };
+    let fleet = Fleet::recover(torpor_lifecycle::Parts {
+        engine: Arc::clone(&parts.engine),
+        ledger: Arc::new(parts.ledger.clone()),
+        images: Arc::new(parts.images.clone()),
+        saves: Arc::new(parts.saves.clone()),
+        journal: Arc::new(parts.journals.clone()),
+        vault: Arc::new(parts.vault.clone()),
+        room: Arc::clone(room) as _,
+        authority: Some(parts.egress.certificate().to_owned()),
+        policy,
+    });
+    Ok(fleet.await?)
 }
 
 /// Sandboxes that are there or are remembered: whose log is kept.
