@@ -170,11 +170,9 @@ impl Policy {
         let ranges = |list: &[Destination]| -> Vec<AddressRange> {
             list.iter().filter_map(Destination::range).copied().collect()
         };
+        let (near, far): (Vec<_>, Vec<_>) =
+            ranges(&network.allow).into_iter().partition(closed_range);
         let operator_opens = |range: &AddressRange| private.iter().any(|open| open.covers(range));
-        // What the operator opens may be public, too: networks that the host is part of.
-        let (near, far): (Vec<_>, Vec<_>) = ranges(&network.allow)
-            .into_iter()
-            .partition(|range| closed_range(range) || operator_opens(range));
         Self {
             network: network.clone(),
             listed: !network.allow.is_empty(),
@@ -348,8 +346,7 @@ impl Policy {
         if let Some(rule) = self.address_denied(address) {
             return Err(rule);
         }
-        let private = closed(address) || self.opens(address);
-        let reach = if private { Reach::Private } else { Reach::Public };
+        let reach = if closed(address) { Reach::Private } else { Reach::Public };
         let named = host.is_some_and(|host| self.allow.about(host).next().is_some());
         if named || self.range_allows(address).is_some() {
             return Ok(reach);
@@ -376,9 +373,8 @@ impl Policy {
 
     /// The range that explicitly allows this address, which is not denied.
     fn range_allows(&self, address: Ipv4Addr) -> Option<String> {
-        let far = self.allow_ranges.iter().filter(|_| !closed(address));
-        let mut ranges = self.opened.iter().chain(far);
-        ranges.find(|range| range.contains(address)).map(ToString::to_string)
+        let list = if closed(address) { &self.opened } else { &self.allow_ranges };
+        list.iter().find(|range| range.contains(address)).map(ToString::to_string)
     }
 
     /// Whether an answer to a name question may tell this address: never a closed one that the policy

@@ -8,6 +8,7 @@
 //! What a fake machine keeps in memory is one text, which is all that saving and reviving keep; it
 //! is also the content of its only changed file, `/memory`.
 
+mod changes;
 mod road;
 mod script;
 mod store;
@@ -27,9 +28,9 @@ use torpor_protocol::snapshot::SavedProcess;
 use torpor_protocol::{Network, Resources, SandboxId};
 
 use crate::engine::{
-    Abilities, About, BootPlan, Change, ChangeKind, Changes, Channel, Engine, EngineError, Machine,
-    Meter, Saved, Usage,
+    Abilities, About, BootPlan, Changes, Channel, Engine, EngineError, Machine, Meter, Saved, Usage,
 };
+use changes::FakeChanges;
 use road::{Dormant, RealAgent, Road};
 use script::Script;
 pub use store::{FakeRoom, FakeStore};
@@ -467,35 +468,5 @@ impl Meter for FakeMeter {
 
     fn usage(&self) -> Usage {
         Usage::default()
-    }
-}
-
-/// The file `/memory`, with the machine's memory in it.
-struct FakeChanges {
-    entries: [Change; 1],
-    memory: String,
-}
-
-impl FakeChanges {
-    fn new(memory: String) -> Self {
-        let entry = Change {
-            path: MEMORY_FILE.into(),
-            kind: ChangeKind::File { size: memory.len() as u64 },
-            mode: 0o644,
-            uid: 0,
-            gid: 0,
-            modified_at_ms: 0,
-        };
-        Self { entries: [entry], memory }
-    }
-}
-
-impl Changes for FakeChanges {
-    fn entries(&self) -> &[Change] {
-        &self.entries
-    }
-
-    fn copy(&self, _index: usize, to: &mut dyn io::Write) -> io::Result<()> {
-        to.write_all(self.memory.as_bytes())
     }
 }

@@ -258,6 +258,8 @@ impl Sender {
             Ok::<_, AcquireError>((room, self.credit.acquire_many(needed).await?))
         };
         let granted = tokio::select! {
+            // What has room is noted, also when the session is over: then it is sent in the next.
+            biased;
             granted = granted => granted,
             () = self.shared.gone() => return Err(self.shared.why()),
         };
