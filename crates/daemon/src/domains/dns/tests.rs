@@ -46,9 +46,14 @@ impl Server {
         datagrams: impl Fn(&Message) -> Vec<Vec<u8>> + Send + Sync + 'static,
         stream: impl Fn(&Message) -> Vec<u8> + Send + Sync + 'static,
     ) -> Self {
-        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let (socket, listener) = loop {
+            let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            // The port may be somebody's for streams.
+            if let Ok(listener) = TcpListener::bind(socket.local_addr().unwrap()).await {
+                break (socket, listener);
+            }
+        };
         let address = socket.local_addr().unwrap();
-        let listener = TcpListener::bind(address).await.unwrap();
         let by_datagram = tokio::spawn(async move {
             let mut buffer = [0; 2000];
             loop {
