@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::rc::Rc;
 
 use rustix::process::{Resource, Rlimit};
@@ -17,6 +18,7 @@ use crate::Mode;
 use crate::channel::Channel;
 use crate::kept;
 use crate::process::{Lines, Table};
+use crate::rest::{GROUP, Rest};
 use crate::stream::Streams;
 
 pub(crate) struct Agent {
@@ -24,6 +26,7 @@ pub(crate) struct Agent {
     pub(crate) channel: Rc<Channel>,
     pub(crate) streams: Streams,
     pub(crate) processes: Table,
+    pub(crate) rest: Rest,
     /// Connections that outlive sessions.
     pub(crate) kept: kept::Table,
     /// What they said lately.
@@ -50,6 +53,7 @@ impl Agent {
             channel: Rc::new(Channel::new(channel)?),
             streams: Streams::default(),
             processes: Table::default(),
+            rest: Rest::new((mode == Mode::Init).then_some(Path::new(GROUP))),
             kept: kept::Table::default(),
             lines: Rc::default(),
             identity: RefCell::new(no_identity()),
@@ -87,11 +91,32 @@ pub(crate) fn no_identity() -> Identity {
     }
 }
 
-/// Mounting, setting the hostname and the like are the agent's: no program that it executes gets
-/// that right, not even root's.
+/// All that a program which the agent executes can have, root's too: with every engine the same, and
+/// most of it what other containers give. Mounting, setting the hostname or the clock and the like are
+/// the agent's.
+const HANDED_DOWN: CapabilitySet = CapabilitySet::AUDIT_WRITE
+    .union(CapabilitySet::CHOWN)
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::NET_BIND_SERVICE)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETPCAP)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SYS_CHROOT)
+    .union(CapabilitySet::SYS_PTRACE);
+
 fn confine() {
-    // An engine whose kernel knows no bounding set has its own bounds.
-    let _ = rustix::thread::remove_capability_from_bounding_set(CapabilitySet::SYS_ADMIN);
+    for number in 0..u64::BITS {
+        let capability = CapabilitySet::from_bits_retain(1 << number);
+        if !HANDED_DOWN.contains(capability) {
+            // Those that the kernel does not know it does not give. An engine whose kernel knows no
+            // bounding set has its own bounds.
+            let _ = rustix::thread::remove_capability_from_bounding_set(capability);
+        }
+    }
 }
 
 /// Freed buffers of a transfer are used again instead of going back to the kernel: in a machine every

@@ -11,7 +11,7 @@ use crate::agent::Agent;
 use crate::failure::failure;
 use crate::kept::{keep, resume};
 use crate::stream::Stream;
-use crate::{archive, files, identity, ports, process};
+use crate::{archive, files, identity, ports, process, rest};
 
 /// Answers completely, but for the `End`; or says why not.
 pub(crate) async fn answer(
@@ -25,6 +25,8 @@ pub(crate) async fn answer(
     let reply = match request {
         Request::Identify(identity) => identify(agent, identity).map(done),
         Request::Health => Ok(Reply::Health(agent.health())),
+        Request::Rest => rest::rest(agent).await.map(|processes| Reply::Rested { processes }),
+        Request::Rise { now_us, entropy } => rest::rise(agent, now_us, &entropy).map(done),
 
         Request::Run(spec) => return process::run(agent, stream, spec).await,
         Request::Start(spec) => process::start(agent, spec, false).map(status),
@@ -61,13 +63,8 @@ pub(crate) async fn answer(
         Request::Chmod { path, mode } => files::chmod(&path, mode).map(stat),
         Request::Watch { path, recursive } => return files::watch(stream, &path, recursive).await,
         Request::Pack { path } => return archive::pack(stream, &path).await,
-        // In another program's process `/` is somebody's real system.
-        Request::Unpack { path, layer: true, .. }
-            if agent.mode == Mode::InProcess && path == "/" =>
-        {
-            Err(failure(FailureCode::Denied, "no layer goes onto the root of this process"))
-        }
         Request::Unpack { path, owner, layer } => {
+            may_unpack(agent, &path, layer)?;
             archive::unpack(stream, &path, owner.as_deref(), layer).await.map(done)
         }
 
@@ -81,6 +78,15 @@ pub(crate) async fn answer(
         Request::Resume { token, reached } => return resume(agent, stream, &token, reached).await,
     };
     stream.reply(&reply?).await;
+    Ok(())
+}
+
+/// In another program's process `/` is somebody's real system.
+fn may_unpack(agent: &Agent, path: &str, layer: bool) -> Result<(), Failure> {
+    if layer && agent.mode == Mode::InProcess && path == "/" {
+        let message = "no layer goes onto the root of this process";
+        return Err(failure(FailureCode::Denied, message));
+    }
     Ok(())
 }
 

@@ -5,7 +5,9 @@
 //!        ▲                                │                  ├─ process/   run, attach, supervise
 //!        └────────── turn, credit ────────┘                  ├─ files/     read, write, list, watch
 //!                                                            ├─ archive/   tar in, tar out
-//!                                                            └─ ports, identity ─▶ trust/
+//!                                                            ├─ ports, identity ─▶ trust/
+//!                                                            └─ rest/      stand still, go on
+//!   line (threads, where the channel is a serial port) ─▶ channel
 //!   sudo/ (its socket inside the machine) ─▶ process/
 //! ```
 //!
@@ -25,9 +27,11 @@ mod failure;
 mod files;
 mod identity;
 mod kept;
+mod line;
 mod listeners;
 mod ports;
 mod process;
+mod rest;
 mod session;
 mod stream;
 mod sudo;
@@ -43,6 +47,7 @@ use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 
 use agent::Agent;
+pub use line::packets;
 pub use sudo::{called_as_sudo, sudo};
 
 /// Threads for the few jobs that are long and wait for nobody (removing a big tree). In a machine
@@ -62,7 +67,7 @@ pub enum Mode {
     InProcess,
 }
 
-/// Serves one channel, a SEQPACKET socket, until the other side is gone; kills what it started
+/// Serves one channel, a SEQPACKET socket (see [`packets`]), until the other side is gone; kills what it started
 /// before it returns. Blocks; makes its own single-threaded runtime.
 pub fn serve(channel: OwnedFd, mode: Mode) -> io::Result<()> {
     let runtime = Builder::new_current_thread()

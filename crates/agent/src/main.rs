@@ -1,4 +1,4 @@
-//! PID 1 of a machine: serves the packet socket that the engine put at its stdin. Called as `sudo`
+//! PID 1 of a machine: serves the packet socket or the port that the engine put at its stdin. Called as `sudo`
 //! by somebody inside, it is that.
 
 use std::fs::OpenOptions;
@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
 use rustix::process::DumpableBehavior;
-use torpor_agent::{Mode, called_as_sudo, serve, sudo};
+use torpor_agent::{Mode, called_as_sudo, packets, serve, sudo};
 
 fn main() -> io::Result<ExitCode> {
     if called_as_sudo() {
@@ -18,7 +18,7 @@ fn main() -> io::Result<ExitCode> {
     // Users inside shall not read the agent's memory or borrow its channel. Where the kernel does not
     // know this, there is nothing else to do about it.
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
-    serve(take_channel()?, Mode::Init)?;
+    serve(packets(take_channel()?)?, Mode::Init)?;
     Ok(ExitCode::SUCCESS)
 }
 

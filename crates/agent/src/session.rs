@@ -109,6 +109,9 @@ async fn open(agent: &Rc<Agent>, frame: Frame<'_>) {
 }
 
 async fn complete(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) {
+    if let Request::Run(_) | Request::Start(_) | Request::Restart { .. } = request {
+        agent.rest.risen().await;
+    }
     match answer(agent, stream, request).await {
         Ok(()) => stream.end().await,
         Err(failed) => stream.fail(failed).await,

@@ -63,6 +63,9 @@ pub struct Config {
 pub struct EngineConfig {
     pub kind: EngineKind,
     pub runsc_path: Option<PathBuf>,
+    pub qemu_path: Option<PathBuf>,
+    /// Whether microVMs may do without KVM.
+    pub emulate: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,6 +75,7 @@ pub enum EngineKind {
     #[default]
     Auto,
     Gvisor,
+    Microvm,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,6 +1,8 @@
 //! Whether this host is fit for Torpor, and what to do if not: what the engine needs, the data
 //! directory, the port, the default image.
 
+mod engine;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +17,8 @@ use torpor_protocol::api::DEFAULT_IMAGE;
 use torpor_store::{Images, Layout, Ledger};
 
 use crate::config::Config;
-use crate::{ServeError, bind, engine};
+use crate::engine::find_runsc;
+use crate::{ServeError, bind};
 use torpor_lifecycle::chain;
 
 /// How long whoever listens on our port may take to say whether it is us.
@@ -25,10 +28,14 @@ const ANSWER_MAX: u64 = 64 * 1024;
 
 /// Looks at everything `serve` will need. Takes a few seconds.
 pub async fn doctor(config: &Config) -> Vec<Finding> {
-    let mut findings = match engine::find_runsc(config) {
-        Some(runsc) => probe(&runsc, &config.data_dir).await,
-        None => vec![failed("runsc", "not found in PATH", "install it, or set engine.runsc_path")],
-    };
+    let engines = engine::look(config).await;
+    let runsc = find_runsc(config).filter(|_| engines.gvisor);
+    let mut findings = probe(runsc.as_deref(), &config.data_dir).await;
+    if engines.gvisor && runsc.is_none() {
+        let remedy = "install it, or set engine.runsc_path";
+        findings.push(failed("runsc", "not found in PATH", remedy));
+    }
+    findings.extend(engines.findings);
     findings.push(port(config).await.finding(config));
     findings.extend(store(&config.data_dir).await);
     findings

@@ -131,6 +131,11 @@ pub fn sweep(directory: &Path, keep: impl Fn(&Path) -> bool) -> io::Result<usize
     failure.map_or(Ok(removed), Err)
 }
 
+/// Makes an empty file the disk of a machine with a kernel of its own. Nothing is mounted. Blocks.
+pub fn format(file: &File, size_mib: u64) -> io::Result<()> {
+    template::format_whole(file, size_mib)
+}
+
 // === Steps ===
 
 /// The loop device mounted there, if one is.

@@ -15,14 +15,19 @@ pub mod disk;
 pub mod gvisor;
 pub mod keeper;
 pub mod limits;
+mod machines;
+pub mod microvm;
 mod mountinfo;
 pub mod network;
+pub use torpor_qemu::jail::start as jail;
 pub mod probe;
 mod program;
 mod watch;
 
 /// The agent, a static program, to be put at [`torpor_lifecycle::engine::AGENT_PATH`] of every root.
 pub static AGENT: &[u8] = include_bytes!(env!("TORPOR_AGENT"));
+/// The first program of a microVM, static too: `/init` of its initial file system.
+pub static INIT: &[u8] = include_bytes!(env!("TORPOR_INIT"));
 
 #[cfg(test)]
 mod tests {
@@ -31,21 +36,33 @@ mod tests {
     /// The kind of a program header that names a dynamic loader (ELF's PT_INTERP).
     const INTERPRETER: u32 = 3;
 
-    fn number<const N: usize>(at: usize) -> u64 {
+    fn number<const N: usize>(program: &[u8], at: usize) -> u64 {
         let mut bytes = [0; 8];
-        bytes[..N].copy_from_slice(&AGENT[at..at + N]);
+        bytes[..N].copy_from_slice(&program[at..at + N]);
         u64::from_le_bytes(bytes)
+    }
+
+    fn assert_static(program: &[u8]) {
+        assert_eq!(&program[..5], b"\x7fELF\x02", "a 64-bit program");
+        let table = number::<8>(program, 0x20);
+        let (size, count) = (number::<2>(program, 0x36), number::<2>(program, 0x38));
+        assert!(count > 0, "it has program headers");
+        for header in 0..count {
+            let at = usize::try_from(table + header * size).unwrap();
+            let kind = number::<4>(program, at);
+            assert_ne!(kind, u64::from(INTERPRETER), "it needs a dynamic loader");
+        }
     }
 
     #[test]
     fn the_agent_is_static_and_small() {
-        assert_eq!(&AGENT[..5], b"\x7fELF\x02", "a 64-bit program");
-        let (table, size, count) = (number::<8>(0x20), number::<2>(0x36), number::<2>(0x38));
-        assert!(count > 0, "it has program headers");
-        for header in 0..count {
-            let at = usize::try_from(table + header * size).unwrap();
-            assert_ne!(number::<4>(at), u64::from(INTERPRETER), "it needs a dynamic loader");
-        }
+        assert_static(AGENT);
         assert!(AGENT.len() < 2_000_000, "it has {} bytes", AGENT.len());
+    }
+
+    #[test]
+    fn the_first_program_of_a_microvm_is_static_and_small() {
+        assert_static(INIT);
+        assert!(INIT.len() < 600_000, "it has {} bytes", INIT.len());
     }
 }

@@ -28,7 +28,7 @@ pub const AGENT_PATH: &str = "/.torpor/agent";
 /// What an engine is and can do, as data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct About {
-    /// `gvisor`, `fake`.
+    /// `gvisor`, `microvm`, `fake`.
     pub kind: &'static str,
     /// The build that runs; a saved machine is tied to it.
     pub version: String,
@@ -100,6 +100,13 @@ pub struct Abilities {
     pub warm_standby: bool,
     /// Reading the files of a saved machine without reviving it.
     pub saved_files: bool,
+    /// Whether the guest has a kernel of its own, which does not notice that it was saved, copied or
+    /// revived: it must be told before ([`Request::Rest`]) and after ([`Request::Rise`]), or its clock
+    /// is wrong and its copies have the same randomness.
+    ///
+    /// [`Request::Rest`]: torpor_protocol::guest::Request::Rest
+    /// [`Request::Rise`]: torpor_protocol::guest::Request::Rise
+    pub rests: bool,
 }
 
 impl About {

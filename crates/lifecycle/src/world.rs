@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use tokio::io::AsyncReadExt;
 use tokio_util::sync::CancellationToken;
 use torpor_protocol::guest::{Identity, ProcessSpec, Reply, Request};
+use torpor_protocol::snapshot::SavedProcess;
 use torpor_protocol::status::Step;
 use torpor_protocol::{SandboxId, SandboxSpec, SnapshotKind};
 
@@ -189,7 +190,18 @@ impl World {
             self.unpack(&guest, save).await?;
         }
         guest.identify(identity).await?;
+        self.rise(&guest).await?;
         Ok(guest)
+    }
+
+    /// Before a machine is paused or saved: stops what runs inside, where its kernel would not notice.
+    pub(crate) async fn rest(&self, guest: &Guest) -> Result<Vec<SavedProcess>, GuestError> {
+        if self.engine.about().abilities.rests { guest.rest().await } else { Ok(Vec::new()) }
+    }
+
+    /// The same afterwards, when the machine knows who it is.
+    pub(crate) async fn rise(&self, guest: &Guest) -> Result<(), GuestError> {
+        if self.engine.about().abilities.rests { guest.rise().await } else { Ok(()) }
     }
 
     /// Puts the files of a filesystem save on top of the image.
@@ -328,7 +340,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Text that nobody guesses.
+/// Text that nobody guesses, of 128 bits.
 pub(crate) fn token() -> String {
     hex(&random::<16>())
 }

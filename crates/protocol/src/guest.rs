@@ -1,6 +1,7 @@
 //! Frames between the daemon and the agent inside a machine.
 //!
-//! The channel carries packets (on gVisor a SEQPACKET socketpair). One packet is one frame:
+//! The channel carries packets (on gVisor a SEQPACKET socketpair, in a microVM a serial port: see
+//! [`line`]). One packet is one frame:
 //!
 //! ```text
 //!  0        4      5
@@ -33,11 +34,14 @@
 //! - A *kept* connection (`ConnectKept`) outlives the session too: see [`Unconfirmed`].
 
 mod kept;
+pub mod line;
 mod process;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+
+use crate::snapshot::SavedProcess;
 
 pub use kept::{KEPT_MAX, KEPT_WINDOW, Reached, Unconfirmed};
 pub use process::{
@@ -182,6 +186,16 @@ pub enum Request {
     Identify(Identity),
     /// → `Health`
     Health,
+    /// The machine will stand still, and its kernel will not notice: every process but the agent stops,
+    /// and what was written is on the disk. It stays so, whoever says hello, until `Rise`. → `Rested`
+    Rest,
+    /// The machine goes on, perhaps as somebody else: its clock is set, its kernel's randomness is
+    /// made anew, and only then its processes go on. Also for one that does not rest. → `Done`
+    Rise {
+        /// Unix time.
+        now_us: u64,
+        entropy: String,
+    },
 
     /// Starts a process and stays attached: `Data` to stdin (`End` closes it), output back,
     /// → `Started`, then `Exited`. While attached, a slow reader slows the process down.
@@ -320,6 +334,10 @@ pub enum Reply {
     Changed(FileChange),
     /// How far the agent is.
     Resumed(Reached),
+    /// All stands still. The processes there are, for people: a thousand at most.
+    Rested {
+        processes: Vec<SavedProcess>,
+    },
     Failed(Failure),
 }
 

@@ -6,6 +6,7 @@
 //!  ledger.db    SQLite (with -wal and -shm beside it)
 //!  secret.key   the vault's key, if it has no other; readable for nobody else
 //!  tls/         certificates with their keys, and accounts for getting them
+//!  kernels/     prepared kernels for microVMs
 //!  images/ID/   one committed image
 //!  saves/ID/    one committed save: manifest.json and what it lists
 //!  logs/        what processes said: ID.jsonl, and ID.jsonl.1 before it
@@ -32,8 +33,8 @@ const FORMAT: u32 = 1;
 /// Longest VERSION or lock file that is read: a number and a line end.
 const NUMBER_FILE_MAX: u64 = 64;
 /// What may be in a directory that was never set up: a lock from a crash in the first instant, and
-/// what a fresh filesystem brings.
-const HARMLESS: [&str; 3] = ["lock", "VERSION.draft", "lost+found"];
+/// what a fresh filesystem brings. Kernels may be fetched before the first daemon starts.
+const HARMLESS: [&str; 4] = ["lock", "VERSION.draft", "lost+found", "kernels"];
 
 /// How often, and how far apart, removal of an abandoned stage is tried: five seconds in all, within
 /// which a killed process is gone.
@@ -105,6 +106,16 @@ impl Layout {
         self.root.join("secret.key")
     }
 
+    /// Kernels for microVMs.
+    pub fn kernels(&self) -> PathBuf {
+        Self::kernels_in(&self.root)
+    }
+
+    /// The same of a data directory that somebody else may have open.
+    pub fn kernels_in(data_dir: &Path) -> PathBuf {
+        data_dir.join("kernels")
+    }
+
     pub fn images(&self) -> PathBuf {
         self.root.join("images")
     }
@@ -150,6 +161,11 @@ impl Layout {
 
     pub fn scratch(&self) -> PathBuf {
         self.root.join("scratch")
+    }
+
+    /// What microVMs begin from; made anew if it is missing.
+    pub fn templates(&self) -> PathBuf {
+        self.root.join("templates")
     }
 
     fn staging(&self) -> PathBuf {
@@ -360,6 +376,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("lock"), "1\n").unwrap();
         Layout::open(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_kernel_that_came_before_the_first_daemon_is_no_obstacle_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Layout::kernels_in(dir.path()).join("6.1.0-x");
+        std::fs::create_dir_all(&kernel).unwrap();
+        Layout::open(dir.path()).unwrap();
+        assert!(kernel.exists());
     }
 
     #[test]

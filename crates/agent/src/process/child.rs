@@ -41,6 +41,8 @@ pub(super) struct Birth<'a> {
     pub(super) terminal: bool,
     pub(super) open_files: Option<libc::rlimit>,
     pub(super) user: Option<Ids<'a>>,
+    /// Where it says that it belongs to the group of all.
+    pub(super) group: Option<BorrowedFd<'a>>,
 }
 
 pub(super) struct Ids<'a> {
@@ -136,6 +138,10 @@ unsafe fn become_process(shared: &Shared<'_>) -> c_int {
     unsafe {
         let steps = || -> Option<()> {
             done(libc::setsid())?;
+            if let Some(group) = birth.group {
+                // Zero is whoever writes it.
+                done(libc::write(group.as_raw_fd(), c"0".as_ptr().cast(), 1).min(0) as c_int)?;
+            }
             for (number, descriptor) in birth.stdio.iter().enumerate() {
                 done(libc::dup2(descriptor.as_raw_fd(), c_int::try_from(number).ok()?))?;
             }

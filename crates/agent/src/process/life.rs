@@ -73,7 +73,7 @@ async fn mind(agent: Rc<Agent>, process: Rc<Process>, outlets: Outlets) {
     let mut outlets = outlets;
     loop {
         let began = Instant::now();
-        let exit = watch(&process, &mut outlets).await;
+        let exit = watch(&agent, &process, &mut outlets).await;
         process.end(exit);
         match relaunch(&agent, &process, exit, began).await {
             Some(again) => outlets = again,
@@ -93,10 +93,10 @@ async fn mind(agent: Rc<Agent>, process: Rc<Process>, outlets: Outlets) {
 }
 
 /// Until the process has ended and its output is read.
-async fn watch(process: &Rc<Process>, outlets: &mut Outlets) -> Exit {
+async fn watch(agent: &Agent, process: &Rc<Process>, outlets: &mut Outlets) -> Exit {
     let timeout = process.spec.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
     let mut timed_out = false;
-    let mut unwell = pin!(health::until_unwell(process));
+    let mut unwell = pin!(health::until_unwell(&agent.rest, process));
     loop {
         tokio::select! {
             biased;
@@ -186,6 +186,7 @@ async fn relaunch(
         // What the life before left running would be in the way of the next one.
         tree::kill(process.pid(), true).await;
         pause_for(process, pause).await;
+        agent.rest.risen().await;
         // Nothing is awaited from here on: what was ordered until now is obeyed.
         let ordered = process.state.borrow_mut().order.take_if(|order| *order == Order::Again);
         if process.state.borrow().order.is_some() {

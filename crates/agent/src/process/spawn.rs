@@ -143,6 +143,10 @@ impl Plan {
         stdio: [BorrowedFd<'_>; 3],
         terminal: bool,
     ) -> io::Result<u32> {
+        if agent.rest.resting() {
+            // It would stand still before it lives, and the agent with it.
+            return Err(Errno::AGAIN.into());
+        }
         let text = |text: &[u8]| CString::new(text).map_err(io::Error::from);
         let arguments = self.arguments.iter().map(|word| text(word.as_bytes()));
         let variables = self.env.iter().map(|(name, value)| format!("{name}={value}"));
@@ -164,6 +168,7 @@ impl Plan {
                 gid: account.gid,
                 groups: &account.groups,
             }),
+            group: agent.rest.joining(),
         })
     }
 }

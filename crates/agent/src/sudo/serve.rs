@@ -92,6 +92,7 @@ async fn attend(agent: &Agent, line: &Line) {
     if packet.bytes.is_empty() {
         return;
     }
+    agent.rest.risen().await;
     match grant(agent, &packet) {
         Err(words) => line.say(&Word::Refused(words)),
         Ok(process) => {

@@ -33,6 +33,8 @@ enum Engine {
     /// The best one that works on this host.
     Auto,
     Gvisor,
+    /// A kernel of its own for each sandbox; needs KVM.
+    Microvm,
 }
 
 impl HostArgs {
@@ -44,6 +46,7 @@ impl HostArgs {
             engine: self.engine.map(|engine| match engine {
                 Engine::Auto => EngineKind::Auto,
                 Engine::Gvisor => EngineKind::Gvisor,
+                Engine::Microvm => EngineKind::Microvm,
             }),
             runsc_path: self.runsc,
             ..Overrides::default()

@@ -17,6 +17,7 @@ mod fork;
 mod host;
 mod image;
 mod inspect;
+mod jail;
 mod keeper;
 mod key;
 mod kill;
@@ -142,6 +143,8 @@ enum Command {
     Purge(purge::Purge),
     #[command(hide = true)]
     Keeper(keeper::Keeper),
+    #[command(hide = true)]
+    Jail(jail::Jail),
 }
 
 impl Cli {
@@ -186,6 +189,7 @@ impl Cli {
             Command::Completions(verb) => verb.run(),
             Command::Purge(verb) => verb.run(),
             Command::Keeper(verb) => verb.run(),
+            Command::Jail(verb) => verb.run(),
             Command::Version(verb) => online(client()?, async |client| verb.run(client).await),
         }
     }

@@ -59,12 +59,24 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "engine.kind",
         default: "\"auto\"",
-        help: "`gvisor`, or `auto`: the best one that works on this host.",
+        help: "`gvisor`, `microvm`, or `auto`: `microvm` where KVM works and QEMU and a kernel are \
+               there, else `gvisor`.",
     },
     Key {
         name: "engine.runsc_path",
         default: "none",
         help: "The runsc program. Default: the first one in PATH.",
+    },
+    Key {
+        name: "engine.qemu_path",
+        default: "none",
+        help: "The QEMU program, 10.0 or newer. Default: the first one in PATH.",
+    },
+    Key {
+        name: "engine.emulate",
+        default: "false",
+        help: "Lets `microvm` emulate the processor where KVM does not work. Many times slower: for \
+               tests.",
     },
     Key {
         name: "defaults.cpus",

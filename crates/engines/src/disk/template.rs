@@ -25,7 +25,7 @@ const BYTES_MAX: u64 = 64 << 20;
 const INODES: &str = "1024";
 
 /// No journal and no reserve; nothing is initialised that the kernel can take as zero.
-const FORMAT: [&str; 11] = [
+const FORMAT: [&str; 9] = [
     "-q",
     "-F",
     "-O",
@@ -34,8 +34,6 @@ const FORMAT: [&str; 11] = [
     "lazy_itable_init=1,nodiscard",
     "-m",
     "0",
-    "-N",
-    INODES,
     "-b4096",
 ];
 
@@ -55,10 +53,7 @@ pub(super) fn of_size(mib: u64) -> io::Result<Arc<Template>> {
     if let Some((_, template)) = templates.iter().find(|(size, _)| *size == mib) {
         return Ok(Arc::clone(template));
     }
-    let bytes = mib.checked_mul(1 << 20).filter(|bytes| *bytes > 0);
-    let bytes =
-        bytes.ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "no such disk size"))?;
-    let template = Arc::new(Template::format(bytes)?);
+    let template = Arc::new(Template::format(bytes_of(mib)?)?);
     if templates.len() == SIZES_MAX {
         templates.remove(0);
     }
@@ -68,10 +63,10 @@ pub(super) fn of_size(mib: u64) -> io::Result<Arc<Template>> {
 
 impl Template {
     fn format(bytes: u64) -> io::Result<Self> {
-        // In memory: no file to clean up, and mkfs reaches it by the name of our descriptor.
+        // In memory: no file to clean up.
         let file = File::from(memfd_create("template", MemfdFlags::CLOEXEC)?);
         file.set_len(bytes)?;
-        make_filesystem(&format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))?;
+        make_filesystem(&file, &[&FORMAT[..], &["-N", INODES]].concat())?;
         Ok(Self { bytes, extents: extents_of(&file, bytes)? })
     }
 
@@ -82,10 +77,22 @@ impl Template {
     }
 }
 
-fn make_filesystem(path: &str) -> io::Result<()> {
+/// Makes an empty file a filesystem for files of all sizes, which nobody but a guest mounts.
+pub(super) fn format_whole(file: &File, mib: u64) -> io::Result<()> {
+    file.set_len(bytes_of(mib)?)?;
+    make_filesystem(file, &FORMAT)
+}
+
+fn bytes_of(mib: u64) -> io::Result<u64> {
+    let bytes = mib.checked_mul(1 << 20).filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "no such disk size"))
+}
+
+/// mkfs reaches the file by the name of our descriptor.
+fn make_filesystem(file: &File, options: &[&str]) -> io::Result<()> {
     let mut child = Command::new("mkfs.ext4")
-        .args(FORMAT)
-        .arg(path)
+        .args(options)
+        .arg(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
         .env("PATH", crate::program::search_path())
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -35,10 +35,10 @@ use tokio::time::{Instant, sleep};
 use torpor_lifecycle::engine::EngineError;
 
 use super::layout::MachineDir;
-use super::record::{Mark, MarkFile};
 use super::stacks::{self, Seen};
 use super::urpc::{Urpc, UrpcError};
 use crate::limits::Group;
+use crate::machines::{Mark, MarkFile};
 
 /// Every task of the guest has to come to a halt; a host may be busy.
 const PAUSE_MAX: Duration = Duration::from_secs(10);

@@ -13,13 +13,17 @@
 //! scratch_dir/<id>.img      its disk
 //! ```
 
+use std::io;
 use std::path::{Path, PathBuf};
 
-use super::id::MachineId;
+use crate::disk::ScratchDisk;
+use crate::machines::{Files, MARK, MachineId, RECORD, absent, remove_if_empty};
 
 /// Longest runtime directory, with the tag: a unix socket's path has at most 107 bytes, and the longest of ours
 /// is `runsc/runsc-<id>.sock`.
 pub(super) const RUNTIME_DIR_MAX: usize = 64;
+
+pub(super) const MACHINES_DIR: &str = "machines";
 
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
@@ -29,20 +33,12 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(super) fn keeper_socket(&self) -> PathBuf {
-        self.runtime_dir.join("keeper.sock")
-    }
-
     pub(super) fn empty_root(&self) -> PathBuf {
         self.runtime_dir.join("root")
     }
 
     pub(super) fn runsc_root(&self) -> PathBuf {
         self.runtime_dir.join("runsc")
-    }
-
-    pub(super) fn machines(&self) -> PathBuf {
-        self.runtime_dir.join("machines")
     }
 
     /// Directories in the runtime directory that nobody else uses.
@@ -57,8 +53,8 @@ impl Layout {
             config: dir.join("config.json"),
             pid: dir.join("pid"),
             panic_log: dir.join("panic.log"),
-            record: dir.join("machine.json"),
-            mark: dir.join("mark"),
+            record: dir.join(RECORD),
+            mark: dir.join(MARK),
             disk: dir.join("disk"),
             disk_image: self.scratch_dir.join(format!("{id}.img")),
             control_socket: runsc.join(format!("runsc-{id}.sock")),
@@ -70,12 +66,36 @@ impl Layout {
             dir,
         }
     }
+}
 
-    /// Ids in the names of a directory's entries; foreign names are passed over.
-    pub(super) fn ids_in(dir: &Path) -> Vec<MachineId> {
-        let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
-        let id = |name: &str| name.split('.').next().and_then(|stem| stem.parse().ok());
-        entries.flatten().filter_map(|entry| id(entry.file_name().to_str()?)).collect()
+impl Files for Layout {
+    fn machines(&self) -> PathBuf {
+        self.runtime_dir.join(MACHINES_DIR)
+    }
+
+    fn scratch(&self) -> &Path {
+        &self.scratch_dir
+    }
+
+    fn keeper_socket(&self) -> PathBuf {
+        self.runtime_dir.join("keeper.sock")
+    }
+
+    fn remove(&self, id: &MachineId) -> io::Result<()> {
+        let dir = self.machine(id);
+        let removed = ScratchDisk::open(&dir.disk_image, &dir.disk).remove();
+        dir.runsc_files.iter().try_for_each(|file| absent(std::fs::remove_file(file)))?;
+        removed
+    }
+
+    fn remove_shared(&self) -> io::Result<()> {
+        for dir in self.own_dirs() {
+            absent(std::fs::remove_dir_all(dir))?;
+        }
+        remove_if_empty(&self.runtime_dir)?;
+        // The parent is shared with other installations.
+        self.runtime_dir.parent().map_or(Ok(()), remove_if_empty)?;
+        remove_if_empty(&self.scratch_dir)
     }
 }
 

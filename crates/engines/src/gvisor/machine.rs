@@ -20,11 +20,11 @@ use torpor_protocol::{Network as Policy, Resources};
 use super::Host;
 use super::control::Control;
 use super::layout::MachineDir;
-use super::record::Record;
 use super::report::{self, REAP_MAX};
 use super::settings::Settings;
 use crate::disk::ScratchDisk;
 use crate::limits::Group;
+use crate::machines::{PagingOut, Place, Record};
 use crate::network::Slot;
 use crate::watch::watch;
 
@@ -66,13 +66,8 @@ impl GvisorMachine {
         let pidfd = watch(pidfd, Interest::READABLE)?;
         let dir = host.remains.layout.machine(&record.id);
         let disk = ScratchDisk::open(&dir.disk_image, &dir.disk);
-        let settings = Settings {
-            record: record.clone(),
-            file: dir.record.clone(),
-            slot,
-            group: group.clone(),
-            disk: disk.clone(),
-        };
+        let place = Place { record: record.clone(), file: dir.record.clone(), slot };
+        let settings = Settings { place, group: group.clone(), disk: disk.clone() };
         let settings = Arc::new(Mutex::new(settings));
         let meter = Arc::new(Readings { group: group.clone(), disk });
         let paused = control.paused();
@@ -187,9 +182,9 @@ impl Machine for GvisorMachine {
 
     async fn set_network(&mut self, network: &Policy) -> Result<(), EngineError> {
         let (host, settings, network) = (self.host.clone(), self.settings.clone(), network.clone());
-        self.to_the_end(
-            async move { settings.lock().await.set_network(&host.network, network).await },
-        )
+        self.to_the_end(async move {
+            settings.lock().await.place.set_network(&host.network, network).await
+        })
         .await
     }
 
@@ -225,24 +220,6 @@ impl Machine for GvisorMachine {
             self.destroy().await
         });
         killing.await.map_err(EngineError::failed("kill the machine"))?
-    }
-}
-
-/// Tells the thread that pages out to leave off.
-#[derive(Debug, Default)]
-struct PagingOut(parking_lot::Mutex<Arc<AtomicBool>>);
-
-impl PagingOut {
-    /// True while it is wanted.
-    fn begin(&self) -> Arc<AtomicBool> {
-        self.stop();
-        let wanted = Arc::new(AtomicBool::new(true));
-        *self.0.lock() = wanted.clone();
-        wanted
-    }
-
-    fn stop(&self) {
-        self.0.lock().store(false, Ordering::Relaxed);
     }
 }
 

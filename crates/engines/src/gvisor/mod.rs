@@ -21,16 +21,12 @@
 //!   memory filesystem over an empty `/tmp`.
 
 mod control;
-mod id;
 mod image;
 mod layout;
 mod links;
 mod machine;
 mod oci;
-mod record;
-mod remains;
 mod report;
-mod roll;
 mod save;
 mod saved;
 mod settings;
@@ -38,7 +34,6 @@ mod shelf;
 mod shell;
 mod stacks;
 mod start;
-mod turns;
 mod urpc;
 pub mod version;
 
@@ -59,19 +54,17 @@ use torpor_lifecycle::engine::{
 use torpor_protocol::{Resources, SandboxId};
 
 use self::control::Control;
-use self::id::MachineId;
-use self::layout::{Layout, MachineDir, RUNTIME_DIR_MAX};
+use self::layout::{Layout, MACHINES_DIR, MachineDir, RUNTIME_DIR_MAX};
 use self::machine::{GvisorMachine, Parts};
-use self::record::{MarkFile, Record};
-use self::remains::Remains;
-use self::roll::Roll;
 use self::shelf::Shelf;
 use self::shell::Make;
 use self::start::{Origin, Start};
-use self::turns::{Turn, Turns};
 use self::version::Build;
 use crate::keeper::Keeper;
-use crate::limits::Hierarchy;
+use crate::limits::{self, Hierarchy};
+use crate::machines::{
+    Files, MachineId, MarkFile, Record, Remains, Roll, Turn, Turns, check_root, ids_in,
+};
 use crate::network::{Network, remove_traces};
 
 /// What an installation says about itself to the engine.
@@ -145,7 +138,7 @@ struct Host {
     build: Build,
     memory_mib: u64,
     network: Network,
-    remains: Arc<Remains>,
+    remains: Arc<Remains<Layout>>,
     /// Starts under way. They are bound by the processor: more at once makes each slower and all
     /// later.
     starts: Semaphore,
@@ -161,18 +154,12 @@ impl Gvisor {
     pub async fn open(config: GvisorConfig) -> Result<Self, EngineError> {
         check_paths(&config)?;
         let build = Build::of(&config.runsc).await.map_err(EngineError::failed("use runsc"))?;
-        let hierarchy =
-            Hierarchy::discover().map_err(EngineError::failed("find the host's cgroups"))?;
-        let missing = hierarchy.missing();
-        if !missing.is_empty() {
-            let detail = format!("{} are missing ({})", missing.join(", "), hierarchy.describe());
-            return Err(EngineError::Capacity { what: "cgroup controllers", detail });
-        }
+        let hierarchy = limits::complete()?;
         let layout = config.layout();
         make_dirs(&layout).map_err(EngineError::failed("make the engine's directories"))?;
         let keeper = config.keeper();
         keeper.ensure().await.map_err(EngineError::failed("start the keeper"))?;
-        let (roll, left) = Roll::read(&layout);
+        let (roll, left) = Roll::read(&layout.machines());
         let network = Network::open(&config.tag, &left, config.guard).await;
         let network = network.map_err(EngineError::failed("open the network"))?;
         let about = About {
@@ -185,6 +172,7 @@ impl Gvisor {
                 live_snapshots: true,
                 warm_standby: true,
                 saved_files: true,
+                rests: false,
             },
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -214,6 +202,11 @@ impl Gvisor {
         let started = started.await.map_err(EngineError::failed("start the machine"))??;
         Ok(Box::new(started.claim()))
     }
+}
+
+/// Whether machines of this engine are on this host, alive or not.
+pub fn has_machines(runtime_dir: &Path, tag: &str) -> bool {
+    !ids_in(&runtime_dir.join(tag).join(MACHINES_DIR)).is_empty()
 }
 
 /// Kills and removes everything of this installation on this host, without a daemon.
@@ -291,7 +284,7 @@ impl Host {
     /// Refuses what can't work before anything is made.
     fn check(&self, plan: &BootPlan) -> Result<(), EngineError> {
         self.check_memory(&plan.spec.resources)?;
-        image::check(&plan.root)
+        check_root(&plan.root)
     }
 
     fn check_memory(&self, resources: &Resources) -> Result<(), EngineError> {

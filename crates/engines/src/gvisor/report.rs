@@ -4,9 +4,9 @@ use std::io::Read;
 use std::time::Duration;
 
 use super::layout::MachineDir;
-use super::record::Record;
 use crate::keeper::{Ended, Keeper};
 use crate::limits::Group;
+use crate::machines::Record;
 
 /// From the end to the last trace of the process; it takes 10 to 50 ms.
 pub(super) const REAP_MAX: Duration = Duration::from_secs(10);

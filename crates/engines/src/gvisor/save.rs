@@ -15,8 +15,8 @@ use torpor_lifecycle::engine::{EngineError, Saved};
 use torpor_protocol::snapshot::SavedProcess;
 
 use super::control::Control;
-use super::id::MachineId;
 use super::saved;
+use crate::machines::MachineId;
 
 /// The kernel's objects, where each page of memory is, and the pages: in the order in which runsc
 /// wants them.

@@ -1,60 +1,27 @@
 //! What of a machine can be changed while it lives: what it reaches, and how much it may use.
 //!
-//! What it reaches is recorded before it is so: a daemon that is killed in between leaves it to the
-//! next one, which adopts the machine as its record says. How much it may use is recorded nowhere but
+//! What it reaches: see [`Place`]. How much it may use is recorded nowhere but
 //! in its cgroup and its disk, which outlive daemons and say it themselves.
 
 use std::io::ErrorKind;
-use std::path::PathBuf;
 
 use tokio::task::spawn_blocking;
 use torpor_lifecycle::engine::EngineError;
-use torpor_protocol::{Network as Policy, Resources};
+use torpor_protocol::Resources;
 
-use super::record::Record;
 use crate::disk::ScratchDisk;
 use crate::limits::{Group, Limits};
-use crate::network::{Network, Slot};
+use crate::machines::Place;
 
 /// One change at a time; each is carried to its end once begun.
 #[derive(Debug)]
 pub(super) struct Settings {
-    /// As it is in `file`.
-    pub(super) record: Record,
-    pub(super) file: PathBuf,
-    pub(super) slot: Slot,
+    pub(super) place: Place,
     pub(super) group: Group,
     pub(super) disk: ScratchDisk,
 }
 
 impl Settings {
-    /// On `Err` it is as it was.
-    pub(super) async fn set_network(
-        &mut self,
-        network: &Network,
-        wanted: Policy,
-    ) -> Result<(), EngineError> {
-        let sandbox = self.record.sandbox.clone();
-        let sandbox = sandbox.ok_or_else(|| cant("change what a shell reaches".to_owned()))?;
-        let before = self.record.clone();
-        self.record.network = wanted;
-        let recorded = self.record.write(&self.file);
-        let changed = match recorded.map_err(EngineError::failed("write the machine's record")) {
-            Ok(()) => {
-                let set = network.set_policy(&self.slot, &sandbox, &self.record.network).await;
-                set.map_err(EngineError::failed("change what the machine reaches"))
-            }
-            Err(error) => Err(error),
-        };
-        if changed.is_err() {
-            self.record = before;
-            if let Err(error) = self.record.write(&self.file) {
-                tracing::warn!(id = %self.record.id, %error, "a record says what is not so");
-            }
-        }
-        changed
-    }
-
     /// On `Err` it is as it was.
     pub(super) async fn set_resources(&self, wanted: Resources) -> Result<(), EngineError> {
         let (group, disk) = (self.group.clone(), self.disk.clone());

@@ -15,8 +15,8 @@ use tokio::time::timeout;
 use torpor_lifecycle::engine::EngineError;
 
 use super::Host;
-use super::id::MachineId;
 use super::shell::{Make, Shell};
+use crate::machines::MachineId;
 
 /// How long no machine may have been started before a shell is begun: a guest's first moments are
 /// part of its start.

@@ -22,13 +22,12 @@ use torpor_lifecycle::engine::{BootPlan, EngineError};
 use torpor_protocol::{Network as Policy, Resources};
 
 use super::Host;
-use super::id::MachineId;
 use super::layout::MachineDir;
 use super::oci::Description;
-use super::record::{Process, Record};
 use crate::disk::ScratchDisk;
 use crate::keeper::{Ended, Spawn};
 use crate::limits::Group;
+use crate::machines::{MachineId, Process, Record};
 use crate::network::Slot;
 
 /// `runsc create` takes a tenth of a second; ten times that on a busy host, and then some.

@@ -17,15 +17,14 @@ use torpor_lifecycle::engine::{BootPlan, EngineError};
 
 use super::Host;
 use super::control::Control;
-use super::id::MachineId;
 use super::image;
 use super::links::links_and_routes;
 use super::machine::{GvisorMachine, Parts};
-use super::record::{Mark, MarkFile, Record};
 use super::report;
 use super::save;
 use super::shell::{Make, Shell, still};
 use super::urpc::{Urpc, UrpcError};
+use crate::machines::{MachineId, Mark, MarkFile, Record};
 
 /// One call to a fresh sandbox, which may have to load a large program from a cold disk.
 const CALL_MAX: Duration = Duration::from_secs(30);

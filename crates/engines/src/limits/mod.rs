@@ -22,3 +22,16 @@ pub(crate) mod tests;
 pub use bounds::Limits;
 pub use group::{Group, list, remove_root};
 pub use hierarchy::Hierarchy;
+use torpor_lifecycle::engine::EngineError;
+
+/// The host's cgroups, if they have all that machines need.
+pub(crate) fn complete() -> Result<Hierarchy, EngineError> {
+    let hierarchy =
+        Hierarchy::discover().map_err(EngineError::failed("find the host's cgroups"))?;
+    let missing = hierarchy.missing();
+    if !missing.is_empty() {
+        let detail = format!("{} are missing ({})", missing.join(", "), hierarchy.describe());
+        return Err(EngineError::Capacity { what: "cgroup controllers", detail });
+    }
+    Ok(hierarchy)
+}

@@ -55,9 +55,7 @@ impl Claims {
         names: &Names,
         alive: impl Fn(&str) -> bool,
     ) -> Result<Block, NetworkError> {
-        if let Some(block) =
-            Block::all().find(|block| self.owner(*block).as_deref() == Some(names.tag()))
-        {
+        if let Some(block) = self.of(names).next() {
             return Ok(block);
         }
         let free = |block: &Block| self.owner(*block).is_none_or(|tag| !alive(&tag));
@@ -68,10 +66,14 @@ impl Claims {
     }
 
     pub(super) fn give_up(&self, names: &Names) {
-        for block in Block::all().filter(|block| self.owner(*block).as_deref() == Some(names.tag()))
-        {
+        for block in self.of(names) {
             let _ = fs::remove_file(self.file(block));
         }
+    }
+
+    /// What an installation has: one block, or none.
+    pub(super) fn of(&self, names: &Names) -> impl Iterator<Item = Block> {
+        Block::all().filter(|block| self.owner(*block).as_deref() == Some(names.tag()))
     }
 
     fn owner(&self, block: Block) -> Option<String> {

@@ -11,7 +11,9 @@
 //! and removing one slow, so slots are made ahead, handed on, and removed only by
 //! [`Network::close`] or [`remove_traces`].
 //!
-//! Invariants: a slot is handed on only when no packet socket is on it (see `pool`); what has no
+//! A guest in a microVM has a `card` instead of a packet socket.
+//!
+//! Invariants: a slot is handed on only when nobody is on it (see `pool`); what has no
 //! list and is not in the firewall's `OPEN` group reaches nothing; at every instant there is a
 //! whole table, with the lists of all machines that live.
 //!
@@ -47,6 +49,7 @@ use rules::Makeup;
 
 mod admissions;
 mod block;
+mod card;
 mod closed;
 mod conntrack;
 mod error;
@@ -69,6 +72,7 @@ mod tests;
 mod told;
 mod traces;
 
+pub use card::Tap;
 pub use closed::closed_ranges;
 pub use error::NetworkError;
 pub use slot::{Link, Slot};
@@ -242,6 +246,11 @@ impl Network {
     /// Whether this host has a name server that those can be sent to who are not guided.
     pub fn has_resolver(&self) -> bool {
         self.shared.resolver.is_some()
+    }
+
+    /// The largest packet that guests send.
+    pub fn mtu(&self) -> u32 {
+        self.shared.mtu
     }
 
     /// Where guided guests arrive.

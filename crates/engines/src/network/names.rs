@@ -44,6 +44,10 @@ const LOG_GROUPS: u16 = 21_300;
 /// Numbers of far ends begin far above those of a host's links, which count from one.
 const FAR_INDICES: u32 = 1_000_000_000;
 
+/// Numbers of cards: in the names of their devices, which are in one place for all namespaces of a
+/// host, so each installation has its own.
+const CARD_INDICES: u32 = 1_100_000_000;
+
 /// Where named network namespaces are, by convention of all tools.
 const NAMESPACES: &str = "/run/netns";
 
@@ -107,6 +111,11 @@ pub(super) fn far_index(slot: u16) -> u32 {
     FAR_INDICES + u32::from(slot)
 }
 
+/// The network card on it, if it has one.
+pub(super) fn card_link(slot: u16) -> String {
+    format!("card{slot}")
+}
+
 /// The addresses of one installation: a part of 10.213.0.0/16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Block(pub(super) u8);
@@ -140,6 +149,11 @@ impl Block {
             public_mark: mark | 1,
             private_mark: mark | 2,
         }
+    }
+
+    /// The kernel's number for the slot's network card.
+    pub(super) fn card_index(self, slot: u16) -> u32 {
+        CARD_INDICES + (u32::from(self.0) << (32 - BLOCK_PREFIX)) + u32::from(slot)
     }
 
     /// Where the kernel tells what the firewall decided.
@@ -184,6 +198,8 @@ mod tests {
         assert_eq!(Block(BLOCKS - 1).address(SLOTS), Ipv4Addr::new(10, 213, 255, 254));
         assert_eq!(first.turnstile().address, Ipv4Addr::new(10, 213, 3, 255));
         assert_ne!(first.turnstile().public_mark, Block(1).turnstile().public_mark);
+        assert_ne!(first.card_index(SLOTS), Block(1).card_index(1));
+        assert!(i32::try_from(Block(BLOCKS - 1).card_index(SLOTS)).is_ok(), "as the kernel has it");
         for (address, has) in [
             (first.address(1), true),
             (first.address(SLOTS), true),

@@ -4,6 +4,7 @@
 //! route. A thread that enters it never comes back but ends, so that no other work of the process
 //! ever runs there by mistake.
 
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +19,8 @@ use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-use super::names::{Names, far_link};
+use super::card::{self, Device};
+use super::names::{Names, card_link, far_link};
 use super::packet;
 use crate::mountinfo;
 
@@ -48,17 +50,30 @@ impl Namespace {
         self.enter(move || packet::open(&far_link(slot)))
     }
 
-    /// Those of `slots` whose far end has a packet socket, wherever that socket is now.
+    /// The device of a slot's network card.
+    pub(super) fn card_device(&self, slot: u16, index: u32) -> io::Result<Device> {
+        self.enter(move || card::device(&card::about_links()?, slot, index))
+    }
+
+    /// Those of `slots` whose far end has a packet socket, wherever that socket is now, or a network
+    /// card that somebody has open.
     pub(super) fn in_use(&self, slots: Vec<u16>) -> io::Result<Vec<u16>> {
-        self.enter(move || {
+        let (with_socket, cards) = self.enter(|| {
             let table = fs::read_to_string("/proc/thread-self/net/packet")?;
             let used = packet::interfaces_in_use(&table);
             let any =
                 socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-            let is_used =
-                |slot: &u16| name_to_index(&any, &far_link(*slot)).is_ok_and(|i| used.contains(&i));
-            Ok(slots.into_iter().filter(is_used).collect())
-        })
+            let index = |link: String| name_to_index(&any, &link).ok();
+            let has_socket = |slot: u16| index(far_link(slot)).is_some_and(|i| used.contains(&i));
+            let card = |slot: u16| index(card_link(slot)).map(|index| (slot, index));
+            let with_socket: HashSet<u16> =
+                slots.iter().copied().filter(|slot| has_socket(*slot)).collect();
+            let cards: Vec<(u16, u32)> = slots.iter().copied().filter_map(card).collect();
+            Ok((with_socket, devices(cards)?))
+        })?;
+        let with_card = card::open_cards(&cards)?;
+        let is_used = |slot: &u16| with_socket.contains(slot) || with_card.contains(slot);
+        Ok(slots.into_iter().filter(is_used).collect())
     }
 
     /// Runs `work` on a thread of its own inside the namespace. Blocks for its time.
@@ -71,6 +86,20 @@ impl Namespace {
             work()
         })
     }
+}
+
+/// The devices of cards, in the namespace of the calling thread.
+fn devices(cards: Vec<(u16, u32)>) -> io::Result<BTreeMap<u16, Device>> {
+    if cards.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let about = card::about_links()?;
+    let device = |(slot, index)| match card::device(&about, slot, index) {
+        // It was removed meanwhile.
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        device => Some(device.map(|device| (slot, device))),
+    };
+    cards.into_iter().filter_map(device).collect()
 }
 
 pub(super) fn exists(path: &Path) -> bool {

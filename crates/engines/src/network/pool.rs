@@ -6,8 +6,8 @@
 //!                         └─ adopt ─┘  └── found after a restart
 //! ```
 //!
-//! A doubtful slot becomes ready when the kernel says that no packet socket is on it, never
-//! before: two machines can't have the same slot, whatever the daemon believes.
+//! A doubtful slot becomes ready when the kernel says that no packet socket is on it and that nobody
+//! has its network card open, never before: two machines can't have the same slot, whatever the daemon believes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -15,7 +15,7 @@ use super::tend::Chain;
 use super::{NetworkError, Shared, conntrack, firewall, list};
 
 /// A pair of links that belongs to one machine. Dropping it gives it back: it is handed on when
-/// no packet socket is left on it, so a machine that lives on without its `Slot` keeps it.
+/// no packet socket and no open network card is left on it, so a machine that lives on without its `Slot` keeps it.
 #[derive(Debug)]
 pub struct Slot {
     pub(super) shared: Arc<Shared>,

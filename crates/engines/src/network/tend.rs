@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::links::Links;
 use super::names::{Block, Names, far_index, far_link};
 use super::pool::Pool;
-use super::{NetworkError, Shared, conntrack, firewall, host, list};
+use super::{NetworkError, Parking, Shared, card, conntrack, firewall, host, list};
 
 /// Slots that wait ready for the next machines: a small burst.
 const SPARE: usize = 8;
@@ -113,15 +113,19 @@ async fn clear(shared: &Arc<Shared>) {
     }
     let Some(parking) = shared.parking.lock().clone() else { return };
     let numbers = doubtful.iter().map(|(number, _)| *number).collect();
-    let used = tokio::task::spawn_blocking(move || parking.namespace.in_use(numbers)).await;
+    let looking = Arc::clone(&parking);
+    let used = tokio::task::spawn_blocking(move || looking.namespace.in_use(numbers)).await;
     let Ok(Ok(used)) = used else {
         tracing::warn!("could not find out which network slots are in use");
         return;
     };
-    for (number, index) in doubtful {
-        if used.contains(&number) {
-            continue;
-        }
+    let unused = doubtful.into_iter().filter(|(number, _)| !used.contains(number));
+    let unused: Vec<(u16, u32)> = unused.collect();
+    if let Err(error) = remove_cards(shared, &parking, &unused).await {
+        tracing::warn!(error = %Chain(&error), "could not remove the network cards of slots");
+        return;
+    }
+    for (number, index) in unused {
         match reset(shared, number, index).await {
             Ok(()) => shared.pool.lock().cleared(number),
             Err(error) => {
@@ -130,6 +134,21 @@ async fn clear(shared: &Arc<Shared>) {
         }
     }
     shared.news.notify_waiters();
+}
+
+/// So that what still has one of them open can't send any more when the rest is reset.
+async fn remove_cards(
+    shared: &Shared,
+    parking: &Parking,
+    slots: &[(u16, u32)],
+) -> Result<(), NetworkError> {
+    let numbers: Vec<u16> = slots.iter().map(|(number, _)| *number).collect();
+    if numbers.is_empty() {
+        return Ok(());
+    }
+    parking.links.delete_cards(&numbers).await?;
+    let forgotten = card::forget_nodes(shared.block, numbers);
+    forgotten.map_err(NetworkError::host("remove the devices of network cards"))
 }
 
 /// As if nobody had ever had it.

@@ -3,6 +3,7 @@
 //! nft, and say so when they are skipped.
 
 mod caps;
+mod cards;
 mod guided;
 mod hostile;
 mod life;

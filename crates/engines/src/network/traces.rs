@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::links::Links;
-use super::names::Names;
-use super::{NetworkError, firewall, in_turn, namespace, rules};
+use super::names::{Names, SLOTS};
+use super::{NetworkError, card, firewall, in_turn, namespace, rules};
 
 /// The kernel removes all links of a namespace together, soon after its end. If somebody still
 /// holds the namespace they are removed one by one, which takes some 20 ms each.
@@ -24,6 +24,11 @@ pub(super) async fn remove(names: &Names, links: &Links) -> Result<(), NetworkEr
     in_turn(move |claims| {
         let removed = namespace::remove(&all);
         removed.map_err(NetworkError::host("remove the parking namespace"))?;
+        // Before somebody else has the block, and cards of the same names.
+        for block in claims.of(&all) {
+            let forgotten = card::forget_nodes(block, 1..=SLOTS);
+            forgotten.map_err(NetworkError::host("remove the devices of network cards"))?;
+        }
         claims.give_up(&all);
         Ok(())
     })

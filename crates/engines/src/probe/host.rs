@@ -27,18 +27,17 @@ pub(super) fn root() -> Finding {
     Finding::fail("root", "cgroups, mounts and network links need it", "run as root")
 }
 
-pub(super) fn devices(build: Option<&Build>) -> Vec<Finding> {
-    let there = |path: &str| Path::new(path).exists();
-    let kvm = if there("/dev/kvm") { "there, but not used" } else { "not there, and not needed" };
-    let mut findings = vec![Finding::ok("/dev/kvm", kvm)];
-    if there("/dev/cuse") && build.is_none_or(|build| build.date < CUSE_SAFE_SINCE) {
-        findings.push(Finding::fail(
+/// Nothing, where it does no harm.
+pub(super) fn cuse(build: Option<&Build>) -> Option<Finding> {
+    let there = Path::new("/dev/cuse").exists();
+    let harmful = there && build.is_none_or(|build| build.date < CUSE_SAFE_SINCE);
+    harmful.then(|| {
+        Finding::fail(
             "/dev/cuse",
             "this runsc lets sandboxes misuse it (CVE-2026-96812)",
             "install release-20260901 or newer, or unload the cuse module",
-        ));
-    }
-    findings
+        )
+    })
 }
 
 /// Makes an image and reads it back.
@@ -197,7 +196,7 @@ mod tests {
     #[tokio::test]
     async fn every_probe_says_what_it_saw_and_what_would_help() {
         let dir = tempfile::tempdir().unwrap();
-        let findings = probe(Path::new("/nonexistent/runsc"), &dir.path().join("data")).await;
+        let findings = probe(Some(Path::new("/nonexistent/runsc")), &dir.path().join("data")).await;
         let of = |name: &str| findings.iter().find(|f| f.name == name).unwrap();
         assert_eq!(of("runsc").verdict, Verdict::Fail);
         assert_eq!(of("sandbox").verdict, Verdict::Fail);
@@ -206,6 +205,15 @@ mod tests {
             assert_eq!(finding.remedy.is_none(), finding.verdict == Verdict::Ok, "{finding:?}");
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
+    }
+
+    #[tokio::test]
+    async fn a_host_that_needs_no_runsc_is_not_asked_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let findings = probe(None, dir.path()).await;
+        let of = |name: &str| findings.iter().any(|finding| finding.name == name);
+        assert!(of("root") && of("nftables"), "{findings:?}");
+        assert!(!of("runsc") && !of("sandbox"), "{findings:?}");
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 //! and removes it again.
 
 mod host;
+pub mod kvm;
 mod sandbox;
 
 use std::io;
@@ -66,22 +67,20 @@ impl Finding {
     }
 }
 
-/// Tries everything the engine needs. `data_dir` need not exist yet. Takes a second or two; switches
-/// the host's packet forwarding on, as the engine does.
-pub async fn probe(runsc: &Path, data_dir: &Path) -> Vec<Finding> {
+/// Tries everything an engine needs, with runsc if that is the gVisor engine. `data_dir` need not exist
+/// yet. Takes a second or two; switches the host's packet forwarding on, as the engines do.
+pub async fn probe(runsc: Option<&Path>, data_dir: &Path) -> Vec<Finding> {
     let data_dir = existing(data_dir);
-    let build = Build::of(runsc).await;
     let mut findings = vec![host::root()];
-    findings.extend(host::devices(build.as_ref().ok()));
-    findings.extend(sandbox::versions(build));
-    let (sandbox, erofs, mmdebstrap, nft, disk) = tokio::join!(
-        sandbox::starts(runsc),
-        host::erofs(),
-        host::mmdebstrap(),
-        host::nft(),
-        host::loop_mount(&data_dir),
-    );
-    findings.extend([sandbox, erofs, mmdebstrap, nft, host::forwarding()]);
+    if let Some(runsc) = runsc {
+        let build = Build::of(runsc).await;
+        findings.extend(host::cuse(build.as_ref().ok()));
+        findings.extend(sandbox::versions(build));
+        findings.push(sandbox::starts(runsc).await);
+    }
+    let (erofs, mmdebstrap, nft, disk) =
+        tokio::join!(host::erofs(), host::mmdebstrap(), host::nft(), host::loop_mount(&data_dir),);
+    findings.extend([erofs, mmdebstrap, nft, host::forwarding()]);
     findings.extend([host::network().await, host::cgroups().await, disk]);
     findings.extend([host::free_disk(&data_dir), host::swap()]);
     findings

@@ -3,11 +3,10 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use torpor_lifecycle::engine::{Engine, EngineError};
-use torpor_protocol::Resources;
-use torpor_protocol::guest::Exit;
+use torpor_lifecycle::engine::{BootPlan, EngineError, Machine};
+use torpor_lifecycle::guest::Guest;
 
-use crate::world::{PATIENCE, boot, eventually, greet, say, shell, spec, world};
+use crate::world::{PATIENCE, World, boot, eventually, greet, revive, rise, stage, world};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_boots_and_its_agent_says_hello() {
@@ -18,23 +17,15 @@ async fn a_machine_boots_and_its_agent_says_hello() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_runs_inside_and_its_end_is_told() {
-    let Some(world) = world().await else { return };
-    let (machine, guest) = boot(&**world.engine(), world.plan()).await;
-    assert_eq!(say(&guest, "echo $((6*7))").await, "42");
-    assert_eq!(shell(&guest, "exit 3").await.1, Exit::Code { code: 3 });
-    machine.kill().await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn machines_share_nothing() {
     let Some(world) = world().await else { return };
-    let (one, in_one) = boot(&**world.engine(), world.plan()).await;
-    let (two, in_two) = boot(&**world.engine(), world.plan()).await;
-    say(&in_one, "echo secret > /root/file").await;
-    assert_eq!(say(&in_two, "ls /root").await, "");
+    let (first, second) = (world.plan(), world.plan());
+    let (one, in_one) = boot(&**world.engine(), first.clone()).await;
+    let (two, in_two) = boot(&**world.engine(), second.clone()).await;
+    world.note(&first.id, &in_one, "secret").await;
+    assert_eq!(world.noted(&second.id, &in_two).await, "");
     one.kill().await.unwrap();
-    assert_eq!(say(&in_two, "echo still here").await, "still here");
+    in_two.health().await.expect("it is still here");
     two.kill().await.unwrap();
 }
 
@@ -42,17 +33,17 @@ async fn machines_share_nothing() {
 async fn a_paused_machine_does_nothing_and_goes_on_when_resumed() {
     let Some(world) = world().await else { return };
     let (mut machine, guest) = boot(&**world.engine(), world.plan()).await;
-    let meter = machine.meter();
-    say(&guest, "while :; do :; done & sleep 0").await;
-    machine.pause().await.unwrap();
+    assert!(!machine.paused());
+    world.pause(&mut machine, &guest).await;
     machine.pause().await.expect("twice is once");
-    let before = meter.usage().cpu_micros;
+    assert!(machine.paused());
     // Time has to pass for this claim: there is no event for "nothing happened".
     let silence = tokio::time::timeout(Duration::from_millis(300), guest.health()).await;
     assert!(silence.is_err(), "a paused machine answered");
-    assert_eq!(meter.usage().cpu_micros, before, "a paused machine used the processor");
     machine.resume().await.unwrap();
     machine.resume().await.expect("twice is once");
+    assert!(!machine.paused());
+    rise(&**world.engine(), &guest).await;
     guest.health().await.expect("it goes on");
     machine.kill().await.unwrap();
 }
@@ -63,10 +54,10 @@ async fn a_machine_that_is_being_paged_out_can_be_resumed_at_once() {
     let (mut machine, guest) = boot(&**world.engine(), world.plan()).await;
     machine.page_out();
     guest.health().await.expect("a machine that runs is left alone");
-    machine.pause().await.unwrap();
+    world.pause(&mut machine, &guest).await;
     machine.page_out();
     machine.page_out();
-    machine.resume().await.unwrap();
+    world.resume(&mut machine, &guest).await;
     guest.health().await.expect("it goes on");
     machine.kill().await.unwrap();
 }
@@ -75,8 +66,8 @@ async fn a_machine_that_is_being_paged_out_can_be_resumed_at_once() {
 async fn a_machine_that_is_paused_can_be_killed() {
     let Some(world) = world().await else { return };
     let plan = world.plan();
-    let (mut machine, _guest) = boot(&**world.engine(), plan.clone()).await;
-    machine.pause().await.unwrap();
+    let (mut machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    world.pause(&mut machine, &guest).await;
     machine.kill().await.unwrap();
     assert_eq!(world.traces(&plan.id), Vec::<String>::new());
 }
@@ -86,7 +77,7 @@ async fn a_machine_outlives_its_daemon_and_is_adopted_by_the_next() {
     let Some(mut world) = world().await else { return };
     let plan = world.plan();
     let (machine, guest) = boot(&**world.engine(), plan.clone()).await;
-    say(&guest, "echo kept > /root/file; sleep 1000 & echo $! > /root/pid").await;
+    world.note(&plan.id, &guest, "kept").await;
     drop((machine, guest));
     world.reopen().await;
 
@@ -94,14 +85,48 @@ async fn a_machine_outlives_its_daemon_and_is_adopted_by_the_next() {
     assert_eq!(world.engine().sweep(&keep).await.unwrap(), 0);
     let machine = world.engine().adopt(&plan.id).await.unwrap().expect("it is there");
     let guest = greet(machine.channel()).await;
-    assert_eq!(
-        say(&guest, "cat /root/file; kill -0 $(cat /root/pid) && echo alive").await,
-        "kept\nalive"
-    );
-    assert!(machine.meter().usage().memory_bytes > 0);
+    assert_eq!(world.noted(&plan.id, &guest).await, "kept");
     machine.kill().await.unwrap();
     assert_eq!(world.traces(&plan.id), Vec::<String>::new());
     assert!(world.engine().adopt(&plan.id).await.unwrap().is_none(), "the dead are not adopted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_machine_is_adopted_paused_and_can_be_saved_resumed_or_killed() {
+    let Some(mut world) = world().await else { return };
+    let (plan, other, save) = (world.plan(), world.plan(), stage());
+    let (mut machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    world.note(&plan.id, &guest, "kept").await;
+    world.pause(&mut machine, &guest).await;
+    let mut machine = adopted(&mut world, &plan, (machine, guest)).await;
+    machine.save(save.path()).await.unwrap();
+    assert!(machine.paused(), "nor does a save resume it");
+    machine.resume().await.unwrap();
+    let guest = greet(machine.channel()).await;
+    rise(&**world.engine(), &guest).await;
+    assert_eq!(world.noted(&plan.id, &guest).await, "kept");
+    let (copy, in_copy) = revive(&world, &other, save.path()).await;
+    assert_eq!(world.noted(&other.id, &in_copy).await, "kept");
+    copy.kill().await.unwrap();
+    drop(in_copy);
+    world.pause(&mut machine, &guest).await;
+    let machine = adopted(&mut world, &plan, (machine, guest)).await;
+    machine.kill().await.unwrap();
+    assert_eq!(world.traces(&plan.id), Vec::<String>::new());
+}
+
+/// The paused machine, as the next daemon has it.
+async fn adopted(
+    world: &mut World,
+    plan: &BootPlan,
+    before: (Box<dyn Machine>, Guest),
+) -> Box<dyn Machine> {
+    drop(before);
+    world.reopen().await;
+    assert_eq!(world.engine().sweep(&HashSet::from([plan.id.clone()])).await.unwrap(), 0);
+    let machine = world.engine().adopt(&plan.id).await.unwrap().expect("it is there");
+    assert!(machine.paused());
+    machine
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -133,7 +158,7 @@ async fn a_boot_that_nobody_waits_for_any_more_leaves_nothing() {
         eventually("the machine is gone", || world.traces(&plan.id).is_empty()).await;
     }
     world.engine().close().await;
-    assert!(!world.config.runtime_dir.exists(), "close finds nothing left");
+    assert!(world.gone(), "close finds nothing left");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -150,20 +175,10 @@ async fn a_sandbox_can_be_booted_again_at_once_after_a_boot_was_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_memory_than_the_host_has_is_refused_before_anything_is_made() {
-    let Some(world) = world().await else { return };
-    let mut plan = world.plan();
-    plan.spec = spec(Resources { memory_mib: 1 << 40, ..Resources::default() });
-    let Err(error) = world.engine().boot(plan.clone()).await else { panic!("it booted") };
-    assert!(matches!(error, EngineError::Capacity { what: "memory", .. }), "{error}");
-    assert_eq!(world.traces(&plan.id), Vec::<String>::new());
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn many_boots_at_once_all_come_up() {
     let Some(world) = world().await else { return };
     let mut boots = tokio::task::JoinSet::new();
-    for _ in 0..12 {
+    for _ in 0..world.rounds(12) {
         let (engine, plan) = (world.engine().clone(), world.plan());
         boots.spawn(async move {
             let (machine, guest) = boot(&*engine, plan).await;
@@ -175,14 +190,14 @@ async fn many_boots_at_once_all_come_up() {
         machine.kill().await.unwrap();
     }
     world.engine().close().await;
-    assert!(!world.config.runtime_dir.exists(), "nothing is left");
+    assert!(world.gone(), "nothing is left");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_that_is_killed_from_outside_says_so() {
     let Some(world) = world().await else { return };
     let plan = world.plan();
-    let (mut machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    let (mut machine, _guest) = boot(&**world.engine(), plan.clone()).await;
     let silence = tokio::time::timeout(Duration::from_millis(50), machine.exited()).await;
     assert!(silence.is_err(), "a live machine has not exited");
     world.kill_sandbox(&plan.id);
@@ -190,7 +205,6 @@ async fn a_machine_that_is_killed_from_outside_says_so() {
     assert_eq!(reason, "killed by the host: signal 9");
     let again = tokio::time::timeout(PATIENCE, machine.exited()).await.unwrap();
     assert_eq!(again, reason, "it can be asked again");
-    tokio::time::timeout(PATIENCE, guest.gone()).await.expect("the channel is closed too");
     machine.kill().await.expect("a dead machine can be removed");
     assert_eq!(world.traces(&plan.id), Vec::<String>::new());
 }
@@ -205,8 +219,53 @@ async fn close_leaves_machines_alone_and_removes_the_engines_traces_after_the_la
     world.reopen().await;
     let machine = world.engine().adopt(&plan.id).await.unwrap().expect("it went on");
     greet(machine.channel()).await.health().await.unwrap();
+    assert!(!world.gone());
     machine.kill().await.unwrap();
     world.engine().close().await;
-    assert!(!world.config.runtime_dir.exists());
-    assert_eq!(world.keepers(), 0, "the keeper is gone");
+    assert!(world.gone());
+}
+
+/// Whether it was done, or refused by the engine's name.
+fn answered<T>(answer: Result<T, EngineError>, kind: &str) -> bool {
+    match answer {
+        Ok(_) => true,
+        Err(EngineError::Unsupported { engine, what }) => {
+            assert!((engine == kind || engine == "this") && !what.is_empty(), "{engine}: {what}");
+            false
+        }
+        Err(error) => panic!("neither done nor refused: {error}"),
+    }
+}
+
+/// What an engine says of its abilities is so.
+pub(crate) async fn is_as_it_says(world: &World) {
+    let (plan, other, save) = (world.plan(), world.plan(), stage());
+    let engine = world.engine();
+    let about = engine.about().clone();
+    let (mut machine, guest) = boot(&**engine, plan.clone()).await;
+    let paused = answered(machine.pause().await, about.kind);
+    assert_eq!(paused, about.abilities.warm_standby);
+    if paused {
+        machine.resume().await.unwrap();
+    }
+    let processes = crate::world::rest(&**engine, &guest).await;
+    assert_eq!(processes.iter().any(|p| p.pid == 1), about.abilities.rests, "{processes:?}");
+    let saved = answered(machine.save(save.path()).await, about.kind);
+    assert_eq!(saved, about.abilities.live_snapshots);
+    rise(&**engine, &guest).await;
+    machine.kill().await.unwrap();
+    let changes = engine.changes(save.path());
+    assert_eq!(answered(changes, about.kind), about.abilities.saved_files);
+    let revived = engine.revive(other, save.path()).await;
+    let revived = match revived {
+        Ok(machine) => answered(machine.kill().await, about.kind),
+        Err(error) => answered::<()>(Err(error), about.kind),
+    };
+    assert_eq!(revived, about.abilities.memory_snapshots);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_engine_says_it_can_it_does_and_the_rest_it_refuses() {
+    let Some(world) = world().await else { return };
+    is_as_it_says(&world).await;
 }

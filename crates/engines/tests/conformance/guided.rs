@@ -8,7 +8,7 @@ use rustix::net::sockopt::ip_original_dst;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, timeout};
-use torpor_lifecycle::engine::{Engine, Guard, Passed};
+use torpor_lifecycle::engine::{Guard, Passed};
 use torpor_lifecycle::guest::Guest;
 use torpor_protocol::{Network, SandboxId};
 

@@ -1,4 +1,4 @@
-//! What becomes of connections to the outside when a machine is saved.
+//! The internet of the tests.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -8,8 +8,7 @@ use std::sync::mpsc;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_lifecycle::guest::Guest;
 
-use crate::saves::{revive, stage};
-use crate::world::{PATIENCE, World, boot, say, world};
+use crate::world::{PATIENCE, World, say};
 
 /// A host somewhere in the internet, that is in a namespace of this one. Dropping it removes it.
 pub(crate) struct Outside {
@@ -63,7 +62,7 @@ impl Outside {
     }
 
     /// Has the guest connect, and wait for more in the background.
-    async fn connect(&self, guest: &Guest) {
+    pub(crate) async fn connect(&self, guest: &Guest) {
         let script = format!(
             "rm -f /root/out; (exec 3<>/dev/tcp/{}/{PORT}; cat <&3; echo x >&3) >/root/out 2>&1 & \
              until [ -s /root/out ]; do sleep 0.02; done; cat /root/out",
@@ -73,7 +72,7 @@ impl Outside {
     }
 
     /// How the guest saw its connection end.
-    async fn end(&self, guest: &Guest) -> String {
+    pub(crate) async fn end(&self, guest: &Guest) -> String {
         let reset = self.ends.recv_timeout(PATIENCE).expect("in time").unwrap_err();
         assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset, "the other side hears of it");
         say(guest, "until [ $(wc -l < /root/out) -ge 3 ]; do sleep 0.02; done; cat /root/out").await
@@ -93,26 +92,4 @@ impl Drop for Outside {
             let _ = Command::new("ip").args(args).output();
         }
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_connection_to_the_outside_is_closed_by_a_save_and_new_ones_can_be_made() {
-    let Some(world) = world().await else { return };
-    let (plan, outside) = (world.plan(), Outside::new(&world));
-    let (mut machine, guest) = boot(&**world.engine(), plan.clone()).await;
-    outside.connect(&guest).await;
-    machine.save(stage().path()).await.unwrap();
-    let closed = outside.end(&guest).await;
-    assert!(closed.contains("Software caused connection abort"), "reading: {closed}");
-    assert!(closed.contains("Broken pipe"), "writing: {closed}");
-
-    outside.connect(&guest).await;
-    let save = stage();
-    machine.pause().await.unwrap();
-    machine.save(save.path()).await.unwrap();
-    machine.kill().await.unwrap();
-    let (machine, guest) = revive(&world, &plan, save.path()).await;
-    assert_eq!(outside.end(&guest).await, closed);
-    outside.connect(&guest).await;
-    machine.kill().await.unwrap();
 }

@@ -149,7 +149,9 @@ impl Driver {
             }
             // Only the machine has all of it: it stays, and goes on if it did not sleep.
             Err(_) if awake => {
-                let _ = sleeper.machine.resume().await;
+                if let Ok(guest) = resume(&mut sleeper.machine).await {
+                    let _ = self.world.rise(&guest).await;
+                }
             }
             Err(_) => {}
         }
@@ -170,7 +172,12 @@ impl Driver {
             }
             self.world.ledger.record(&running).await
         };
-        let (resumed, recorded) = tokio::join!(resume(&mut machine), recorded);
+        let resumed = async {
+            let guest = resume(&mut machine).await?;
+            self.world.rise(&guest).await?;
+            Ok(guest)
+        };
+        let (resumed, recorded) = tokio::join!(resumed, recorded);
         let woken = recorded.map_err(Error::from).and(resumed);
         match woken {
             Ok(guest) => {

@@ -37,7 +37,7 @@ impl Driver {
                     return self.put_to_sleep(machine, cold, reply).await;
                 }
                 Event::Asked(Request::Save(reply)) => {
-                    let saved = self.persist(&mut machine, Rest::Running).await;
+                    let saved = self.persist(&mut machine, Rest::Running, Vec::new()).await;
                     let _ = reply.send(saved);
                 }
                 Event::Asked(Request::Restore(back)) => {
@@ -144,16 +144,26 @@ impl Driver {
         } else if !self.door.close_if_vacant() {
             return Slept::No(machine, None);
         }
-        if let Err(error) = machine.pause().await {
-            tracing::warn!(sandbox = %self.record.id, error = chain(&error), "could not pause");
-            self.door.open(guest, machine.meter());
-            return Slept::No(machine, Some(error.into()));
-        }
+        let rested = async {
+            let processes = self.world.rest(&guest).await?;
+            machine.pause().await?;
+            Ok::<_, Error>(processes)
+        };
+        let processes = match rested.await {
+            Ok(processes) => processes,
+            Err(error) => {
+                tracing::warn!(sandbox = %self.record.id, error = chain(&error), "could not pause");
+                // Whether it got so far or not; if it can't be told, its agent is gone, which is seen.
+                let _ = self.world.rise(&guest).await;
+                self.door.open(guest, machine.meter());
+                return Slept::No(machine, Some(error));
+            }
+        };
         guest.sever().await;
         fault::point("sleep.frozen");
         let since = Instant::now();
         let save_at = since + self.world.policy.persist_after;
-        Slept::Yes(Sleeper { machine, durable: false, since, save_at })
+        Slept::Yes(Sleeper { machine, durable: false, since, save_at, processes })
     }
 
     /// Asked to sleep: answered when all of it is on disk. If that fails it runs as before.

@@ -147,6 +147,7 @@ impl Driver {
             let identity = self.world.identity(id, spec, &image, true).await?;
             let guest = resume(&mut machine).await?;
             guest.identify(identity).await?;
+            self.world.rise(&guest).await?;
             Ok::<_, Error>((guest, image.file))
         };
         match greeted.await {
@@ -204,11 +205,19 @@ impl Driver {
         let durable = matches!(self.record.rest, Rest::Standby { .. });
         let now = Instant::now();
         let save_at = now + self.world.policy.persist_after;
-        Phase::Warm(Sleeper { machine, durable, since: now, save_at })
+        let processes = Vec::new();
+        Phase::Warm(Sleeper { machine, durable, since: now, save_at, processes })
     }
 
     async fn found_awake(&mut self, machine: Box<dyn Machine>) -> Phase {
-        match Guest::connect(machine.channel(), HELLO_DEADLINE).await {
+        let channel = machine.channel();
+        let greeted = async {
+            let guest = Guest::connect(channel, HELLO_DEADLINE).await?;
+            // The daemon before may have ended while it saved it.
+            self.world.rise(&guest).await?;
+            Ok::<_, Error>(guest)
+        };
+        match greeted.await {
             Ok(guest) => {
                 if self.untold {
                     self.renew_identity(&guest).await;

@@ -26,6 +26,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use torpor_protocol::snapshot::SavedProcess;
 use torpor_protocol::{State, Status, Tier};
 
 use crate::Error;
@@ -98,6 +99,8 @@ pub(crate) struct Sleeper {
     since: Instant,
     /// Not saved before: after a failure it is tried again later.
     save_at: Instant,
+    /// What was stopped inside, if the engine does not know.
+    processes: Vec<SavedProcess>,
 }
 
 /// Somebody who waits until the sandbox runs.

@@ -1,14 +1,17 @@
 //! Making a machine durable: stage, write, commit, record; then, and only then, the save before it
 //! may go.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use tokio::time::Instant;
+use torpor_protocol::snapshot::SavedProcess;
 use torpor_protocol::{SnapshotId, SnapshotKind, State, Tier};
 
 use super::{Driver, Phase, Sleeper, Waiter};
-use crate::engine::Machine;
+use crate::engine::{Machine, Saved};
 use crate::error::chain;
+use crate::guest::Guest;
 use crate::sandbox::{Back, Reply};
 use crate::store::{Record, Rest, Save, SaveAbout, StoreError};
 use crate::world::discard;
@@ -16,15 +19,23 @@ use crate::{Error, fault};
 
 impl Driver {
     /// Saves the machine as it is and records the save as its last durable moment, with `rest`.
+    /// `processes` are those that were stopped inside, if it sleeps and its engine does not know.
     pub(super) async fn persist(
         &mut self,
         machine: &mut Box<dyn Machine>,
         rest: Rest,
+        processes: Vec<SavedProcess>,
     ) -> Result<Arc<Save>, Error> {
         let saves = Arc::clone(&self.world.saves);
         let staged = saves.stage().await?;
         fault::point("save.staged");
-        let saved = machine.save(staged.path()).await?;
+        let mut saved = match self.door.guest() {
+            Some(guest) => self.save_awake(machine, &guest, staged.path()).await?,
+            None => machine.save(staged.path()).await?,
+        };
+        if saved.processes.is_empty() {
+            saved.processes = processes;
+        }
         fault::point("save.written");
         let engine = self.world.engine.about();
         let about = SaveAbout {
@@ -56,6 +67,27 @@ impl Driver {
         Ok(save)
     }
 
+    /// Saves a machine that runs; it goes on before anybody waits for a disk.
+    async fn save_awake(
+        &self,
+        machine: &mut Box<dyn Machine>,
+        guest: &Guest,
+        into: &Path,
+    ) -> Result<Saved, Error> {
+        if !self.world.engine.about().abilities.rests {
+            return Ok(machine.save(into).await?);
+        }
+        let begun = Instant::now();
+        let saved = async {
+            let processes = guest.rest().await?;
+            Ok(Saved { processes, ..machine.save(into).await? })
+        };
+        let saved = saved.await;
+        // Also after a failure, wherever it was.
+        guest.rise().await?;
+        saved.map(|saved| Saved { pause: begun.elapsed(), ..saved })
+    }
+
     /// The save that is all of a frozen machine, made now if there is none yet.
     pub(super) async fn make_durable(
         &mut self,
@@ -65,7 +97,8 @@ impl Driver {
         if sleeper.durable {
             return self.saved().await;
         }
-        match self.persist(&mut sleeper.machine, Rest::Standby { interrupted }).await {
+        let processes = sleeper.processes.clone();
+        match self.persist(&mut sleeper.machine, Rest::Standby { interrupted }, processes).await {
             Ok(save) => {
                 sleeper.durable = true;
                 sleeper.machine.page_out();

@@ -270,6 +270,7 @@ impl FakeEngine {
             live_snapshots: true,
             warm_standby: true,
             saved_files: true,
+            rests: false,
         };
         let version = version.to_owned();
         Self {

@@ -274,10 +274,15 @@ impl Fleet {
         };
         let Started { mut machine, guest, root, .. } =
             world.start(&id, &record.spec, save.as_deref(), true).await?;
-        guest.sever().await;
-        if let Err(error) = machine.pause().await {
+        let paused = async {
+            world.rest(&guest).await?;
+            guest.sever().await;
+            machine.pause().await?;
+            Ok::<_, Error>(())
+        };
+        if let Err(error) = paused.await {
             discard(&id, machine).await;
-            return Err(error.into());
+            return Err(error);
         }
         let ready = Ready { id, machine, root, pool: record.name.clone() };
         let unwanted = {

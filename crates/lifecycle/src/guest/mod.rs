@@ -13,12 +13,13 @@ mod mux;
 mod stream;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use torpor_protocol::guest::{
     FailureCode, FileStat, Health, Identity, LogLine, ProcessSpec, ProcessStatus, Reply, Request,
     WINDOW,
 };
+use torpor_protocol::snapshot::SavedProcess;
 
 use crate::engine::Channel;
 pub use kept::Parked;
@@ -106,6 +107,23 @@ impl Guest {
             return Err(unexpected(&request));
         };
         Ok(health)
+    }
+
+    /// Stops every process inside, and has what they wrote on the disk; gives what they are.
+    pub async fn rest(&self) -> Result<Vec<SavedProcess>, GuestError> {
+        let request = Request::Rest;
+        let Reply::Rested { processes } = self.call(&request).await? else {
+            return Err(unexpected(&request));
+        };
+        Ok(processes)
+    }
+
+    /// The machine goes on: with the clock of this host and randomness that no other has.
+    pub async fn rise(&self) -> Result<(), GuestError> {
+        let entropy = crate::world::token();
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now_us = u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX);
+        self.done(&Request::Rise { now_us, entropy }).await
     }
 
     pub async fn start(&self, spec: ProcessSpec) -> Result<ProcessStatus, GuestError> {

@@ -304,7 +304,7 @@ impl Opened {
     /// A guest with a kernel of its own on this slot: it takes the far end out of the parking place.
     pub(super) fn guest(&self, slot: &Slot) -> Place {
         let guest = Place::new();
-        let parking = Namespace::ensure(&Names::new(&self.tag).expect("a tag")).expect("parking");
+        let parking = self.parking();
         let far = far_link(slot.number());
         let (mac, gateway_mac) = (text(GUEST_MAC), text(GATEWAY_MAC));
         let move_it = format!("link set {far} netns {}", guest.name());
@@ -324,9 +324,17 @@ impl Opened {
     /// The network card of a guest that speaks at once: a link that was just connected drops
     /// packets until the kernel gets round to it.
     pub(super) fn card(&self, slot: &Slot) -> OwnedFd {
-        let parking = Namespace::ensure(&Names::new(&self.tag).expect("a tag")).expect("parking");
-        self.wait_until_up(slot, |work| parking.enter(work));
+        self.wait_for_both_ends(slot);
         slot.packet_socket().expect("a socket")
+    }
+
+    pub(super) fn wait_for_both_ends(&self, slot: &Slot) {
+        let parking = self.parking();
+        self.wait_until_up(slot, |work| parking.enter(work));
+    }
+
+    pub(super) fn parking(&self) -> Namespace {
+        Namespace::ensure(&Names::new(&self.tag).expect("a tag")).expect("parking")
     }
 
     fn wait_until_up(&self, slot: &Slot, at_the_far_end: impl FnOnce(Check) -> io::Result<()>) {
@@ -440,8 +448,10 @@ pub(super) fn read(socket: OwnedFd) -> Vec<u8> {
 }
 
 /// A frame of a guest, with the header that tells the kernel that nothing is left to do.
-pub(super) fn datagram(from: Ipv4Addr, to: Ipv4Addr, text: &[u8; 2]) -> Vec<u8> {
-    let mut ip = vec![0x45, 0, 0, 30, 0, 0, 0, 0, 64, 17, 0, 0];
+pub(super) fn datagram(from: Ipv4Addr, to: Ipv4Addr, text: &[u8]) -> Vec<u8> {
+    let bytes = u16::try_from(8 + text.len()).expect("a small text").to_be_bytes();
+    let all_bytes = u16::try_from(28 + text.len()).expect("a small text").to_be_bytes();
+    let mut ip = vec![0x45, 0, all_bytes[0], all_bytes[1], 0, 0, 0, 0, 64, 17, 0, 0];
     ip.extend(from.octets());
     ip.extend(to.octets());
     let words = ip.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
@@ -449,6 +459,6 @@ pub(super) fn datagram(from: Ipv4Addr, to: Ipv4Addr, text: &[u8; 2]) -> Vec<u8> 
     let checksum = !u16::try_from((sum >> 16) + (sum & 0xffff)).expect("folded");
     ip[10..12].copy_from_slice(&checksum.to_be_bytes());
     let ports = [4000_u16.to_be_bytes(), DATAGRAM_PORT.to_be_bytes()].concat();
-    let udp = [&ports[..], &[0, 10, 0, 0], text].concat();
+    let udp = [&ports[..], &bytes, &[0, 0], text].concat();
     [&[0; 10][..], &GATEWAY_MAC, &GUEST_MAC, &[8, 0], &ip, &udp].concat()
 }

@@ -1,0 +1,40 @@
+//! What every engine knows of its machines: what each is called, whose it is, and how a daemon finds it
+//! again that did not start it.
+//!
+//! ```text
+//! <machines>/<id>/       made first and removed last: what is under way has one
+//!   machine.json         whose it is (`record`); without it it is nobody's
+//!   mark                 how its guest stands; without it it has none
+//! ```
+
+mod id;
+mod paging;
+mod place;
+mod record;
+mod remains;
+mod roll;
+mod root;
+mod turns;
+
+use std::path::Path;
+
+pub(crate) use id::MachineId;
+pub(crate) use paging::PagingOut;
+pub(crate) use place::Place;
+pub(crate) use record::{Mark, MarkFile, Process, Record};
+pub(crate) use remains::{Files, Remains, absent, remove_if_empty};
+pub(crate) use roll::Roll;
+pub(crate) use root::check_root;
+pub(crate) use turns::{Turn, Turns};
+
+/// The file of a machine's [`Record`].
+pub(crate) const RECORD: &str = "machine.json";
+/// The file of a machine's [`Mark`].
+pub(crate) const MARK: &str = "mark";
+
+/// Ids in the names of a directory's entries; foreign names are passed over.
+pub(crate) fn ids_in(dir: &Path) -> Vec<MachineId> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let id = |name: &str| name.split('.').next().and_then(|stem| stem.parse().ok());
+    entries.flatten().filter_map(|entry| id(entry.file_name().to_str()?)).collect()
+}

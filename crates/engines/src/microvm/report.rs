@@ -1,0 +1,40 @@
+//! Why a QEMU ended, for people.
+
+use std::time::Duration;
+
+use crate::keeper::{Ended, Keeper};
+use crate::limits::Group;
+use crate::machines::Record;
+
+/// From the end to the last trace of the process; it has all of the guest's memory to give back.
+pub(super) const REAP_MAX: Duration = Duration::from_secs(10);
+/// Longest line of QEMU's stderr that is passed on.
+const LINE_MAX: usize = 300;
+
+/// Waits until it is reaped.
+pub(super) async fn reason(keeper: &Keeper, group: &Group, record: &Record) -> String {
+    let ended = keeper.exit_of(record.process.pid, REAP_MAX).await.ok().flatten();
+    match ended {
+        Some(Ended::Signal { signal: libc::SIGKILL }) if group.oom_kills() > 0 => {
+            "killed by the host: out of memory".into()
+        }
+        Some(Ended::Signal { signal }) => format!("killed by the host: signal {signal}"),
+        Some(Ended::Code { code: 0 }) => {
+            "its kernel stopped: it was shut down or restarted, or it crashed".into()
+        }
+        Some(Ended::Code { code }) => {
+            let tail = keeper.tail(record.id.as_str()).await.unwrap_or_default();
+            match last_line(&tail) {
+                Some(line) => format!("QEMU ended with exit code {code}: {line}"),
+                None => format!("QEMU ended with exit code {code}"),
+            }
+        }
+        None => "ended, nobody knows how".into(),
+    }
+}
+
+/// The last that a program wrote, as one printable line.
+pub(super) fn last_line(text: &str) -> Option<String> {
+    let line = text.lines().rfind(|line| !line.trim().is_empty())?;
+    Some(line.trim().chars().filter(|c| !c.is_control()).take(LINE_MAX).collect())
+}

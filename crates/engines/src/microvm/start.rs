@@ -1,0 +1,480 @@
+//! From nothing to a machine: files, place in the network and cgroup, a QEMU in its jail, and a guest in
+//! it that comes from a kernel or from a unit.
+//!
+//! ```text
+//!   network slot, card ┐
+//!   cgroup             ├─▶ starter (by the keeper) ─▶ QEMU, stopped ─▶ state, delta ─▶ go on
+//!   memory, disk       ┘
+//! ```
+//!
+//! Runs as a task of its own, so that whoever asked may go away at any moment: between two steps it
+//! looks whether somebody still waits, and clears up if not. The record names the sandbox before the
+//! guest executes its first instruction; the mark says when the machine is whole.
+
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::unix::fs::{MetadataExt, fchown};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::Mode;
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+use torpor_lifecycle::engine::{BootPlan, EngineError};
+use torpor_protocol::{Network as Policy, Resources, SandboxId};
+use torpor_qemu::build::Accel;
+use torpor_qemu::jail::{Jail, Seen};
+use torpor_qemu::line::{self, Card, Line, cpu_model, inside};
+use torpor_qemu::memory::GuestMemory;
+use torpor_qemu::monitor::Monitor;
+use torpor_qemu::unit::{self, About, Unit, UnitId};
+
+use super::Host;
+use super::channel::LineChannel;
+use super::control::Control;
+use super::layout::MachineDir;
+use super::machine::{MicrovmMachine, Parts};
+use super::report::last_line;
+use crate::disk;
+use crate::keeper::{Ended, Spawn};
+use crate::limits::Group;
+use crate::machines::{MachineId, Mark, MarkFile, Process, Record};
+use crate::network::Slot;
+
+/// Users of QEMUs are numbered from here by their places in the network: nobody else has these.
+const USERS: u32 = 0x5470_0000;
+/// The group of all QEMUs: it may read what machines begin from.
+pub(super) const READERS: u32 = USERS - 1;
+/// Starting a QEMU takes some ten milliseconds; a hundred times that on a busy host.
+const START_MAX: Duration = Duration::from_secs(60);
+/// What a QEMU needs beside the memory of its guest; with what an emulating one translates.
+const OVERHEAD_MIB: [(Accel, u64); 2] = [(Accel::Kvm, 96), (Accel::Tcg, 224)];
+/// Threads of a QEMU: one for each processor, and those that wait for files.
+const TASKS_MAX: u32 = 256;
+/// How willingly the kernel gives it up when the host itself is out of memory: before all else.
+const OOM_SCORE: i32 = 1000;
+
+/// What a guest begins from.
+#[derive(Debug, Clone)]
+pub(super) enum Origin {
+    /// Its image, by way of a template.
+    Image,
+    /// What was saved into this directory.
+    Save(PathBuf),
+}
+
+/// The same, when it is at hand.
+pub(super) enum Begin {
+    Kernel,
+    Unit(Unit),
+}
+
+type Steps = Vec<(&'static str, Duration)>;
+
+/// Whose machine it becomes.
+pub(super) struct Owner {
+    pub(super) sandbox: Option<SandboxId>,
+    pub(super) network: Policy,
+}
+
+/// A machine that is being started.
+pub(super) struct Start<'a> {
+    pub(super) host: &'a Arc<Host>,
+    pub(super) plan: &'a BootPlan,
+}
+
+impl Start<'_> {
+    /// Goes through all steps; on `Err` nothing is left.
+    pub(super) async fn run(
+        &self,
+        origin: &Origin,
+        wanted: impl Fn() -> bool,
+    ) -> Result<MicrovmMachine, EngineError> {
+        let begun = Instant::now();
+        let dir = match origin {
+            Origin::Image => self.host.template(self.plan).await?,
+            Origin::Save(dir) => dir.clone(),
+        };
+        let found = begun.elapsed();
+        let unit = self.open(&dir).await?;
+        let plan = self.plan;
+        let owner = Owner { sandbox: Some(plan.id.clone()), network: plan.spec.network.clone() };
+        let machine = self.make(Begin::Unit(unit), owner, wanted).await?;
+        Ok(match origin {
+            Origin::Image => machine.with_step("template", found),
+            Origin::Save(_) => machine,
+        })
+    }
+
+    /// A unit that can go on here.
+    async fn open(&self, dir: &Path) -> Result<Unit, EngineError> {
+        const WHAT: &str = "revive the machine";
+        let dir = dir.to_owned();
+        let unit = spawn_blocking(move || unit::open(&dir)).await;
+        let unit = unit.map_err(EngineError::failed(WHAT))?.map_err(EngineError::failed(WHAT))?;
+        let About { memory_bytes, disk_bytes, qemu, kernel, cpu, accel, .. } = &unit.about;
+        let Host { build, kernel: here, .. } = &**self.host;
+        let facts = [
+            ("QEMU", qemu, build.text.as_str()),
+            ("kernel", kernel, here.id.as_str()),
+            ("processor", cpu, cpu_model(build.accel)),
+            ("acceleration", accel, build.accel.name()),
+        ];
+        for (what, then, now) in facts {
+            if then != now {
+                let why = format!("it was saved with {what} {then} and this host has {now}");
+                return Err(EngineError::failed(WHAT)(why));
+            }
+        }
+        let Resources { memory_mib, disk_mib, .. } = self.plan.spec.resources;
+        for (what, then, now) in
+            [("memory", memory_bytes >> 20, memory_mib), ("disk", disk_bytes >> 20, disk_mib)]
+        {
+            if then != now {
+                let why = format!("it has {then} MiB of {what}, which can't become {now} MiB");
+                return Err(EngineError::failed(WHAT)(why));
+            }
+        }
+        Ok(unit)
+    }
+
+    /// A machine in which the guest runs; on `Err` nothing is left.
+    pub(super) async fn make(
+        &self,
+        begin: Begin,
+        owner: Owner,
+        wanted: impl Fn() -> bool,
+    ) -> Result<MicrovmMachine, EngineError> {
+        let (id, mut steps) = (MachineId::random(), Steps::new());
+        let sandbox = owner.sandbox.clone();
+        let made = self.steps(&id, begin, owner, wanted, &mut steps).await;
+        match &made {
+            Ok(_) => tracing::info!(sandbox = %self.plan.id, %id, ?steps, "machine started"),
+            Err(error) => {
+                tracing::debug!(sandbox = %self.plan.id, %id, %error, "clearing up");
+                self.host.clear_up(&id).await;
+                if let Some(sandbox) = &sandbox {
+                    self.host.roll.forget(sandbox, &id);
+                }
+            }
+        }
+        Ok(made?.started_in(steps))
+    }
+
+    async fn steps(
+        &self,
+        id: &MachineId,
+        begin: Begin,
+        owner: Owner,
+        wanted: impl Fn() -> bool,
+        steps: &mut Steps,
+    ) -> Result<MicrovmMachine, EngineError> {
+        let dir = self.host.remains.layout.machine(id);
+        let mut clock = Instant::now();
+        let mut step = |name: &'static str, steps: &mut Steps| {
+            let now = Instant::now();
+            steps.push((name, now - clock));
+            clock = now;
+        };
+        let about = self.about(&begin)?;
+        let (group, slot, tap) = self.prepare(id, &dir, &begin, &about).await?;
+        step("prepare", steps);
+        still(&wanted)?;
+        let jail = self.jail(&dir, &begin, &about, &slot, tap);
+        let process = self.spawn(id, &dir, &group, &jail).await?;
+        let monitor = Monitor::connect(&dir.monitor, Instant::now() + START_MAX).await;
+        let mut monitor = monitor.map_err(EngineError::failed("reach QEMU"))?;
+        step("QEMU", steps);
+        still(&wanted)?;
+
+        let channel = LineChannel::connect(&dir.agent).await;
+        let channel = channel.map_err(EngineError::failed("reach the machine's agent"))?;
+        let record = self.record(id, &owner, &process, &slot);
+        record.write(&dir.record).map_err(EngineError::failed("write the machine's record"))?;
+        about.write(&dir)?;
+        if let Some(sandbox) = &owner.sandbox {
+            self.host.roll.assign(sandbox, id);
+        }
+        // Nobody's is said to be a sandbox of its own, which reaches nothing.
+        let whose = owner.sandbox.unwrap_or_else(|| self.plan.id.clone());
+        let set = self.host.network.set_policy(&slot, &whose, &record.network).await;
+        set.map_err(EngineError::failed("bound the machine's network"))?;
+        if let Begin::Unit(unit) = begin {
+            load(&mut monitor, process.pid, &dir, unit).await?;
+            step("state", steps);
+        }
+        still(&wanted)?;
+        let mark = MarkFile::create(&dir.mark);
+        let mark = (mark.map_err(EngineError::failed("mark the machine"))?, Mark::Running);
+        let pidfd = process.open().ok_or_else(|| EngineError::failed("watch QEMU")("it ended"))?;
+        monitor.resume().await.map_err(EngineError::failed("let the guest go on"))?;
+        let control = Control::new(&dir, process.pid, about.0, group.clone(), mark).begun(monitor);
+        let parts = Parts { record, slot, group, channel, pidfd, control };
+        MicrovmMachine::new(self.host.clone(), parts)
+            .map_err(EngineError::failed("watch the machine"))
+    }
+
+    /// What the machine's saves will be of.
+    fn about(&self, begin: &Begin) -> Result<Began, EngineError> {
+        let Host { build, kernel, .. } = &**self.host;
+        let resources = &self.plan.spec.resources;
+        Ok(Began(match begin {
+            Begin::Unit(unit) => unit.about.clone(),
+            Begin::Kernel => About {
+                format: About::FORMAT,
+                unit: UnitId::random().map_err(EngineError::failed("name the machine's memory"))?,
+                base: None,
+                memory_bytes: resources.memory_mib << 20,
+                disk_bytes: resources.disk_mib << 20,
+                cpus: self.host.processors(resources),
+                qemu: build.text.clone(),
+                kernel: kernel.id.clone(),
+                cpu: cpu_model(build.accel).to_owned(),
+                accel: build.accel.name().to_owned(),
+                state_hash: String::new(),
+                engine: serde_json::Value::Null,
+            },
+        }))
+    }
+
+    /// Slot, cgroup and files, side by side.
+    async fn prepare(
+        &self,
+        id: &MachineId,
+        dir: &MachineDir,
+        begin: &Begin,
+        about: &Began,
+    ) -> Result<(Group, Slot, PathBuf), EngineError> {
+        make_dir(dir).map_err(EngineError::failed("make the machine's directory"))?;
+        let slot = async {
+            let slot = self.host.network.take().await?;
+            let tap = slot.tap().await?;
+            Ok::<_, crate::network::NetworkError>((slot, tap.path))
+        };
+        let (remains, machine) = (self.host.remains.clone(), id.clone());
+        let limits = self.limits(about);
+        let group = spawn_blocking(move || {
+            Group::create(&remains.hierarchy, &remains.tag, machine.as_str(), &limits)
+        });
+        let work = Placing::of(dir, begin, &about.0)
+            .map_err(EngineError::failed("make the machine's memory and disk"))?;
+        let files = spawn_blocking(move || work.place());
+        // All to the end, also when one fails: what was begun is known to be there or not.
+        let (files, group, slot) = tokio::join!(files, group, slot);
+        let (slot, tap) = slot.map_err(EngineError::failed("give the machine a network"))?;
+        let placed = files.map_err(EngineError::failed("make the machine's memory and disk"))?;
+        placed.map_err(full_or_failed)?;
+        let group = group
+            .map_err(EngineError::failed("make the machine's cgroup"))?
+            .map_err(EngineError::failed("make the machine's cgroup"))?;
+        let user = USERS + u32::from(slot.number());
+        let own = File::options().write(true).open(&dir.disk);
+        let owned = own.and_then(|disk| fchown(&disk, Some(user), Some(user)));
+        owned.map_err(EngineError::failed("give the machine its disk"))?;
+        Ok((group, slot, tap))
+    }
+
+    /// What its cgroup allows: the guest's memory is all of a QEMU but a little.
+    fn limits(&self, about: &Began) -> Resources {
+        let accel = self.host.build.accel;
+        let overhead = OVERHEAD_MIB.iter().find(|(of, _)| *of == accel).map_or(0, |(_, mib)| *mib);
+        Resources {
+            memory_mib: (about.0.memory_bytes >> 20) + overhead,
+            pids: TASKS_MAX,
+            ..self.plan.spec.resources
+        }
+    }
+
+    fn jail(
+        &self,
+        dir: &MachineDir,
+        begin: &Begin,
+        about: &Began,
+        slot: &Slot,
+        tap: PathBuf,
+    ) -> Jail {
+        let Host { build, kernel, remains, .. } = &**self.host;
+        let mut seen = build.seen();
+        seen.push(Seen::read(&self.plan.root, inside::ROOT));
+        seen.push(Seen::read(&dir.memory, inside::MEMORY));
+        seen.push(Seen::write(&dir.disk, inside::DISK));
+        let link = slot.link();
+        let origin = match begin {
+            Begin::Unit(_) => line::Origin::Revive,
+            Begin::Kernel => {
+                seen.push(Seen::read(&kernel.vmlinux, inside::KERNEL));
+                seen.push(Seen::read(remains.layout.initramfs(), inside::INITRAMFS));
+                line::Origin::Boot { mtu: link.mtu, tick_khz: build.tick_khz }
+            }
+        };
+        let line = Line {
+            accel: build.accel,
+            memory_mib: about.0.memory_bytes >> 20,
+            cpus: about.0.cpus,
+            card: Some(Card { mac: link.mac }),
+            origin,
+        };
+        let user = USERS + u32::from(slot.number());
+        Jail {
+            program: build.program.clone(),
+            arguments: line.arguments(),
+            user,
+            group: user,
+            more_groups: vec![READERS],
+            root: dir.root.clone(),
+            seen,
+            run: dir.run.clone(),
+            tap: Some(tap),
+            kvm: build.accel == Accel::Kvm,
+            pid_file: dir.pid.clone(),
+        }
+    }
+
+    /// Has the keeper run the starter, and finds the QEMU that it started.
+    async fn spawn(
+        &self,
+        id: &MachineId,
+        dir: &MachineDir,
+        group: &Group,
+        jail: &Jail,
+    ) -> Result<Process, EngineError> {
+        let text = serde_json::to_vec(jail).map_err(EngineError::failed("describe the jail"))?;
+        std::fs::write(&dir.jail, text).map_err(EngineError::failed("describe the jail"))?;
+        let command = self.host.jail_command.iter().map(|word| word.to_string_lossy().into_owned());
+        let spawn = Spawn {
+            id: id.to_string(),
+            argv: command.chain([dir.jail.to_string_lossy().into_owned()]).collect(),
+            cgroup_procs: group.procs_files(),
+            cwd: dir.dir.clone(),
+            oom_score_adj: OOM_SCORE,
+        };
+        let spawned = self.host.remains.keeper.spawn(spawn, START_MAX).await;
+        let (ended, stderr) = spawned.map_err(EngineError::failed("start QEMU"))?;
+        if ended != (Ended::Code { code: 0 }) {
+            let line = last_line(&stderr).unwrap_or_default();
+            return Err(EngineError::failed("start QEMU")(format!("{ended}: {line}")));
+        }
+        let pid = std::fs::read_to_string(&dir.pid).and_then(|text| -> io::Result<i32> {
+            text.trim().parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+        });
+        pid.and_then(Process::of).map_err(EngineError::failed("find QEMU's process"))
+    }
+
+    fn record(&self, id: &MachineId, owner: &Owner, process: &Process, slot: &Slot) -> Record {
+        Record {
+            id: id.clone(),
+            sandbox: owner.sandbox.clone(),
+            process: process.clone(),
+            slot: slot.number(),
+            network: owner.network.clone(),
+            build: self.host.version.clone(),
+        }
+    }
+}
+
+/// What a machine began from, kept beside it for the daemon that saves it.
+pub(super) struct Began(pub(super) About);
+
+impl Began {
+    const FILE: &'static str = "began.json";
+
+    fn write(&self, dir: &MachineDir) -> Result<(), EngineError> {
+        let text = serde_json::to_vec(&self.0).expect("it has text keys only");
+        std::fs::write(dir.dir.join(Self::FILE), text)
+            .map_err(EngineError::failed("note what the machine began from"))
+    }
+
+    pub(super) fn read(dir: &MachineDir) -> Option<About> {
+        serde_json::from_slice(&std::fs::read(dir.dir.join(Self::FILE)).ok()?).ok()
+    }
+}
+
+/// Putting memory and disk in their places.
+struct Placing {
+    dir: MachineDir,
+    about: About,
+    from: Option<(File, File)>,
+}
+
+impl Placing {
+    fn of(dir: &MachineDir, begin: &Begin, about: &About) -> io::Result<Self> {
+        let from = match begin {
+            Begin::Kernel => None,
+            Begin::Unit(unit) => Some((unit.memory.try_clone()?, unit.disk.try_clone()?)),
+        };
+        Ok(Self { dir: dir.clone(), about: about.clone(), from })
+    }
+
+    /// Blocks.
+    fn place(self) -> io::Result<()> {
+        let Self { dir, about, from } = self;
+        let Some((memory, disk)) = from else {
+            let memory = unit::create(&dir.memory, Some(READERS))?;
+            unit::fresh_memory(&memory, about.memory_bytes, &about.unit)?;
+            return disk::format(&unit::create(&dir.disk, None)?, about.disk_bytes >> 20);
+        };
+        unit::link_or_copy(&memory, &dir.memory, Some(READERS))?;
+        readable(&memory)?;
+        unit::copy_disk(&disk, &unit::create(&dir.disk, None)?, about.disk_bytes, None)
+    }
+}
+
+/// A save that was imported is root's alone until it is used.
+fn readable(memory: &File) -> io::Result<()> {
+    if memory.metadata()?.gid() != READERS {
+        fchown(memory, None, Some(READERS))?;
+        rustix::fs::fchmod(memory, Mode::from_raw_mode(0o640))?;
+    }
+    Ok(())
+}
+
+/// Brings device state and memory of a unit into a QEMU that waits for them.
+async fn load(
+    monitor: &mut Monitor,
+    pid: i32,
+    dir: &MachineDir,
+    unit: Unit,
+) -> Result<(), EngineError> {
+    const WHAT: &str = "revive the machine";
+    let Unit { about, delta, state, .. } = unit;
+    let state = read_all(&state).map_err(EngineError::failed(WHAT))?;
+    monitor.load_state(&state).await.map_err(EngineError::failed(WHAT))?;
+    let Some(delta) = delta else { return Ok(()) };
+    let memory = dir.memory.clone();
+    let copied = spawn_blocking(move || {
+        GuestMemory::of(pid, &File::open(memory)?, about.memory_bytes)?.copy_in(&delta)
+    });
+    copied.await.map_err(EngineError::failed(WHAT))?.map_err(EngineError::failed(WHAT))
+}
+
+/// Of a file whose size was looked at.
+fn read_all(mut file: &File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn full_or_failed(error: io::Error) -> EngineError {
+    if error.kind() == io::ErrorKind::StorageFull {
+        return EngineError::DiskFull(format!("the machine has no room: {error}"));
+    }
+    EngineError::failed("make the machine's memory and disk")(error)
+}
+
+/// The machine's directory, anew: nothing of another machine is taken for ours.
+fn make_dir(dir: &MachineDir) -> io::Result<()> {
+    for made in [&dir.dir, &dir.root, &dir.run] {
+        std::fs::create_dir(made)?;
+        rustix::fs::chmod(made, Mode::RWXU)?;
+    }
+    Ok(())
+}
+
+fn still(wanted: impl Fn() -> bool) -> Result<(), EngineError> {
+    if wanted() {
+        return Ok(());
+    }
+    Err(EngineError::failed("start the machine")("nobody waits for it any more"))
+}

@@ -1,0 +1,163 @@
+//! Templates: machines that booted once, were told to rest, and were saved. Whatever begins from an
+//! image begins there, so that a boot is paid once for all of its kind.
+//!
+//! Invariants: a template is whole or not there (it is made beside its place and renamed); its name says
+//! all that it depends on; nothing needs it once a machine began from it, as the machine has links of
+//! its own, so the one used longest ago may go at any time.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::FlockOperation;
+use tokio::task::spawn_blocking;
+use torpor_lifecycle::engine::{BootPlan, EngineError, Machine};
+use torpor_lifecycle::guest::Guest;
+use torpor_protocol::Network as Policy;
+use torpor_qemu::unit;
+
+use super::Host;
+use super::machine::MicrovmMachine;
+use super::start::{Begin, Owner, Start};
+use crate::INIT;
+
+/// One for each image and size that is in use; each takes what a kernel and an agent take, tens of MiB.
+const TEMPLATES_MAX: usize = 32;
+/// A boot takes a second, or three if it is emulated; ten times that on a busy host.
+const BOOT_MAX: Duration = Duration::from_secs(60);
+/// Raised when what is in a template changes that its name does not tell.
+const FORMAT: u32 = 1;
+
+const WHAT: &str = "boot the image";
+
+/// The directory of templates; it may be shared with other processes.
+#[derive(Debug)]
+pub(super) struct Templates(PathBuf);
+
+impl Templates {
+    pub(super) fn at(dir: &Path) -> Self {
+        Self(dir.to_owned())
+    }
+
+    /// Waits until nobody makes the template `key`, here or in another process.
+    async fn lock(&self, key: &str) -> io::Result<File> {
+        let path = self.0.join(format!("{key}.lock"));
+        let locked = spawn_blocking(move || {
+            let file = File::options().create(true).append(true).open(path)?;
+            rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+            Ok(file)
+        });
+        locked.await.map_err(io::Error::other)?
+    }
+
+    /// Removes those used longest ago. Blocks.
+    fn tidy(dir: &Path) {
+        let Ok(entries) = std::fs::read_dir(dir) else { return };
+        let used = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
+        let templates = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
+        let mut templates: Vec<_> =
+            templates.filter_map(|path| Some((used(&path)?, path))).collect();
+        templates.sort();
+        let surplus = templates.len().saturating_sub(TEMPLATES_MAX);
+        for (_, path) in templates.into_iter().take(surplus) {
+            let _ = std::fs::remove_dir_all(&path);
+            let _ = std::fs::remove_file(path.with_extension("lock"));
+        }
+    }
+}
+
+/// Notes that it is used now; for [`Templates::tidy`] alone, so it may go wrong.
+fn touch(template: &Path) {
+    let _ = File::open(template).and_then(|dir| dir.set_modified(SystemTime::now()));
+}
+
+impl Host {
+    /// The template for a machine from its image, made now if there is none.
+    pub(super) async fn template(
+        self: &Arc<Self>,
+        plan: &BootPlan,
+    ) -> Result<PathBuf, EngineError> {
+        let key = self.key(plan)?;
+        let place = self.templates.0.join(&key);
+        if unit::open(&place).is_ok() {
+            touch(&place);
+            return Ok(place);
+        }
+        let lock = self.templates.lock(&key).await;
+        let _lock = lock.map_err(EngineError::failed(WHAT))?;
+        if unit::open(&place).is_ok() {
+            return Ok(place);
+        }
+        let fresh = self.templates.0.join(format!("{key}.new"));
+        for old in [&fresh, &place] {
+            // Of somebody who was killed, or damaged.
+            let _ = std::fs::remove_dir_all(old);
+        }
+        std::fs::create_dir(&fresh).map_err(EngineError::failed(WHAT))?;
+        let made = self.make_template(plan, &fresh).await;
+        if let Err(error) = made {
+            let _ = std::fs::remove_dir_all(&fresh);
+            return Err(error);
+        }
+        std::fs::rename(&fresh, &place).map_err(EngineError::failed(WHAT))?;
+        Templates::tidy(&self.templates.0);
+        Ok(place)
+    }
+
+    /// All that a template depends on.
+    fn key(&self, plan: &BootPlan) -> Result<String, EngineError> {
+        let root = std::fs::metadata(&plan.root);
+        let root = root.map_err(|error| EngineError::Image(error.to_string()))?;
+        let resources = &plan.spec.resources;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(INIT);
+        let facts = format!(
+            "{FORMAT} {} {} {} {} {} {} {} {} {}",
+            self.version,
+            plan.root.display(),
+            root.ino(),
+            root.size(),
+            root.mtime_nsec(),
+            resources.memory_mib,
+            resources.disk_mib,
+            self.processors(resources),
+            self.network.mtu(),
+        );
+        hasher.update(facts.as_bytes());
+        Ok(hasher.finalize().to_hex()[..32].to_owned())
+    }
+
+    async fn make_template(
+        self: &Arc<Self>,
+        plan: &BootPlan,
+        into: &Path,
+    ) -> Result<(), EngineError> {
+        let start = Start { host: self, plan };
+        // It reaches nothing: nobody's code runs in it.
+        let network = Policy { internet: false, ..Policy::default() };
+        let owner = Owner { sandbox: None, network };
+        let mut machine = start.make(Begin::Kernel, owner, || true).await?;
+        let saved = rest_and_save(&mut machine, into).await;
+        let killed = machine.destroy().await;
+        saved?;
+        killed
+    }
+}
+
+async fn rest_and_save(machine: &mut MicrovmMachine, into: &Path) -> Result<(), EngineError> {
+    let channel = machine.channel();
+    let rested = async {
+        let guest = Guest::connect(channel, BOOT_MAX).await?;
+        guest.rest().await
+    };
+    let rested = tokio::select! {
+        rested = rested => rested.map_err(EngineError::failed(WHAT)),
+        reason = machine.exited() => Err(EngineError::failed(WHAT)(reason)),
+    };
+    rested?;
+    machine.pause().await?;
+    machine.save_whole(into).await.map(drop)
+}

@@ -1,0 +1,48 @@
+//! gVisor under test: how it is installed, and what is particular to it.
+
+mod connections;
+mod crashes;
+mod particular;
+mod resources;
+mod shells;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use torpor_engines::gvisor::{Gvisor, GvisorConfig, purge};
+use torpor_lifecycle::engine::{Engine, EngineError};
+
+use crate::world::{Installation, Settings, keeper_command, unfit};
+
+const RUNSC: &str = "/usr/bin/runsc";
+
+pub(crate) struct Installed;
+
+impl Installed {
+    pub(crate) fn new() -> Self {
+        Self
+    }
+}
+
+fn config(settings: &Settings) -> GvisorConfig {
+    let Settings { runtime_dir, scratch_dir, tag, shells, guard } = settings.clone();
+    let runsc = PathBuf::from(RUNSC);
+    let keeper_command = keeper_command();
+    GvisorConfig { runsc, runtime_dir, scratch_dir, tag, keeper_command, shells, guard }
+}
+
+#[async_trait]
+impl Installation for Installed {
+    fn unfit(&self) -> Option<String> {
+        unfit(&[RUNSC, "/usr/bin/mkfs.erofs"])
+    }
+
+    async fn open(&self, settings: &Settings) -> Result<Arc<dyn Engine>, EngineError> {
+        Ok(Arc::new(Gvisor::open(config(settings)).await?))
+    }
+
+    async fn purge(&self, settings: &Settings) -> Result<(), EngineError> {
+        purge(&config(settings)).await.map(drop)
+    }
+}

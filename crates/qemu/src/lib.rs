@@ -1,0 +1,18 @@
+//! QEMU as a part of an engine, and nothing of the engine.
+//!
+//! ```text
+//!   build      which QEMU is here and whether it will do
+//!   line       its command line: one profile for boot and restore
+//!   jail       starts it without rights, in its own namespaces
+//!   monitor    its control socket (QMP)
+//!   memory     the guest's pages: which were written, copying them out and in
+//!   unit       memory, device state and disk of one moment, bound as one
+//! ```
+
+pub mod build;
+pub mod jail;
+pub mod line;
+pub mod memory;
+pub mod monitor;
+mod tick;
+pub mod unit;
