@@ -15,6 +15,15 @@ const PROGRAMS: [(&str, &str, &str); 2] = [
     ("torpor-init", "TORPOR_INIT", "TORPOR_INIT_FILE"),
 ];
 
+/// How they are built.
+const FLAGS: [&str; 3] = [
+    "-C target-feature=+crt-static",
+    // At a fixed place: a table of all that would have to be moved is a twentieth of the program.
+    "-C relocation-model=static",
+    // Nobody unwinds, a panic ends them, so nobody looks into the index of what would be unwound.
+    "-C link-arg=-Wl,--no-eh-frame-hdr",
+];
+
 fn main() {
     let workspace = PathBuf::from(var("CARGO_MANIFEST_DIR")).join("../..");
     for input in ["agent", "init", "protocol"] {
@@ -53,8 +62,7 @@ fn build(workspace: &Path, programs: &[&str]) -> PathBuf {
         // Set by `cargo clippy`: it would check the programs instead of building them.
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .env_remove("RUSTC_WRAPPER")
-        // At a fixed place: a table of all that would have to be moved is a twentieth of the program.
-        .env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static")
+        .env("RUSTFLAGS", FLAGS.join(" "))
         .status()
         .expect("cargo, which runs this script, can be started");
     let files = PROGRAMS.map(|(.., file)| file).join(" and ");

@@ -33,13 +33,20 @@ fn crates_depend_only_on_what_the_architecture_allows() {
         ("protocol", vec![]),
         ("agent", vec!["protocol"]),
         ("lifecycle", vec!["agent", "lifecycle", "protocol"]),
-        ("engines", vec!["lifecycle", "protocol"]),
+        ("ext4", vec![]),
+        ("init", vec![]),
+        ("kernel", vec![]),
+        ("qemu", vec![]),
+        ("engines", vec!["ext4", "kernel", "lifecycle", "protocol", "qemu"]),
         ("store", vec!["lifecycle", "protocol"]),
         ("proxy", vec!["lifecycle", "protocol"]),
         ("egress", vec!["lifecycle", "protocol"]),
-        ("daemon", vec!["egress", "engines", "lifecycle", "protocol", "proxy", "store"]),
+        (
+            "daemon",
+            vec!["egress", "engines", "kernel", "lifecycle", "protocol", "proxy", "qemu", "store"],
+        ),
         ("dialects", vec!["daemon", "lifecycle", "protocol", "store"]),
-        ("cli", vec!["daemon", "dialects", "engines", "lifecycle", "protocol", "store"]),
+        ("cli", vec!["daemon", "dialects", "engines", "kernel", "lifecycle", "protocol", "store"]),
     ];
     for (name, allowed) in allowed {
         let manifest =

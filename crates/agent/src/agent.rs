@@ -101,6 +101,9 @@ const HANDED_DOWN: CapabilitySet = CapabilitySet::AUDIT_WRITE
     .union(CapabilitySet::FSETID)
     .union(CapabilitySet::KILL)
     .union(CapabilitySet::NET_BIND_SERVICE)
+    // Where an engine gives it: the kernel refuses to execute a program that is marked for more than
+    // it can have, and many a `ping` is marked so.
+    .union(CapabilitySet::NET_RAW)
     .union(CapabilitySet::SETFCAP)
     .union(CapabilitySet::SETGID)
     .union(CapabilitySet::SETPCAP)

@@ -102,18 +102,26 @@ fn name_boot(boot: &str) -> io::Result<()> {
 
 /// The kernel's own boot id is part of what is saved, so forks would share it: ours is mounted over
 /// it, as a directory, because a kernel that saves itself takes no file. One that has more to tell
-/// there is left alone.
+/// there is another kernel, and takes one.
 fn cover_kernels_boot(boot: &str) -> io::Result<()> {
     let (ours, kernels) = (Path::new(OURS_IN_RUN).join("random"), Path::new(KERNELS_RANDOM));
     let entries = fs::read_dir(kernels)?.collect::<io::Result<Vec<_>>>()?;
-    if entries.iter().any(|entry| entry.file_name() != "boot_id") {
+    let alone = entries.iter().all(|entry| entry.file_name() == "boot_id");
+    fs::create_dir_all(&ours)?;
+    let (text, file) = (format!("{boot}\n"), ours.join("boot_id"));
+    if alone {
+        write(&file, &text)?;
+    } else {
+        // In place, for it may be mounted already.
+        fs::write(&file, &text)?;
+    }
+    if fs::read_to_string(kernels.join("boot_id"))? == text {
         return Ok(());
     }
-    fs::create_dir_all(&ours)?;
-    let text = format!("{boot}\n");
-    write(&ours.join("boot_id"), &text)?;
-    if fs::read_to_string(kernels.join("boot_id"))? != text {
+    if alone {
         rustix::mount::mount_bind(&ours, kernels)?;
+    } else {
+        rustix::mount::mount_bind(&file, kernels.join("boot_id"))?;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
 //! The command line of Torpor: a client of the public HTTP API, plus the verbs that make this
-//! computer a host (`serve`, `doctor`, `purge`).
+//! computer a host (`serve`, `doctor`, `kernel`, `purge`).
 //!
 //! ```text
 //!   main ─▶ commands (one file a verb) ─▶ client ─▶ daemon

@@ -283,7 +283,8 @@ impl<D: ReadAt> Walk<'_, D> {
                 return Err(damaged(format!("there are two of {path}")));
             }
             let kind = match (firsts[index], &node.kind) {
-                (None, kind) | (Some(_), kind @ Kind::Removed) => kind.clone(),
+                // A layer has no sockets, so nothing in it can be a link to one.
+                (None, kind) | (Some(_), kind @ (Kind::Removed | Kind::Socket)) => kind.clone(),
                 (Some(first), _) => {
                     let to = entries[first].path.clone();
                     self.count.text(to.len())?;

@@ -10,6 +10,7 @@
 //! It has read nothing that a guest could have written when it fails, so a failure is the host's or
 //! the image's: it says why to the kernel's log and the console, and ends the machine.
 
+mod devices;
 mod failure;
 mod modules;
 mod network;
@@ -23,9 +24,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
-use std::thread::sleep;
-use std::time::Duration;
 
+use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit};
 use rustix::system::RebootCommand;
 
@@ -33,19 +33,12 @@ use failure::{Failure, Told};
 
 /// Where every root has its agent.
 const AGENT: &str = "/.torpor/agent";
-/// What leads to the host: the first port of the first serial device.
-const PORT: &str = "/dev/vport0p1";
 /// What programs find programs with.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// What the machine is called until the agent is told its name.
 const HOSTNAME: &[u8] = b"sandbox";
 /// Open files of one process, as with other engines.
 const OPEN_FILES: u64 = 65_536;
-/// How often to look whether a device is there.
-const DEVICE_PAUSE: Duration = Duration::from_millis(2);
-/// How often at most: half a minute, for an emulated machine on a busy host.
-const DEVICE_LOOKS: u32 = 15_000;
-
 fn main() {
     let Err(failed) = begin();
     tell(&failed);
@@ -55,6 +48,7 @@ fn main() {
 }
 
 fn begin() -> Result<Infallible, Failure> {
+    rustix::process::umask(Mode::from_raw_mode(0o022));
     own::mount_first()?;
     let settings = std::fs::read_to_string("/proc/cmdline").told("cannot read /proc/cmdline")?;
     modules::load(Path::new("/modules"))?;
@@ -86,27 +80,15 @@ fn become_agent(port: OwnedFd, log: Option<File>) -> Result<Infallible, Failure>
     Err(agent.exec()).told("cannot start the agent")
 }
 
-/// What leads to the host, once it is there.
+/// What leads to the host.
 fn port() -> Result<OwnedFd, Failure> {
-    wait_for(PORT)?;
-    let port = OpenOptions::new().read(true).write(true).open(PORT);
+    let port = OpenOptions::new().read(true).write(true).open(devices::port()?);
     Ok(port.told("cannot open the port to the host")?.into())
 }
 
 /// Where the agent says what nobody else shall hear.
 fn log() -> Option<File> {
     OpenOptions::new().write(true).open("/dev/kmsg").ok()
-}
-
-/// Waits until a device is there.
-fn wait_for(device: &str) -> Result<(), Failure> {
-    for _ in 0..DEVICE_LOOKS {
-        if Path::new(device).exists() {
-            return Ok(());
-        }
-        sleep(DEVICE_PAUSE);
-    }
-    Err(Failure::new(format!("there is no {device}")))
 }
 
 /// Tells whoever may look for it. There may be no console, and after `enter` there is no log.

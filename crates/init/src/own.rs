@@ -26,9 +26,10 @@ struct Kernels {
 const PLAIN: MountFlags = MountFlags::NOSUID.union(MountFlags::NOEXEC).union(MountFlags::NODEV);
 
 /// What this program needs itself.
-const FIRST: [Kernels; 2] = [
+const FIRST: [Kernels; 3] = [
     Kernels { at: "/dev", kind: "devtmpfs", flags: MountFlags::NOSUID, data: None },
     Kernels { at: "/proc", kind: "proc", flags: PLAIN, data: None },
+    Kernels { at: "/sys", kind: "sysfs", flags: PLAIN, data: None },
 ];
 
 /// What those inside have, in this order.
@@ -78,7 +79,7 @@ const LINKS: [(&str, &str); 5] = [
 
 /// Settings below /proc/sys, where the kernel has them.
 const SETTINGS: [(&str, &str); 3] = [
-    // Everybody may ping: that takes no raw socket, for which nobody has the right.
+    // Everybody may ping, also with an image that lost the right of its program to raw sockets.
     ("net/ipv4/ping_group_range", "0 2147483647"),
     // The network has no routes for it, and a card that looks for them wakes the host.
     ("net/ipv6/conf/eth0/disable_ipv6", "1"),

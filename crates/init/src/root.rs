@@ -13,14 +13,12 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::failure::{Failure, Told};
-use crate::{own, wait_for};
+use crate::{devices, own};
 
 /// Where the root is until it is the root.
 pub(crate) const NEW: &str = "/new";
 const IMAGE: &str = "/image";
 const DISK: &str = "/disk";
-const IMAGE_DEVICE: &str = "/dev/vda";
-const DISK_DEVICE: &str = "/dev/vdb";
 /// On the disk: what is over the image, and what the kernel needs to change it as a whole.
 const UPPER: &str = "/disk/upper";
 const WORK: &str = "/disk/work";
@@ -31,12 +29,11 @@ pub(crate) fn mount() -> Result<(), Failure> {
     for directory in [IMAGE, DISK, NEW] {
         own::make_dir(Path::new(directory))?;
     }
-    wait_for(IMAGE_DEVICE)?;
-    rustix::mount::mount(IMAGE_DEVICE, IMAGE, "erofs", MountFlags::RDONLY, None)
+    let (image, disk) = devices::disks()?;
+    rustix::mount::mount(&image, IMAGE, "erofs", MountFlags::RDONLY, None)
         .told("cannot mount the image")?;
-    wait_for(DISK_DEVICE)?;
     // What the guest removes is room on the host again.
-    rustix::mount::mount(DISK_DEVICE, DISK, "ext4", MountFlags::NOATIME, c"discard")
+    rustix::mount::mount(&disk, DISK, "ext4", MountFlags::NOATIME, c"discard")
         .told("cannot mount the disk")?;
     prepare_upper().told("cannot prepare the disk")?;
     rustix::mount::mount("overlay", NEW, "overlay", MountFlags::NOATIME, OVERLAY)

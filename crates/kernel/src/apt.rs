@@ -55,6 +55,7 @@ pub async fn fetch(
     if let Some(kernel) = known {
         return Ok(kernel);
     }
+    shelf::check_place(kernels)?;
     let dir = workplace().map_err(failed("make a directory for the download"))?;
     let path = download(&package, dir.path(), progress).await?;
     progress(&format!("preparing {}", package.name));

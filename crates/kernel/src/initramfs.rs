@@ -99,8 +99,15 @@ impl Archive {
 mod tests {
     use super::*;
 
-    /// Mode, device and data of everything in an archive, by name, as the kernel reads it.
-    fn entries(mut archive: &[u8]) -> Vec<(String, u32, (u32, u32), Vec<u8>)> {
+    struct Entry {
+        name: String,
+        mode: u32,
+        device: (u32, u32),
+        data: Vec<u8>,
+    }
+
+    /// Everything in an archive, as the kernel reads it.
+    fn entries(mut archive: &[u8]) -> Vec<Entry> {
         let mut entries = Vec::new();
         loop {
             let field = |at: usize| {
@@ -116,7 +123,7 @@ mod tests {
                 return entries;
             }
             let data = archive[at..at + size].to_vec();
-            entries.push((name, field(1), (field(9), field(10)), data));
+            entries.push(Entry { name, mode: field(1), device: (field(9), field(10)), data });
             archive = &archive[(at + size).next_multiple_of(4)..];
         }
     }
@@ -136,17 +143,17 @@ mod tests {
         let archive = initramfs(&kernel(dir.path()), b"program").unwrap();
         assert_eq!(archive.len() % BLOCK, 0);
         let entries = entries(&archive);
-        let find = |name: &str| entries.iter().find(|entry| entry.0 == name).unwrap();
-        assert_eq!(find("init").1, 0o100_755);
-        assert_eq!(find("init").3, b"program");
-        assert_eq!(find("modules/00-a.ko").3, b"first");
-        assert_eq!(find("modules/01-b.ko").3, b"second");
-        assert_eq!((find("dev/console").1, find("dev/console").2), (0o020_600, (5, 1)));
+        let find = |name: &str| entries.iter().find(|entry| entry.name == name).unwrap();
+        assert_eq!(find("init").mode, 0o100_755);
+        assert_eq!(find("init").data, b"program");
+        assert_eq!(find("modules/00-a.ko").data, b"first");
+        assert_eq!(find("modules/01-b.ko").data, b"second");
+        assert_eq!((find("dev/console").mode, find("dev/console").device), (0o020_600, (5, 1)));
         for directory in ["dev", "proc", "sys", "root", "disk", "newroot", "modules"] {
-            assert_eq!(find(directory).1, 0o040_755, "{directory}");
+            assert_eq!(find(directory).mode, 0o040_755, "{directory}");
         }
         // A file whose directory comes later is dropped by the kernel.
-        let at = |name: &str| entries.iter().position(|entry| entry.0 == name).unwrap();
+        let at = |name: &str| entries.iter().position(|entry| entry.name == name).unwrap();
         assert!(at("dev") < at("dev/console") && at("modules") < at("modules/00-a.ko"));
     }
 

@@ -94,9 +94,17 @@ impl KernelError {
                  --vmlinux FILE --modules DIR"
                     .to_owned(),
             ),
+            Self::Failed { source, .. } if is_denied(source.as_ref()) => {
+                Some("run it as root, as the daemon".to_owned())
+            }
             Self::Unfit { .. } | Self::Busy(_) | Self::Failed { .. } => None,
         }
     }
+}
+
+fn is_denied(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    let error = error.downcast_ref::<std::io::Error>();
+    error.is_some_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
 pub(crate) fn unfit(what: impl Into<String>, why: impl Into<String>) -> KernelError {

@@ -125,6 +125,13 @@ pub(crate) fn of_package(kernels: &Path, sha256: &str) -> Option<Kernel> {
     Some(kernel(&dir, &record))
 }
 
+/// Whether a kernel could be put there: known before the long part of the work is done.
+pub(crate) fn check_place(kernels: &Path) -> Result<(), KernelError> {
+    make_dir(kernels, 0o700)
+        .map_err(failed(format!("make the directory {}", kernels.display())))?;
+    lock(kernels).map(drop)
+}
+
 /// Puts a kernel under its release; one of the same release is replaced.
 pub(crate) fn put(kernels: &Path, draft: Draft) -> Result<Kernel, KernelError> {
     let action = || failed(format!("write the kernel {}", draft.release));

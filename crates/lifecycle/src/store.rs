@@ -256,13 +256,18 @@ pub struct Manifest {
     #[serde(flatten)]
     pub about: SaveAbout,
     pub files: Vec<SavedFile>,
+    /// What its files took on disk when they were written, if holes make it less than their lengths.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_bytes: Option<u64>,
 }
 
 impl Manifest {
     pub const FORMAT: u32 = 1;
 
+    /// Bytes on disk, also of files that other saves have too.
     pub fn size_bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.bytes).sum()
+        let lengths = || self.files.iter().map(|file| file.bytes).sum();
+        self.stored_bytes.unwrap_or_else(lengths)
     }
 }
 

@@ -10,12 +10,12 @@
 //!   nothing that can be written except what is listed so: its sockets were made for it;
 //! - it is the first process of its own process namespace, alone in its network (which has not even
 //!   a loopback that is up), ipc and host name;
-//! - of the starter's descriptors it has stderr, the sockets and its network card's other end.
+//! - of the starter's descriptors it has stderr, the sockets, its network card's other end and KVM.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -76,7 +76,6 @@ pub struct Jail {
     pub arguments: Vec<String>,
     pub user: u32,
     pub group: u32,
-    /// The group of /dev/kvm need not be among them.
     pub more_groups: Vec<u32>,
     /// An empty directory; jails may share it.
     pub root: PathBuf,
@@ -85,6 +84,7 @@ pub struct Jail {
     pub run: PathBuf,
     /// The network card's other end, a character device.
     pub tap: Option<PathBuf>,
+    /// Opened for QEMU, which needs no right to it.
     pub kvm: bool,
     /// QEMU's number as the starter sees it. Whole when the starter has ended well.
     pub pid_file: PathBuf,
@@ -102,6 +102,7 @@ pub fn start(description: &Path) -> io::Result<()> {
 /// What QEMU is given of the starter's descriptors.
 struct Given {
     tap: Option<OwnedFd>,
+    kvm: Option<OwnedFd>,
     monitor: OwnedFd,
     agent: OwnedFd,
 }
@@ -117,7 +118,7 @@ impl Jail {
         let mut pid_file = File::create(&self.pid_file)
             .map_err(|error| context(&error, "create", &self.pid_file))?;
         let given = self.given()?;
-        let groups = self.groups()?;
+        let groups: Vec<Gid> = self.more_groups.iter().map(|id| Gid::from_raw(*id)).collect();
         enter_namespaces()?;
         self.build_root()?;
         enter_root(&self.root)?;
@@ -142,36 +143,15 @@ impl Jail {
     }
 
     fn given(&self) -> io::Result<Given> {
-        let tap = match &self.tap {
-            None => None,
-            Some(path) => {
-                let open = OpenOptions::new()
-                    .read(true)
-                    .write(true)
-                    .custom_flags(libc::O_NONBLOCK)
-                    .open(path);
-                Some(open.map_err(|error| context(&error, "open", path))?.into())
-            }
-        };
+        let tap = self.tap.as_deref().map(open_device).transpose()?;
+        let kvm = self.kvm.then(|| open_device(Path::new(KVM))).transpose()?;
         // By a relative name: the name of a socket has room for 108 bytes.
         std::env::set_current_dir(&self.run)
             .map_err(|error| context(&error, "enter", &self.run))?;
         let listen = |name: &str| {
             listen(name).map_err(|error| context(&error, "listen at", &self.run.join(name)))
         };
-        Ok(Given { tap, monitor: listen(MONITOR)?, agent: listen(AGENT)? })
-    }
-
-    fn groups(&self) -> io::Result<Vec<Gid>> {
-        let mut groups: Vec<Gid> = self.more_groups.iter().map(|id| Gid::from_raw(*id)).collect();
-        if self.kvm {
-            let device =
-                fs::metadata(KVM).map_err(|error| context(&error, "look at", KVM.as_ref()))?;
-            if device.gid() != 0 {
-                groups.push(Gid::from_raw(device.gid()));
-            }
-        }
-        Ok(groups)
+        Ok(Given { tap, kvm, monitor: listen(MONITOR)?, agent: listen(AGENT)? })
     }
 
     fn build_root(&self) -> io::Result<()> {
@@ -182,7 +162,7 @@ impl Jail {
             let write = if seen.write { MountFlags::empty() } else { MountFlags::RDONLY };
             self.show(&seen.host, &seen.inside, write | MountFlags::NODEV)?;
         }
-        for device in DEVICES.iter().copied().chain(self.kvm.then_some(KVM)) {
+        for device in DEVICES {
             self.show(Path::new(device), Path::new(device), MountFlags::RDONLY)?;
         }
         Ok(())
@@ -216,6 +196,14 @@ fn below_root(inside: &Path) -> io::Result<&Path> {
         return Err(invalid("a path inside leads elsewhere"));
     }
     Ok(below)
+}
+
+fn open_device(path: &Path) -> io::Result<OwnedFd> {
+    // A device that is not there yet would be waited for.
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+    let device = options.open(path).map_err(|error| context(&error, "open", path))?;
+    Ok(device.into())
 }
 
 /// A socket in the current directory, for root only: whoever connects commands QEMU.
@@ -276,7 +264,7 @@ fn reserve() -> io::Result<Vec<OwnedFd>> {
     let mut taken = Vec::new();
     loop {
         let fd = rustix::io::fcntl_dupfd_cloexec(&null, inside::CARD_FD)?;
-        if fd.as_raw_fd() > inside::AGENT_FD {
+        if fd.as_raw_fd() > inside::LAST_FD {
             taken.push(null.into());
             return Ok(taken);
         }
@@ -289,10 +277,14 @@ fn hand_over(given: &Given) -> io::Result<()> {
     // Out of the way first: one may have the number that another gets.
     let raise = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, HIGH);
     let tap = given.tap.as_ref().map(raise).transpose()?;
+    let kvm = given.kvm.as_ref().map(raise).transpose()?;
     let (monitor, agent) = (raise(&given.monitor)?, raise(&given.agent)?);
     close_on_exec_from(inside::CARD_FD)?;
     if let Some(tap) = &tap {
         put(tap, inside::CARD_FD)?;
+    }
+    if let Some(kvm) = &kvm {
+        put(kvm, inside::KVM_FD)?;
     }
     put(&monitor, inside::MONITOR_FD)?;
     put(&agent, inside::AGENT_FD)
@@ -409,9 +401,9 @@ mod tests {
     #[test]
     fn the_numbers_of_qemus_descriptors_are_taken_before_the_fork() {
         let taken = reserve().unwrap();
-        for number in inside::CARD_FD..=inside::AGENT_FD {
+        for number in inside::CARD_FD..=inside::LAST_FD {
             assert!(Path::new(&format!("/proc/self/fd/{number}")).exists(), "{number}");
         }
-        assert!(taken.len() <= 4, "{taken:?}");
+        assert!(taken.len() <= 5, "{taken:?}");
     }
 }

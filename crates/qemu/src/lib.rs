@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   build      which QEMU is here and whether it will do
+//!   tick       how fast the processor's counter ticks, for emulated guests
 //!   line       its command line: one profile for boot and restore
 //!   jail       starts it without rights, in its own namespaces
 //!   monitor    its control socket (QMP)

@@ -26,11 +26,17 @@ pub mod inside {
     pub const MONITOR_FD: i32 = 4;
     /// The listening end of the agent's channel.
     pub const AGENT_FD: i32 = 5;
+    /// KVM; closed where it is not used.
+    pub const KVM_FD: i32 = 6;
+    pub(crate) const LAST_FD: i32 = KVM_FD;
 }
 
 /// Translated code that an emulating QEMU keeps, in MiB: the default is a gigabyte for each machine,
 /// and a busy guest fills what it gets.
 const TRANSLATED_MIB: u32 = 32;
+
+/// QEMU's name for the descriptor of KVM. The monitor lends others.
+const KVM_SET: u32 = 2;
 
 /// No new programs, no new rights, no old system calls.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
@@ -45,6 +51,13 @@ const REVIVE: [&str; 5] =
 const NOT_AT_BOOT: &str = "cryptomgr.notests initcall_blacklist=load_system_certificate_list,\
                            bpf_tcp_ca_kfunc_init,jent_mod_init,bpf_dummy_struct_ops_init,\
                            crypto_kdf108_init,init_encrypted";
+
+/// The last of the machine's eight places, where devices go that name none. In the first one a
+/// disk never answers.
+const AGENT_PLACE: u8 = 7;
+const ROOT_PLACE: u8 = 6;
+const DISK_PLACE: u8 = 5;
+const CARD_PLACE: u8 = 4;
 
 /// How a machine begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,7 +118,7 @@ impl Line {
     fn machine(&self) -> Vec<String> {
         let Self { memory_mib, cpus, accel, .. } = self;
         let accel = match accel {
-            Accel::Kvm => "kvm".to_owned(),
+            Accel::Kvm => format!("kvm,device=/dev/fdset/{KVM_SET}"),
             Accel::Tcg => format!("tcg,tb-size={TRANSLATED_MIB}"),
         };
         // Private, and opened for reading: neither the guest nor QEMU can change the file.
@@ -116,9 +129,14 @@ impl Line {
         );
         let mut line = words(["-nodefaults", "-no-user-config", "-display", "none"]);
         line.extend(words(["-sandbox", SANDBOX, "-no-reboot"]));
-        line.extend(words(["-machine", "microvm,memory-backend=memory,isa-serial=off"]));
+        // What is not used: a serial port, and programs for other firmware.
+        let machine = "microvm,memory-backend=memory,isa-serial=off,x-option-roms=off";
+        line.extend(words(["-machine", machine]));
         // The firmware that the machine would take by itself hangs with such kernels.
         line.extend(words(["-L", inside::FIRMWARES, "-bios", "qboot.rom"]));
+        if self.accel == Accel::Kvm {
+            line.extend(["-add-fd".to_owned(), format!("fd={},set={KVM_SET}", inside::KVM_FD)]);
+        }
         line.extend(["-accel".to_owned(), accel]);
         line.extend(words(["-cpu", cpu_model(self.accel)]));
         line.extend([
@@ -153,13 +171,13 @@ impl Card {
             "-netdev".to_owned(),
             format!("tap,id=network,fd={}", inside::CARD_FD),
             "-device".to_owned(),
-            format!("virtio-net-device,netdev=network,mac={mac},bus=virtio-mmio-bus.3"),
+            format!("virtio-net-device,netdev=network,mac={mac},bus=virtio-mmio-bus.{CARD_PLACE}"),
         ]
     }
 }
 
-/// Each in a place of its own, so that the card's absence moves nothing. The guest finds them in the
-/// order of their places, and by their serial numbers.
+/// Each in a place of its own, so that the card's absence moves nothing. Kernels find what is in the
+/// last place first: that makes the agent's port `vport0p1`, the image `vda` and the disk `vdb`.
 fn devices() -> Vec<String> {
     let socket = |id, fd| format!("socket,id={id},fd={fd},server=on,wait=off");
     let file = |id: &str, path: &str, more: &str| {
@@ -177,16 +195,17 @@ fn devices() -> Vec<String> {
     );
     let block =
         |id, place| format!("virtio-blk-device,drive={id},serial={id},bus=virtio-mmio-bus.{place}");
+    let ports = format!("virtio-serial-device,max_ports=2,bus=virtio-mmio-bus.{AGENT_PLACE}");
     [
         ("-chardev", socket("monitor", inside::MONITOR_FD)),
         ("-mon", "chardev=monitor,mode=control".to_owned()),
-        ("-blockdev", root),
-        ("-device", block("root", 0)),
-        ("-blockdev", disk),
-        ("-device", block("disk", 1)),
         ("-chardev", socket("agent", inside::AGENT_FD)),
-        ("-device", "virtio-serial-device,max_ports=2,bus=virtio-mmio-bus.2".to_owned()),
+        ("-device", ports),
         ("-device", "virtserialport,chardev=agent,name=agent".to_owned()),
+        ("-blockdev", root),
+        ("-device", block("root", ROOT_PLACE)),
+        ("-blockdev", disk),
+        ("-device", block("disk", DISK_PLACE)),
     ]
     .into_iter()
     .flat_map(|(option, value)| [option.to_owned(), value])
@@ -248,6 +267,32 @@ mod tests {
         for never in ["acpi=off", "console=", " -serial", " -monitor", "isa-serial=on", "vhost"] {
             assert!(!all.contains(never), "{never}");
         }
+    }
+
+    #[test]
+    fn the_guest_finds_agent_image_and_disk_in_this_order() {
+        let line = line(Accel::Tcg, BOOT);
+        let place = |part: &str| -> u8 {
+            let devices = values(&line, "-device");
+            let device = devices.into_iter().find(|device| device.starts_with(part)).unwrap();
+            device.rsplit_once("virtio-mmio-bus.").unwrap().1.parse().unwrap()
+        };
+        let order =
+            ["virtio-serial", "virtio-blk-device,drive=root,", "virtio-blk-device,drive=disk,"];
+        let mut places = order.map(place).to_vec();
+        places.push(place("virtio-net"));
+        assert!(places.is_sorted_by(|one, next| one > next), "{places:?}");
+        assert!(!places.contains(&0), "a disk in the first place never answers");
+    }
+
+    #[test]
+    fn kvm_is_used_through_a_descriptor() {
+        let native = line(Accel::Kvm, Origin::Revive);
+        assert_eq!(values(&native, "-add-fd"), ["fd=6,set=2"]);
+        assert_eq!(values(&native, "-accel"), ["kvm,device=/dev/fdset/2"]);
+        let emulated = line(Accel::Tcg, Origin::Revive);
+        assert!(values(&emulated, "-add-fd").is_empty());
+        assert_eq!(values(&emulated, "-accel"), ["tcg,tb-size=32"]);
     }
 
     #[test]

@@ -30,11 +30,15 @@ pub(super) fn clock(now_us: u64) -> io::Result<()> {
     let now = Duration::from_micros(now_us);
     let clock = rustix::time::clock_gettime(ClockId::Realtime);
     let clock = Duration::try_from(clock).unwrap_or_default();
-    if now.abs_diff(clock) <= OFF {
+    if !is_off(now, clock) {
         return Ok(());
     }
     let now = Timespec::try_from(now).map_err(|_| io::ErrorKind::InvalidInput)?;
     Ok(rustix::time::clock_settime(ClockId::Realtime, now)?)
+}
+
+fn is_off(now: Duration, clock: Duration) -> bool {
+    now.abs_diff(clock) > OFF
 }
 
 /// Whoever asks the kernel for randomness from now on gets what depends on `entropy`.
@@ -53,4 +57,19 @@ pub(super) fn randomness(entropy: &str) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_is_off_both_ways_and_by_more_than_it_takes_to_set_it() {
+        let now = Duration::from_secs(1_800_000_000);
+        for right in [now, now + OFF, now - OFF] {
+            assert!(!is_off(now, right));
+        }
+        let more = OFF + Duration::from_micros(1);
+        assert!(is_off(now, now + more) && is_off(now, now - more));
+    }
 }

@@ -72,6 +72,21 @@ impl Daemon {
         daemon
     }
 
+    /// A machine whose agent has a line of bytes instead of a packet socket; and the host's end of it.
+    pub(crate) fn with_line(mut command: Command) -> (Self, OwnedFd) {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let (ours, theirs) =
+            rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let line = ours.try_clone().unwrap();
+        // The agent's own way of carrying packets, from the other end.
+        let packets = torpor_agent::packets(ours).unwrap();
+        let timeout = rustix::net::sockopt::Timeout::Recv;
+        rustix::net::sockopt::set_socket_timeout(&packets, timeout, Some(PATIENCE)).unwrap();
+        let mut daemon = Self::over(packets);
+        daemon.machine = Some(command.stdin(theirs).spawn().unwrap());
+        (daemon, line)
+    }
+
     /// Lets the agent of a machine stand still while `meanwhile` happens, like a frozen one.
     pub(crate) fn frozen(&mut self, meanwhile: impl FnOnce(&mut Self)) {
         let parent = self.machine.as_ref().expect("only a machine can be frozen").id();

@@ -9,6 +9,11 @@ use crate::client::{Daemon, command, env, eventually, sh};
 /// Something like a machine: own processes, own hostname, own /etc, /run and /usr/local/share, and
 /// the agent at /run/bin/sudo too, which `user` may use and `stranger` may not; none without root.
 pub(crate) fn machine() -> Option<Daemon> {
+    Some(Daemon::with_machine(machine_command(":")?))
+}
+
+/// The same, not started yet; `before` is done in it first.
+pub(crate) fn machine_command(before: &str) -> Option<Command> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped, because only root can make a machine");
         return None;
@@ -19,11 +24,12 @@ pub(crate) fn machine() -> Option<Daemon> {
         printf 'stranger:x:1001:1001::/tmp:/bin/sh\\n' >> passwd && \\
         printf 'sudo:x:27:user\\n' > group && \\
         mkdir /run/bin && cp \"$0\" /run/bin/sudo && chmod -R 755 /run/bin && \\
-        ln -s /run/elsewhere resolv.conf && exec \"$0\"";
+        ln -s /run/elsewhere resolv.conf";
+    let script = format!("{script} && {{ {before}; }} && exec \"$0\"");
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--kill-child", "--uts", "--mount", "--mount-proc"]);
-    command.args(["sh", "-c", script, env!("CARGO_BIN_EXE_torpor-agent")]);
-    Some(Daemon::with_machine(command))
+    command.args(["sh", "-c", &script, env!("CARGO_BIN_EXE_torpor-agent")]);
+    Some(command)
 }
 
 pub(crate) fn identity(hostname: &str) -> Identity {
@@ -55,7 +61,9 @@ fn a_machine_becomes_who_it_is_told_to_be() {
 #[test]
 fn a_fork_gets_names_of_its_own_and_a_waker_keeps_them() {
     let Some(mut daemon) = machine() else { return };
-    let names = sh("stat -c '%U %a' /run/torpor/boot_id; cat /run/torpor/boot_id /etc/machine-id");
+    let names =
+        sh("stat -c '%U %a' /run/torpor/boot_id; cat /run/torpor/boot_id /etc/machine-id; \
+         cat /proc/sys/kernel/random/boot_id");
     let mut boots = [
         Some("01234567-89ab-4cde-8f01-23456789abcd"),
         None,
@@ -70,7 +78,7 @@ fn a_fork_gets_names_of_its_own_and_a_waker_keeps_them() {
     boots[1] = boots[0];
     for (boot, shown) in boots.iter().flatten().zip(&mut shown) {
         let boot = boot.to_lowercase();
-        assert_eq!(*shown, format!("root 644\n{boot}\n{}\n", boot.replace('-', "")));
+        assert_eq!(*shown, format!("root 644\n{boot}\n{}\n{boot}\n", boot.replace('-', "")));
     }
 }
 

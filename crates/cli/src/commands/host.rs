@@ -78,7 +78,7 @@ pub(super) fn failed(error: &ServeError) -> Error {
     Error::Failed { message: chain(error), hint }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut causes = Vec::new();
     let mut inner = error.source();
     while let Some(source) = inner {

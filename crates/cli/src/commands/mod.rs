@@ -19,6 +19,7 @@ mod image;
 mod inspect;
 mod jail;
 mod keeper;
+mod kernel;
 mod key;
 mod kill;
 mod log;
@@ -136,6 +137,7 @@ enum Command {
     Secret(secret::Secret),
     Egress(egress::Egress),
     Key(key::Key),
+    Kernel(kernel::Kernel),
     Bench(bench::Bench),
     Completions(completions::Completions),
     Version(version::Version),
@@ -186,6 +188,7 @@ impl Cli {
             Command::Egress(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Key(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Bench(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Kernel(verb) => verb.run(),
             Command::Completions(verb) => verb.run(),
             Command::Purge(verb) => verb.run(),
             Command::Keeper(verb) => verb.run(),

@@ -41,6 +41,22 @@ fn nested_keys_have_variables_of_their_own() {
 }
 
 #[test]
+fn the_engine_is_chosen_by_name_and_never_emulates_unasked() {
+    let config = with("[engine]\nkind = 'microvm'", &[], Overrides::default()).unwrap();
+    assert_eq!((config.engine.kind, config.engine.emulate), (EngineKind::Microvm, false));
+    let variables = [
+        ("TORPOR_ENGINE_KIND", "microvm"),
+        ("TORPOR_ENGINE_EMULATE", "true"),
+        ("TORPOR_ENGINE_QEMU_PATH", "/opt/qemu"),
+    ];
+    let config = with("", &variables, Overrides::default()).unwrap();
+    assert_eq!((config.engine.kind, config.engine.emulate), (EngineKind::Microvm, true));
+    assert_eq!(config.engine.qemu_path.as_deref(), Some(Path::new("/opt/qemu")));
+    let error = with("[engine]\nkind = 'firecracker'", &[], Overrides::default()).unwrap_err();
+    assert!(error.to_string().contains("microvm"), "{error}");
+}
+
+#[test]
 fn an_unknown_key_is_refused_by_name() {
     for toml in ["liste = 'x'", "[engine]\nrunsc_pth = '/x'", "[defaults]\nmemory = 3"] {
         let error = with(toml, &[], Overrides::default()).unwrap_err().to_string();

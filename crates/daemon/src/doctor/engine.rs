@@ -6,6 +6,7 @@ use std::io;
 
 use torpor_engines::probe::kvm::Kvm;
 use torpor_engines::probe::{Finding, Verdict};
+use torpor_kernel::{Kernel, KernelError};
 use torpor_lifecycle::chain;
 use torpor_qemu::build::{Accel, Build, BuildError};
 use torpor_store::Layout;
@@ -30,10 +31,7 @@ pub(super) async fn look(config: &Config) -> Engines {
 async fn judge(config: &EngineConfig, kvm: &Kvm, found: Found) -> Engines {
     let weight = Weight::of(config.kind, kvm);
     let mut findings = vec![device(config, kvm), qemu(weight, &found.qemu)];
-    findings.push(match &found.kernel {
-        Ok(kernel) => fine("kernel", kernel.release.clone()),
-        Err(error) => weight.finding("kernel", chain(error), "get one with `torpor kernel fetch`"),
-    });
+    findings.push(kernel(weight, &found.kernel));
     let chosen = match lean(config, async || kvm.clone()).await {
         Ok(Leaning::Gvisor(reason)) => Ok((Choice::Gvisor, reason)),
         Ok(Leaning::Microvm(_)) => settle(config.kind, found),
@@ -104,14 +102,22 @@ fn qemu(weight: Weight, found: &Result<Build, BuildError>) -> Finding {
     }
 }
 
+fn kernel(weight: Weight, found: &Result<Kernel, KernelError>) -> Finding {
+    match found {
+        Ok(kernel) => fine("kernel", format!("{} for microVMs", kernel.release)),
+        Err(error) => {
+            let hint = error.hint().unwrap_or_else(|| "get one with: torpor kernel fetch".into());
+            weight.finding("kernel", chain(error), &hint)
+        }
+    }
+}
+
 fn warned(name: &'static str, detail: impl Into<String>, remedy: &str) -> Finding {
     Finding { verdict: Verdict::Warn, ..failed(name, detail, remedy) }
 }
 
 #[cfg(test)]
 mod tests {
-    use torpor_kernel::KernelError;
-
     use super::*;
 
     fn config(kind: EngineKind, emulate: bool) -> EngineConfig {

@@ -10,9 +10,6 @@ use torpor_qemu::build::{Accel, Build, BuildError};
 
 use crate::config::{EngineConfig, EngineKind};
 
-/// How to get a kernel.
-const FETCH: &str = "`torpor kernel fetch` gets one";
-
 /// What KVM alone decides.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Leaning {
@@ -88,14 +85,21 @@ pub(crate) fn settle(kind: EngineKind, found: Found) -> Result<(Choice, String),
             return Ok((Choice::Microvm(Box::new(Parts { qemu, kernel })), reason.into()));
         }
         (Err(qemu), Ok(_)) => chain(&qemu),
-        (Ok(_), Err(kernel)) => format!("{} ({FETCH})", chain(&kernel)),
-        (Err(qemu), Err(kernel)) => format!("{}; {} ({FETCH})", chain(&qemu), chain(&kernel)),
+        (Ok(_), Err(kernel)) => with_hint(&kernel),
+        (Err(qemu), Err(kernel)) => format!("{}; {}", chain(&qemu), with_hint(&kernel)),
     };
     match kind {
         EngineKind::Auto | EngineKind::Gvisor => {
             Ok((Choice::Gvisor, format!("KVM works, but not all for microVMs is there: {missing}")))
         }
         EngineKind::Microvm => Err(missing),
+    }
+}
+
+fn with_hint(error: &KernelError) -> String {
+    match error.hint() {
+        Some(hint) => format!("{} ({hint})", chain(error)),
+        None => chain(error),
     }
 }
 

@@ -71,6 +71,11 @@ impl Outside {
         assert_eq!(say(guest, &script).await, "hi");
     }
 
+    /// Whether no connection to it has ended yet, but those that ended well.
+    pub(crate) fn still_open(&self) -> bool {
+        self.ends.try_iter().all(|end| end.is_ok())
+    }
+
     /// How the guest saw its connection end.
     pub(crate) async fn end(&self, guest: &Guest) -> String {
         let reset = self.ends.recv_timeout(PATIENCE).expect("in time").unwrap_err();

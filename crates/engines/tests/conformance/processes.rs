@@ -77,7 +77,7 @@ async fn a_revived_machine_has_its_files_memory_and_processes() {
     assert!(commands.contains(&"sleep") && commands.contains(&"bash"), "{commands:?}");
     for file in std::fs::read_dir(save.path()).unwrap().flatten() {
         let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
-        assert_eq!(mode & 0o777, 0o600, "{file:?}");
+        assert_eq!(mode & 0o137, 0, "nobody else's to read: {file:?}");
     }
     machine.kill().await.unwrap();
 

@@ -139,7 +139,7 @@ pub(crate) fn truth(upper: &Path) -> Vec<Entry> {
         let place = upper.join(OsStr::from_bytes(&path));
         let about = fs::symlink_metadata(&place).unwrap();
         let mut kind = kind(&place, &about);
-        if !matches!(kind, Kind::Removed | Kind::Directory { .. })
+        if !matches!(kind, Kind::Removed | Kind::Socket | Kind::Directory { .. })
             && let Some(to) = firsts.insert(about.ino(), path.clone())
         {
             firsts.insert(about.ino(), to.clone());

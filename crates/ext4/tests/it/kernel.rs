@@ -150,7 +150,9 @@ fn what_linux_stores_in_its_own_ways_reads_as_it_shows_it() {
         let mounted = Mounted::new(|_| {});
         let upper = mounted.upper();
         every_kind(&upper);
-        fs::hard_link(upper.join("symlink-60"), upper.join("symlink-again")).unwrap();
+        for name in ["symlink-60", "socket", "removed", "fifo"] {
+            fs::hard_link(upper.join(name), upper.join(format!("{name}-again"))).unwrap();
+        }
         fs::create_dir(upper.join("indexed")).unwrap();
         for number in 0..5000 {
             fs::write(upper.join(format!("indexed/a-name-that-is-long-{number}")), b"").unwrap();
@@ -160,6 +162,9 @@ fn what_linux_stores_in_its_own_ways_reads_as_it_shows_it() {
         }
         in_odd_ways(&upper);
         let found = mounted.check();
+        assert_eq!(kind_of(&found, "removed-again"), Some(&Kind::Removed));
+        assert_eq!(kind_of(&found, "socket-again"), Some(&Kind::Socket));
+        assert_eq!(kind_of(&found, "fifo-again"), Some(&Kind::HardLink { to: b"fifo".to_vec() }));
         let late = found.iter().find(|entry| entry.path == b"late").unwrap();
         assert_eq!(late.modified_at_ms, 6_000_000_000_987);
         let directory =

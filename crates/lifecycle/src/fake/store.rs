@@ -104,7 +104,8 @@ impl FakeStore {
 
     fn keep(&self, dir: PathBuf, about: SaveAbout) -> Arc<Save> {
         let file = SavedFile { name: "memory".to_owned(), bytes: 7, hash: String::new() };
-        let manifest = Manifest { format: Manifest::FORMAT, about, files: vec![file] };
+        let files = vec![file];
+        let manifest = Manifest { format: Manifest::FORMAT, about, files, stored_bytes: None };
         let id = SaveId::random();
         self.state.lock().saves.insert(id.clone(), (dir.clone(), manifest.clone()));
         Arc::new(Save { id, dir, manifest, guard: Box::new(()) })

@@ -84,16 +84,18 @@ unsafe fn live(fd: RawFd, ready: RawFd, bytes: usize, how: Mapped, writes: &[(u6
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         let at = libc::mmap(ptr::null_mut(), bytes, rights, flags, fd, 0).cast::<u8>();
+        if at.cast() == libc::MAP_FAILED {
+            libc::_exit(1);
+        }
         if how == Mapped::Twice {
             libc::mmap(ptr::null_mut(), page, rights, flags, fd, 0);
         }
         // Pages that are read are in memory, and still the file's.
-        let read = at.read_volatile();
+        let _ = at.read_volatile();
         for (number, byte) in writes {
             ptr::write_bytes(at.add(usize::try_from(*number).unwrap_or(0) * page), *byte, page);
         }
-        let word = if at.cast() == libc::MAP_FAILED { b'-' } else { b'+' | (read & 0) };
-        libc::write(ready, (&raw const word).cast(), 1);
+        libc::write(ready, c"+".as_ptr().cast(), 1);
         loop {
             libc::pause();
         }

@@ -1,5 +1,5 @@
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::FileExt;
 
 use super::guest::{Child, Guest, Mapped};
@@ -162,15 +162,4 @@ fn a_line_of_maps_is_understood_or_refused() {
     for line in ["", "7f25dffff000 rw-p 0 0:0 0", "x-y rw-p 0 0:0 0", "0-1 rw-p 0 00 0"] {
         assert_eq!(Mapping::parse(line.as_bytes()), None, "{line}");
     }
-}
-
-#[test]
-fn a_file_on_another_filesystem_is_found_too() {
-    // A memory filesystem has another device than the temporary directory has, as a rule.
-    let mut file = File::from(
-        rustix::fs::memfd_create("torpor-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
-    );
-    file.write_all(&[7; 4 * PAGE_BYTES]).unwrap();
-    let guest = Guest::new(&file, 4 * PAGE, &[(2, 1)]);
-    assert_eq!(guest.memory.written().unwrap(), [run(2, 1)]);
 }

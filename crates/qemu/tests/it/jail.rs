@@ -6,9 +6,10 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
+use torpor_qemu::build::Accel;
 use torpor_qemu::jail::Jail;
 use torpor_qemu::line::{Origin, inside};
-use torpor_qemu::monitor::MonitorError;
+use torpor_qemu::monitor::{MonitorError, Status};
 
 use crate::machine::{Machine, Place, USER};
 
@@ -106,6 +107,23 @@ async fn a_jailed_qemu_inherits_its_sockets_and_nothing_else() {
         assert!(fd(number).unwrap().to_str().unwrap().starts_with("socket:"), "{number}");
     }
     drop(monitor);
+}
+
+#[tokio::test]
+async fn a_jailed_qemu_uses_kvm_without_a_right_to_it() {
+    if File::options().read(true).write(true).open("/dev/kvm").is_err() {
+        println!("skipped, because there is no KVM here");
+        return;
+    }
+    let Some(place) = Place::find_for(Accel::Kvm).await else { return };
+    // Nothing is executed: that is more than every KVM can do.
+    let machine = place.revive("a", &[0; 1 << 24]);
+    let mut monitor = machine.monitor().await;
+    assert_eq!(monitor.status().await.unwrap(), Status::Waiting);
+    assert!(!machine.proc("root/dev/kvm").exists());
+    let device = fs::read_link(machine.proc(&format!("fd/{}", inside::KVM_FD))).unwrap();
+    assert_eq!(device, Path::new("/dev/kvm"));
+    assert_eq!(machine.status("Groups"), "");
 }
 
 #[tokio::test]

@@ -40,11 +40,15 @@ pub(crate) struct Machine {
 impl Place {
     /// `None` says why on the way.
     pub(crate) async fn find() -> Option<Self> {
+        Self::find_for(Accel::Tcg).await
+    }
+
+    pub(crate) async fn find_for(accel: Accel) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             println!("skipped, because jails are made by root");
             return None;
         }
-        match Build::find(None, Accel::Tcg).await {
+        match Build::find(None, accel).await {
             Ok(build) => Some(Self { directory: tempfile::tempdir().unwrap(), build }),
             Err(error) => {
                 println!("skipped, because {error}");
@@ -90,7 +94,8 @@ impl Place {
             seen.push(Seen::read(self.file("kernel", &kernel()), inside::KERNEL));
             seen.push(Seen::read(self.file("initramfs", b"none"), inside::INITRAMFS));
         }
-        let line = Line { accel: Accel::Tcg, memory_mib: MEMORY_MIB, cpus: 1, card: None, origin };
+        let line =
+            Line { accel: self.build.accel, memory_mib: MEMORY_MIB, cpus: 1, card: None, origin };
         Jail {
             program: self.build.program.clone(),
             arguments: line.arguments(),
@@ -101,7 +106,7 @@ impl Place {
             seen,
             run: home.join("run"),
             tap: None,
-            kvm: false,
+            kvm: self.build.accel == Accel::Kvm,
             pid_file: home.join("pid"),
         }
     }

@@ -7,4 +7,3 @@
 mod jail;
 mod machine;
 mod revive;
-mod byhand;

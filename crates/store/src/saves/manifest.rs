@@ -1,6 +1,7 @@
 //! Manifests: written once, read with distrust, and compared with what is on disk.
 
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::Advice;
@@ -9,7 +10,7 @@ use torpor_lifecycle::store::{Manifest, SaveAbout, StoreError};
 use torpor_protocol::SaveId;
 use torpor_protocol::snapshot::SavedFile;
 
-use super::content::{self, Identity};
+use super::content::{self, Hashes, Identity};
 use crate::files;
 use crate::layout::Stage;
 
@@ -42,9 +43,10 @@ impl Known {
 /// How a save is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// Bytes that the host still has in memory are believed.
+    /// Bytes that the host still has in memory are believed, and so are files that were read for
+    /// another save.
     Cached,
-    /// From the disk.
+    /// From the disk, all of it.
     Fresh,
 }
 
@@ -78,16 +80,18 @@ pub(crate) fn is_file_name(name: &str) -> bool {
 // === Writing ===
 
 /// Hashes what is in a stage, adds the manifest, and makes all of it durable under its present name.
-pub(crate) fn seal(stage: &Stage, about: SaveAbout) -> Result<Known, StoreError> {
+/// A file that is also in an earlier save is not read again.
+pub(crate) fn seal(stage: &Stage, about: SaveAbout, hashes: &Hashes) -> Result<Known, StoreError> {
     let names = staged_names(stage.path())?;
     let (files, mut known) = std::thread::scope(|scope| {
         let synced = scope.spawn(|| sync_files(stage.path(), &names));
-        let hashed = hash_files(stage.path(), &names);
+        let hashed = hash_files(stage.path(), &names, hashes);
         let panicked = || StoreError::failed("write a save to disk")("a thread panicked");
         synced.join().map_err(|_| panicked())??;
         hashed
     })?;
-    let manifest = Manifest { format: Manifest::FORMAT, about, files };
+    let stored_bytes = stored_bytes(stage.path(), &files)?;
+    let manifest = Manifest { format: Manifest::FORMAT, about, files, stored_bytes };
     let action = "write the manifest of a save";
     let text = serde_json::to_vec_pretty(&manifest).map_err(StoreError::failed(action))?;
     let path = stage.path().join(MANIFEST_FILE);
@@ -129,16 +133,29 @@ fn sync_files(dir: &Path, names: &[String]) -> Result<(), StoreError> {
 
 type Hashed = (Vec<SavedFile>, Vec<(String, Identity)>);
 
-fn hash_files(dir: &Path, names: &[String]) -> Result<Hashed, StoreError> {
+fn hash_files(dir: &Path, names: &[String], hashes: &Hashes) -> Result<Hashed, StoreError> {
     let (mut listed, mut known) = (Vec::new(), Vec::new());
     for name in names {
-        let hashed = content::open(&dir.join(name)).and_then(|file| content::hash(&file));
+        let hashed = content::open(&dir.join(name)).and_then(|file| hashes.of(&file));
         let (hash, identity) = hashed.map_err(files::failed(format!("hash {name} of a save")))?;
         let (bytes, hash) = (identity.bytes, hash.to_hex().to_string());
         listed.push(SavedFile { name: name.clone(), bytes, hash });
         known.push((name.clone(), identity));
     }
     Ok((listed, known))
+}
+
+/// What files take on disk, if holes make it less than their lengths. To be asked when they are
+/// there: before, some filesystems do not know.
+fn stored_bytes(dir: &Path, listed: &[SavedFile]) -> Result<Option<u64>, StoreError> {
+    let (mut stored, mut long) = (0, 0);
+    for file in listed {
+        let found = dir.join(&file.name).symlink_metadata();
+        let found = found.map_err(files::failed("look at what was saved"))?;
+        stored += found.blocks().saturating_mul(512).min(file.bytes);
+        long += file.bytes;
+    }
+    Ok((stored < long).then_some(stored))
 }
 
 // === Checking ===
@@ -149,11 +166,12 @@ pub(crate) fn check(
     dir: &Path,
     manifest: Manifest,
     reading: Reading,
+    hashes: &Hashes,
 ) -> Result<Known, StoreError> {
     let mut known = vec![(MANIFEST_FILE.to_owned(), check_manifest(id, dir, &manifest)?)];
     for file in &manifest.files {
         let identity =
-            check_file(dir, file, reading).map_err(|detail| corrupt(id, file, detail))?;
+            check_file(dir, file, reading, hashes).map_err(|detail| corrupt(id, file, detail))?;
         known.push((file.name.clone(), identity));
     }
     Ok(Known { manifest, files: known })
@@ -184,18 +202,26 @@ fn check_manifest(id: &SaveId, dir: &Path, expected: &Manifest) -> Result<Identi
     Ok(identity)
 }
 
-fn check_file(dir: &Path, expected: &SavedFile, reading: Reading) -> Result<Identity, String> {
+fn check_file(
+    dir: &Path,
+    expected: &SavedFile,
+    reading: Reading,
+    hashes: &Hashes,
+) -> Result<Identity, String> {
     let file = content::open(&dir.join(&expected.name)).map_err(|error| detail(&error))?;
     let bytes = Identity::of(&file).map_err(|error| detail(&error))?.bytes;
     if bytes != expected.bytes {
         return Err(format!("it has {bytes} bytes and had {}", expected.bytes));
     }
-    match reading {
-        Reading::Cached => {}
-        // If the host keeps them all the same, they are what everybody else reads too.
-        Reading::Fresh => drop(rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)),
-    }
-    let (hash, identity) = content::hash(&file).map_err(|error| detail(&error))?;
+    let hashed = match reading {
+        Reading::Cached => hashes.of(&file),
+        Reading::Fresh => {
+            // If the host keeps them all the same, they are what everybody else reads too.
+            let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
+            hashes.read(&file)
+        }
+    };
+    let (hash, identity) = hashed.map_err(|error| detail(&error))?;
     let hash = hash.to_hex();
     if hash.as_str() != expected.hash {
         return Err(format!("it has BLAKE3 {hash} and had {}", expected.hash));

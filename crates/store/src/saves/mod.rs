@@ -37,6 +37,7 @@ use torpor_protocol::snapshot::{SnapshotKind, Verified};
 use crate::images::blocking;
 use crate::layout::{Layout, Stage};
 use crate::ledger::Ledger;
+use content::Hashes;
 use manifest::{Known, Reading};
 
 pub use layer::LayerChanges;
@@ -58,6 +59,8 @@ struct Shared {
     ledger: Ledger,
     /// One for every save that was used; it goes with its save.
     slots: Mutex<HashMap<SaveId, Arc<Slot>>>,
+    /// Saves share files: what one machine begins from, others begin from too.
+    hashes: Hashes,
     /// For work that a dropped guard leaves.
     runtime: Handle,
 }
@@ -137,8 +140,9 @@ impl Saves {
     /// Opens the saves of a data directory and removes those that nothing names. To be called on a
     /// runtime that outlives every [`Save`].
     pub async fn open(layout: Arc<Layout>, ledger: Ledger) -> Result<Self, StoreError> {
-        let slots = Mutex::default();
-        let shared = Arc::new(Shared { layout, ledger, slots, runtime: Handle::current() });
+        let (slots, hashes) = (Mutex::default(), Hashes::default());
+        let runtime = Handle::current();
+        let shared = Arc::new(Shared { layout, ledger, slots, hashes, runtime });
         let saves = Self { shared };
         saves.sweep().await?;
         Ok(saves)
@@ -146,11 +150,13 @@ impl Saves {
 
     /// Reads every byte of a save from disk and compares it with what was committed.
     pub async fn verify(&self, id: &SaveId) -> Result<Verified, StoreError> {
+        let shared = self.shared.clone();
         let fresh = |id, dir: PathBuf, manifest| {
-            blocking(move || manifest::check(&id, &dir, manifest, Reading::Fresh))
+            blocking(move || manifest::check(&id, &dir, manifest, Reading::Fresh, &shared.hashes))
         };
         let manifest = self.shared.read(id, fresh).await?;
-        Ok(Verified { files: manifest.files.len(), bytes: manifest.size_bytes() })
+        let bytes = manifest.files.iter().map(|file| file.bytes).sum();
+        Ok(Verified { files: manifest.files.len(), bytes })
     }
 
     /// Bytes of all saves on disk.
@@ -169,7 +175,11 @@ impl Saves {
             if self.shared.is_known(&id) {
                 continue;
             }
-            match self.shared.read(&id, read_humbly).await {
+            match self
+                .shared
+                .read(&id, |id, dir, manifest| self.shared.read_humbly(id, dir, manifest))
+                .await
+            {
                 Ok(_) | Err(StoreError::NoSuchSave(_)) => {}
                 Err(error) => tracing::warn!(save = %id, %error, "a save can't be used"),
             }
@@ -285,17 +295,6 @@ fn staged_here(staged: Box<dyn Staged>) -> Result<Stage, StoreError> {
     staged.stage.take().ok_or_else(foreign)
 }
 
-/// Reads a save on a thread that gives way to all others.
-async fn read_humbly(id: SaveId, dir: PathBuf, manifest: Manifest) -> Result<Known, StoreError> {
-    let (sender, receiver) = oneshot::channel();
-    std::thread::spawn(move || {
-        // For this thread and those it starts, which is why it is not one of the runtime's.
-        let _ = rustix::process::nice(NICEST);
-        drop(sender.send(manifest::check(&id, &dir, manifest, Reading::Cached)));
-    });
-    receiver.await.map_err(StoreError::failed("read a save ahead"))?
-}
-
 impl Shared {
     /// Moves a stage to its place and records it, in this order: a crash in between leaves a
     /// directory that start-up removes.
@@ -305,11 +304,11 @@ impl Shared {
         about: SaveAbout,
     ) -> Result<Arc<Save>, StoreError> {
         let id = SaveId::random();
-        let (layout, dir) = (self.layout.clone(), self.layout.save(&id));
+        let (shared, dir) = (self.clone(), self.layout.save(&id));
         let known = blocking(move || {
-            let known = manifest::seal(&stage, about)?;
+            let known = manifest::seal(&stage, about, &shared.hashes)?;
             let placed = std::fs::rename(stage.path(), &dir)
-                .and_then(|()| crate::files::sync_dir(&layout.saves()));
+                .and_then(|()| crate::files::sync_dir(&shared.layout.saves()));
             placed.map_err(crate::files::failed("move a save to its place"))?;
             Ok(known)
         })
@@ -334,9 +333,11 @@ impl Shared {
             None => self.manifest(id).await?,
         };
         let (before, dir, owned) = (known.clone(), self.layout.save(id), id.clone());
+        let shared = self.clone();
         let found = blocking(move || match before.filter(|known| known.holds(&dir)) {
             Some(known) => Ok(known),
-            None => manifest::check(&owned, &dir, manifest, Reading::Cached).map(Arc::new),
+            None => manifest::check(&owned, &dir, manifest, Reading::Cached, &shared.hashes)
+                .map(Arc::new),
         });
         let found = match found.await {
             Ok(found) => found,
@@ -373,6 +374,24 @@ impl Shared {
             }
         }
         Ok(manifest)
+    }
+
+    /// Reads a save on a thread that gives way to all others.
+    async fn read_humbly(
+        self: &Arc<Self>,
+        id: SaveId,
+        dir: PathBuf,
+        manifest: Manifest,
+    ) -> Result<Known, StoreError> {
+        let (sender, receiver) = oneshot::channel();
+        let shared = self.clone();
+        std::thread::spawn(move || {
+            // For this thread and those it starts, which is why it is not one of the runtime's.
+            let _ = rustix::process::nice(NICEST);
+            let read = manifest::check(&id, &dir, manifest, Reading::Cached, &shared.hashes);
+            drop(sender.send(read));
+        });
+        receiver.await.map_err(StoreError::failed("read a save ahead"))?
     }
 
     /// Removes a save unless something names or uses it.

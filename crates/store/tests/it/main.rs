@@ -10,5 +10,6 @@ mod files;
 mod layered;
 mod parcel;
 mod saves;
+mod sparse;
 mod trees;
 mod world;

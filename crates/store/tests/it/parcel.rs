@@ -28,7 +28,12 @@ impl std::io::Write for Shelf {
     }
 }
 
-async fn export(world: &World, image: &ImageId, save: &Arc<Save>, with_image: bool) -> Vec<u8> {
+pub(crate) async fn export(
+    world: &World,
+    image: &ImageId,
+    save: &Arc<Save>,
+    with_image: bool,
+) -> Vec<u8> {
     let shelf = Shelf::default();
     let record = snapshot(image, save);
     world.saves.export(save.clone(), &record.snapshot, with_image, shelf.clone()).await.unwrap();

@@ -15,7 +15,7 @@ use torpor_protocol::{ImageId, SandboxId, SaveId, Snapshot, SnapshotId};
 use crate::world::{AGENT, World, names, record, sample};
 
 /// Larger than what is hashed in one go, and no multiple of anything.
-const PAGES: usize = 9_000_001;
+pub(crate) const PAGES: usize = 9_000_001;
 /// Until then something in the background has happened.
 const SOON: Duration = Duration::from_secs(20);
 
@@ -91,7 +91,7 @@ fn in_saves(world: &World) -> Vec<String> {
 }
 
 /// Waits until nothing is in staging and only these saves are left.
-async fn settled(world: &World, saves: &[&SaveId]) {
+pub(crate) async fn settled(world: &World, saves: &[&SaveId]) {
     let mut expected: Vec<String> = saves.iter().map(|id| id.to_string()).collect();
     expected.sort();
     let waiting = async {
@@ -104,7 +104,7 @@ async fn settled(world: &World, saves: &[&SaveId]) {
     }
 }
 
-fn flip(path: &Path, at: u64) {
+pub(crate) fn flip(path: &Path, at: u64) {
     let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
     let mut byte = [0u8];
     file.read_exact_at(&mut byte, at).unwrap();
@@ -113,7 +113,7 @@ fn flip(path: &Path, at: u64) {
 
 type Damage = fn(PathBuf);
 
-fn corrupt_file(error: &StoreError) -> &str {
+pub(crate) fn corrupt_file(error: &StoreError) -> &str {
     let StoreError::CorruptSave { file, .. } = error else { panic!("{error:?}") };
     file
 }
@@ -394,7 +394,7 @@ async fn many_users_at_once_read_a_save_once_and_all_get_it() {
 }
 
 /// Bytes this process has read; each test is a process of its own.
-fn bytes_read() -> u64 {
+pub(crate) fn bytes_read() -> u64 {
     let text = std::fs::read_to_string("/proc/self/io").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap();
     line.parse().unwrap()

@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -53,6 +55,15 @@ impl Card {
         assert_eq!(self.0.write(frame).expect("sent"), frame.len());
     }
 
+    /// Whether the kernel knows no card any more that this would be.
+    #[expect(unsafe_code, reason = "questions to such devices have no safe wrapper")]
+    fn is_dead(&self) -> bool {
+        let mut about = [0_u8; size_of::<libc::ifreq>()];
+        // SAFETY: the kernel writes a whole `ifreq` at the pointer, for which there is room.
+        let asked = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNGETIFF, &raw mut about) };
+        asked == -1 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOLINK)
+    }
+
     /// The next frame, with the header before it.
     fn next(&mut self) -> Vec<u8> {
         let patience = Timespec { tv_sec: 5, tv_nsec: 0 };
@@ -63,6 +74,10 @@ impl Card {
         frame.truncate(length);
         frame
     }
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    path.metadata().map(|about| about.ino()).ok()
 }
 
 /// Whether the parking namespace has a card for this slot.
@@ -216,7 +231,9 @@ fn a_new_card_is_the_only_one() {
         let server = world.beyond().listen(PUBLIC, DATAGRAM_PORT);
         let (mut former, _) = Card::new(&network, &slot).await;
         send_to_guest(&slot, b"of earlier times");
+        assert!(!former.is_dead());
         let (mut card, _) = Card::new(&network, &slot).await;
+        assert!(former.is_dead());
         former.send(&datagram(GUEST, PUBLIC, b"from the past"));
         card.send(&datagram(GUEST, PUBLIC, b"from the present"));
         let mut text = [0; 100];
@@ -264,12 +281,13 @@ fn a_closed_network_leaves_no_cards_and_others_keep_theirs() {
         for crash in [false, true] {
             let network = world.network(&tag).await;
             let slot = network.take(&ON).await.expect("a slot");
-            let (_card, tap) = Card::new(&network, &slot).await;
+            let (card, tap) = Card::new(&network, &slot).await;
+            let node = inode(&tap.path).expect("a device");
             let neighbour = world.network(&other).await;
             let neighbours_slot = neighbour.take(&ON).await.expect("a slot");
             let (mut neighbours, other_tap) = Card::new(&neighbour, &neighbours_slot).await;
             assert_ne!((tap.device, &tap.path), (other_tap.device, &other_tap.path));
-            assert!(tap.path.exists() && other_tap.path.exists());
+            assert!(other_tap.path.exists() && !card.is_dead());
             if crash {
                 network.crash();
                 remove_traces(&tag).await.expect("removed");
@@ -279,7 +297,9 @@ fn a_closed_network_leaves_no_cards_and_others_keep_theirs() {
                 assert!(matches!(closed, NetworkError::Closed));
                 network.crash();
             }
-            assert!(!tap.path.exists());
+            // Its number, and so the name of its device, may have a new owner already.
+            assert_ne!(inode(&tap.path), Some(node));
+            eventually("the card dies", async || card.is_dead().then_some(())).await;
             send_to_guest(&neighbours_slot, b"the other works on");
             assert!(neighbours.next().ends_with(b"the other works on"));
             drop((neighbours, neighbours_slot));

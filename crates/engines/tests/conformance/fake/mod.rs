@@ -24,7 +24,7 @@ impl Installed {
 
 #[async_trait]
 impl Installation for Installed {
-    fn unfit(&self) -> Option<String> {
+    async fn unfit(&self) -> Option<String> {
         None
     }
 

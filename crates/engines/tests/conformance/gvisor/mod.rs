@@ -34,7 +34,7 @@ fn config(settings: &Settings) -> GvisorConfig {
 
 #[async_trait]
 impl Installation for Installed {
-    fn unfit(&self) -> Option<String> {
+    async fn unfit(&self) -> Option<String> {
         unfit(&[RUNSC, "/usr/bin/mkfs.erofs"])
     }
 

@@ -41,7 +41,7 @@ pub(crate) struct Settings {
 #[async_trait]
 pub(crate) trait Installation: Send + Sync + 'static {
     /// Why this host can't run its machines.
-    fn unfit(&self) -> Option<String>;
+    async fn unfit(&self) -> Option<String>;
 
     /// The engine as a daemon has it that was started anew.
     async fn open(&self, settings: &Settings) -> Result<Arc<dyn Engine>, EngineError>;
@@ -120,7 +120,7 @@ pub(crate) struct World {
 /// `None` after a word to the reader where this host can't run machines.
 pub(crate) async fn world() -> Option<World> {
     let installed = Installed::new();
-    if let Some(why) = installed.unfit() {
+    if let Some(why) = installed.unfit().await {
         println!("skipped, because {why}");
         return None;
     }
@@ -274,6 +274,12 @@ impl World {
             Some((id, serde_json::from_slice(&record).expect("a record")))
         };
         machines.into_iter().flatten().flatten().filter_map(|entry| read(entry.path())).collect()
+    }
+
+    /// Who has a machine.
+    pub(crate) fn sandboxes(&self) -> Vec<SandboxId> {
+        let records = self.records().into_values();
+        records.filter_map(|record| record["sandbox"].as_str()?.parse().ok()).collect()
     }
 
     /// The id of the sandbox's machine.

@@ -200,6 +200,7 @@ fn manifest(image: &ImageId) -> Manifest {
             processes: Vec::new(),
         },
         files: vec![SavedFile { name: "x".to_owned(), bytes: 40, hash: "h".to_owned() }],
+        stored_bytes: None,
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use blake3::Hasher;
@@ -11,7 +11,7 @@ use torpor_lifecycle::store::{Manifest, SaveAbout, StoreError};
 use torpor_protocol::ImageId;
 use torpor_protocol::snapshot::SnapshotKind;
 
-use super::super::{LayerChanges, Saves};
+use super::super::{LayerChanges, Saves, content};
 use super::{BUFFER, IMAGE_FILE, Imported, LETTER_FILE, LETTER_MAX, Letter, no_snapshot, unusable};
 use crate::files;
 use crate::images::tarball::{EntryKind, Tarball};
@@ -162,7 +162,7 @@ fn take(
     name: &str,
     bytes: u64,
     hash: &str,
-    mut to: Option<File>,
+    to: Option<File>,
 ) -> Result<(), StoreError> {
     match next(tarball)? {
         Some((found, size)) if found == name && size == bytes => {}
@@ -176,8 +176,12 @@ fn take(
         }
         None => return Err(unusable(&format!("it is cut off: {name} is missing"))),
     }
+    let write = "write a file of a save";
+    if let Some(to) = &to {
+        to.set_len(bytes).map_err(files::failed(write))?;
+    }
     let mut hasher = Hasher::new();
-    let mut buffer = vec![0; BUFFER];
+    let (mut buffer, mut at) = (vec![0; BUFFER], 0);
     let mut body = tarball.body();
     loop {
         let count = match body.read(&mut buffer) {
@@ -187,9 +191,11 @@ fn take(
             Err(error) => return Err(cut_off(error)),
         };
         hasher.update(&buffer[..count]);
-        if let Some(to) = &mut to {
-            to.write_all(&buffer[..count]).map_err(files::failed("write a file of a save"))?;
+        if let Some(to) = &to {
+            // Memory and disks are mostly holes, and so they stay.
+            content::write_around_zeros(to, at, &buffer[..count]).map_err(files::failed(write))?;
         }
+        at += count as u64;
     }
     let found = hasher.finalize().to_hex();
     if found.as_str() != hash {

@@ -1,0 +1,135 @@
+//! A machine that stands still and goes on, with a group of the kernel's as a microVM has it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use torpor_protocol::guest::{FailureCode, Reply, Request};
+
+use crate::client::{Daemon, eventually, lives, sh};
+use crate::init::machine_command;
+
+/// A group of processes on this host, removed with all who are in it.
+struct Group(PathBuf);
+
+impl Group {
+    fn frozen(&self) -> bool {
+        fs::read_to_string(self.0.join("cgroup.events")).unwrap().contains("frozen 1")
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        let pids = fs::read_to_string(self.0.join("cgroup.procs")).unwrap();
+        pids.lines().map(|line| line.parse().unwrap()).collect()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0.join("cgroup.kill"), "1");
+        let _ = fs::write(self.0.join("cgroup.freeze"), "0");
+        eventually("the group is empty", || fs::remove_dir(&self.0).ok());
+    }
+}
+
+/// A machine with a group, that can't set the clock of this host. The group is dropped last.
+fn machine(name: &str) -> Option<(Daemon, Group)> {
+    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    let mounts = mounts.lines().filter_map(|line| line.strip_prefix("cgroup2 "));
+    let Some(groups) = mounts.filter_map(|line| line.split(' ').next()).next() else {
+        println!("skipped, because this host has no cgroups of version 2");
+        return None;
+    };
+    let path = Path::new(groups).join(format!("torpor-agent-{name}-{}", std::process::id()));
+    let mount = format!(
+        "mkdir /run/group && mount --bind {} /run/group && mount -t tmpfs none /sys/fs/cgroup && \
+         mkdir /sys/fs/cgroup/sandbox && mount --bind /run/group /sys/fs/cgroup/sandbox && \
+         exec setpriv --bounding-set=-sys_time \"$0\"",
+        path.display()
+    );
+    let command = machine_command(&mount)?;
+    fs::create_dir(&path).unwrap();
+    let group = Group(path);
+    Some((Daemon::with_machine(command), group))
+}
+
+fn rise(now_us: u64) -> Request {
+    Request::Rise { now_us, entropy: "0123456789abcdef".repeat(4) }
+}
+
+fn now_us() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    u64::try_from(now.as_micros()).unwrap()
+}
+
+/// Until the clock was right enough when the agent looked: this machine can't set it.
+fn let_rise(daemon: &mut Daemon) {
+    eventually("it rises", || daemon.ask(&rise(now_us() + 300)).ok());
+}
+
+#[test]
+fn all_processes_stand_still_until_the_machine_rises() {
+    let Some((mut daemon, group)) = machine("still") else { return };
+    let process = daemon.start(sh("while :; do echo x; sleep 0.01; done"));
+    assert!(!group.pids().is_empty(), "who is started is in the group");
+    let Ok(Reply::Rested { processes }) = daemon.ask(&Request::Rest) else { panic!("no rest") };
+    assert!(group.frozen());
+    let listed = |pid| processes.iter().any(|process| process.pid == pid);
+    assert!(listed(1) && listed(process.pid), "{processes:?}");
+    // Whoever says hello.
+    daemon.hello(2);
+    assert!(group.frozen());
+    let_rise(&mut daemon);
+    assert!(!group.frozen());
+    let before = daemon.status(process.pid).output_bytes;
+    eventually("it says something", || {
+        (daemon.status(process.pid).output_bytes > before).then_some(())
+    });
+}
+
+#[test]
+fn nobody_goes_on_with_a_wrong_clock() {
+    let Some((mut daemon, group)) = machine("clock") else { return };
+    daemon.start(sh("sleep 1000"));
+    daemon.ask(&Request::Rest).unwrap();
+    let failed = daemon.fail(&rise(now_us() - 60_000_000));
+    assert_eq!(failed.code, FailureCode::Denied, "{failed:?}");
+    assert!(failed.message.contains("clock") && group.frozen(), "{failed:?}");
+    let_rise(&mut daemon);
+}
+
+#[test]
+fn who_is_started_while_the_machine_rests_starts_when_it_rises() {
+    let Some((mut daemon, group)) = machine("start") else { return };
+    daemon.ask(&Request::Rest).unwrap();
+    assert!(group.frozen(), "an empty group too");
+    let stream = daemon.open(&Request::Run(sh("echo late")));
+    // The agent is still there for others, and has seen the request.
+    assert!(
+        matches!(daemon.ask(&Request::Health), Ok(Reply::Health(health)) if health.started == 0)
+    );
+    let_rise(&mut daemon);
+    daemon.send_all(stream, b"");
+    assert_eq!(daemon.ran(stream).text(), "late\n");
+}
+
+#[test]
+fn who_stands_still_can_be_killed() {
+    let Some((mut daemon, group)) = machine("kill") else { return };
+    let process = daemon.start(sh("sleep 1000"));
+    let pids = group.pids();
+    daemon.ask(&Request::Rest).unwrap();
+    let kill = Request::Kill { pid: process.pid, grace_ms: None };
+    assert_eq!(daemon.ask(&kill), Ok(Reply::Done));
+    assert!(!pids.into_iter().any(lives));
+    let_rise(&mut daemon);
+}
+
+#[test]
+fn a_machine_without_a_group_answers() {
+    let mut daemon = Daemon::new();
+    let Ok(Reply::Rested { processes }) = daemon.ask(&Request::Rest) else { panic!("no rest") };
+    assert!(processes.iter().any(|process| process.pid == std::process::id()));
+    // It sets no clock.
+    assert_eq!(daemon.ask(&rise(0)), Ok(Reply::Done));
+    assert_eq!(daemon.run(sh("echo on")).text(), "on\n");
+}

@@ -1,0 +1,18 @@
+//! The conformance suite, asked of real microVMs on this host, emulated: only speed is not as with KVM.
+
+#![cfg(test)]
+
+mod bounds;
+mod contract;
+mod copies;
+mod guided;
+mod microvm;
+#[allow(dead_code, reason = "as of `world`")]
+mod outside;
+mod processes;
+mod reach;
+mod saves;
+#[allow(dead_code, unused_imports, reason = "verbs that the cases of other engines need")]
+mod world;
+
+use microvm::Installed;
