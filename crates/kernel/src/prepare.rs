@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::image::{self, VMLINUX_MAX};
 use crate::modules::{self, Stored, Supply};
@@ -43,8 +43,8 @@ pub(crate) fn prepare_bytes(
 }
 
 /// Puts a kernel of one's own among the kernels: an ELF file or a bzImage, and the directory of its
-/// modules (`/lib/modules/<release>`; it may be empty if everything is built in). Signatures of the
-/// modules stay, since nobody knows whether the kernel wants them. Blocks for some seconds.
+/// modules as it is installed (`/lib/modules/<release>`; empty: everything is built in). Signatures of
+/// the modules stay, since nobody knows whether the kernel wants them. Blocks for some seconds.
 pub fn prepare_files(
     vmlinux: &Path,
     modules: &Path,
@@ -67,7 +67,7 @@ fn supply(dir: &Path) -> Result<Supply, KernelError> {
         supply.built_in = Some(modules::built_in(&String::from_utf8_lossy(&text)));
     }
     let mut seen = 0;
-    let mut left: Vec<PathBuf> = vec![dir.to_owned()];
+    let mut left = vec![dir.to_owned()];
     while let Some(dir) = left.pop() {
         let action = || format!("read the modules in {}", dir.display());
         for entry in std::fs::read_dir(&dir).map_err(failed(action()))? {
@@ -85,6 +85,11 @@ fn supply(dir: &Path) -> Result<Supply, KernelError> {
                 supply.modules.insert(name, Stored::File(entry.path()));
             }
         }
+    }
+    // Whoever gives another directory would only learn from a guest that does not boot.
+    if supply.built_in.is_none() && seen > 0 {
+        let why = "it has no modules.builtin, so it is no directory of a kernel's modules";
+        return Err(unfit(dir.display().to_string(), why));
     }
     Ok(supply)
 }
@@ -109,6 +114,8 @@ fn read(path: &Path, limit: u64) -> Result<Vec<u8>, KernelError> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
     use crate::{forge, list, newest};
 
@@ -176,6 +183,7 @@ mod tests {
         let modules = dir.path().join("modules");
         let erofs = forge::signed(&forge::module(RELEASE, &[]));
         file(&modules, "kernel/fs/erofs/erofs.ko.xz", &forge::xz(&erofs));
+        file(&modules, "modules.builtin", &[BUILT_IN, b"virtio_net.ko\n"].concat());
         for (name, bytes) in [("elf", forge::vmlinux(RELEASE)), ("bz", forge::vmlinuz(RELEASE))] {
             let image = file(dir.path(), name, &bytes);
             let kernel = prepare_files(&image, &modules, &dir.path().join("kernels")).unwrap();
@@ -190,7 +198,7 @@ mod tests {
     fn links_among_modules_are_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let modules = dir.path().join("modules");
-        std::fs::create_dir(&modules).unwrap();
+        file(&modules, "modules.builtin", b"");
         std::os::unix::fs::symlink(dir.path(), modules.join("build")).unwrap();
         let elsewhere = file(dir.path(), "erofs.ko", &forge::module(RELEASE, &[]));
         std::os::unix::fs::symlink(elsewhere, modules.join("erofs.ko")).unwrap();
@@ -202,9 +210,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let modules = dir.path().join("modules");
         file(&modules, "erofs.ko", &forge::module("5.10.0-z", &[]));
+        file(&modules, "modules.builtin", &[BUILT_IN, b"virtio_net.ko\n"].concat());
         let image = file(dir.path(), "vmlinux", &forge::vmlinux(RELEASE));
         let error = prepare_files(&image, &modules, &dir.path().join("kernels")).unwrap_err();
         assert!(error.to_string().contains("made for the kernel 5.10.0-z"), "{error}");
+    }
+
+    #[test]
+    fn a_directory_that_is_not_of_modules_is_refused_but_an_empty_one_is_fine() {
+        let dir = tempfile::tempdir().unwrap();
+        let modules = dir.path().join("modules");
+        std::fs::create_dir(&modules).unwrap();
+        let image = file(dir.path(), "vmlinux", &forge::vmlinux(RELEASE));
+        let kernel = prepare_files(&image, &modules, &dir.path().join("kernels")).unwrap();
+        assert_eq!(kernel.modules, [] as [PathBuf; 0]);
+        file(&modules, "README", b"hello");
+        let error = prepare_files(&image, &modules, &dir.path().join("kernels")).unwrap_err();
+        assert!(error.to_string().contains("no modules.builtin"), "{error}");
     }
 
     #[test]

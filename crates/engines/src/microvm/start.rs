@@ -429,7 +429,8 @@ fn readable(memory: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Brings device state and memory of a unit into a QEMU that waits for them.
+/// Brings memory and device state of a unit into a QEMU that waits for them. Memory first: devices look
+/// into it while their state is loaded, at how far the rings are that they share with the guest.
 async fn load(
     monitor: &mut Monitor,
     pid: i32,
@@ -438,14 +439,15 @@ async fn load(
 ) -> Result<(), EngineError> {
     const WHAT: &str = "revive the machine";
     let Unit { about, delta, state, .. } = unit;
+    if let Some(delta) = delta {
+        let memory = dir.memory.clone();
+        let copied = spawn_blocking(move || {
+            GuestMemory::of(pid, &File::open(memory)?, about.memory_bytes)?.copy_in(&delta)
+        });
+        copied.await.map_err(EngineError::failed(WHAT))?.map_err(EngineError::failed(WHAT))?;
+    }
     let state = read_all(&state).map_err(EngineError::failed(WHAT))?;
-    monitor.load_state(&state).await.map_err(EngineError::failed(WHAT))?;
-    let Some(delta) = delta else { return Ok(()) };
-    let memory = dir.memory.clone();
-    let copied = spawn_blocking(move || {
-        GuestMemory::of(pid, &File::open(memory)?, about.memory_bytes)?.copy_in(&delta)
-    });
-    copied.await.map_err(EngineError::failed(WHAT))?.map_err(EngineError::failed(WHAT))
+    monitor.load_state(&state).await.map_err(EngineError::failed(WHAT))
 }
 
 /// Of a file whose size was looked at.

@@ -1,6 +1,5 @@
 //! What a guest is held to and what it costs its host: promises of every engine that isolates.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -87,8 +86,9 @@ async fn processes_inside_are_not_as_mighty_as_the_agent() {
     let bounding = status.lines().find_map(|line| line.strip_prefix("CapBnd:\t")).unwrap();
     let bounding = u64::from_str_radix(bounding, 16).unwrap();
     let has = |capability: u32| bounding & (1 << capability) != 0;
-    let (net_raw, sys_admin, mknod, setuid) = (13, 21, 27, 7);
-    assert!(!has(net_raw) && !has(sys_admin) && !has(mknod) && has(setuid), "{bounding:x}");
+    let (sys_module, sys_admin, sys_boot, mknod, setuid) = (16, 21, 22, 27, 7);
+    let too_mighty = [sys_module, sys_admin, sys_boot, mknod];
+    assert!(!too_mighty.into_iter().any(has) && has(setuid), "{bounding:x}");
     machine.kill().await.unwrap();
 }
 
@@ -101,24 +101,8 @@ async fn an_image_without_an_agent_is_refused() {
     make_image(&tree, &image);
     let plan = plan(&image, world.plan().spec.resources);
     let Err(error) = world.engine().boot(plan.clone()).await else { panic!("it booted") };
-    assert!(matches!(error, EngineError::Image(_)), "{error}");
+    assert!(error.to_string().contains("image"), "{error}");
     assert_eq!(world.traces(&plan.id), Vec::<String>::new());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_machine_whose_keeper_died_is_not_adopted_and_the_next_one_boots() {
-    let Some(mut world) = world().await else { return };
-    let plan = world.plan();
-    let (machine, guest) = boot(&**world.engine(), plan.clone()).await;
-    drop((machine, guest));
-    world.kill_keeper();
-    world.reopen().await;
-    assert_eq!(world.engine().sweep(&HashSet::from([plan.id.clone()])).await.unwrap(), 0);
-    assert!(world.engine().adopt(&plan.id).await.unwrap().is_none());
-    assert_eq!(world.traces(&plan.id), Vec::<String>::new());
-    let (machine, guest) = boot(&**world.engine(), world.plan()).await;
-    guest.health().await.unwrap();
-    machine.kill().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,20 +10,23 @@ use crate::world::{Installation, boot, eventually, rest, revive, rise, say, stag
 
 /// Draws from the kernel's randomness as fast as it can, and writes down what it drew. Not for ever, as
 /// it is written into memory.
-const DRAWER: &str = "(for ((i=0; i<30000; i++)); do echo $i-$SRANDOM-$SRANDOM-$SRANDOM; done \
-                      > /dev/shm/drawn) & until [ -s /dev/shm/drawn ]; do :; done";
+const DRAWER: &str = "(for ((i=0; i<200000; i++)); do echo $i-$SRANDOM-$SRANDOM-$SRANDOM; \
+                      [ ! -e /dev/shm/enough ] || break; done > /dev/shm/drawn) & \
+                      until [ -s /dev/shm/drawn ]; do :; done";
 
-/// So many lines of each copy are compared.
-const DRAWN: usize = 50;
+/// So much of what was drawn later is compared: some hundred lines.
+const DRAWN: u64 = 4000;
 
-/// What the drawer of a copy drew, with at least so many lines after the first `from` bytes.
+/// What the drawer of a machine drew, with enough after the first `from` bytes. It draws no more.
 async fn drawn(guest: &Guest, from: u64) -> Vec<String> {
+    let enough = from + DRAWN;
     let wait = format!(
-        "until [ $(tail -c +{} /dev/shm/drawn | wc -l) -gt {DRAWN} ]; do :; done; \
-         cat /dev/shm/drawn",
-        from + 1
+        "until [ $(stat -c %s /dev/shm/drawn) -gt {enough} ]; do sleep 0.02; done; \
+         touch /dev/shm/enough; head -c {enough} /dev/shm/drawn"
     );
-    say(guest, &wait).await.lines().map(str::to_owned).collect()
+    let mut lines: Vec<String> = say(guest, &wait).await.lines().map(str::to_owned).collect();
+    lines.pop().expect("the last one may not be whole");
+    lines
 }
 
 /// How much was drawn when all stood still. Only a guest that rests can tell; the others are asked
@@ -56,6 +59,7 @@ async fn copies_never_draw_the_same_randomness_neither_old_processes_nor_new_one
     }
     let exact = world.engine().about().abilities.rests;
     for (one, other) in [(0, 1), (0, 2), (1, 2)] {
+        { let k = all[one].iter().map(|l| l.len() + 1).scan(0, |a, l| { *a += l; Some(*a) }).take_while(|b| (*b as u64) <= before).count(); println!("DEBUG {before} {one} {:?} | {other} {:?}", &all[one][k - 1..k + 4], &all[other][k - 1..k + 4]); }
         let common = all[one].iter().zip(&all[other]).take_while(|(a, b)| a == b).count();
         let bytes: usize = all[one][..common].iter().map(|line| line.len() + 1).sum();
         assert!(common > 0, "they have a past in common");

@@ -7,8 +7,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::time::Instant;
 use torpor_protocol::{Network as Policy, NetworkLimits};
 
 use super::super::names::{FAR_MAC, GUEST, card_link, far_link};
@@ -146,12 +148,13 @@ fn what_the_policy_forbids_is_refused_and_the_rest_is_not() {
 fn what_is_too_much_for_the_cap_is_late_and_not_lost() {
     with_cards(async |world| {
         let network = world.network(&fresh_tag()).await;
-        // The firewall alone would let through this much at once, and drop the rest.
+        // The firewall alone would let through a multiple of what is sent here at once.
         let bytes_per_sec = Some(20_000);
         let limits = NetworkLimits { bytes_per_sec, connections_per_sec: None, connections: None };
         let slot = network.take(&Policy { limits, ..ON }).await.expect("a slot");
         let server = world.beyond().listen(PUBLIC, DATAGRAM_PORT);
         let (mut card, _) = Card::new(&network, &slot).await;
+        let begun = Instant::now();
         for number in 0..30 {
             card.send(&datagram(GUEST, PUBLIC, &[number; 1200]));
         }
@@ -160,6 +163,8 @@ fn what_is_too_much_for_the_cap_is_late_and_not_lost() {
             assert_eq!(server.recv(&mut text).expect("all arrive"), 1200);
             assert_eq!(text[0], number, "in order");
         }
+        // 36 kB, of which 16 go at once.
+        assert!(begun.elapsed() > Duration::from_millis(800), "{:?}", begun.elapsed());
     });
 }
 

@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use torpor_lifecycle::engine::{Guard, Passed};
 use torpor_protocol::{Network as Policy, SandboxId};
 
-use super::super::names::{GATEWAY, GATEWAY_MAC, GUEST, GUEST_MAC, Names, far_link};
+use super::super::names::{GATEWAY, GATEWAY_MAC, GUEST, GUEST_MAC, Names, SLOTS, far_link};
 use super::super::namespace::{self, Namespace};
-use super::super::{Left, Network, NetworkError, Slot};
+use super::super::{Left, Network, NetworkError, Slot, card};
 
 /// In the world, and to be reached.
 pub(super) const PUBLIC: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
@@ -357,6 +357,9 @@ impl Drop for Opened {
             let names = Names::new(&self.tag).expect("a tag");
             let _ = namespace::remove(&names);
             let claims = super::super::block::Claims::lock().expect("the lock");
+            for block in claims.of(&names) {
+                let _ = card::forget_nodes(block, 1..=SLOTS);
+            }
             claims.give_up(&names);
         }
     }

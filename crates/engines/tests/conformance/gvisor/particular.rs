@@ -162,3 +162,30 @@ async fn a_machine_without_a_shell_has_one_made() {
     assert_eq!(steps(&*machine), ["prepare", "runsc create", "network", "restore"]);
     machine.kill().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_whose_keeper_died_is_not_adopted_and_the_next_one_boots() {
+    let Some(mut world) = world().await else { return };
+    let plan = world.plan();
+    let (machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    drop((machine, guest));
+    world.kill_keeper();
+    world.reopen().await;
+    assert_eq!(world.engine().sweep(&HashSet::from([plan.id.clone()])).await.unwrap(), 0);
+    assert!(world.engine().adopt(&plan.id).await.unwrap().is_none());
+    assert_eq!(world.traces(&plan.id), Vec::<String>::new());
+    let (machine, guest) = boot(&**world.engine(), world.plan()).await;
+    guest.health().await.unwrap();
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_inside_sends_packets_of_their_own_making() {
+    const NET_RAW: u64 = 1 << 13;
+    let Some(world) = world().await else { return };
+    let (machine, guest) = boot(&**world.engine(), world.plan()).await;
+    let status = say(&guest, "cat /proc/self/status").await;
+    let bounding = status.lines().find_map(|line| line.strip_prefix("CapBnd:\t")).unwrap();
+    assert_eq!(u64::from_str_radix(bounding, 16).unwrap() & NET_RAW, 0, "{bounding}");
+    machine.kill().await.unwrap();
+}

@@ -29,9 +29,9 @@ async fn ten_copies_have_hardly_any_memory_of_their_own_when_they_begin() {
     let Some(world) = world().await else { return };
     let save = stage();
     let (mut machine, guest) = boot(&**world.engine(), world.plan()).await;
-    say(&guest, "dd if=/dev/urandom of=/dev/shm/big bs=1M count=20").await;
+    say(&guest, "dd if=/dev/urandom of=/dev/shm/big bs=1M count=8").await;
     world.save(&mut machine, &guest, save.path()).await;
-    assert!(private(&world, &world.sandboxes()[0]) > 20 * MIB, "what a machine writes is its own");
+    assert!(private(&world, &world.sandboxes()[0]) > 8 * MIB, "what a machine writes is its own");
     machine.kill().await.unwrap();
     let plans: Vec<_> = (0..COPIES).map(|_| world.plan()).collect();
     let mut copies = Vec::new();
@@ -41,7 +41,7 @@ async fn ten_copies_have_hardly_any_memory_of_their_own_when_they_begin() {
         assert!(own <= MIB, "{own} bytes");
     }
     for (machine, guest) in copies {
-        assert_eq!(say(&guest, "stat -c %s /dev/shm/big").await, (20 * MIB).to_string());
+        assert_eq!(say(&guest, "stat -c %s /dev/shm/big").await, (8 * MIB).to_string());
         machine.kill().await.unwrap();
     }
 }
