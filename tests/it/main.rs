@@ -14,6 +14,7 @@ mod guests;
 mod hostile;
 mod images;
 mod kept;
+mod microvm;
 mod mishaps;
 mod network;
 mod outside;

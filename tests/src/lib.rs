@@ -9,6 +9,7 @@ mod daemon;
 mod guest;
 mod http;
 mod internet;
+mod microvm;
 mod small_disk;
 mod template;
 mod tidiness;

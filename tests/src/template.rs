@@ -29,10 +29,7 @@ pub(crate) fn copy_into(data_dir: &Path, linked: bool) {
 
 /// The template, made if it is missing. `TORPOR_TEST_CACHE` says where it is kept.
 fn ready() -> PathBuf {
-    let cache = std::env::var_os("TORPOR_TEST_CACHE").map_or_else(
-        || torpor_binary().parent().and_then(Path::parent).expect("target").join("test-cache"),
-        PathBuf::from,
-    );
+    let cache = cache();
     fs::create_dir_all(&cache).expect("the cache can be made");
     let lock = File::create(cache.join("lock")).expect("the cache is writable");
     lock.lock().expect("nobody keeps the lock for ever");
@@ -47,6 +44,13 @@ fn ready() -> PathBuf {
     make(&template);
     fs::write(done, build).expect("the cache is writable");
     template
+}
+
+pub(crate) fn cache() -> PathBuf {
+    std::env::var_os("TORPOR_TEST_CACHE").map_or_else(
+        || torpor_binary().parent().and_then(Path::parent).expect("target").join("test-cache"),
+        PathBuf::from,
+    )
 }
 
 fn build_stamp() -> String {

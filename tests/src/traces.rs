@@ -48,7 +48,10 @@ impl Traces {
             namespaces: lines_of(&output("ip", &["netns", "list"]), ours),
             tables: lines_of(&output("nft", &["list", "tables"]), ours),
             loops: lines_of(&output("losetup", &["-l", "-n", "-O", "NAME,BACK-FILE"]), ours),
-            machines: machines(&Path::new("/run/torpor").join(tag).join("machines")),
+            machines: ["machines", "vm/machines"]
+                .iter()
+                .flat_map(|dir| machines(&Path::new("/run/torpor").join(tag).join(dir)))
+                .collect(),
         }
     }
 

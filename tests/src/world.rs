@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use crate::daemon::{Daemon, log_of, torpor_binary};
 use crate::http::{self, Answer};
 use crate::internet::Internet;
+use crate::microvm;
 use crate::small_disk::SmallDisk;
 use crate::template;
 use crate::traces::Traces;
@@ -60,6 +61,16 @@ impl World {
         Self::make(extra, &[], None)
     }
 
+    /// Whose sandboxes are microVMs, emulated where KVM does not work; `None` after a word to the reader
+    /// where there can be none.
+    pub fn on_microvms() -> Option<Self> {
+        if let Some(why) = microvm::unfit() {
+            println!("skipped, because {why}");
+            return None;
+        }
+        Some(Self::with_env(&microvm::SETTINGS))
+    }
+
     /// With settings in the environment of every daemon.
     pub fn with_env(env: &[(&'static str, &str)]) -> Self {
         Self::make(&[], env, None)
@@ -91,6 +102,12 @@ impl World {
         std::fs::create_dir(world.data_dir()).expect("our own directory");
         world.disk = spare_mib.map(|_| SmallDisk::mount(&world.data_dir()));
         template::copy_into(&world.data_dir(), spare_mib.is_none());
+        if microvm::asked_for() {
+            world.env.extend(microvm::SETTINGS.map(|(name, value)| (name, value.to_owned())));
+        }
+        if world.env.iter().any(|(name, _)| *name == microvm::SETTINGS[0].0) {
+            microvm::put_kernels_into(&world.data_dir());
+        }
         if let (Some(disk), Some(spare_mib)) = (&world.disk, spare_mib) {
             disk.limit(spare_mib);
         }

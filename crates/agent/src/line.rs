@@ -19,6 +19,8 @@ use torpor_protocol::guest::{HEADER, MAX_PAYLOAD};
 
 /// Bytes taken off the line at once. The kernel gives a page at a time.
 const READ: usize = 16 * 1024;
+/// Packets that may wait for the agent: enough to keep both sides busy.
+const SOCKET_BUFFER: usize = 4 * (HEADER + MAX_PAYLOAD);
 /// The threads have little to remember.
 const STACK: usize = 64 * 1024;
 /// How long nobody is believed to be there without asking. The kernel tells when somebody comes; this is
@@ -35,8 +37,8 @@ pub fn packets(host: OwnedFd) -> io::Result<OwnedFd> {
     }
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let (agent, ours) = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
-    // With less, a large packet would wait for all before it. As it is, it does too.
-    let _ = sockopt::set_socket_send_buffer_size(&ours, 4 * (HEADER + MAX_PAYLOAD));
+    // Where it can't be resized, fewer packets wait in it.
+    let _ = sockopt::set_socket_send_buffer_size(&ours, SOCKET_BUFFER);
     let (line, socket) = (Arc::new(host), Arc::new(ours));
     let (line_too, socket_too) = (line.clone(), socket.clone());
     let thread = || Builder::new().stack_size(STACK);

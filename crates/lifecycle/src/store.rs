@@ -262,7 +262,9 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    pub const FORMAT: u32 = 1;
+    /// The newest one. Format 2 has files whose hash is of the form `sparse:`, see
+    /// [`SavedFile::hash`]; a manifest without such files still has format 1.
+    pub const FORMAT: u32 = 2;
 
     /// Bytes on disk, also of files that other saves have too.
     pub fn size_bytes(&self) -> u64 {

@@ -154,7 +154,8 @@ pub struct SnapshotDetails {
 pub struct SavedFile {
     pub name: String,
     pub bytes: u64,
-    /// BLAKE3, hexadecimal.
+    /// BLAKE3, hexadecimal. With `sparse:` before it: of the length and of what is not zeros, for
+    /// files that are mostly holes.
     pub hash: String,
 }
 

@@ -1,10 +1,14 @@
 //! A machine that stands still and goes on, with a group of the kernel's as a microVM has it.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use torpor_protocol::guest::{FailureCode, Reply, Request};
+use torpor_protocol::guest::{
+    FailureCode, HealthCheck, HealthState, ProcessSpec, Reply, Request, RestartPolicy, Supervision,
+};
 
 use crate::client::{Daemon, eventually, lives, sh};
 use crate::init::machine_command;
@@ -122,6 +126,53 @@ fn who_stands_still_can_be_killed() {
     assert_eq!(daemon.ask(&kill), Ok(Reply::Done));
     assert!(!pids.into_iter().any(lives));
     let_rise(&mut daemon);
+}
+
+/// Takes the next look, and answers it unless `silent`; gives the connection.
+fn look(server: &TcpListener, silent: bool) -> TcpStream {
+    let (mut connection, _) = server.accept().unwrap();
+    let mut request = [0; 1000];
+    assert_ne!(connection.read(&mut request).unwrap(), 0);
+    if !silent {
+        connection.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
+    }
+    connection
+}
+
+#[test]
+fn who_did_not_answer_because_the_machine_rested_is_well() {
+    let Some((mut daemon, _group)) = machine("health") else { return };
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let health = HealthCheck {
+        port: server.local_addr().unwrap().port(),
+        path: Some("/".to_owned()),
+        initial_delay_ms: 0,
+        interval_ms: 10,
+        timeout_ms: 1000,
+        failure_threshold: 1,
+    };
+    let supervise = Supervision {
+        name: None,
+        restart: RestartPolicy::Never,
+        max_restarts: None,
+        initial_backoff_ms: 10,
+        max_backoff_ms: 10,
+        health: Some(health),
+    };
+    let spec = ProcessSpec { supervise: Some(supervise), ..sh("sleep 1000") };
+    let pid = daemon.start(spec).pid;
+    look(&server, false);
+    let mut unanswered = look(&server, true);
+    daemon.ask(&Request::Rest).unwrap();
+    // Its time runs out.
+    assert_eq!(unanswered.read(&mut [0]).unwrap(), 0);
+    let_rise(&mut daemon);
+    for _ in 0..2 {
+        look(&server, false);
+    }
+    let status = daemon.status(pid);
+    assert_eq!(status.exit, None);
+    assert_eq!(status.health.map(|health| health.state), Some(HealthState::Healthy));
 }
 
 #[test]

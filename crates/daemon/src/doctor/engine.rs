@@ -39,7 +39,10 @@ async fn judge(config: &EngineConfig, kvm: &Kvm, found: Found) -> Engines {
     };
     let gvisor = matches!(chosen, Ok((Choice::Gvisor, _)));
     findings.push(match chosen {
-        Ok((choice, reason)) => fine("engine", format!("{}: {reason}", choice.name())),
+        Ok((choice, reason)) => {
+            let auto = if config.kind == EngineKind::Auto { "auto takes " } else { "" };
+            fine("engine", format!("{auto}{}: {reason}", choice.name()))
+        }
         Err(reason) => failed("engine", reason, "install what is missing, or set engine.kind"),
     });
     Engines { findings, gvisor }

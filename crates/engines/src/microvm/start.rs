@@ -67,7 +67,7 @@ pub(super) enum Origin {
 /// The same, when it is at hand.
 pub(super) enum Begin {
     Kernel,
-    Unit(Unit),
+    Unit(Box<Unit>),
 }
 
 type Steps = Vec<(&'static str, Duration)>;
@@ -100,7 +100,7 @@ impl Start<'_> {
         let unit = self.open(&dir).await?;
         let plan = self.plan;
         let owner = Owner { sandbox: Some(plan.id.clone()), network: plan.spec.network.clone() };
-        let machine = self.make(Begin::Unit(unit), owner, wanted).await?;
+        let machine = self.make(Begin::Unit(Box::new(unit)), owner, wanted).await?;
         Ok(match origin {
             Origin::Image => machine.with_step("template", found),
             Origin::Save(_) => machine,
@@ -201,7 +201,7 @@ impl Start<'_> {
         let set = self.host.network.set_policy(&slot, &whose, &record.network).await;
         set.map_err(EngineError::failed("bound the machine's network"))?;
         if let Begin::Unit(unit) = begin {
-            load(&mut monitor, process.pid, &dir, unit).await?;
+            load(&mut monitor, process.pid, &dir, *unit).await?;
             step("state", steps);
         }
         still(&wanted)?;

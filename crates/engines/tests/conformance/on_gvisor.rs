@@ -12,6 +12,7 @@ mod copies;
 mod guided;
 mod gvisor;
 mod keeper;
+#[allow(dead_code, reason = "as of `world`")]
 mod outside;
 mod processes;
 mod reach;

@@ -26,6 +26,7 @@ mod name;
 pub(crate) mod path;
 mod progress;
 pub(crate) mod reader;
+pub(crate) mod sparse;
 mod stream;
 pub(crate) mod tarball;
 mod tree;

@@ -2,7 +2,8 @@
 //!
 //! Headers are taken apart by the `tar` crate; what stands between them is read here, because an
 //! extended header can claim any size and must not be read into memory before that is looked at.
-//! Understood: ustar, GNU long names, PAX (path, link, size, owner, time).
+//! Understood: ustar, GNU long names, PAX (path, link, size, owner, time), and for those who ask for
+//! it the sparse files of old GNU tar.
 
 use std::io::{self, Read};
 
@@ -10,6 +11,7 @@ use tar::{EntryType, Header};
 use torpor_lifecycle::store::StoreError;
 
 use super::path::refused;
+use super::sparse::SparseMap;
 use super::tree::{Meta, unreadable};
 
 const BLOCK: u64 = 512;
@@ -35,7 +37,10 @@ pub struct Entry {
     pub link: Vec<u8>,
     pub kind: EntryKind,
     pub meta: Meta,
+    /// How long a file is, with the holes it has.
     pub size: u64,
+    /// Where the content belongs, if it is not all of a file.
+    pub(crate) sparse: Option<SparseMap>,
     /// Where the content starts in the archive.
     pub at: u64,
     /// The type as the archive has it.
@@ -56,6 +61,8 @@ pub struct Tarball<R> {
     /// Content of the present entry that was not read yet, and the padding after it.
     left: u64,
     padding: u64,
+    /// Whether sparse files are understood: a few bytes can claim to be an endless one.
+    sparse: bool,
 }
 
 /// What extended headers say about the entry after them.
@@ -73,7 +80,12 @@ struct Extended {
 
 impl<R: Read> Tarball<R> {
     pub fn new(input: R) -> Self {
-        Self { input, at: 0, left: 0, padding: 0 }
+        Self { input, at: 0, left: 0, padding: 0, sparse: false }
+    }
+
+    /// With sparse files, for those who look at [`Entry::sparse`] and bound [`Entry::size`].
+    pub(crate) fn with_sparse_files(input: R) -> Self {
+        Self { sparse: true, ..Self::new(input) }
     }
 
     /// The next entry; `None` at the end.
@@ -130,6 +142,7 @@ impl<R: Read> Tarball<R> {
             EntryType::Symlink => EntryKind::Symlink,
             EntryType::Link => EntryKind::Hardlink,
             EntryType::Char | EntryType::Block | EntryType::Fifo => EntryKind::Special,
+            EntryType::GNUSparse if self.sparse && extended.size.is_none() => EntryKind::File,
             EntryType::GNUSparse => return Err(refused(&path, "sparse files are not supported")),
             other => {
                 let kind = char::from(other.as_byte());
@@ -152,6 +165,10 @@ impl<R: Read> Tarball<R> {
         };
         // Only files have content; some programs note a size for links and directories too.
         let size = if kind == EntryKind::File { extended.size.unwrap_or(size) } else { 0 };
+        let sparse = match header.entry_type() {
+            EntryType::GNUSparse => Some(self.sparse_map(header, &path)?),
+            _ => None,
+        };
         self.expect_body(size);
         let number = |number: io::Result<Option<u32>>| number.ok().flatten().unwrap_or(0);
         Ok(Entry {
@@ -159,13 +176,21 @@ impl<R: Read> Tarball<R> {
             link: link.unwrap_or_default(),
             kind,
             meta,
-            size,
+            size: sparse.as_ref().map_or(size, SparseMap::bytes),
+            sparse,
             at: self.at,
             raw: header.entry_type().as_byte(),
             device: (number(header.device_major()), number(header.device_minor())),
             modified_at_ms,
             literal: extended.literal,
         })
+    }
+
+    fn sparse_map(&mut self, header: &Header, path: &[u8]) -> Result<SparseMap, StoreError> {
+        let read = SparseMap::read(header, &mut self.input);
+        let (map, taken) = read.map_err(|error| refused(path, &error.to_string()))?;
+        self.at += taken;
+        Ok(map)
     }
 
     fn header(&mut self) -> Result<Option<Header>, StoreError> {

@@ -10,7 +10,7 @@ use torpor_lifecycle::store::{Manifest, SaveAbout, StoreError};
 use torpor_protocol::SaveId;
 use torpor_protocol::snapshot::SavedFile;
 
-use super::content::{self, Hashes, Identity};
+use super::content::{self, Digest, Form, Hashes, Identity};
 use crate::files;
 use crate::layout::Stage;
 
@@ -19,6 +19,8 @@ pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 pub(crate) const MANIFEST_MAX: u64 = 16 * 1024 * 1024;
 /// Files of one save; engines write a handful.
 pub(crate) const FILES_MAX: usize = 64;
+/// Of manifests whose hashes are all plain: older programs know no others.
+const FORMAT_PLAIN: u32 = 1;
 /// Longest name of a file.
 const NAME_MAX: usize = 100;
 
@@ -56,7 +58,8 @@ pub(crate) fn parse(what: &str, text: &[u8]) -> Result<Manifest, StoreError> {
     struct Head {
         format: u32,
     }
-    let broken = |error| StoreError::failed(format!("read the manifest of {what}"))(error);
+    let action = || format!("read the manifest of {what}");
+    let broken = |error| StoreError::failed(action())(error);
     let head: Head = serde_json::from_slice(text).map_err(broken)?;
     let known = Manifest::FORMAT;
     if head.format > known {
@@ -65,7 +68,11 @@ pub(crate) fn parse(what: &str, text: &[u8]) -> Result<Manifest, StoreError> {
             "{what} has format {format}, this program knows up to {known}: use a newer torpor"
         )));
     }
-    serde_json::from_slice(text).map_err(broken)
+    let manifest: Manifest = serde_json::from_slice(text).map_err(broken)?;
+    for file in &manifest.files {
+        file.hash.parse::<Digest>().map_err(StoreError::failed(action()))?;
+    }
+    Ok(manifest)
 }
 
 /// Whether a file of a save may be called so: one plain part of a path.
@@ -83,7 +90,7 @@ pub(crate) fn is_file_name(name: &str) -> bool {
 /// A file that is also in an earlier save is not read again.
 pub(crate) fn seal(stage: &Stage, about: SaveAbout, hashes: &Hashes) -> Result<Known, StoreError> {
     let names = staged_names(stage.path())?;
-    let (files, mut known) = std::thread::scope(|scope| {
+    let (format, files, mut known) = std::thread::scope(|scope| {
         let synced = scope.spawn(|| sync_files(stage.path(), &names));
         let hashed = hash_files(stage.path(), &names, hashes);
         let panicked = || StoreError::failed("write a save to disk")("a thread panicked");
@@ -91,7 +98,7 @@ pub(crate) fn seal(stage: &Stage, about: SaveAbout, hashes: &Hashes) -> Result<K
         hashed
     })?;
     let stored_bytes = stored_bytes(stage.path(), &files)?;
-    let manifest = Manifest { format: Manifest::FORMAT, about, files, stored_bytes };
+    let manifest = Manifest { format, about, files, stored_bytes };
     let action = "write the manifest of a save";
     let text = serde_json::to_vec_pretty(&manifest).map_err(StoreError::failed(action))?;
     let path = stage.path().join(MANIFEST_FILE);
@@ -131,18 +138,26 @@ fn sync_files(dir: &Path, names: &[String]) -> Result<(), StoreError> {
     Ok(())
 }
 
-type Hashed = (Vec<SavedFile>, Vec<(String, Identity)>);
+/// The format that this needs, and what is known of the files.
+type Hashed = (u32, Vec<SavedFile>, Vec<(String, Identity)>);
 
 fn hash_files(dir: &Path, names: &[String], hashes: &Hashes) -> Result<Hashed, StoreError> {
-    let (mut listed, mut known) = (Vec::new(), Vec::new());
+    let (mut format, mut listed, mut known) = (FORMAT_PLAIN, Vec::new(), Vec::new());
     for name in names {
-        let hashed = content::open(&dir.join(name)).and_then(|file| hashes.of(&file));
-        let (hash, identity) = hashed.map_err(files::failed(format!("hash {name} of a save")))?;
-        let (bytes, hash) = (identity.bytes, hash.to_hex().to_string());
+        let hashed = content::open(&dir.join(name)).and_then(|file| {
+            let form = Form::suiting(&file.metadata()?);
+            hashes.of(&file, form)
+        });
+        let (digest, identity) = hashed.map_err(files::failed(format!("hash {name} of a save")))?;
+        match digest.form {
+            Form::Plain => {}
+            Form::Sparse => format = Manifest::FORMAT,
+        }
+        let (bytes, hash) = (identity.bytes, digest.to_string());
         listed.push(SavedFile { name: name.clone(), bytes, hash });
         known.push((name.clone(), identity));
     }
-    Ok((listed, known))
+    Ok((format, listed, known))
 }
 
 /// What files take on disk, if holes make it less than their lengths. To be asked when they are
@@ -213,18 +228,18 @@ fn check_file(
     if bytes != expected.bytes {
         return Err(format!("it has {bytes} bytes and had {}", expected.bytes));
     }
+    let digest: Digest = expected.hash.parse()?;
     let hashed = match reading {
-        Reading::Cached => hashes.of(&file),
+        Reading::Cached => hashes.of(&file, digest.form),
         Reading::Fresh => {
             // If the host keeps them all the same, they are what everybody else reads too.
             let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
-            hashes.read(&file)
+            hashes.read(&file, digest.form)
         }
     };
-    let (hash, identity) = hashed.map_err(|error| detail(&error))?;
-    let hash = hash.to_hex();
-    if hash.as_str() != expected.hash {
-        return Err(format!("it has BLAKE3 {hash} and had {}", expected.hash));
+    let (found, identity) = hashed.map_err(|error| detail(&error))?;
+    if found != digest {
+        return Err(format!("it has BLAKE3 {found} and had {digest}"));
     }
     Ok(identity)
 }

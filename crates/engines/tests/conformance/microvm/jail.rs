@@ -8,7 +8,7 @@ use torpor_protocol::SandboxId;
 use crate::world::{World, boot, world};
 
 /// The directory of the sandbox's QEMU in /proc.
-fn qemu(world: &World, id: &SandboxId) -> PathBuf {
+pub(super) fn qemu(world: &World, id: &SandboxId) -> PathBuf {
     let machine = world.machine_of(id).expect("it has a machine");
     let pid = world.records()[&machine]["process"]["pid"].as_i64().unwrap();
     Path::new("/proc").join(pid.to_string())
@@ -22,7 +22,7 @@ fn status(process: &Path, key: &str) -> String {
 }
 
 /// All the files that it has open, or mapped, or could open.
-fn files(process: &Path) -> BTreeSet<String> {
+pub(super) fn files(process: &Path) -> BTreeSet<String> {
     let open = std::fs::read_dir(process.join("fd")).unwrap().flatten();
     let open = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
     let mut files: BTreeSet<String> = open.map(|path| path.display().to_string()).collect();

@@ -1,6 +1,7 @@
 //! The microVM engine under test: how it is installed, and what is particular to it.
 
 mod jail;
+mod kvm;
 mod memory;
 mod particular;
 mod resources;
@@ -17,6 +18,9 @@ use torpor_qemu::build::{Accel, Build};
 
 use crate::world::{Installation, Settings, be, chain, keeper_command, told, unfit};
 
+/// What runs the machines: `kvm`, which must then work, or nobody said so and they are emulated.
+const ACCEL: &str = "TORPOR_TEST_ACCEL";
+
 /// Where there may be a kernel, by the variables that say so.
 const KERNELS: [(&str, &str); 2] = [("TORPOR_TEST_KERNELS", ""), ("TORPOR_TEST_CACHE", "kernels")];
 
@@ -27,10 +31,31 @@ impl Installed {
         Self(OnceLock::new())
     }
 
+    async fn lacks(&self) -> Option<String> {
+        if let Some(why) = unfit(&["/usr/bin/mkfs.erofs"]) {
+            return Some(why);
+        }
+        match self.look().await {
+            Ok(found) => {
+                self.0.get_or_init(|| found);
+                None
+            }
+            Err(why) => Some(why),
+        }
+    }
+
     async fn look(&self) -> Result<(Build, Kernel), String> {
-        let build = Build::find(None, Accel::Tcg).await.map_err(|error| chain(&error))?;
+        let build = Build::find(None, accel()).await.map_err(|error| chain(&error))?;
         let kernel = torpor_kernel::newest(&kernels()).map_err(|error| chain(&error))?;
         Ok((build, kernel))
+    }
+}
+
+fn accel() -> Accel {
+    match std::env::var(ACCEL).as_deref() {
+        Ok("kvm") => Accel::Kvm,
+        Ok(other) => panic!("{ACCEL}={other} is nothing that runs machines"),
+        Err(_) => Accel::Tcg,
     }
 }
 
@@ -58,16 +83,10 @@ fn templates_dir() -> PathBuf {
 #[async_trait]
 impl Installation for Installed {
     async fn unfit(&self) -> Option<String> {
-        if let Some(why) = unfit(&["/usr/bin/mkfs.erofs"]) {
-            return Some(why);
-        }
-        match self.look().await {
-            Ok(found) => {
-                self.0.get_or_init(|| found);
-                None
-            }
-            Err(why) => Some(why),
-        }
+        let why = self.lacks().await;
+        // Whoever asks for KVM has a host that was made for it.
+        assert!(accel() == Accel::Tcg || why.is_none(), "{why:?}");
+        why
     }
 
     async fn open(&self, settings: &Settings) -> Result<Arc<dyn Engine>, EngineError> {

@@ -1,19 +1,21 @@
 //! Writing a snapshot file. All sizes are known ahead, so it may go into a pipe.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use blake3::Hasher;
 use serde_json::value::to_raw_value;
 use torpor_lifecycle::store::{Save, StoreError};
 use torpor_protocol::Snapshot;
 
 use super::super::layer::{finish, head, pad};
-use super::super::{Saves, content};
+use super::super::Saves;
+use super::super::content::{self, Digest, Form, Identity, Passing};
 use super::{BUFFER, FORMAT, IMAGE_FILE, LETTER_FILE, Letter, LetterImage};
 use crate::files;
 use crate::images::blocking;
+use crate::images::sparse::SparseMap;
 use crate::ledger::ImageRow;
 
 const WRITE: &str = "write the snapshot file";
@@ -78,44 +80,61 @@ fn write_files(out: &mut impl Write, save: &Save) -> Result<(), StoreError> {
         };
         let opened = content::open(&save.dir.join(&file.name));
         let opened = opened.map_err(|error| corrupt(error.to_string()))?;
-        write_content(out, &file.name, opened, file.bytes, &file.hash, corrupt)?;
+        write_content(out, &file.name, &opened, file.bytes, &file.hash, corrupt)?;
     }
     Ok(())
 }
 
 fn write_image(out: &mut impl Write, row: &ImageRow, root: File) -> Result<(), StoreError> {
     let corrupt = |detail| StoreError::CorruptImage { id: row.id.to_string(), detail };
-    write_content(out, IMAGE_FILE, root, row.file_bytes, &row.file_hash, corrupt)
+    write_content(out, IMAGE_FILE, &root, row.file_bytes, &row.file_hash, corrupt)
 }
 
 fn write_content(
     out: &mut impl Write,
     name: &str,
-    mut file: File,
+    file: &File,
     size: u64,
     hash: &str,
     corrupt: impl Fn(String) -> StoreError,
 ) -> Result<(), StoreError> {
-    let header = head(name.as_bytes(), b'0', b"", None).size(size).bytes();
-    out.write_all(&header).map_err(files::failed(WRITE))?;
-    let mut hasher = Hasher::new();
-    let mut buffer = vec![0; BUFFER];
-    let mut left = size;
-    while left > 0 {
-        let most = usize::try_from(left).unwrap_or(usize::MAX).min(BUFFER);
-        let count = file.read(&mut buffer[..most]).map_err(|error| corrupt(error.to_string()))?;
-        if count == 0 {
-            return Err(corrupt(format!("it has not the {size} bytes that it had")));
+    let unread = |error: io::Error| corrupt(error.to_string());
+    let digest: Digest = hash.parse().map_err(&corrupt)?;
+    let found = Identity::of(file).map_err(unread)?.bytes;
+    if found != size {
+        return Err(corrupt(format!("it has {found} bytes and had {size}")));
+    }
+    let mut map = SparseMap::new(size);
+    let written = match digest.form {
+        Form::Plain => {
+            map.push(0..size);
+            out.write_all(&head(name.as_bytes(), b'0', b"", None).size(size).bytes())
         }
-        hasher.update(&buffer[..count]);
-        out.write_all(&buffer[..count]).map_err(files::failed(WRITE))?;
-        left -= count as u64;
+        Form::Sparse => {
+            let push = |at, run: &[u8]| map.push(at..at + run.len() as u64);
+            content::visit_written(file, 0, size, push).map_err(unread)?;
+            map.write(name, out)
+        }
+    };
+    written.map_err(files::failed(WRITE))?;
+    let mut passing = Passing::new(digest.form, size);
+    let mut buffer = vec![0; BUFFER];
+    for run in map.runs() {
+        let mut at = run.start;
+        while at < run.end {
+            let most = usize::try_from(run.end - at).unwrap_or(usize::MAX).min(BUFFER);
+            let piece = &mut buffer[..most];
+            file.read_exact_at(piece, at).map_err(unread)?;
+            passing.feed(at, piece);
+            out.write_all(piece).map_err(files::failed(WRITE))?;
+            at += most as u64;
+        }
     }
-    let found = hasher.finalize().to_hex();
-    if found.as_str() != hash {
-        return Err(corrupt(format!("it has BLAKE3 {found} and had {hash}")));
+    let found = passing.finish();
+    if found != digest {
+        return Err(corrupt(format!("it has BLAKE3 {found} and had {digest}")));
     }
-    pad(out, size).map_err(files::failed(WRITE))
+    pad(out, map.stored()).map_err(files::failed(WRITE))
 }
 
 fn broken_image(row: &ImageRow, error: &io::Error) -> StoreError {

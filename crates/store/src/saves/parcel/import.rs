@@ -1,19 +1,20 @@
 //! Reading a snapshot file. Nothing in it is believed: names come from a checked list, every byte is
-//! compared with its hash, and an image is made anew from the files in it, under its true id.
+//! compared with its hash, a sparse file is as long as the letter says and no longer, and an image is made anew from the files in it, under its true id.
 
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use blake3::Hasher;
 use torpor_lifecycle::store::{Manifest, SaveAbout, StoreError};
 use torpor_protocol::ImageId;
 use torpor_protocol::snapshot::SnapshotKind;
 
-use super::super::{LayerChanges, Saves, content};
+use super::super::content::{self, Digest, Form, Passing};
+use super::super::{LayerChanges, Saves};
 use super::{BUFFER, IMAGE_FILE, Imported, LETTER_FILE, LETTER_MAX, Letter, no_snapshot, unusable};
 use crate::files;
+use crate::images::sparse::SparseMap;
 use crate::images::tarball::{EntryKind, Tarball};
 use crate::images::{Images, blocking};
 use crate::layout::Stage;
@@ -90,7 +91,7 @@ fn unpack(
     spare: Stage,
     present: &HashSet<ImageId>,
 ) -> Result<Unpacked, StoreError> {
-    let mut tarball = Tarball::new(reader);
+    let mut tarball = Tarball::with_sparse_files(reader);
     let (letter, manifest) = read_letter(&mut tarball)?;
     for file in &manifest.files {
         let path = stage.path().join(&file.name);
@@ -121,7 +122,7 @@ fn unpack(
     }
     match next(&mut tarball)? {
         None => Ok(Unpacked { stage, letter, manifest, image }),
-        Some(more) => Err(unusable(&format!("nobody said that it contains {:?}", more.0))),
+        Some(more) => Err(unusable(&format!("nobody said that it contains {:?}", more.name))),
     }
 }
 
@@ -132,7 +133,7 @@ fn create(path: &Path) -> Result<File, StoreError> {
 fn read_letter(tarball: &mut Tarball<impl Read>) -> Result<(Letter, Manifest), StoreError> {
     let first = next(tarball).map_err(|_| no_snapshot())?;
     let size = match first {
-        Some((name, size)) if name == LETTER_FILE => size,
+        Some(next) if next.name == LETTER_FILE && next.sparse.is_none() => next.bytes,
         Some(_) | None => return Err(no_snapshot()),
     };
     if size > LETTER_MAX {
@@ -143,15 +144,52 @@ fn read_letter(tarball: &mut Tarball<impl Read>) -> Result<(Letter, Manifest), S
     Letter::parse(&text)
 }
 
-/// Name and size of the next entry, which must be a plain file.
-fn next(tarball: &mut Tarball<impl Read>) -> Result<Option<(String, u64)>, StoreError> {
+/// What the next entry says of itself.
+struct Next {
+    name: String,
+    bytes: u64,
+    sparse: Option<SparseMap>,
+}
+
+/// The next entry, which must be a file.
+fn next(tarball: &mut Tarball<impl Read>) -> Result<Option<Next>, StoreError> {
     let entry = tarball.next_entry().map_err(|error| unusable(&error.to_string()))?;
     let Some(entry) = entry else { return Ok(None) };
     let name = String::from_utf8_lossy(&entry.path[..entry.path.len().min(200)]).into_owned();
     match entry.kind {
-        EntryKind::File => Ok(Some((name, entry.size))),
+        EntryKind::File => Ok(Some(Next { name, bytes: entry.size, sparse: entry.sparse })),
         EntryKind::Dir | EntryKind::Symlink | EntryKind::Hardlink | EntryKind::Special => {
             Err(unusable(&format!("{name:?} in it is no file")))
+        }
+    }
+}
+
+/// The next entry must be this file; gives where its content belongs.
+fn expect(
+    tarball: &mut Tarball<impl Read>,
+    name: &str,
+    bytes: u64,
+    form: Form,
+) -> Result<SparseMap, StoreError> {
+    let Some(next) = next(tarball)? else {
+        return Err(unusable(&format!("it is cut off: {name} is missing")));
+    };
+    let found = next.bytes;
+    if next.name != name {
+        return Err(unusable(&format!("{:?} is where {name} should be", next.name)));
+    }
+    if found != bytes {
+        return Err(unusable(&format!("{name} has {found} bytes in it and should have {bytes}")));
+    }
+    match (next.sparse, form) {
+        (Some(map), Form::Sparse) => Ok(map),
+        // A plain hash has to be fed with all those zeros, which cost the sender nothing.
+        (Some(_), Form::Plain) => Err(unusable(&format!("{name} in it is sparse"))),
+        // As a tool writes it that does not look for holes.
+        (None, Form::Plain | Form::Sparse) => {
+            let mut map = SparseMap::new(bytes);
+            map.push(0..bytes);
+            Ok(map)
         }
     }
 }
@@ -164,42 +202,32 @@ fn take(
     hash: &str,
     to: Option<File>,
 ) -> Result<(), StoreError> {
-    match next(tarball)? {
-        Some((found, size)) if found == name && size == bytes => {}
-        Some((found, size)) if found == name => {
-            return Err(unusable(&format!(
-                "{name} has {size} bytes in it and should have {bytes}"
-            )));
-        }
-        Some((found, _)) => {
-            return Err(unusable(&format!("{found:?} is where {name} should be")));
-        }
-        None => return Err(unusable(&format!("it is cut off: {name} is missing"))),
-    }
+    let digest: Digest = hash.parse().map_err(|error: String| unusable(&error))?;
+    let map = expect(tarball, name, bytes, digest.form)?;
     let write = "write a file of a save";
     if let Some(to) = &to {
         to.set_len(bytes).map_err(files::failed(write))?;
     }
-    let mut hasher = Hasher::new();
-    let (mut buffer, mut at) = (vec![0; BUFFER], 0);
+    let mut passing = Passing::new(digest.form, bytes);
+    let mut buffer = vec![0; BUFFER];
     let mut body = tarball.body();
-    loop {
-        let count = match body.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(cut_off(error)),
-        };
-        hasher.update(&buffer[..count]);
-        if let Some(to) = &to {
-            // Memory and disks are mostly holes, and so they stay.
-            content::write_around_zeros(to, at, &buffer[..count]).map_err(files::failed(write))?;
+    for run in map.runs() {
+        let mut at = run.start;
+        while at < run.end {
+            let most = usize::try_from(run.end - at).unwrap_or(usize::MAX).min(BUFFER);
+            let piece = &mut buffer[..most];
+            body.read_exact(piece).map_err(cut_off)?;
+            passing.feed(at, piece);
+            if let Some(to) = &to {
+                // Memory and disks are mostly holes, and so they stay.
+                content::write_around_zeros(to, at, piece).map_err(files::failed(write))?;
+            }
+            at += most as u64;
         }
-        at += count as u64;
     }
-    let found = hasher.finalize().to_hex();
-    if found.as_str() != hash {
-        return Err(unusable(&format!("{name} is damaged: BLAKE3 is {found}, should be {hash}")));
+    let found = passing.finish();
+    if found != digest {
+        return Err(unusable(&format!("{name} is damaged: BLAKE3 is {found}, should be {digest}")));
     }
     Ok(())
 }

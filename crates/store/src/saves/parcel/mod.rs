@@ -1,5 +1,6 @@
 //! A snapshot as one file, for another installation or for the shelf: a plain tar, so that every tool
-//! can look into it.
+//! can look into it. Files whose hash is of the sparse form are sparse in it too, as GNU tar writes
+//! them.
 //!
 //! ```text
 //!  torpor-snapshot.json   what follows, with sizes and hashes
@@ -26,7 +27,8 @@ const IMAGE_FILE: &str = "image.erofs";
 const FORMAT: u32 = 1;
 /// Largest letter: the manifest, the snapshot and the image's configuration.
 const LETTER_MAX: u64 = 2 * MANIFEST_MAX;
-/// Most bytes of a save that is imported; the disk is the nearer bound.
+/// Most bytes of a save that is imported, holes included: what is hashed and written is what the
+/// file brings, and the disk is the nearer bound of that.
 const BYTES_MAX: u64 = 1 << 40;
 /// Copied at a time.
 const BUFFER: usize = 256 * 1024;
@@ -56,7 +58,7 @@ struct Letter {
 struct LetterImage {
     config: ImageConfig,
     bytes: u64,
-    /// BLAKE3, hexadecimal.
+    /// BLAKE3, hexadecimal, never of the sparse form: there are no holes in images.
     hash: String,
 }
 

@@ -1,6 +1,9 @@
 //! The bytes of a save's files: their hash, computed on all cores, and the marks by which a file is
 //! known to be the one that was hashed.
 
+mod digest;
+mod sparse;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -18,6 +21,8 @@ use parking_lot::Mutex;
 use rustix::fs::{OFlags, SeekFrom, seek};
 use rustix::io::Errno;
 
+pub(crate) use digest::{Digest, Form, Passing};
+
 /// What one core hashes before it takes the next part: a power of two, so that it is a subtree of
 /// BLAKE3's tree.
 const PART: u64 = 4 * 1024 * 1024;
@@ -29,7 +34,7 @@ const CORES_MAX: usize = 8;
 /// Holes are fed from here: reading them would fill the host's memory with zeros.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 /// What a hole consists of, on the usual filesystems.
-const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
 /// Files of which the hash is remembered; more than a host has machines asleep.
 const REMEMBERED_MAX: usize = 1024;
 /// Smaller ones are hashed in less than a millisecond.
@@ -95,52 +100,55 @@ pub(crate) struct Hashes {
 #[derive(Debug, Default)]
 struct Remembered {
     /// With the number of its last use.
-    hashes: HashMap<Identity, (Hash, u64)>,
+    hashes: HashMap<(Identity, Form), (Hash, u64)>,
     uses: u64,
 }
 
 impl Hashes {
-    /// BLAKE3 of a whole file, and its identity; read only if it was not before.
-    pub(crate) fn of(&self, file: &File) -> io::Result<(Hash, Identity)> {
+    /// The hash of a whole file, and its identity; read only if it was not before.
+    pub(crate) fn of(&self, file: &File, form: Form) -> io::Result<(Digest, Identity)> {
         let identity = Identity::of(file)?;
         let mut remembered = self.remembered.lock();
         remembered.uses += 1;
         let now = remembered.uses;
-        if let Some((hash, last_use)) = remembered.hashes.get_mut(&identity) {
+        if let Some((hash, last_use)) = remembered.hashes.get_mut(&(identity, form)) {
             *last_use = now;
-            return Ok((*hash, identity));
+            return Ok((Digest { form, hash: *hash }, identity));
         }
         drop(remembered);
-        self.read(file)
+        self.read(file, form)
     }
 
     /// [`Hashes::of`] a file that is read in any case.
-    pub(crate) fn read(&self, file: &File) -> io::Result<(Hash, Identity)> {
-        let (hash, identity) = hash(file)?;
+    pub(crate) fn read(&self, file: &File, form: Form) -> io::Result<(Digest, Identity)> {
+        let (hash, identity) = hash(file, form)?;
         if identity.bytes >= REMEMBERED_MIN {
-            self.remembered.lock().insert(identity, hash);
+            self.remembered.lock().insert((identity, form), hash);
         }
-        Ok((hash, identity))
+        Ok((Digest { form, hash }, identity))
     }
 }
 
 impl Remembered {
-    fn insert(&mut self, identity: Identity, hash: Hash) {
-        let full = self.hashes.len() >= REMEMBERED_MAX && !self.hashes.contains_key(&identity);
+    fn insert(&mut self, file: (Identity, Form), hash: Hash) {
+        let full = self.hashes.len() >= REMEMBERED_MAX && !self.hashes.contains_key(&file);
         let oldest = self.hashes.iter().min_by_key(|(_, (_, last_use))| *last_use);
         if let Some((oldest, _)) = oldest.filter(|_| full) {
             let oldest = *oldest;
             self.hashes.remove(&oldest);
         }
         self.uses += 1;
-        self.hashes.insert(identity, (hash, self.uses));
+        self.hashes.insert(file, (hash, self.uses));
     }
 }
 
-/// BLAKE3 of a whole file, and its identity; an error if it changed meanwhile.
-fn hash(file: &File) -> io::Result<(Hash, Identity)> {
+/// The hash of a whole file, and its identity; an error if it changed meanwhile.
+fn hash(file: &File, form: Form) -> io::Result<(Hash, Identity)> {
     let before = Identity::of(file)?;
-    let hash = hash_bytes(file, before.bytes)?;
+    let hash = match form {
+        Form::Plain => hash_bytes(file, before.bytes)?,
+        Form::Sparse => sparse::hash_bytes(file, before.bytes)?,
+    };
     if Identity::of(file)? != before {
         return Err(io::Error::other("it changed while it was read"));
     }
@@ -154,23 +162,31 @@ fn hash_bytes(file: &File, bytes: u64) -> io::Result<Hash> {
         return Ok(hasher.finalize());
     }
     let count = bytes.div_ceil(PART);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
     let next = AtomicU64::new(0);
-    let worker = || hash_parts(file, bytes, &next);
-    let mut parts = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..cores).map(|_| scope.spawn(worker)).collect();
-        let mut parts = worker()?;
-        for other in others {
-            let found = other.join().map_err(|_| io::Error::other("a thread panicked"))?;
-            parts.extend(found?);
-        }
-        io::Result::Ok(parts)
-    })?;
+    let mut parts = on_all_cores(count, || hash_parts(file, bytes, &next))?;
     parts.sort_unstable_by_key(|(index, _)| *index);
     let values: Vec<ChainingValue> = parts.into_iter().map(|(_, value)| value).collect();
     debug_assert_eq!(values.len() as u64, count, "every part was taken by somebody");
     let (left, right) = values.split_at(left_of(values.len()));
     Ok(merge_subtrees_root(&merge(left), &merge(right), Mode::Hash))
+}
+
+/// What several workers found who share so many parts.
+fn on_all_cores<T: Send>(
+    parts: u64,
+    worker: impl Fn() -> io::Result<Vec<T>> + Sync,
+) -> io::Result<Vec<T>> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
+    let cores = usize::try_from(parts).unwrap_or(usize::MAX).min(cores);
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..cores).map(|_| scope.spawn(&worker)).collect();
+        let mut found = worker()?;
+        for other in others {
+            let more = other.join().map_err(|_| io::Error::other("a thread panicked"))?;
+            found.extend(more?);
+        }
+        Ok(found)
+    })
 }
 
 /// Takes parts until none is left.
@@ -229,17 +245,48 @@ fn data_in(file: &File, from: u64, until: u64) -> io::Result<Range<u64>> {
     Ok(start..seek(file, SeekFrom::Hole(start))?.min(until))
 }
 
+/// The runs of blocks in a content that are not all zeros, and where in it they are.
+pub(crate) fn runs(content: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let mut blocks = content.chunks(BLOCK).map(|block| block != &ZEROS[..block.len()]).enumerate();
+    std::iter::from_fn(move || {
+        let first = blocks.find(|(_, written)| *written)?.0;
+        let end = blocks.find(|(_, written)| !*written).map(|(index, _)| index * BLOCK);
+        let (start, end) = (first * BLOCK, end.unwrap_or(content.len()));
+        Some((start, &content[start..end]))
+    })
+}
+
 /// Writes bytes into a part of a file that is a hole, and leaves it one where they are zeros.
-pub(crate) fn write_around_zeros(file: &File, mut at: u64, bytes: &[u8]) -> io::Result<()> {
-    let zero = |block: &[u8]| block == &ZEROS[..block.len()];
-    let blocks: Vec<&[u8]> = bytes.chunks(BLOCK).collect();
-    let mut rest = bytes;
-    for alike in blocks.chunk_by(|one, next| zero(one) == zero(next)) {
-        let (part, others) = rest.split_at(alike.iter().map(|block| block.len()).sum());
-        if !zero(alike[0]) {
-            file.write_all_at(part, at)?;
+pub(crate) fn write_around_zeros(file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
+    runs(bytes).try_for_each(|(offset, run)| file.write_all_at(run, at + offset as u64))
+}
+
+/// Calls with every run of a file's blocks that are not all zeros, in order. Holes are not read. It
+/// begins at the begin of a block.
+pub(crate) fn visit_written(
+    file: &File,
+    mut at: u64,
+    until: u64,
+    mut visit: impl FnMut(u64, &[u8]),
+) -> io::Result<()> {
+    let (block, mut buffer) = (BLOCK as u64, Vec::new());
+    while at < until {
+        let data = data_in(file, at, until)?;
+        if data.is_empty() {
+            break;
         }
-        (at, rest) = (at + part.len() as u64, others);
+        buffer.resize(BUFFER, 0);
+        // Whole blocks, even if those of the filesystem are smaller.
+        at = data.start - data.start % block;
+        let end = data.end.next_multiple_of(block).min(until);
+        while at < end {
+            let most = usize::try_from(end - at).unwrap_or(usize::MAX).min(BUFFER);
+            file.read_exact_at(&mut buffer[..most], at)?;
+            for (offset, run) in runs(&buffer[..most]) {
+                visit(at + offset as u64, run);
+            }
+            at += most as u64;
+        }
     }
     Ok(())
 }
@@ -259,126 +306,4 @@ fn left_of(count: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Write;
-
-    use super::*;
-
-    #[test]
-    fn the_hash_on_all_cores_is_the_plain_one() {
-        let part = usize::try_from(PART).unwrap();
-        for bytes in [0, 1, 1024, part - 1, part, part + 1, 2 * part, 5 * part + 7, 9 * part] {
-            let content: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
-            let mut file = tempfile::tempfile().unwrap();
-            file.write_all(&content).unwrap();
-            assert_eq!(hash(&file).unwrap().0, blake3::hash(&content), "{bytes}");
-        }
-    }
-
-    #[test]
-    fn a_changed_file_has_another_identity() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("x");
-        std::fs::write(&path, "one").unwrap();
-        let before = Identity::at(&path).unwrap();
-        assert_eq!(before, Identity::of(&File::open(&path).unwrap()).unwrap());
-        std::fs::rename(&path, dir.path().join("y")).unwrap();
-        std::fs::write(&path, "two").unwrap();
-        assert_ne!(before, Identity::at(&path).unwrap());
-    }
-
-    #[test]
-    fn another_name_does_not_make_another_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let (path, link) = (dir.path().join("x"), dir.path().join("y"));
-        std::fs::write(&path, "one").unwrap();
-        let before = Identity::at(&path).unwrap();
-        std::fs::hard_link(&path, &link).unwrap();
-        assert_eq!(before, Identity::at(&link).unwrap());
-        std::fs::remove_file(&path).unwrap();
-        assert_eq!(before, Identity::at(&link).unwrap());
-    }
-
-    #[test]
-    fn a_file_with_the_times_of_another_is_another() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("x");
-        std::fs::write(&path, "one").unwrap();
-        let before = Identity::at(&path).unwrap();
-        let modified = path.metadata().unwrap().modified().unwrap();
-        // Whatever inode it gets: many filesystems take the one that was just given back.
-        std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, "two").unwrap();
-        File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
-        assert_eq!(path.metadata().unwrap().modified().unwrap(), modified);
-        assert_ne!(before, Identity::at(&path).unwrap());
-    }
-
-    #[test]
-    fn holes_are_hashed_as_zeros() {
-        let part = usize::try_from(PART).unwrap();
-        for (bytes, written) in [
-            (0, vec![]),
-            (part, vec![]),
-            (3 * part + 5, vec![]),
-            (3 * part, vec![0, part + 70_000, 3 * part - 100]),
-            (5 * part + 4096, vec![2 * part - 50, 5 * part]),
-            (100_000, vec![50_000]),
-        ] {
-            let file = tempfile::tempfile().unwrap();
-            file.set_len(bytes as u64).unwrap();
-            let mut content = vec![0; bytes];
-            for at in written {
-                content[at..at + 100].fill(7);
-                file.write_all_at(&[7; 100], at as u64).unwrap();
-            }
-            assert_eq!(hash(&file).unwrap().0, blake3::hash(&content), "{bytes}");
-        }
-    }
-
-    #[test]
-    fn a_large_file_is_read_once_whatever_its_names_are() {
-        let dir = tempfile::tempdir().unwrap();
-        let (path, link) = (dir.path().join("x"), dir.path().join("y"));
-        let content = vec![7; usize::try_from(REMEMBERED_MIN).unwrap()];
-        std::fs::write(&path, &content).unwrap();
-        let modified = path.metadata().unwrap().modified().unwrap();
-        let hashes = Hashes::default();
-        let expected = blake3::hash(&content);
-        assert_eq!(hashes.of(&open(&path).unwrap()).unwrap().0, expected);
-        std::fs::hard_link(&path, &link).unwrap();
-        // What can't be seen from outside is not looked for, unless it is asked for.
-        let file = File::options().write(true).open(&path).unwrap();
-        file.write_all_at(b"x", 5).unwrap();
-        file.set_modified(modified).unwrap();
-        let file = open(&link).unwrap();
-        assert_eq!(hashes.of(&file).unwrap().0, expected, "it was not read again");
-        assert_ne!(hashes.read(&file).unwrap().0, expected);
-        assert_ne!(hashes.of(&file).unwrap().0, expected, "the last word counts");
-    }
-
-    #[test]
-    fn what_was_not_used_for_long_is_forgotten_first() {
-        let (dir, mut remembered) = (tempfile::tempdir().unwrap(), Remembered::default());
-        std::fs::write(dir.path().join("x"), "").unwrap();
-        let some = Identity::at(&dir.path().join("x")).unwrap();
-        let numbered = |number| Identity { bytes: number, ..some };
-        for number in 0..REMEMBERED_MAX as u64 {
-            remembered.insert(numbered(number), blake3::hash(b""));
-        }
-        remembered.insert(numbered(0), blake3::hash(b"again"));
-        assert_eq!(remembered.hashes.len(), REMEMBERED_MAX);
-        remembered.insert(numbered(u64::MAX), blake3::hash(b""));
-        assert_eq!(remembered.hashes.len(), REMEMBERED_MAX);
-        assert!(remembered.hashes.contains_key(&numbered(0)));
-        assert!(!remembered.hashes.contains_key(&numbered(1)));
-    }
-
-    #[test]
-    fn a_link_or_a_directory_is_no_file() {
-        let dir = tempfile::tempdir().unwrap();
-        std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link")).unwrap();
-        assert!(open(&dir.path().join("link")).is_err());
-        assert!(open(dir.path()).is_err());
-    }
-}
+mod tests;
