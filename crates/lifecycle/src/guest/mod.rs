@@ -22,6 +22,7 @@ use torpor_protocol::guest::{
 use torpor_protocol::snapshot::SavedProcess;
 
 use crate::engine::Channel;
+use crate::world::token;
 pub use kept::Parked;
 pub use mux::UNREAD_MAX;
 pub use stream::{Item, Parcel, Sender, Stream};
@@ -120,7 +121,8 @@ impl Guest {
 
     /// The machine goes on: with the clock of this host and randomness that no other has.
     pub async fn rise(&self) -> Result<(), GuestError> {
-        let entropy = crate::world::token();
+        // As much as a kernel's generator holds.
+        let entropy = format!("{}{}", token(), token());
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_us = u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX);
         self.done(&Request::Rise { now_us, entropy }).await

@@ -40,19 +40,19 @@ pub(crate) async fn export(
     std::mem::take(&mut shelf.0.lock())
 }
 
-async fn refused(world: &World, bytes: Vec<u8>) -> String {
+pub(crate) async fn refused(world: &World, bytes: Vec<u8>) -> String {
     let error = world.saves.import(&world.images, Cursor::new(bytes)).await.unwrap_err();
     let StoreError::Invalid(text) = error else { panic!("{error:?}") };
     text
 }
 
-fn nothing_in(world: &World) {
+pub(crate) fn nothing_in(world: &World) {
     assert_eq!(world.leftovers(), (vec![], vec![]));
     assert_eq!(names(&world.dir.join("saves")), Vec::<String>::new());
 }
 
 /// The parts of a snapshot file: name and content.
-fn parts(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
+pub(crate) fn parts(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut archive = tar::Archive::new(bytes);
     let part = |entry: std::io::Result<tar::Entry<'_, &[u8]>>| {
         let mut entry = entry.unwrap();
@@ -63,7 +63,7 @@ fn parts(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
     archive.entries().unwrap().map(part).collect()
 }
 
-fn packed(parts: &[(String, Vec<u8>)]) -> Vec<u8> {
+pub(crate) fn packed(parts: &[(String, Vec<u8>)]) -> Vec<u8> {
     let files = parts.iter().fold(Tar::default(), |tar, (name, content)| tar.file(name, content));
     files.end()
 }

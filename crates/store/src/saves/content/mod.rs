@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use rustix::fs::{OFlags, SeekFrom, seek};
 use rustix::io::Errno;
 
+use crate::images::sparse::SparseMap;
 pub(crate) use digest::{Digest, Form, Passing};
 
 /// What one core hashes before it takes the next part: a power of two, so that it is a subtree of
@@ -34,7 +35,8 @@ const CORES_MAX: usize = 8;
 /// Holes are fed from here: reading them would fill the host's memory with zeros.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 /// What a hole consists of, on the usual filesystems.
-pub(crate) const BLOCK: usize = 4096;
+const BLOCK: usize = 4096;
+const _: () = assert!(BLOCK as u64 == SparseMap::ALIGNED, "what is exported is hashed on the way");
 /// Files of which the hash is remembered; more than a host has machines asleep.
 const REMEMBERED_MAX: usize = 1024;
 /// Smaller ones are hashed in less than a millisecond.
@@ -246,7 +248,7 @@ fn data_in(file: &File, from: u64, until: u64) -> io::Result<Range<u64>> {
 }
 
 /// The runs of blocks in a content that are not all zeros, and where in it they are.
-pub(crate) fn runs(content: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+fn runs(content: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let mut blocks = content.chunks(BLOCK).map(|block| block != &ZEROS[..block.len()]).enumerate();
     std::iter::from_fn(move || {
         let first = blocks.find(|(_, written)| *written)?.0;

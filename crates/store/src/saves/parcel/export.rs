@@ -9,9 +9,9 @@ use serde_json::value::to_raw_value;
 use torpor_lifecycle::store::{Save, StoreError};
 use torpor_protocol::Snapshot;
 
-use super::super::layer::{finish, head, pad};
 use super::super::Saves;
 use super::super::content::{self, Digest, Form, Identity, Passing};
+use super::super::layer::{finish, head, pad};
 use super::{BUFFER, FORMAT, IMAGE_FILE, LETTER_FILE, Letter, LetterImage};
 use crate::files;
 use crate::images::blocking;

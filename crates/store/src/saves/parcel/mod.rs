@@ -18,6 +18,7 @@ use torpor_lifecycle::store::{LAYER_FILE, Manifest, Save, StoreError};
 use torpor_protocol::Snapshot;
 use torpor_protocol::snapshot::SnapshotKind;
 
+use super::content::{Digest, Form};
 use super::manifest::{self, FILES_MAX, MANIFEST_MAX};
 use crate::images::ImageConfig;
 
@@ -106,6 +107,12 @@ impl Letter {
         let sum = sizes.fold(0, u64::saturating_add);
         if sum > BYTES_MAX {
             return Err(unusable(&format!("it says that it has {sum} bytes")));
+        }
+        let plain = |image: &LetterImage| {
+            image.hash.parse().is_ok_and(|digest: Digest| digest.form == Form::Plain)
+        };
+        if !self.image.as_ref().is_none_or(plain) {
+            return Err(unusable("its image has no hash"));
         }
         let about = &manifest.about;
         if about.kind != self.snapshot.kind || about.spec.image_id != self.snapshot.image_id {
