@@ -3,6 +3,7 @@
 //! ```text
 //!   build      which QEMU is here and whether it will do
 //!   tick       how fast the processor's counter ticks, for emulated guests
+//!   processor  which processor guests see
 //!   line       its command line: one profile for boot and restore
 //!   jail       starts it without rights, in its own namespaces
 //!   monitor    its control socket (QMP)
@@ -15,5 +16,6 @@ pub mod jail;
 pub mod line;
 pub mod memory;
 pub mod monitor;
+pub mod processor;
 mod tick;
 pub mod unit;

@@ -88,7 +88,7 @@ pub struct Line {
     pub origin: Origin,
 }
 
-/// The processor that guests see; saved machines are tied to it.
+/// The processor that guests see, as QEMU names it.
 pub fn cpu_model(accel: Accel) -> &'static str {
     match accel {
         Accel::Kvm => "host",

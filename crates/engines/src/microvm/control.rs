@@ -1,9 +1,9 @@
 //! Stopping a guest, letting it go on, and saving it: all that is asked of a QEMU while a guest is in
 //! it.
 //!
-//! A machine is paused by its cgroup. To be saved its QEMU must run: it is told to stop the guest
-//! first, and a machine that was paused is frozen again afterwards, with its guest stopped. What is
-//! marked is only whether it is paused; whether its guest is stopped besides can be asked.
+//! A machine is paused in two steps: its QEMU is told to stop the guest, and then frozen by its cgroup, as
+//! it would wake up now and then for nothing. To be saved its QEMU must run, and the guest still
+//! executes nothing. What is marked is only whether it is paused: telling a QEMU twice does no harm.
 //!
 //! Every call runs to its end as a task of its own, one at a time, whether somebody waits or not.
 
@@ -49,7 +49,7 @@ pub(super) struct Control {
     group: Group,
     mark_file: MarkFile,
     monitor: Option<Monitor>,
-    /// Whether QEMU was told to stop the guest; `None`: by an earlier daemon, perhaps.
+    /// Whether QEMU was told to stop the guest; `None`: perhaps.
     stopped: Option<bool>,
     paused: Arc<AtomicBool>,
 }
@@ -95,8 +95,16 @@ impl Control {
         if self.stands() {
             return Ok(());
         }
-        self.freeze().await?;
-        self.set_mark(Mark::Frozen)
+        self.stop().await?;
+        let paused = match self.freeze().await {
+            Ok(()) => self.set_mark(Mark::Frozen),
+            Err(error) => Err(error),
+        };
+        if paused.is_err() {
+            self.thaw()?;
+            self.let_go().await?;
+        }
+        paused
     }
 
     pub(super) async fn resume(&mut self) -> Result<(), EngineError> {

@@ -14,8 +14,8 @@
 //!   begins from a unit or from a kernel, never from parts of two;
 //! - a machine from an image begins from a template: one that booted once and was saved (`template`);
 //! - QEMU executes nothing of the guest before the machine's record says whose it is;
-//! - a machine that is paused is frozen as a whole, so its guest's clocks go on; one that is saved is
-//!   told to stop, and told to go on when it is resumed (`control`);
+//! - a machine that is paused executes nothing: QEMU was told to stop the guest, and is frozen itself
+//!   (`control`);
 //! - the kernel inside does not notice any of it: its agent is told (`Abilities::rests`).
 
 mod changes;
@@ -42,7 +42,7 @@ use torpor_lifecycle::engine::{
 };
 use torpor_protocol::{Resources, SandboxId};
 use torpor_qemu::build::Build;
-use torpor_qemu::line::cpu_model;
+use torpor_qemu::processor::processor;
 
 use self::channel::LineChannel;
 use self::control::Control;
@@ -199,7 +199,7 @@ impl Microvm {
 /// All that a saved machine is tied to.
 fn version(build: &Build, kernel: &Kernel) -> String {
     let Build { text, accel, .. } = build;
-    let (cpu, accel) = (cpu_model(*accel), accel.name());
+    let (cpu, accel) = (processor(*accel), accel.name());
     format!("QEMU {text}, {accel}, processor {cpu}, kernel {} ({})", kernel.release, kernel.id)
 }
 

@@ -25,9 +25,10 @@ use torpor_lifecycle::engine::{BootPlan, EngineError};
 use torpor_protocol::{Network as Policy, Resources, SandboxId};
 use torpor_qemu::build::Accel;
 use torpor_qemu::jail::{Jail, Seen};
-use torpor_qemu::line::{self, Card, Line, cpu_model, inside};
+use torpor_qemu::line::{self, Card, Line, inside};
 use torpor_qemu::memory::GuestMemory;
 use torpor_qemu::monitor::Monitor;
+use torpor_qemu::processor::processor;
 use torpor_qemu::unit::{self, About, Unit, UnitId};
 
 use super::Host;
@@ -118,7 +119,7 @@ impl Start<'_> {
         let facts = [
             ("QEMU", qemu, build.text.as_str()),
             ("kernel", kernel, here.id.as_str()),
-            ("processor", cpu, cpu_model(build.accel)),
+            ("processor", cpu, processor(build.accel)),
             ("acceleration", accel, build.accel.name()),
         ];
         for (what, then, now) in facts {
@@ -230,7 +231,7 @@ impl Start<'_> {
                 cpus: self.host.processors(resources),
                 qemu: build.text.clone(),
                 kernel: kernel.id.clone(),
-                cpu: cpu_model(build.accel).to_owned(),
+                cpu: processor(build.accel).to_owned(),
                 accel: build.accel.name().to_owned(),
                 state_hash: String::new(),
                 engine: serde_json::Value::Null,

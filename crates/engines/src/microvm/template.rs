@@ -155,7 +155,8 @@ async fn rest_and_save(machine: &mut MicrovmMachine, into: &Path) -> Result<(), 
     };
     let rested = tokio::select! {
         rested = rested => rested.map_err(EngineError::failed(WHAT)),
-        reason = machine.exited() => Err(EngineError::failed(WHAT)(reason)),
+        // The image's agent is the first of it that runs; a kernel whose first process ends is over.
+        reason = machine.exited() => Err(EngineError::Image(format!("it does not boot: {reason}"))),
     };
     rested?;
     machine.pause().await?;

@@ -277,10 +277,10 @@ async fn a_manifest_of_a_newer_program_is_refused_with_the_reason() {
     let (id, path) = (save.id.clone(), save.dir.join("manifest.json"));
     drop(save);
     let text = std::fs::read_to_string(&path).unwrap();
-    std::fs::write(&path, text.replace("\"format\": 1", "\"format\": 2, \"more\": []")).unwrap();
+    std::fs::write(&path, text.replace("\"format\": 1", "\"format\": 3, \"more\": []")).unwrap();
     let error = world.saves.open(&id).await.unwrap_err();
     assert!(matches!(error, StoreError::Invalid(_)), "{error:?}");
-    assert!(error.to_string().contains("has format 2, this program knows up to 1"), "{error}");
+    assert!(error.to_string().contains("has format 3, this program knows up to 2"), "{error}");
 }
 
 #[tokio::test]

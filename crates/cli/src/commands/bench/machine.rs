@@ -3,10 +3,15 @@
 use serde::Serialize;
 use torpor_protocol::api::Info;
 
+/// How a version of the microVM engine tells that it emulates.
+const EMULATED: &str = ", tcg,";
+
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Machine {
     pub(super) torpor: String,
     pub(super) engine: String,
+    /// Guests have no processor but one that a program imitates: figures say nothing about speed.
+    pub(super) emulated: bool,
     pub(super) kernel: String,
     pub(super) processor: String,
     pub(super) cores: usize,
@@ -32,6 +37,7 @@ pub(super) fn describe(info: &Info) -> Machine {
     Machine {
         torpor: info.version.clone(),
         engine: format!("{} {}", info.engine, info.engine_version),
+        emulated: info.engine_version.contains(EMULATED),
         kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
         processor: field(&read("/proc/cpuinfo"), "model name"),
         cores: std::thread::available_parallelism().map_or(1, usize::from),

@@ -112,6 +112,10 @@ impl Report {
     }
 
     fn promise(&mut self, name: &str, measured: f64, limit: f64, unit: &'static str, met: bool) {
+        // What is promised is promised of the product's speed.
+        if self.machine.emulated {
+            return;
+        }
         self.promises.push(Promise { name: name.to_owned(), measured, limit, unit, met });
     }
 
@@ -120,12 +124,18 @@ impl Report {
     }
 
     pub(super) fn text(&self) -> String {
-        let Machine { torpor, engine, kernel, processor, cores, memory_gib, load } = &self.machine;
+        let Machine { torpor, engine, emulated, kernel, processor, cores, memory_gib, load } =
+            &self.machine;
         let mut text = format!(
             "torpor {torpor} on {engine}\n{cores} × {processor}, {memory_gib} GiB, Linux {kernel}, \
              load {load} before and {} after\n",
             self.load_after
         );
+        if *emulated {
+            text.push_str(
+                "EMULATED: guests run many times slower than with KVM; promises are not judged\n",
+            );
+        }
         let mut table = |heads: &[&str], rows: Vec<Vec<String>>| {
             if !rows.is_empty() {
                 text.push('\n');
@@ -247,17 +257,29 @@ mod tests {
         assert_eq!(profile.rest, [Duration::from_millis(30)]);
     }
 
-    #[test]
-    fn a_promise_is_met_on_its_limit() {
+    fn report_on(engine_version: &str) -> Report {
         let info = torpor_protocol::api::Info {
             version: "1".into(),
             installation: "x".into(),
             engine: "fake".into(),
-            engine_version: "1".into(),
+            engine_version: engine_version.into(),
             sandboxes: 0,
             uptime_ms: 0,
         };
-        let mut report = Report::new(super::super::machine::describe(&info));
+        Report::new(super::super::machine::describe(&info))
+    }
+
+    #[test]
+    fn on_an_emulated_engine_no_promise_is_judged_and_the_report_says_so() {
+        let mut report = report_on("QEMU 10.0.2, tcg, processor max, kernel 6.12");
+        report.at_most("a", 5.0, 5.0, "ms");
+        assert!(report.promises.is_empty() && report.text().contains("EMULATED"));
+        assert!(!report_on("QEMU 10.0.2, kvm, processor host").text().contains("EMULATED"));
+    }
+
+    #[test]
+    fn a_promise_is_met_on_its_limit() {
+        let mut report = report_on("1");
         report.at_most("a", 5.0, 5.0, "ms");
         report.at_most("b", 5.1, 5.0, "ms");
         report.at_least("c", 5.0, 5.0, "MB/s");

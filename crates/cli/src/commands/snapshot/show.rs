@@ -105,7 +105,9 @@ fn processes(processes: &[SavedProcess]) -> String {
 
 fn files(files: &[SavedFile]) -> String {
     let row = |file: &SavedFile| {
-        vec![plain(&file.name), units::show_bytes(file.bytes), output::cut(&plain(&file.hash), 13)]
+        // What comes before the number says only that holes were left out.
+        let hash = file.hash.rsplit(':').next().unwrap_or_default();
+        vec![plain(&file.name), units::show_bytes(file.bytes), output::cut(&plain(hash), 13)]
     };
     output::table(&["FILE", "SIZE", "BLAKE3"], files.iter().map(row).collect())
 }

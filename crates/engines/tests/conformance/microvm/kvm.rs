@@ -37,6 +37,6 @@ async fn machines_run_on_the_processor_and_their_kernels_know_it() {
     let clocks = say(&guest, clocks).await;
     assert!(clocks.contains("kvm-clock"), "{clocks}");
     let version = &world.engine().about().version;
-    assert!(version.contains(", kvm, processor host,"), "{version}");
+    assert!(version.contains(", kvm, processor host ("), "{version}");
     machine.kill().await.unwrap();
 }

@@ -72,16 +72,16 @@ impl FromStr for Digest {
 
 /// The hash of a content that passes by, from its begin to its end.
 pub(crate) enum Passing {
-    Plain(Hasher),
-    Sparse(SparseHasher),
+    Plain(Box<Hasher>),
+    Sparse(Box<SparseHasher>),
 }
 
 impl Passing {
     /// Of a content with so many bytes.
     pub(crate) fn new(form: Form, bytes: u64) -> Self {
         match form {
-            Form::Plain => Self::Plain(Hasher::new()),
-            Form::Sparse => Self::Sparse(SparseHasher::new(bytes)),
+            Form::Plain => Self::Plain(Box::default()),
+            Form::Sparse => Self::Sparse(Box::new(SparseHasher::new(bytes))),
         }
     }
 
