@@ -1,3 +1,5 @@
+//! What the card is told, as bytes of the kernel.
+
 use std::process::Command;
 
 use rustix::thread::UnshareFlags;
