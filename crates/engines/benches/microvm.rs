@@ -134,6 +134,9 @@ async fn copies(
         machines.push((machine, guest));
     }
     tell("copy until its agent answers", &mut times);
+    if let Some((machine, _)) = machines.last() {
+        println!("of which, in the last: {:?}", machine.start_steps());
+    }
     own.sort_unstable();
     println!("private guest memory of {COPIES} copies: {own:?} KiB");
     for (machine, _) in machines {

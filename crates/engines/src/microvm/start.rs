@@ -182,8 +182,9 @@ impl Start<'_> {
         let (group, slot, tap) = self.prepare(id, &dir, &begin, &about).await?;
         step("prepare", steps);
         still(&wanted)?;
-        let jail = self.jail(&dir, &begin, &about, &slot, tap);
+        let jail = self.jail(id, &dir, &begin, &about, (&slot, tap));
         let process = self.spawn(id, &dir, &group, &jail).await?;
+        step("jail", steps);
         let monitor = Monitor::connect(&dir.monitor, Instant::now() + START_MAX).await;
         let mut monitor = monitor.map_err(EngineError::failed("reach QEMU"))?;
         step("QEMU", steps);
@@ -287,13 +288,18 @@ impl Start<'_> {
         }
     }
 
+    /// By which people and tools find it among the processes of the host.
+    fn name(&self, id: &MachineId) -> Vec<String> {
+        vec!["-name".to_owned(), format!("{}-{id}", self.host.remains.tag)]
+    }
+
     fn jail(
         &self,
+        id: &MachineId,
         dir: &MachineDir,
         begin: &Begin,
         about: &Began,
-        slot: &Slot,
-        tap: PathBuf,
+        (slot, tap): (&Slot, PathBuf),
     ) -> Jail {
         let Host { build, kernel, remains, .. } = &**self.host;
         let mut seen = build.seen();
@@ -319,7 +325,7 @@ impl Start<'_> {
         let user = USERS + u32::from(slot.number());
         Jail {
             program: build.program.clone(),
-            arguments: line.arguments(),
+            arguments: [line.arguments(), self.name(id)].concat(),
             user,
             group: user,
             more_groups: vec![READERS],
