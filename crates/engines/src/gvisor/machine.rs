@@ -24,7 +24,7 @@ use super::report::{self, REAP_MAX};
 use super::settings::Settings;
 use crate::disk::ScratchDisk;
 use crate::limits::Group;
-use crate::machines::{PagingOut, Place, Record};
+use crate::machines::{PagingOut, Place, Record, Removable};
 use crate::network::Slot;
 use crate::watch::watch;
 
@@ -95,8 +95,17 @@ impl GvisorMachine {
         self
     }
 
-    /// Kills it and removes all of it; the caller holds the sandbox's turn.
-    pub(super) async fn destroy(self) -> Result<(), EngineError> {
+    /// Begun is done: what is asked of a kernel is carried through, also if the caller goes away.
+    async fn to_the_end<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, EngineError>> + Send + 'static,
+    ) -> Result<T, EngineError> {
+        tokio::spawn(work).await.map_err(EngineError::failed("control the machine"))?
+    }
+}
+
+impl Removable for GvisorMachine {
+    async fn destroy(self) -> Result<(), EngineError> {
         let host = &self.host;
         self.paging_out.stop();
         // Fails only if it is dead already.
@@ -115,14 +124,6 @@ impl GvisorMachine {
         // Only now, with all else: its place in the network.
         drop(self.settings);
         cleared
-    }
-
-    /// Begun is done: what is asked of a kernel is carried through, also if the caller goes away.
-    async fn to_the_end<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = Result<T, EngineError>> + Send + 'static,
-    ) -> Result<T, EngineError> {
-        tokio::spawn(work).await.map_err(EngineError::failed("control the machine"))?
     }
 }
 

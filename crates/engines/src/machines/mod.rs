@@ -15,6 +15,7 @@ mod remains;
 mod roll;
 mod root;
 mod turns;
+mod unclaimed;
 
 use std::path::Path;
 
@@ -26,6 +27,7 @@ pub(crate) use remains::{Files, Remains, absent, remove_if_empty};
 pub(crate) use roll::Roll;
 pub(crate) use root::check_root;
 pub(crate) use turns::{Turn, Turns};
+pub(crate) use unclaimed::{Removable, Unclaimed};
 
 /// The file of a machine's [`Record`].
 pub(crate) const RECORD: &str = "machine.json";
@@ -37,4 +39,10 @@ pub(crate) fn ids_in(dir: &Path) -> Vec<MachineId> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
     let id = |name: &str| name.split('.').next().and_then(|stem| stem.parse().ok());
     entries.flatten().filter_map(|entry| id(entry.file_name().to_str()?)).collect()
+}
+
+/// What this host has in all.
+pub(crate) fn host_memory_mib() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram * u64::from(info.mem_unit)) >> 20
 }

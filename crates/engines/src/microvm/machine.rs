@@ -22,7 +22,7 @@ use super::channel::LineChannel;
 use super::control::{Control, Keep};
 use super::report::{self, REAP_MAX};
 use crate::limits::{Group, Limits};
-use crate::machines::{PagingOut, Place, Record};
+use crate::machines::{PagingOut, Place, Record, Removable};
 use crate::network::Slot;
 use crate::watch::watch;
 
@@ -96,27 +96,6 @@ impl MicrovmMachine {
         self
     }
 
-    /// Kills it and removes all of it; the caller holds the sandbox's turn.
-    pub(super) async fn destroy(self) -> Result<(), EngineError> {
-        let host = &self.host;
-        self.paging_out.stop();
-        // Fails only if it is dead already.
-        let _ = pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL);
-        // Whatever was under way with it breaks off now and writes nothing more.
-        let _control = timeout(NOTICE_MAX, self.control.lock()).await;
-        let place = timeout(NOTICE_MAX, self.place.lock()).await;
-        let cleared = host.remains.clear(&self.record.id).await;
-        if let Some(sandbox) = &self.record.sandbox {
-            host.roll.forget(sandbox, &self.record.id);
-        }
-        // Its keeper's child: reaped, its number is free, and nothing of it is left.
-        let _ = host.remains.keeper.exit_of(self.record.process.pid, REAP_MAX).await;
-        drop(place);
-        // Only now, with all else: its place in the network.
-        drop(self.place);
-        cleared
-    }
-
     /// Saves a machine for others to begin from.
     pub(super) async fn save_whole(&mut self, into: &Path) -> Result<Saved, EngineError> {
         self.keep(into, Keep::Whole).await
@@ -145,6 +124,28 @@ impl MicrovmMachine {
 
     fn cant(what: impl Into<String>) -> EngineError {
         EngineError::Unsupported { engine: "microvm", what: what.into() }
+    }
+}
+
+impl Removable for MicrovmMachine {
+    async fn destroy(self) -> Result<(), EngineError> {
+        let host = &self.host;
+        self.paging_out.stop();
+        // Fails only if it is dead already.
+        let _ = pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL);
+        // Whatever was under way with it breaks off now and writes nothing more.
+        let _control = timeout(NOTICE_MAX, self.control.lock()).await;
+        let place = timeout(NOTICE_MAX, self.place.lock()).await;
+        let cleared = host.remains.clear(&self.record.id).await;
+        if let Some(sandbox) = &self.record.sandbox {
+            host.roll.forget(sandbox, &self.record.id);
+        }
+        // Its keeper's child: reaped, its number is free, and nothing of it is left.
+        let _ = host.remains.keeper.exit_of(self.record.process.pid, REAP_MAX).await;
+        drop(place);
+        // Only now, with all else: its place in the network.
+        drop(self.place);
+        cleared
     }
 }
 

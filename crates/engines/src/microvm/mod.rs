@@ -54,7 +54,8 @@ use crate::INIT;
 use crate::keeper::Keeper;
 use crate::limits::{self, Hierarchy};
 use crate::machines::{
-    Files, MachineId, MarkFile, Record, Remains, Roll, Turn, Turns, check_root, ids_in,
+    Files, MachineId, MarkFile, Record, Remains, Roll, Turns, Unclaimed, check_root,
+    host_memory_mib, ids_in,
 };
 use crate::network::{Network, remove_traces};
 
@@ -318,7 +319,7 @@ impl Host {
         self: Arc<Self>,
         plan: BootPlan,
         origin: Origin,
-        answer: oneshot::Sender<Result<Unclaimed, EngineError>>,
+        answer: oneshot::Sender<Result<Unclaimed<MicrovmMachine>, EngineError>>,
     ) {
         let turn = self.turns.take(&plan.id).await;
         let permit = self.starts.acquire().await.expect("it is never closed");
@@ -333,7 +334,7 @@ impl Host {
         let started = start.run(&origin, || !answer.is_closed()).await;
         drop(permit);
         // If nobody takes it any more, it clears itself up.
-        let _ = answer.send(started.map(|machine| Unclaimed(Some((machine, turn)))));
+        let _ = answer.send(started.map(|machine| Unclaimed::new(machine, turn)));
     }
 
     async fn clear_up(&self, id: &MachineId) {
@@ -383,30 +384,6 @@ impl Host {
     }
 }
 
-/// A started machine on its way to whoever asked for it. If they are gone, it is killed; until it is
-/// claimed or cleared no other start of the same sandbox begins.
-struct Unclaimed(Option<(MicrovmMachine, Turn)>);
-
-impl Unclaimed {
-    fn claim(mut self) -> MicrovmMachine {
-        self.0.take().expect("claimed once").0
-    }
-}
-
-impl Drop for Unclaimed {
-    fn drop(&mut self) {
-        let Some((machine, turn)) = self.0.take() else { return };
-        // Without a runtime the daemon ends; the next one sweeps.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        runtime.spawn(async move {
-            if let Err(error) = machine.destroy().await {
-                tracing::warn!(%error, "something of an unwanted machine stays until the next sweep");
-            }
-            drop(turn);
-        });
-    }
-}
-
 fn check_paths(config: &MicrovmConfig) -> Result<(), EngineError> {
     let bad = |why: &str| Err(EngineError::failed("use the engine's settings")(why));
     let own = config.runtime_dir.join(&config.tag);
@@ -432,9 +409,4 @@ fn make_dirs(layout: &Layout) -> std::io::Result<()> {
         rustix::fs::chmod(dir, Mode::RWXU)?;
     }
     Ok(())
-}
-
-fn host_memory_mib() -> u64 {
-    let info = rustix::system::sysinfo();
-    (info.totalram * u64::from(info.mem_unit)) >> 20
 }

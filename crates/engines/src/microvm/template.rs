@@ -23,6 +23,7 @@ use super::Host;
 use super::machine::MicrovmMachine;
 use super::start::{Begin, Owner, Start};
 use crate::INIT;
+use crate::machines::Removable;
 
 /// One for each image and size that is in use; each takes what a kernel and an agent take, tens of MiB.
 const TEMPLATES_MAX: usize = 32;
