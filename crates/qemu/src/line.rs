@@ -193,8 +193,13 @@ fn devices() -> Vec<String> {
         "discard=unmap,detect-zeroes=unmap,cache.no-flush=on,file.discard=unmap,\
          file.cache.no-flush=on,file.locking=on",
     );
-    let block =
-        |id, place| format!("virtio-blk-device,drive={id},serial={id},bus=virtio-mmio-bus.{place}");
+    // By default a QEMU stops its guest when the host has no room, and nobody would let it go on.
+    let block = |id, place| {
+        format!(
+            "virtio-blk-device,drive={id},serial={id},werror=report,rerror=report,\
+             bus=virtio-mmio-bus.{place}"
+        )
+    };
     let ports = format!("virtio-serial-device,max_ports=2,bus=virtio-mmio-bus.{AGENT_PLACE}");
     [
         ("-chardev", socket("monitor", inside::MONITOR_FD)),
@@ -283,6 +288,14 @@ mod tests {
         places.push(place("virtio-net"));
         assert!(places.is_sorted_by(|one, next| one > next), "{places:?}");
         assert!(!places.contains(&0), "a disk in the first place never answers");
+    }
+
+    #[test]
+    fn a_guest_is_told_of_a_full_host_and_not_stopped() {
+        let line = line(Accel::Tcg, BOOT);
+        let disks = values(&line, "-device").into_iter().filter(|it| it.starts_with("virtio-blk"));
+        let told = |disk: &str| disk.contains("werror=report") && disk.contains("rerror=report");
+        assert_eq!(disks.filter(|disk| told(disk)).count(), 2);
     }
 
     #[test]

@@ -70,6 +70,15 @@ impl Templates {
     }
 }
 
+/// Makes a template durable and gives it its name: after a crash of the host it is whole or not there.
+fn put_in_place(fresh: &Path, place: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(fresh)? {
+        File::open(entry?.path())?.sync_all()?;
+    }
+    File::open(fresh)?.sync_all()?;
+    std::fs::rename(fresh, place)
+}
+
 /// Notes that it is used now; for [`Templates::tidy`] alone, so it may go wrong.
 fn touch(template: &Path) {
     let _ = File::open(template).and_then(|dir| dir.set_modified(SystemTime::now()));
@@ -103,8 +112,11 @@ impl Host {
             let _ = std::fs::remove_dir_all(&fresh);
             return Err(error);
         }
-        std::fs::rename(&fresh, &place).map_err(EngineError::failed(WHAT))?;
-        Templates::tidy(&self.templates.0);
+        let dir = self.templates.0.clone();
+        let kept = place.clone();
+        let placed =
+            spawn_blocking(move || put_in_place(&fresh, &kept).map(|()| Templates::tidy(&dir)));
+        placed.await.map_err(EngineError::failed(WHAT))?.map_err(EngineError::failed(WHAT))?;
         Ok(place)
     }
 

@@ -1,3 +1,5 @@
+//! Versions and directories as QEMUs tell them, and programs that are none.
+
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! The pages of a real process, and of files that lie.
+
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;

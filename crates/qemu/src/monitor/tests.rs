@@ -1,3 +1,5 @@
+//! A control socket whose other end is the test.
+
 use tokio::net::UnixListener;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Saves that belong together, and mixes of them.
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::process::Command;
