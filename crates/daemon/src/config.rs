@@ -68,6 +68,13 @@ pub struct EngineConfig {
     pub emulate: bool,
 }
 
+impl EngineConfig {
+    /// Whether machines may be emulated where KVM does not work.
+    pub fn may_emulate(&self) -> bool {
+        self.kind == EngineKind::Microvm && self.emulate
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineKind {

@@ -12,7 +12,7 @@ use torpor_engines::probe::kvm::{self, Kvm};
 use torpor_kernel::KernelError;
 use torpor_lifecycle::engine::{Engine, EngineError, Guard, NoGuard};
 use torpor_protocol::AddressRange;
-use torpor_qemu::build::{Accel, Build};
+use torpor_qemu::build::{Accel, Build, BuildError};
 use torpor_store::Layout;
 
 use crate::ServeError;
@@ -67,7 +67,13 @@ pub(crate) async fn probe_kvm() -> Kvm {
 pub(crate) async fn find_parts(config: &Config, kernels: &Path, accel: Accel) -> Found {
     let kernels = kernels.to_owned();
     let kernel = spawn_blocking(move || torpor_kernel::newest(&kernels));
-    let qemu = Build::find(config.engine.qemu_path.as_deref(), accel).await;
+    let program = config.engine.qemu_path.as_deref();
+    let qemu = match Build::find(program, accel).await {
+        Err(BuildError::NoKvm { .. }) if config.engine.may_emulate() => {
+            Build::find(program, Accel::Tcg).await
+        }
+        found => found,
+    };
     let kernel = kernel.await.unwrap_or_else(|error| {
         let action = "look for a kernel".to_owned();
         Err(KernelError::Failed { action, source: error.into() })

@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde::{Deserialize, Serialize};
+use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::jail::Seen;
-use crate::line::inside;
+use crate::line::{cpu_model, inside};
 use crate::tick;
 
 /// The oldest release that is used. 7.2 of Debian 12 corrupts its guests under load when it emulates
@@ -28,6 +30,8 @@ const FIRMWARE: &str = "qboot.rom";
 const LINKER_CACHE: &str = "/etc/ld.so.cache";
 /// QEMU answers in 30 ms; a host that needs so long has other problems.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// What ends a QEMU that has its control channel at its stdin.
+const QUIT: &[u8] = br#"{"execute":"qmp_capabilities"}{"execute":"quit"}"#;
 /// More libraries than any build has (Debian's: 48): each is a mount in every jail.
 const LIBRARIES_MAX: usize = 256;
 
@@ -100,6 +104,12 @@ pub enum BuildError {
     NoLibrary { program: PathBuf, library: String },
     #[error("{} is linked with more than {LIBRARIES_MAX} libraries", program.display())]
     ManyLibraries { program: PathBuf },
+    #[error(
+        "{} does not start with KVM ({reason}): whoever runs the computer below this one must \
+         switch nested virtualization on; otherwise use gVisor",
+        program.display()
+    )]
+    NoKvm { program: PathBuf, reason: String },
 }
 
 impl Build {
@@ -130,7 +140,10 @@ impl Build {
         };
         let libraries = libraries(&program).await?;
         let tick_khz = match accel {
-            Accel::Kvm => None,
+            Accel::Kvm => {
+                start_with_kvm(&program).await?;
+                None
+            }
             Accel::Tcg => tick::khz().await,
         };
         Ok(Self { program, version, text, accel, firmware, libraries, tick_khz })
@@ -190,6 +203,42 @@ async fn ask(
         Ok(Err(source)) => Err(BuildError::Missing { program: program.into(), source }),
         Ok(Ok(output)) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
     }
+}
+
+/// Makes a machine with KVM that executes nothing, and ends it. A /dev/kvm that opens, and even one that
+/// runs a small guest, may refuse what QEMU sets up for a whole processor, and QEMU then aborts.
+async fn start_with_kvm(program: &Path) -> Result<(), BuildError> {
+    let mut command = Command::new(program);
+    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-S", "-m", "16M"]);
+    command.args(["-machine", "microvm,isa-serial=off,x-option-roms=off", "-bios", FIRMWARE]);
+    command.args(["-accel", Accel::Kvm.name(), "-cpu", cpu_model(Accel::Kvm), "-qmp", "stdio"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    let missing = |source| BuildError::Missing { program: program.into(), source };
+    let ended = async {
+        let mut child = command.spawn()?;
+        if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
+            // An abort is an answer here, and no file shall be left of it.
+            let none = Rlimit { current: Some(0), maximum: Some(0) };
+            let _ = prlimit(Some(pid), Resource::Core, none);
+        }
+        if let Some(mut stdin) = child.stdin.take() {
+            // A QEMU that is gone by now says why.
+            let _ = stdin.write_all(QUIT).await;
+        }
+        child.wait_with_output().await
+    };
+    let reason = match timeout(ANSWER_MAX, ended).await {
+        Ok(output) => {
+            let output = output.map_err(missing)?;
+            if output.status.success() {
+                return Ok(());
+            }
+            let said = String::from_utf8_lossy(&output.stderr);
+            format!("{}: {}", output.status, first(&said))
+        }
+        Err(_) => format!("no answer within {} seconds", ANSWER_MAX.as_secs()),
+    };
+    Err(BuildError::NoKvm { program: program.into(), reason })
 }
 
 /// The dynamic linker itself says what it would load. Asked about a program without libraries, the

@@ -1,7 +1,9 @@
 //! Connections to servers inside.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
 
 use torpor_protocol::guest::{FailureCode, Kind, Reply, Request};
 
@@ -67,4 +69,53 @@ fn a_reset_stream_closes_the_connection() {
     let (mut connection, _) = listener.accept().unwrap();
     daemon.send(stream, Kind::Reset, &[]);
     assert_eq!(connection.read(&mut [0; 10]).unwrap_or(0), 0);
+}
+
+/// Who tries to connect to this port and was not answered, by their ports.
+fn unanswered(port: u16) -> Vec<String> {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let to = format!("0100007F:{port:04X}");
+    let fields = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let waiting = fields.filter(|fields| fields[2] == to && fields[3] == "02");
+    waiting.map(|fields| fields[1].to_owned()).collect()
+}
+
+/// As gVisor does after a revival to what has the ports of a connection that ended lately.
+#[test]
+fn a_connection_that_is_swallowed_is_tried_again_from_another_port() {
+    let mut daemon = Daemon::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let address = listener.local_addr().unwrap();
+    // A full queue swallows whoever comes next.
+    let _full = TcpStream::connect(address).unwrap();
+    let stream = daemon.open(&Request::Connect { port: address.port() });
+    let (mut seen, deadline) = (BTreeSet::new(), Instant::now() + Duration::from_secs(9));
+    while seen.len() < 2 {
+        seen.extend(unanswered(address.port()));
+        assert!(Instant::now() < deadline, "{seen:?}");
+    }
+    let (first, _) = listener.accept().unwrap();
+    assert_eq!(daemon.reply(stream), Reply::Done);
+    drop(first);
+}
+
+#[test]
+fn connections_come_from_ports_in_turn() {
+    let mut daemon = Daemon::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let sources: Vec<u16> = (0..4)
+        .map(|_| {
+            let stream = daemon.open(&Request::Connect { port });
+            assert_eq!(daemon.reply(stream), Reply::Done);
+            listener.accept().unwrap().1.port()
+        })
+        .collect();
+    let all = 32_768..=60_999;
+    assert!(sources.iter().all(|source| all.contains(source)), "{sources:?}");
+    // Others on this host may hold some in between.
+    let step = |pair: &[u16]| i32::from(pair[1]) - i32::from(pair[0]);
+    let in_turn = |pair: &[u16]| (1..100).contains(&step(pair)) || step(pair) < -20_000;
+    assert!(sources.windows(2).all(in_turn), "{sources:?}");
 }

@@ -63,7 +63,7 @@ pub(crate) async fn lean(
         EngineKind::Gvisor | EngineKind::Auto => {
             Ok(Leaning::Gvisor(format!("microVMs need KVM; /dev/kvm is {kvm}")))
         }
-        EngineKind::Microvm if config.emulate => Ok(Leaning::Microvm(Accel::Tcg)),
+        EngineKind::Microvm if config.may_emulate() => Ok(Leaning::Microvm(Accel::Tcg)),
         EngineKind::Microvm => Err(format!(
             "microVMs need KVM; /dev/kvm is {kvm}; {remedy}; or choose gvisor with engine.kind \
              (engine.emulate does without KVM, many times slower: for tests)"

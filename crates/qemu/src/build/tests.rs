@@ -79,6 +79,21 @@ async fn a_qemu_without_the_machine_or_the_firmware_is_refused_by_name() {
     assert_eq!(build.tick_khz, None, "KVM tells its guests itself");
 }
 
+#[tokio::test]
+async fn a_qemu_that_aborts_with_kvm_is_refused_for_it_and_emulates_all_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join(FIRMWARE), b"rom").unwrap();
+    let program = qemu(directory.path(), "10.0.2", MACHINES);
+    let mut text = std::fs::read_to_string(&program).unwrap();
+    text.push_str("case \"$*\" in *'-accel kvm'*) echo 'error: failed to set MSR' >&2; kill -ABRT $$;; esac\n");
+    std::fs::write(&program, text).unwrap();
+    let error = Build::find(Some(&program), Accel::Kvm).await.unwrap_err().to_string();
+    for part in ["does not start with KVM", "failed to set MSR", "gVisor"] {
+        assert!(error.contains(part), "{error} does not say {part}");
+    }
+    assert!(Build::find(Some(&program), Accel::Tcg).await.is_ok());
+}
+
 #[test]
 fn the_trimmed_build_is_taken_for_kvm_only() {
     let directory = tempfile::tempdir().unwrap();

@@ -114,10 +114,7 @@ async fn a_jailed_qemu_inherits_its_sockets_and_nothing_else() {
 
 #[tokio::test]
 async fn a_jailed_qemu_uses_kvm_without_a_right_to_it() {
-    if File::options().read(true).write(true).open("/dev/kvm").is_err() {
-        println!("skipped, because there is no KVM here");
-        return;
-    }
+    // Where no QEMU starts with KVM this says so.
     let Some(place) = Place::find_for(Accel::Kvm).await else { return };
     // Nothing is executed: that is more than every KVM can do.
     let machine = place.revive("a", &[0; 1 << 24]);
