@@ -103,7 +103,7 @@ fn fifty_sandboxes_created_at_once_all_come_up() {
 #[test]
 fn a_sandbox_ends_at_its_maximum_age() {
     let world = World::start();
-    world.create_with("brief", &["--max-age", "3s"]);
+    world.create_with("brief", &["--max-age", "6s"]);
     wait_for("the sandbox to end", || {
         (world.get("/v1/sandboxes/brief").status == 404).then_some(())
     });

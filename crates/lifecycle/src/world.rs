@@ -1,12 +1,14 @@
 //! What all sandboxes of a host share, and how a machine is started from it.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::io::AsyncReadExt;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use torpor_protocol::guest::{Identity, ProcessSpec, Reply, Request};
 use torpor_protocol::snapshot::SavedProcess;
@@ -24,6 +26,9 @@ use crate::{Error, Refusal, fault};
 const START_DEADLINE: Duration = Duration::from_secs(120);
 /// How long the agent of a machine that just started may take to say hello.
 pub(crate) const HELLO_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a wake from memory may keep others waiting. An agent answers within some 20 ms; whoever
+/// takes longer is stuck, or wants to be.
+const TURN_MAX: Duration = Duration::from_millis(250);
 /// Bytes of a layer that are read at once.
 const LAYER_CHUNK: usize = 256 * 1024;
 
@@ -37,6 +42,8 @@ pub struct Policy {
     /// How many may be awake without being used; above it, those unused longest fall asleep before
     /// their time.
     pub idle_awake_max: usize,
+    /// How many wake from memory at the same time, first come, first served.
+    pub wakes_at_once: usize,
 }
 
 impl Default for Policy {
@@ -45,6 +52,7 @@ impl Default for Policy {
             persist_after: Duration::from_secs(30),
             warm_for: Duration::from_secs(3600),
             idle_awake_max: 16,
+            wakes_at_once: 4,
         }
     }
 }
@@ -81,6 +89,8 @@ pub(crate) struct World {
     /// The daemon stops: drivers let go of their machines and end.
     pub(crate) stopping: CancellationToken,
     pub(crate) leave: Mutex<Leave>,
+    /// Turns of those who wake from memory.
+    pub(crate) wakes: Semaphore,
 }
 
 /// A machine whose agent answered and knows who it is.
@@ -202,6 +212,19 @@ impl World {
     /// The same afterwards, when the machine knows who it is.
     pub(crate) async fn rise(&self, guest: &Guest) -> Result<(), GuestError> {
         if self.engine.about().abilities.rests { guest.rise().await } else { Ok(()) }
+    }
+
+    /// Does what lets a machine go on when it is its turn: many at once would only take processors from
+    /// each other, and the last one would wait for all. Whoever takes too long goes on without a turn.
+    pub(crate) async fn in_turn<T>(&self, wake: impl Future<Output = T>) -> T {
+        let turn = self.wakes.acquire().await;
+        let mut wake = pin!(wake);
+        let done = tokio::time::timeout(TURN_MAX, &mut wake).await;
+        drop(turn);
+        match done {
+            Ok(done) => done,
+            Err(_) => wake.await,
+        }
     }
 
     /// Puts the files of a filesystem save on top of the image.

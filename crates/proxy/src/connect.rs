@@ -18,8 +18,8 @@ const LISTEN_WINDOW: Duration = Duration::from_secs(1);
 const LISTEN_STEP: Duration = Duration::from_millis(50);
 /// How long a sandbox may take to be awake; its driver gives up before.
 const AWAKE_DEADLINE: Duration = Duration::from_secs(180);
-/// How long the agent may take to connect to its own loopback.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+/// How long the agent may take to connect to its own loopback; it gives up before and says why.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(15);
 
 /// How often a request comes back when its sandbox is put to sleep before it was answered.
 pub(crate) const SLEEPS_MAX: usize = 10;

@@ -132,7 +132,7 @@ def nothing_leaked():
 
     before = listed()
     yield
-    helpers.wait_for(f"only {before} to be there", lambda: listed() == before, patience=10)
+    helpers.wait_for(f"only {before} to be there", lambda: listed() == before)
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::{client::generate_key, derive_accept_key};
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use torpor_protocol::ErrorBody;
+use torpor_protocol::api::PREVIEW_HEADER;
 
 use crate::error::{Error, Result};
 use body::Body;
@@ -177,6 +178,19 @@ impl Client {
             return Ok(response);
         }
         Err(refused(route, response).await)
+    }
+
+    /// What a port of a sandbox (`3000-web`) answers to `GET /`, as a browser would ask it.
+    pub(crate) async fn preview(&self, address: &str) -> Result<Bytes> {
+        let route = Route::new("/");
+        let request = self.request(Method::GET, &route).header(PREVIEW_HEADER, address);
+        let request = request.body(body::empty()).map_err(bad_request)?;
+        let response = self.http.request(request).await.map_err(|error| self.broken(&error))?;
+        if !response.status().is_success() {
+            return Err(refused(&route, response).await);
+        }
+        let body = response.into_body().collect().await;
+        Ok(body.map_err(|error| Error::garbled("the answer broke off", error))?.to_bytes())
     }
 
     /// A WebSocket.

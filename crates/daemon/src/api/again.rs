@@ -1,7 +1,8 @@
 //! Nobody is refused because the sandbox was just put to sleep: a request that only asks, and whose
 //! answer was cut off by that, is asked again, which wakes the sandbox.
 //!
-//! Requests that do something are not repeated, because nobody knows whether it was done.
+//! Requests that do something are not repeated, because nobody knows whether it was done. Those that ask
+//! for a WebSocket only look and connect until it is there.
 
 use std::sync::Arc;
 
@@ -10,7 +11,6 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use http::Method;
-use http::header::UPGRADE;
 
 use super::error::ApiError;
 
@@ -20,7 +20,7 @@ const TIMES: usize = 10;
 /// A layer of every API.
 pub async fn ask_again(request: Request, next: Next) -> Response {
     let asks = matches!(*request.method(), Method::GET | Method::HEAD);
-    if !asks || request.headers().contains_key(UPGRADE) {
+    if !asks {
         return next.run(request).await;
     }
     let (head, _body) = request.into_parts();

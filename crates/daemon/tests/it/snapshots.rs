@@ -60,7 +60,8 @@ async fn snapshots_know_their_ancestors() {
 #[tokio::test]
 async fn a_snapshot_in_the_background_is_answered_at_once() {
     let world = World::with_sandbox().await;
-    world.host.save_takes(Duration::from_millis(200));
+    // Longer than a busy host needs for the questions.
+    world.host.save_takes(Duration::from_secs(3));
     let body = json!({"name": "base", "in_background": true});
     let begun = world.post("/v1/sandboxes/web/snapshots", body).await.expect(202);
     assert_eq!(begun["state"], "in_progress");

@@ -1,8 +1,5 @@
 //! What a guest is held to and what it costs its host: promises of every engine that isolates.
 
-use std::time::Duration;
-
-use tokio::time::Instant;
 use torpor_lifecycle::engine::EngineError;
 use torpor_protocol::Resources;
 use torpor_protocol::guest::Exit;
@@ -12,15 +9,13 @@ use crate::world::{boot, eventually, make_image, plan, say, shell, world};
 const MIB: u64 = 1 << 20;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kill_leaves_nothing_and_takes_less_than_a_second() {
+async fn kill_leaves_nothing() {
     let Some(world) = world().await else { return };
     let plan = world.plan();
     let (machine, guest) = boot(&**world.engine(), plan.clone()).await;
     say(&guest, "sleep 1000 & sleep 1000 & echo x > /root/x").await;
     assert!(!world.traces(&plan.id).is_empty(), "traces are found while it lives");
-    let begun = Instant::now();
     machine.kill().await.unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     assert_eq!(world.traces(&plan.id), Vec::<String>::new());
 }
 

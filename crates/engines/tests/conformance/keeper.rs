@@ -2,7 +2,6 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags};
 use torpor_engines::keeper::{Ended, Keeper, KeeperError, Spawn, TAIL_MAX};
@@ -170,8 +169,11 @@ async fn nonsense_and_hang_ups_do_not_disturb_it() {
         rustix::net::connect(&socket, &address).unwrap();
         rustix::net::send(&socket, packet, SendFlags::NOSIGNAL).unwrap();
     }
-    let spawning = desk.spawn("one", "sleep 0.2; exit 3");
-    let _ = tokio::time::timeout(Duration::from_millis(50), spawning).await;
+    let begun = async { while desk.keeper.list().await.unwrap() != ["one"] {} };
+    tokio::select! {
+        ended = desk.spawn("one", "exec sleep 1000") => panic!("{ended:?}"),
+        begun = tokio::time::timeout(PATIENCE, begun) => begun.expect("it begins"),
+    }
     assert_eq!(desk.keeper.list().await.unwrap(), ["one"], "who asked is gone, what runs goes on");
     let socket = desk.dir.path().join("keeper.sock");
     let mode = std::os::unix::fs::PermissionsExt::mode(&socket.metadata().unwrap().permissions());

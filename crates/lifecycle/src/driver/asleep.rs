@@ -172,11 +172,11 @@ impl Driver {
             }
             self.world.ledger.record(&running).await
         };
-        let resumed = async {
+        let resumed = self.world.in_turn(async {
             let guest = resume(&mut machine).await?;
             self.world.rise(&guest).await?;
             Ok(guest)
-        };
+        });
         let (resumed, recorded) = tokio::join!(resumed, recorded);
         let woken = recorded.map_err(Error::from).and(resumed);
         match woken {

@@ -14,6 +14,9 @@ use crate::{Error, Lease, Refusal, fault};
 
 /// How long the agent may take to say whether something keeps the sandbox awake.
 const ASK_MAX: Duration = Duration::from_secs(2);
+/// How long an order to sleep waits for those whom the wake before it was for: who waited is served. More
+/// than a first answer takes on a busy host.
+const SERVE_FIRST: Duration = Duration::from_millis(500);
 /// How long a dying machine may take to say why.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -173,6 +176,8 @@ impl Driver {
         cold: bool,
         reply: Reply<()>,
     ) -> Phase {
+        let served = self.door.idle_for(Duration::ZERO);
+        let _ = tokio::time::timeout_at(self.entered + SERVE_FIRST, served).await;
         let mut sleeper = match self.fall_asleep(machine, true).await {
             Slept::Yes(sleeper) => sleeper,
             Slept::No(machine, error) => {

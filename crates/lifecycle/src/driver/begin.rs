@@ -266,6 +266,7 @@ impl Driver {
 
     pub(super) fn enter(&mut self, machine: Box<dyn Machine>, guest: Guest) -> Phase {
         self.door.open(guest, machine.meter());
+        self.entered = Instant::now();
         self.publish(State::Running, None);
         Phase::Running(machine)
     }

@@ -50,6 +50,8 @@ pub(crate) struct Driver {
     pub(crate) status: watch::Sender<Status>,
     pub(crate) door: Arc<Door>,
     pub(crate) delete: CancellationToken,
+    /// When it last began to run with the door open.
+    pub(crate) entered: Instant,
     /// Its agent may not know yet whom everybody inside is to trust.
     pub(crate) untold: bool,
 }

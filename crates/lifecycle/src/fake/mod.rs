@@ -77,6 +77,9 @@ struct HostState {
     fail_resizes: usize,
     start_takes: Duration,
     save_takes: Duration,
+    resume_takes: Duration,
+    resuming: usize,
+    resuming_max: usize,
 }
 
 struct FakeMachine {
@@ -144,6 +147,16 @@ impl FakeHost {
     /// Every boot and revive takes so long.
     pub fn start_takes(&self, time: Duration) {
         self.state.lock().start_takes = time;
+    }
+
+    /// Every machine that should go on takes so long for it.
+    pub fn resume_takes(&self, time: Duration) {
+        self.state.lock().resume_takes = time;
+    }
+
+    /// How many machines were ever about to go on at the same time.
+    pub fn resuming_max(&self) -> usize {
+        self.state.lock().resuming_max
     }
 
     /// Every save takes so long.
@@ -376,13 +389,20 @@ impl Machine for Handle {
     }
 
     async fn resume(&mut self) -> Result<(), EngineError> {
-        {
+        let takes = {
             let mut state = self.0.host.state.lock();
             if state.fail_resumes > 0 {
                 state.fail_resumes -= 1;
                 return Err(EngineError::failed("resume the machine")("a fake fault"));
             }
+            state.resuming += 1;
+            state.resuming_max = state.resuming_max.max(state.resuming);
+            state.resume_takes
+        };
+        if !takes.is_zero() {
+            tokio::time::sleep(takes).await;
         }
+        self.0.host.state.lock().resuming -= 1;
         self.0.paused.send_replace(false);
         if let Some(script) = &self.0.script {
             script.resume();

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::{Mutex as AsyncMutex, Notify, broadcast, mpsc, watch};
+use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, broadcast, mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use torpor_protocol::api::UpdateSandbox;
@@ -94,6 +95,7 @@ impl Fleet {
             clock: Clock::start(),
             stopping: CancellationToken::new(),
             leave: Mutex::new(Leave::Running),
+            wakes: Semaphore::new(policy.wakes_at_once.max(1)),
         };
         let fleet = Self {
             inner: Arc::new(Inner {
@@ -341,6 +343,7 @@ impl Fleet {
             status: sender,
             door: Arc::clone(&sandbox.door),
             delete: sandbox.delete.clone(),
+            entered: Instant::now(),
             untold: false,
             record,
         };

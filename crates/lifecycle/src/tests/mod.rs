@@ -6,6 +6,7 @@ mod lives;
 mod snapshots;
 mod standby;
 mod trust;
+mod turns;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -16,7 +16,7 @@ async fn durable(sandbox: &Sandbox) {
     tokio::time::timeout(SOON, reached).await.expect("it was never durable").unwrap();
 }
 
-async fn sleeper(world: &World, name: &str) -> Sandbox {
+pub(super) async fn sleeper(world: &World, name: &str) -> Sandbox {
     let sandbox = world.fleet.create(sleepy(name)).await.unwrap();
     drop(sandbox.awake().await.unwrap());
     world.host.set_memory(sandbox.id(), "remember");

@@ -34,11 +34,7 @@ pub(super) async fn measure(
     report: &mut Report,
 ) -> Result<()> {
     created(bench, client, report).await?;
-    let guest = Guest::start(bench, client, 0).await?;
-    let snapshot = guest.snapshot(bench, client).await?;
-    guest.delete(client).await?;
-    let (_, forked) = forks(client, &snapshot, bench.fleet as usize).await?;
-    let crowd = Crowd { ids: ids(&forked).collect() };
+    let crowd = Crowd::start(bench, client).await?;
     let memory = cost::memory_of(client, &crowd.ids).await?;
     report.at_most("memory per idle sandbox, running", memory, 20.0, "MB");
     for tier in [Tier::Warm, Tier::Cold] {
@@ -84,6 +80,14 @@ struct Crowd {
 }
 
 impl Crowd {
+    async fn start(bench: &Bench, client: &Client) -> Result<Self> {
+        let guest = Guest::start(bench, client, 0).await?;
+        let snapshot = guest.snapshot(bench, client).await?;
+        guest.delete(client).await?;
+        let (_, forked) = forks(client, &snapshot, bench.fleet as usize).await?;
+        Ok(Self { ids: ids(&forked).collect() })
+    }
+
     async fn sleep(&self, client: &Client, tier: Tier) -> Result<()> {
         let sleeps = self.ids.iter().map(async |id| {
             let guest = Guest { id: id.clone() };
@@ -149,6 +153,23 @@ async fn at_one_instant(
     Ok(())
 }
 
+/// All of them at one instant, over and over: how far apart the slowest answers of such bursts are.
+pub(super) async fn bursts(bench: &Bench, client: &Client, report: &mut Report) -> Result<()> {
+    let crowd = Crowd::start(bench, client).await?;
+    let (mut all, mut slowest) = (Vec::new(), Vec::new());
+    for _ in 0..bench.rounds {
+        crowd.sleep(client, Tier::Warm).await?;
+        let outcomes = crowd.ask(client, &vec![Duration::ZERO; crowd.ids.len()]).await?;
+        slowest.extend(outcomes.iter().map(|outcome| outcome.latency).max());
+        all.extend(outcomes);
+    }
+    let name = format!("{} asked at one instant", crowd.ids.len());
+    failures(&all, report);
+    report.latency(format!("{name}, {} times", bench.rounds), Start::Warm, summarize(&all));
+    report.latency(format!("{name}: the last answer"), Start::Warm, Summary::of(&slowest));
+    clean_up(client).await
+}
+
 /// A request that failed counts with the time it took.
 fn summarize(outcomes: &[Outcome]) -> Summary {
     Summary::of(&outcomes.iter().map(|outcome| outcome.latency).collect::<Vec<_>>())
@@ -162,7 +183,7 @@ fn failures(outcomes: &[Outcome], report: &mut Report) {
     }
 }
 
-fn count(number: usize) -> f64 {
+pub(super) fn count(number: usize) -> f64 {
     u32::try_from(number).map_or(f64::INFINITY, f64::from)
 }
 

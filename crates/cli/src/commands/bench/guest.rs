@@ -86,6 +86,19 @@ impl Guest {
         Err(Error::failed(format!("the file in the sandbox says {said:?}")))
     }
 
+    /// Waits until a server inside listens.
+    pub(super) async fn listens(&self, client: &Client, port: u16) -> Result<()> {
+        let route = self.route().then("/tunnel").part(&port.to_string());
+        let deadline = Instant::now() + READY_MAX;
+        while let Err(error) = client.socket(&route).await {
+            if Instant::now() > deadline {
+                return Err(error);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
     pub(super) async fn status(&self, client: &Client) -> Result<Status> {
         client.get(&self.route()).await
     }

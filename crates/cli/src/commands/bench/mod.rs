@@ -5,7 +5,7 @@
 //! alternately in one go, because machines are noisy; read the ratios before the milliseconds.
 //!
 //! ```text
-//!  create run files egress wake standby fork fleet ──▶ report ──▶ tables, JSON
+//!  create run files egress wake standby fork fleet burst soak ──▶ report ──▶ tables, JSON
 //!      │             │        │         ├─▶ picture      latency over time
 //!      ├─▶ guest, load  far     │         ├─▶ cost         what the daemon uses of its host
 //!      └─▶ runsc              │         └─▶ records      a daemon of its own with many records
@@ -31,6 +31,7 @@ mod records;
 mod report;
 mod run;
 mod runsc;
+mod soak;
 mod standby;
 mod wake;
 
@@ -110,11 +111,16 @@ enum What {
     Egress,
     /// Many sleeping sandboxes: woken over time and at one instant, and what they cost idle.
     Fleet,
+    /// Many sandboxes asleep in memory, all asked at one instant, as often as `--rounds` says. Only by name.
+    Burst,
+    /// First requests right after wakes, `--rounds` in each of four sandboxes, and how many failed. Only by
+    /// name.
+    Soak,
 }
 
 impl What {
     /// In this order, from quick to slow.
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 10] = [
         Self::Create,
         Self::Run,
         Self::Files,
@@ -123,7 +129,14 @@ impl What {
         Self::Standby,
         Self::Fork,
         Self::Fleet,
+        Self::Burst,
+        Self::Soak,
     ];
+
+    /// Whether it is measured although nothing was named.
+    fn is_usual(self) -> bool {
+        !matches!(self, Self::Burst | Self::Soak)
+    }
 
     fn title(self) -> &'static str {
         match self {
@@ -135,6 +148,8 @@ impl What {
             Self::Standby => "sleep and snapshot",
             Self::Fork => "fork",
             Self::Fleet => "the fleet",
+            Self::Burst => "bursts",
+            Self::Soak => "first requests after wakes",
         }
     }
 }
@@ -170,7 +185,10 @@ impl Bench {
 
     async fn measure(&self, client: &Client, info: &Info, report: &mut Report) -> Result<()> {
         let progress = Progress::waiting("measuring");
-        let wanted = |what: &What| self.what.is_empty() || self.what.contains(what);
+        let wanted = |what: &What| match self.what.is_empty() {
+            true => what.is_usual(),
+            false => self.what.contains(what),
+        };
         for what in What::ALL.into_iter().filter(wanted) {
             progress.say(what.title().to_owned());
             match what {
@@ -182,6 +200,8 @@ impl Bench {
                 What::Standby => standby::measure(self, client, report).await?,
                 What::Fork => fork::measure(self, client, report).await?,
                 What::Fleet => fleet::measure(self, client, info, report).await?,
+                What::Burst => fleet::bursts(self, client, report).await?,
+                What::Soak => soak::measure(self, client, report).await?,
             }
         }
         Ok(())

@@ -79,7 +79,7 @@ async fn beside_the_floor(
     Ok(())
 }
 
-async fn api(client: &Client, route: &Route) -> Result<()> {
+pub(super) async fn api(client: &Client, route: &Route) -> Result<()> {
     let command = Command { command: vec!["/bin/true".into()], ..Command::default() };
     let result: RunResult = client.post(route, &command).await?;
     if result.exit.exit_code == Some(0) {

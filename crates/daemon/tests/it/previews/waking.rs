@@ -104,7 +104,7 @@ async fn a_browser_that_would_wait_long_gets_a_page_that_comes_again_while_the_w
     let made = preview(&world, json!({"port": port, "public": true})).await;
     world.post("/v1/sandboxes/web/sleep", json!({"cold": true})).await;
     world.wait("web", "tier", json!("cold")).await;
-    world.host.start_takes(Duration::from_millis(2500));
+    world.host.start_takes(Duration::from_secs(5));
     let page = visit(&world, &made, "/", &[BROWSER]).await;
     assert_eq!((page.status.as_u16(), page.header("retry-after")), (503, "1"), "{}", page.text());
     assert!(page.text().contains("http-equiv=\"refresh\""), "{}", page.text());

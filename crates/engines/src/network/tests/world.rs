@@ -394,7 +394,7 @@ pub(super) fn greeting(stream: &mut TcpStream) -> io::Result<String> {
 }
 
 pub(super) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         if let Some(value) = look().await {
             return value;

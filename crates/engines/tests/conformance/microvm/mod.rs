@@ -122,6 +122,6 @@ impl Installation for Installed {
     /// The word with the time goes through an emulated processor, which shares the host's with others:
     /// so long it may take from one clock to the other.
     fn clock_slack(&self) -> Duration {
-        Duration::from_millis(150)
+        Duration::from_millis(500)
     }
 }
