@@ -39,3 +39,49 @@ fn a_preview_of_nothing_says_what_is_missing() {
     assert_eq!(unknown.status, 404);
     assert_eq!(unknown.json()["code"], "sandbox_not_found", "{unknown:?}");
 }
+
+/// Answers with the number of its request, and closes first.
+const CLOSES_FIRST: &str = "import socket
+server = socket.create_server(('127.0.0.1', 3100), backlog=100)
+count = 0
+while True:
+    connection, _ = server.accept()
+    count += 1
+    connection.recv(1000)
+    connection.sendall(b'HTTP/1.0 200 OK\\r\\n\\r\\n%d' % count)
+    connection.shutdown(socket.SHUT_WR)
+    while connection.recv(1000):
+        pass
+    connection.close()
+";
+/// Leaves an ended connection behind from every eighth port.
+const LEAVES_TRACES: &str = "import socket
+for port in range(16000, 65535, 8):
+    with socket.socket() as client:
+        try:
+            client.bind(('127.0.0.1', port))
+        except OSError:
+            continue
+        client.connect(('127.0.0.1', 3100))
+        client.sendall(b'hello')
+        while client.recv(1000):
+            pass
+";
+
+/// The network of a revived machine remembers ended connections, but not its sequence numbers: a
+/// connection with the ports of an ended one may never be answered.
+#[test]
+fn previews_reach_a_revived_server_whose_old_connections_linger() {
+    let world = World::start();
+    world.create("web");
+    let server = json!({"command": ["python3", "-c", CLOSES_FIRST]});
+    assert_eq!(world.post("/v1/sandboxes/web/processes", &server).status, 201);
+    let host = "3100-web.localhost";
+    wait_for("the server", || (get(&world, host, "/").status == 200).then_some(()));
+    world.torpor(&["run", "web", "--", "python3", "-c", LEAVES_TRACES]).ok();
+    world.sleep("web", "cold");
+    for _ in 0..80 {
+        let answer = get(&world, host, "/");
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+}
