@@ -94,3 +94,38 @@ async fn a_client_that_leaves_a_kept_tunnel_closes_the_connection_inside() {
     let ended = tokio::time::timeout(crate::client::PATIENCE, stream.read(&mut [0; 8])).await;
     assert!(matches!(ended.expect("it ends"), Ok(0) | Err(_)));
 }
+
+/// Whether somebody tries to connect to this port and was not answered.
+fn somebody_knocks(port: u16) -> bool {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let to = format!("0100007F:{port:04X}");
+    table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|fields| {
+        // SYN-SENT
+        fields[2] == to && fields[3] == "02"
+    })
+}
+
+#[tokio::test]
+async fn a_tunnel_that_is_not_there_yet_survives_an_order_to_sleep() {
+    let world = World::with_sandbox().await;
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::net::listen(&server, 0).unwrap();
+    let address = server.local_addr().unwrap();
+    // A full queue: nobody is answered until somebody is taken out of it.
+    let _full = std::net::TcpStream::connect(address).unwrap();
+    let path = format!("/v1/sandboxes/web/tunnel/{}", address.port());
+    let opening = tokio::spawn({
+        let at = world.address;
+        async move { Socket::open(at, &path).await.map(drop) }
+    });
+    let knocks = async {
+        while !somebody_knocks(address.port()) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(crate::client::PATIENCE, knocks).await.expect("it connects");
+    world.tell("/v1/sandboxes/web/sleep").await.expect(200);
+    server.accept().unwrap();
+    let opened = tokio::time::timeout(crate::client::PATIENCE, opening).await;
+    assert!(matches!(opened, Ok(Ok(Ok(())))), "{opened:?}");
+}

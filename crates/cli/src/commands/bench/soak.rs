@@ -66,7 +66,7 @@ pub(super) async fn measure(bench: &Bench, client: &Client, report: &mut Report)
     let wakes: Vec<Wake> = try_join_all(lived).await?.into_iter().flatten().collect();
     let failed: Vec<_> = wakes.iter().filter_map(|wake| wake.error.as_ref()).collect();
     report.figure("wakes", count(wakes.len()), "");
-    report.at_most("  of them failed", count(failed.len()), 0.0, "");
+    report.figure("  of them failed", count(failed.len()), "");
     for error in &failed {
         report.note(format!("failed: {error}"));
     }

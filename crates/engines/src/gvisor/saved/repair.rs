@@ -8,6 +8,9 @@
 //! - A connection within the machine that is being made makes the kernel wait for itself when it
 //!   loads. Whoever connects is put back to before it did, so that a call that waits does it again;
 //!   what the other side had of it is closed, as if a packet was lost.
+//! - A connection that ended lately (TIME-WAIT) is kept, for a minute from each revival on, but not
+//!   where the kernel was with its sequence numbers: a new connection with the same ports, whose number
+//!   may now be the lower one, is swallowed. It is closed; nothing of its packets is on the way.
 //!
 //! Numbers are changed in place, in as many bytes as they had.
 
@@ -29,6 +32,7 @@ const CONNECTION: &str = "pkg/tcpip/transport/tcp.Endpoint";
 /// States of a connection, as the kernel numbers them.
 const SYN_SENT: u64 = 2;
 const SYN_RECEIVED: u64 = 3;
+const TIME_WAIT: u64 = 6;
 const CLOSED: u64 = 7;
 const BOUND: u64 = 13;
 const CONNECTING: u64 = 14;
@@ -47,7 +51,7 @@ pub(super) fn repair(dir: &Path) -> Result<usize, Fault> {
     let bytes = graphs(&file)?;
     let kernel = kernel(&bytes)?;
     let mut changes = left_interests(&kernel)?;
-    changes.extend(half_connections(&kernel)?);
+    changes.extend(connections(&kernel)?);
     if !changes.is_empty() {
         write(&file, &changes)?;
     }
@@ -70,13 +74,13 @@ fn left_interests(kernel: &Graph<'_>) -> Result<Vec<Change>, Fault> {
     left.filter_map(|interest| mask(interest).transpose()).collect()
 }
 
-/// Connections that are being made.
-fn half_connections(kernel: &Graph<'_>) -> Result<Vec<Change>, Fault> {
+/// Connections that are being made, or ended lately.
+fn connections(kernel: &Graph<'_>) -> Result<Vec<Change>, Fault> {
     let mut changes = Vec::new();
     for connection in kernel.numbers(CONNECTION) {
         let to = match kernel.object(connection)?.uint("state")? {
             SYN_SENT | CONNECTING => BOUND,
-            SYN_RECEIVED => CLOSED,
+            SYN_RECEIVED | TIME_WAIT => CLOSED,
             _ => continue,
         };
         let at = kernel.number_at(connection, "state")?;

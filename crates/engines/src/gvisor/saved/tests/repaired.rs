@@ -66,12 +66,12 @@ fn an_interest_that_no_list_knows_waits_for_nothing() {
 }
 
 #[test]
-fn connections_that_are_being_made_are_put_back_or_closed() {
+fn connections_that_are_being_made_are_put_back_and_those_that_ended_are_closed() {
     let dir = tempfile::tempdir().unwrap();
-    write(dir.path(), &forge(&[1, 2, 3, 14, 10, 7]));
+    write(dir.path(), &forge(&[1, 2, 3, 14, 10, 7, 6]));
     repair::repair(dir.path()).unwrap();
-    assert_eq!(all(dir.path(), CONNECTION, "state"), [1, 13, 7, 13, 10, 7]);
-    assert_eq!(all(dir.path(), CONNECTION, "txHash"), [77; 6]);
+    assert_eq!(all(dir.path(), CONNECTION, "state"), [1, 13, 7, 13, 10, 7, 7]);
+    assert_eq!(all(dir.path(), CONNECTION, "txHash"), [77; 7]);
 }
 
 #[test]
