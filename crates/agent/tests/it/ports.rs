@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use torpor_protocol::guest::{FailureCode, Kind, Reply, Request};
 
 use crate::client::{Daemon, Piece};

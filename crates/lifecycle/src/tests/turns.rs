@@ -8,7 +8,8 @@ use torpor_protocol::guest::Request;
 
 async fn all_awake(sandboxes: &[Sandbox]) {
     let mut wakes = tokio::task::JoinSet::new();
-    for sandbox in sandboxes.iter().cloned() {
+    for sandbox in sandboxes {
+        let sandbox = sandbox.clone();
         wakes.spawn(async move { sandbox.awake().await.is_ok() });
     }
     assert!(wakes.join_all().await.into_iter().all(|woken| woken));
