@@ -15,6 +15,7 @@ use std::rc::Rc;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
@@ -95,9 +96,9 @@ impl List {
         while let Ok(mut ready) = self.kernel.readable().await {
             events.clear();
             let now = Some(&Timespec { tv_sec: 0, tv_nsec: 0 });
-            // An error takes nothing away: what is ready stays so.
-            let _ = epoll::wait(self.kernel.get_ref(), spare_capacity(&mut events), now);
-            if events.len() < EVENTS {
+            let waited = epoll::wait(self.kernel.get_ref(), spare_capacity(&mut events), now);
+            // Broken off, it took nothing away, and the runtime would not be told of it again.
+            if waited != Err(Errno::INTR) && events.len() < EVENTS {
                 ready.clear_ready();
             }
             for event in &events {
