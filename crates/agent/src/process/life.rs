@@ -179,10 +179,14 @@ async fn relaunch(
     loop {
         let order = process.state.borrow().order;
         let pause = match order {
-            Some(Order::Stay) => return None,
-            Some(Order::Again) => Duration::ZERO,
-            None => process.state.borrow().restarts.pause(supervision, failed)?,
+            Some(Order::Stay) => None,
+            Some(Order::Again) => Some(Duration::ZERO),
+            None => process.state.borrow().restarts.pause(supervision, failed),
         };
+        // Nothing was awaited since its end: nobody sees it ended and takes it for one that stays so.
+        let start_at_ms = |pause: Duration| now_ms().saturating_add(millis(pause));
+        process.state.borrow_mut().next_start_at_ms = pause.map(start_at_ms);
+        let pause = pause?;
         // What the life before left running would be in the way of the next one.
         tree::kill(process.pid(), true).await;
         pause_for(process, pause).await;
@@ -212,15 +216,16 @@ async fn relaunch(
 
 /// Waits, unless something is ordered.
 async fn pause_for(process: &Process, pause: Duration) {
-    let pause_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-    process.state.borrow_mut().next_start_at_ms = Some(now_ms().saturating_add(pause_ms));
     let ordered = async {
         while process.state.borrow().order.is_none() {
             process.changed.notified().await;
         }
     };
     let _ = tokio::time::timeout(pause, ordered).await;
-    process.state.borrow_mut().next_start_at_ms = None;
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Outlets {

@@ -40,6 +40,17 @@ fn a_failing_process_is_started_again_as_often_as_allowed() {
 }
 
 #[test]
+fn a_process_that_will_be_started_again_never_looks_as_if_it_stayed_ended() {
+    let mut daemon = Daemon::new();
+    daemon.start(supervised("exit 1", RestartPolicy::OnFailure, Some(10)));
+    let ended = eventually("it looks ended", || {
+        let status = daemon.process(&named());
+        (status.exit.is_some() && status.next_start_at_ms.is_none()).then_some(status)
+    });
+    assert_eq!(ended.restarts, 10);
+}
+
+#[test]
 fn a_process_that_succeeds_is_not_started_again_on_failure() {
     let mut daemon = Daemon::new();
     let pid = daemon.start(supervised("exit 0", RestartPolicy::OnFailure, None)).pid;
