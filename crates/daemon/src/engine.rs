@@ -152,6 +152,7 @@ fn gvisor_config(
     let program = this_program()?;
     Ok(GvisorConfig {
         runsc,
+        builds_dir: Some(layout.engine_builds()),
         // The engine keeps what is its own in a directory named after the tag.
         runtime_dir: config.runtime_dir.clone(),
         scratch_dir: layout.scratch(),

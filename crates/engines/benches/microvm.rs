@@ -95,7 +95,7 @@ async fn measure(config: &MicrovmConfig, root: PathBuf, dir: &Path) -> Outcome<(
         drop(guest);
         machine.kill().await?;
         let begun = Instant::now();
-        (machine, guest) = greet(engine.revive(plan.clone(), &save).await?).await?;
+        (machine, guest) = greet(engine.revive(plan.clone(), &save, &engine.about().version).await?).await?;
         revives.push(begun.elapsed());
         let _ = std::fs::remove_dir_all(dir.join(format!("save-{}", round.wrapping_sub(1))));
     }
@@ -126,7 +126,7 @@ async fn copies(
     for _ in 0..COPIES {
         let plan = BootPlan { id: SandboxId::random(), ..plan.clone() };
         let begun = Instant::now();
-        let machine = engine.revive(plan.clone(), &save).await?;
+        let machine = engine.revive(plan.clone(), &save, &engine.about().version).await?;
         let guest = Guest::connect(machine.channel(), PATIENCE).await?;
         times.push(begun.elapsed());
         own.push(private_kib(dir, &plan.id)?);

@@ -116,6 +116,15 @@ impl About {
     }
 }
 
+/// A build of an engine's program that is on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineBuild {
+    /// As saves name it.
+    pub version: String,
+    /// How many machines run on it.
+    pub machines: usize,
+}
+
 /// An isolation technology on this host.
 #[async_trait]
 pub trait Engine: Send + Sync + 'static {
@@ -126,9 +135,15 @@ pub trait Engine: Send + Sync + 'static {
     async fn boot(&self, plan: BootPlan) -> Result<Box<dyn Machine>, EngineError>;
 
     /// Brings a machine back from what [`Machine::save`] wrote into `saved`; the guest goes on
-    /// from there. The same promises as `boot`. One save may be revived many times, also at once.
-    async fn revive(&self, plan: BootPlan, saved: &Path) -> Result<Box<dyn Machine>, EngineError> {
-        let _ = (plan, saved);
+    /// from there. `version`: the build that saved it. The same promises as `boot`. One save may be
+    /// revived many times, also at once.
+    async fn revive(
+        &self,
+        plan: BootPlan,
+        saved: &Path,
+        version: &str,
+    ) -> Result<Box<dyn Machine>, EngineError> {
+        let _ = (plan, saved, version);
         Err(self.about().cant("revive a machine"))
     }
 
@@ -141,7 +156,18 @@ pub trait Engine: Send + Sync + 'static {
         Err(format!("it was saved by version {version} and this host has {here}"))
     }
 
-    /// What a saved machine had written on top of its image. Blocks: for a thread of its own.
+    /// The builds that can start or revive machines here, the current one first.
+    fn builds(&self) -> Vec<EngineBuild> {
+        vec![EngineBuild { version: self.about().version.clone(), machines: 0 }]
+    }
+
+    /// Gives up copies of builds that no machine here and none of these versions needs.
+    fn retain_builds(&self, needed: &HashSet<String>) {
+        let _ = needed;
+    }
+
+    /// What a saved machine had written on top of its image, also one that can't be revived here.
+    /// Blocks: for a thread of its own.
     fn changes(&self, saved: &Path) -> Result<Box<dyn Changes>, EngineError> {
         let _ = saved;
         Err(self.about().cant("read the files of a saved machine"))
@@ -173,6 +199,10 @@ pub trait Machine: Send + 'static {
     fn channel(&self) -> Arc<dyn Channel>;
     /// What it uses now, and what went wrong in it; cheap and callable from anywhere.
     fn meter(&self) -> Arc<dyn Meter>;
+    /// The build it runs on, which its saves are tied to; `None`: the engine's.
+    fn version(&self) -> Option<&str> {
+        None
+    }
     /// Where the time of its start went, in order; none if somebody else started it.
     fn start_steps(&self) -> Vec<(&'static str, Duration)> {
         Vec::new()

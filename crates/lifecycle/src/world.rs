@@ -165,7 +165,10 @@ impl World {
         }
         let start = async {
             match memory {
-                Some(save) => self.engine.revive(plan, &save.dir).await,
+                Some(save) => {
+                    let version = &save.manifest.about.engine_version;
+                    self.engine.revive(plan, &save.dir, version).await
+                }
                 None => self.engine.boot(plan).await,
             }
         };
@@ -179,13 +182,19 @@ impl World {
 
     /// Refuses a save of another engine, or of another version of it.
     pub(crate) fn can_revive(&self, save: &Save) -> Result<(), Refusal> {
-        let (about, saved) = (self.engine.about(), &save.manifest.about);
+        self.of_this_engine(save)?;
         let refused = |reason| Refusal::Incompatible { snapshot: save.id.to_string(), reason };
-        if saved.engine != about.kind {
-            let reason = format!("the {} engine saved it and this is {}", saved.engine, about.kind);
-            return Err(refused(reason));
+        self.engine.can_revive(&save.manifest.about.engine_version).map_err(refused)
+    }
+
+    /// Refuses a save of another engine.
+    pub(crate) fn of_this_engine(&self, save: &Save) -> Result<(), Refusal> {
+        let (here, saved) = (self.engine.about().kind, &save.manifest.about.engine);
+        if saved == here {
+            return Ok(());
         }
-        self.engine.can_revive(&saved.engine_version).map_err(refused)
+        let reason = format!("the {saved} engine saved it and this is {here}");
+        Err(Refusal::Incompatible { snapshot: save.id.to_string(), reason })
     }
 
     /// Says hello, brings the files along and tells the machine who it is.

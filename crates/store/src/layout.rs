@@ -7,6 +7,7 @@
 //!  secret.key   the vault's key, if it has no other; readable for nobody else
 //!  tls/         certificates with their keys, and accounts for getting them
 //!  kernels/     prepared kernels for microVMs
+//!  engine/HASH/ a program that saves were made by, and may need again
 //!  images/ID/   one committed image
 //!  saves/ID/    one committed save: manifest.json and what it lists
 //!  logs/        what processes said: ID.jsonl, and ID.jsonl.1 before it
@@ -107,6 +108,11 @@ impl Layout {
     }
 
     /// Kernels for microVMs.
+    /// Programs of an engine that saves were made by.
+    pub fn engine_builds(&self) -> PathBuf {
+        self.root.join("engine")
+    }
+
     pub fn kernels(&self) -> PathBuf {
         Self::kernels_in(&self.root)
     }

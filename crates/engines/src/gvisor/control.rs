@@ -10,6 +10,9 @@
 //!                              Resume
 //! ```
 //!
+//! This is how it is where a frozen cgroup stops guests ([`Halt::Freezer`]). Where the kernel does
+//! ([`Halt::Kernel`]), nothing is ever frozen, and `running` leads to `pausing` at once.
+//!
 //! A machine is stopped by its cgroup, which stops its kernel too, whose ticker would go on
 //! otherwise. To be saved its kernel must run: then it is first told to stop the guest. From
 //! then until it is let go or killed the guest executes no instruction, so that its save is all of
@@ -34,6 +37,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 use torpor_lifecycle::engine::EngineError;
 
+use super::build::Halt;
 use super::layout::MachineDir;
 use super::stacks::{self, Seen};
 use super::urpc::{Urpc, UrpcError};
@@ -51,6 +55,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub(super) struct Control {
     socket: PathBuf,
     group: Group,
+    halt: Halt,
     mark: Mark,
     mark_file: MarkFile,
     connection: Option<Urpc>,
@@ -58,10 +63,15 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub(super) fn new(dir: &MachineDir, group: Group, (file, mark): (MarkFile, Mark)) -> Self {
+    pub(super) fn new(
+        dir: &MachineDir,
+        group: Group,
+        halt: Halt,
+        (file, mark): (MarkFile, Mark),
+    ) -> Self {
         let paused = Arc::new(AtomicBool::new(mark.stands()));
         let socket = dir.control_socket.clone();
-        Self { socket, group, mark, mark_file: file, connection: None, paused }
+        Self { socket, group, halt, mark, mark_file: file, connection: None, paused }
     }
 
     /// Whether it is paused, for whoever can't wait for a turn.
@@ -77,10 +87,13 @@ impl Control {
         self.settle().await?;
         match self.mark {
             Mark::Frozen | Mark::Paused => Ok(()),
-            Mark::Running | Mark::Pausing | Mark::Resuming => {
-                self.freeze().await?;
-                self.set_mark(Mark::Frozen)
-            }
+            Mark::Running | Mark::Pausing | Mark::Resuming => match self.halt {
+                Halt::Freezer => {
+                    self.freeze().await?;
+                    self.set_mark(Mark::Frozen)
+                }
+                Halt::Kernel => self.stop_guest().await,
+            },
         }
     }
 
@@ -127,13 +140,16 @@ impl Control {
         done
     }
 
-    /// Tells the kernel of a frozen machine to stop the guest; it is not frozen then. On `Err` it is
-    /// frozen as before.
+    /// Tells the kernel to stop the guest; it is not frozen then. On `Err` it is as before.
     async fn stop_guest(&mut self) -> Result<(), EngineError> {
         self.set_mark(Mark::Pausing)?;
         self.thaw()?;
         if let Err(error) = self.call("containerManager.Pause", (), &[], PAUSE_MAX).await {
             self.settle().await?;
+            // It did, and nobody heard of it.
+            if (self.halt, self.mark) == (Halt::Kernel, Mark::Paused) {
+                return Ok(());
+            }
             return Err(EngineError::failed("pause the machine")(error));
         }
         self.set_mark(Mark::Paused)
@@ -153,11 +169,12 @@ impl Control {
         // What is still frozen was not told anything after its mark.
         let (told, untold) = match self.mark {
             Mark::Running | Mark::Frozen | Mark::Paused => return Ok(()),
+            Mark::Pausing if self.halt == Halt::Kernel => (Mark::Running, Mark::Running),
             Mark::Pausing => (Mark::Frozen, Mark::Frozen),
             Mark::Resuming => (Mark::Running, Mark::Paused),
         };
-        let frozen = self.group.frozen();
-        let frozen = frozen.map_err(EngineError::failed("look at the machine"))?;
+        let frozen = self.halt == Halt::Freezer
+            && self.group.frozen().map_err(EngineError::failed("look at the machine"))?;
         let mark = match frozen {
             true => untold,
             false if self.guest_stands().await? => Mark::Paused,
@@ -230,7 +247,11 @@ impl Control {
         Ok(())
     }
 
+    /// Nothing, where the kernel stops guests and is quiet then.
     async fn freeze(&self) -> Result<(), EngineError> {
+        if self.halt == Halt::Kernel {
+            return Ok(());
+        }
         let group = self.group.clone();
         spawn_blocking(move || group.freeze())
             .await
@@ -240,6 +261,9 @@ impl Control {
 
     /// One short write; not worth a thread.
     fn thaw(&self) -> Result<(), EngineError> {
+        if self.halt == Halt::Kernel {
+            return Ok(());
+        }
         self.group.thaw().map_err(EngineError::failed("thaw the machine"))
     }
 }

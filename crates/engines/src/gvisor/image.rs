@@ -1,4 +1,4 @@
-//! What runsc says of root images and saves that it can't run.
+//! What runsc says of root images that it can't run.
 //!
 //! runsc maps files of an EROFS image straight into the guest. It can't map file ends that are
 //! packed beside their inodes, nor compressed files; `mkfs.erofs -x-1 -E noinline_data` makes images
@@ -17,9 +17,4 @@ pub(super) fn unloadable(message: &str) -> Option<EngineError> {
     } else {
         format!("the agent at {AGENT_PATH} can't be loaded: {message}")
     }))
-}
-
-/// Whether these are the sandbox's words about a save of another build.
-pub(super) fn of_another_build(message: &str) -> bool {
-    ["hash mismatch", "container specs not found"].iter().any(|words| message.contains(words))
 }

@@ -3,8 +3,9 @@
 //! ```text
 //! runtime_dir/<tag>/        0700; gone when the last machine is gone and the daemon stops
 //!   keeper.sock
-//!   root/                   empty: runsc wants a directory, the root comes from the image
-//!   runsc/                  runsc's own state: <id>_sandbox:<id>.{state,lock}, runsc-<id>.sock
+//!   root/                   empty: runsc wants directories, the root comes from the image
+//!   runsc/                  runsc's own state: <id>_sandbox:<id>.{state,lock}, runsc-<id>.sock,
+//!                           null-netns (a mount)
 //!   machines/<id>/          made first and removed last: what is under way has one
 //!     config.json, pid, panic.log
 //!     machine.json          whose it is; without it it is nobody's
@@ -16,6 +17,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::build::remove_state;
 use crate::disk::ScratchDisk;
 use crate::machines::{Files, MARK, MachineId, RECORD, absent, remove_if_empty};
 
@@ -89,6 +91,7 @@ impl Files for Layout {
     }
 
     fn remove_shared(&self) -> io::Result<()> {
+        absent(remove_state(&self.runsc_root()))?;
         for dir in self.own_dirs() {
             absent(std::fs::remove_dir_all(dir))?;
         }

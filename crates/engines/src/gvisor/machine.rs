@@ -141,6 +141,10 @@ impl Machine for GvisorMachine {
         self.start_steps.clone()
     }
 
+    fn version(&self) -> Option<&str> {
+        Some(&self.record.build)
+    }
+
     async fn pause(&mut self) -> Result<(), EngineError> {
         let control = self.control.clone();
         self.to_the_end(async move { control.lock().await.pause().await }).await

@@ -20,6 +20,7 @@
 //! - the root must have something in `/tmp` (an empty file will do): runsc mounts an unbounded
 //!   memory filesystem over an empty `/tmp`.
 
+pub mod build;
 mod control;
 mod image;
 mod layout;
@@ -35,7 +36,6 @@ mod shell;
 mod stacks;
 mod start;
 mod urpc;
-pub mod version;
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -49,17 +49,17 @@ use rustix::fs::Mode;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use torpor_lifecycle::engine::{
-    Abilities, About, BootPlan, Changes, Engine, EngineError, Guard, Machine,
+    Abilities, About, BootPlan, Changes, Engine, EngineBuild, EngineError, Guard, Machine,
 };
 use torpor_protocol::{Resources, SandboxId};
 
+use self::build::{Build, Builds, Generation};
 use self::control::Control;
 use self::layout::{Layout, MACHINES_DIR, MachineDir, RUNTIME_DIR_MAX};
 use self::machine::{GvisorMachine, Parts};
 use self::shelf::Shelf;
 use self::shell::Make;
 use self::start::{Origin, Start};
-use self::version::Build;
 use crate::keeper::Keeper;
 use crate::limits::{self, Hierarchy};
 use crate::machines::{
@@ -73,6 +73,8 @@ use crate::network::{Network, remove_traces};
 pub struct GvisorConfig {
     /// The program.
     pub runsc: PathBuf,
+    /// For copies of it, from which saves are revived when it is another one; none: nothing is kept.
+    pub builds_dir: Option<PathBuf>,
     /// For sockets and what is known of running machines, in a directory named by the tag. At most
     /// 55 bytes long.
     pub runtime_dir: PathBuf,
@@ -91,9 +93,11 @@ pub struct GvisorConfig {
 
 impl fmt::Debug for GvisorConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { runsc, runtime_dir, scratch_dir, tag, keeper_command, shells, guard: _ } = self;
+        let Self { runsc, builds_dir, runtime_dir, scratch_dir, tag, keeper_command, shells, .. } =
+            self;
         f.debug_struct("GvisorConfig")
             .field("runsc", runsc)
+            .field("builds_dir", builds_dir)
             .field("runtime_dir", runtime_dir)
             .field("scratch_dir", scratch_dir)
             .field("tag", tag)
@@ -135,8 +139,7 @@ impl Drop for Gvisor {
 
 /// What all machines of the engine share.
 struct Host {
-    runsc: PathBuf,
-    build: Build,
+    builds: Builds,
     memory_mib: u64,
     network: Network,
     remains: Arc<Remains<Layout>>,
@@ -154,18 +157,18 @@ impl Gvisor {
     /// Checks that runsc will do, makes the directories and finds or starts the keeper.
     pub async fn open(config: GvisorConfig) -> Result<Self, EngineError> {
         check_paths(&config)?;
-        let build = Build::of(&config.runsc).await.map_err(EngineError::failed("use runsc"))?;
+        let (layout, keeper) = (config.layout(), config.keeper());
+        let builds = Builds::open(&config.runsc, config.builds_dir).await;
+        let builds = builds.map_err(EngineError::failed("use runsc"))?;
         let hierarchy = limits::complete()?;
-        let layout = config.layout();
         make_dirs(&layout).map_err(EngineError::failed("make the engine's directories"))?;
-        let keeper = config.keeper();
         keeper.ensure().await.map_err(EngineError::failed("start the keeper"))?;
         let (roll, left) = Roll::read(&layout.machines());
         let network = Network::open(&config.tag, &left, config.guard).await;
         let network = network.map_err(EngineError::failed("open the network"))?;
         let about = About {
             kind: "gvisor",
-            version: build.text.clone(),
+            version: builds.current().to_string(),
             nameserver: Some(network.nameserver().to_string()),
             turnstile: Some(network.turnstile()),
             abilities: Abilities {
@@ -178,8 +181,7 @@ impl Gvisor {
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let host = Host {
-            runsc: config.runsc,
-            build,
+            builds,
             memory_mib: host_memory_mib(),
             network,
             roll,
@@ -196,12 +198,29 @@ impl Gvisor {
 }
 
 impl Gvisor {
-    async fn start(&self, plan: BootPlan, origin: Origin) -> Result<Box<dyn Machine>, EngineError> {
+    async fn start(
+        &self,
+        plan: BootPlan,
+        build: Arc<Build>,
+        origin: Origin,
+    ) -> Result<Box<dyn Machine>, EngineError> {
         self.host.check(&plan)?;
         let (answer, started) = oneshot::channel();
-        tokio::spawn(self.host.clone().start(plan, origin, answer));
+        tokio::spawn(self.host.clone().start(plan, build, origin, answer));
         let started = started.await.map_err(EngineError::failed("start the machine"))??;
         Ok(Box::new(started.claim()))
+    }
+}
+
+impl Gvisor {
+    /// Why nothing of this version can be revived, and what to do.
+    fn no_build(&self, version: &str) -> String {
+        let here = self.host.builds.current();
+        format!(
+            "it was saved by runsc {version}, of which no copy is here; this host has {here}: start \
+             the daemon once with that runsc (engine.runsc_path), which keeps a copy, or go on with \
+             its files alone (torpor engine migrate)"
+        )
     }
 }
 
@@ -231,11 +250,39 @@ impl Engine for Gvisor {
     }
 
     async fn boot(&self, plan: BootPlan) -> Result<Box<dyn Machine>, EngineError> {
-        self.start(plan, Origin::Image).await
+        self.start(plan, self.host.builds.current().clone(), Origin::Image).await
     }
 
-    async fn revive(&self, plan: BootPlan, saved: &Path) -> Result<Box<dyn Machine>, EngineError> {
-        self.start(plan, Origin::Save(saved.to_owned())).await
+    async fn revive(
+        &self,
+        plan: BootPlan,
+        saved: &Path,
+        version: &str,
+    ) -> Result<Box<dyn Machine>, EngineError> {
+        let build = self.host.builds.find(version);
+        let build = build.ok_or_else(|| {
+            EngineError::failed("revive the guest")(self.no_build(version))
+        })?;
+        self.start(plan, build, Origin::Save(saved.to_owned())).await
+    }
+
+    fn can_revive(&self, version: &str) -> Result<(), String> {
+        self.host.builds.find(version).map(drop).ok_or_else(|| self.no_build(version))
+    }
+
+    fn builds(&self) -> Vec<EngineBuild> {
+        let records = self.host.remains.records();
+        let build = |version: String| EngineBuild {
+            machines: records.iter().filter(|record| record.build == version).count(),
+            version,
+        };
+        self.host.builds.names().into_iter().map(build).collect()
+    }
+
+    fn retain_builds(&self, needed: &HashSet<String>) {
+        let records = self.host.remains.records();
+        let runs = |name: &str| records.iter().any(|record| record.build == name);
+        self.host.builds.retain(|name| needed.contains(name) || runs(name));
     }
 
     fn changes(&self, saved: &Path) -> Result<Box<dyn Changes>, EngineError> {
@@ -244,7 +291,7 @@ impl Engine for Gvisor {
 
     fn expect(&self, plan: &BootPlan) {
         if self.host.check(plan).is_ok() {
-            self.host.shelf.expect(&Make::of(plan));
+            self.host.shelf.expect(&Make::of(plan, self.host.builds.current()));
         }
     }
 
@@ -300,6 +347,7 @@ impl Host {
     async fn start(
         self: Arc<Self>,
         plan: BootPlan,
+        build: Arc<Build>,
         origin: Origin,
         answer: oneshot::Sender<Result<Unclaimed<GvisorMachine>, EngineError>>,
     ) {
@@ -313,7 +361,7 @@ impl Host {
             // One that died, or whose removal failed.
             self.clear_up(&former).await;
         }
-        let start = Start { host: &self, plan: &plan, origin: &origin };
+        let start = Start { host: &self, plan: &plan, build: &build, origin: &origin };
         let started = start.run(|| !answer.is_closed()).await;
         drop(permit);
         // If nobody takes it any more, it clears itself up.
@@ -347,7 +395,9 @@ impl Host {
         let slot = self.network.adopt(record.slot, sandbox, &record.network).await;
         let slot = slot.map_err(EngineError::failed("take over the machine's network"))?;
         let group = self.remains.group(&id);
-        let mut control = Control::new(&dir, group.clone(), mark);
+        let generation = Generation::of_name(&record.build);
+        let halt = generation.unwrap_or(self.builds.current().generation).halt();
+        let mut control = Control::new(&dir, group.clone(), halt, mark);
         if let Err(error) = control.take_over().await {
             tracing::warn!(%sandbox, %error, "a machine that can't be controlled is given up");
             self.remains.clear(&id).await?;
@@ -360,22 +410,23 @@ impl Host {
             .map_err(EngineError::failed("watch the machine"))
     }
 
-    fn create_command(&self, dir: &MachineDir, id: &MachineId) -> Vec<String> {
+    fn create_command(&self, dir: &MachineDir, id: &MachineId, build: &Build) -> Vec<String> {
         let path = |path: &Path| path.to_string_lossy().into_owned();
-        vec![
-            path(&self.runsc),
+        let mut command = vec![
+            path(&build.program),
             format!("--root={}", path(&self.remains.layout.runsc_root())),
             "--platform=systrap".into(),
             "--network=sandbox".into(),
-            // All files come from the image and one open file: the sandbox needs no way to others.
-            "--directfs=false".into(),
-            "--cpu-num-from-quota".into(),
             format!("--panic-log={}", path(&dir.panic_log)),
+        ];
+        command.extend(build.generation.create_flags(&dir.disk));
+        command.extend([
             "create".into(),
             format!("--bundle={}", path(&dir.dir)),
             format!("--pid-file={}", path(&dir.pid)),
             id.to_string(),
-        ]
+        ]);
+        command
     }
 }
 

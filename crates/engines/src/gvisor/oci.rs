@@ -1,13 +1,14 @@
 //! The description of a machine that runsc reads: `config.json`.
 //!
-//! What is deliberately absent: bind mounts (each would need a second process, the gofer), a network
-//! namespace (runsc makes an empty one; the card comes over the control socket), raw sockets and
-//! device nodes.
+//! What is deliberately absent: files of the host, a network namespace (runsc makes an empty one; the
+//! card comes over the control socket), raw sockets and device nodes.
 
 use std::path::Path;
 
 use serde_json::{Value, json};
 use torpor_lifecycle::engine::AGENT_PATH;
+
+use super::build::Generation;
 
 /// What the agent may do. It hands down all but `CAP_SYS_ADMIN`.
 const CAPABILITIES: [&str; 14] = [
@@ -37,6 +38,8 @@ pub(super) struct Description<'a> {
     pub(super) root: &'a Path,
     pub(super) memory_mib: u64,
     pub(super) empty_root: &'a Path,
+    /// Of the build that will read it.
+    pub(super) generation: Generation,
     /// What the guest writes lands in a file in this directory.
     pub(super) disk: &'a Path,
     /// The group's path below every cgroup mount; runsc reads the limits there and joins.
@@ -49,7 +52,7 @@ impl Description<'_> {
         let shm_mib = (self.memory_mib / 4).max(1);
         let mount = |at: &str, kind: &str, options: &[&str]| json!({ "destination": at, "type": kind, "source": kind, "options": options });
         let shm = format!("size={shm_mib}m");
-        json!({
+        let mut config = json!({
             "ociVersion": "1.0.2",
             // Until the agent is told who it is.
             "hostname": "sandbox",
@@ -91,6 +94,8 @@ impl Description<'_> {
                 // Never "memory": a guest that fills it would take its own kernel down.
                 "dev.gvisor.spec.rootfs.overlay": format!("dir={}", self.disk.display()),
             },
-        })
+        });
+        self.generation.complete(&mut config, self.empty_root);
+        config
     }
 }

@@ -1,4 +1,5 @@
-//! Shells that are ready before anybody asks, frozen, so that they cost memory and nothing else.
+//! Shells that are ready before anybody asks, frozen unless they are quiet anyway, so that they cost
+//! memory and nothing else.
 //!
 //! The last uses tell the next ones: of as many shells as there may be, each make has as many as it
 //! had among the last uses. One task makes them, one at a time, only while no machine is being
@@ -15,6 +16,7 @@ use tokio::time::timeout;
 use torpor_lifecycle::engine::EngineError;
 
 use super::Host;
+use super::build::Halt;
 use super::shell::{Make, Shell};
 use crate::machines::MachineId;
 
@@ -140,7 +142,7 @@ impl Host {
     async fn make_ahead(self: &Arc<Self>, make: Make) {
         let id = MachineId::random();
         self.shelf.stock.lock().making = Some(id.clone());
-        let kept = self.make_frozen(&id, &make).await.and_then(|shell| self.keep(shell));
+        let kept = self.make_quiet(&id, &make).await.and_then(|shell| self.keep(shell));
         if let Err(error) = &kept {
             tracing::warn!(%error, "no machine can be prepared ahead");
             self.clear_up(&id).await;
@@ -153,25 +155,27 @@ impl Host {
         }
     }
 
-    async fn make_frozen(
+    async fn make_quiet(
         self: &Arc<Self>,
         id: &MachineId,
         make: &Make,
     ) -> Result<Shell, EngineError> {
         let wanted = || !self.shelf.closed();
         let shell = Shell::make(self, id.clone(), make.clone(), false, wanted).await?;
-        let group = shell.group.clone();
-        spawn_blocking(move || group.freeze())
-            .await
-            .map_err(EngineError::failed("freeze a shell"))?
-            .map_err(EngineError::failed("freeze a shell"))?;
+        if shell.make.build.generation.halt() == Halt::Freezer {
+            let group = shell.group.clone();
+            spawn_blocking(move || group.freeze())
+                .await
+                .map_err(EngineError::failed("freeze a shell"))?
+                .map_err(EngineError::failed("freeze a shell"))?;
+        }
         Ok(shell)
     }
 
     /// A shell has a record if and only if it can be taken.
     fn keep(&self, shell: Shell) -> Result<(), EngineError> {
         let mut stock = self.shelf.stock.lock();
-        let record = shell.record(&self.build.text);
+        let record = shell.record();
         record.write(&shell.dir.record).map_err(EngineError::failed("write a shell's record"))?;
         stock.ready.push(shell);
         Ok(())
@@ -271,6 +275,7 @@ impl<S: Made> Stock<S> {
 mod tests {
     use torpor_protocol::Resources;
 
+    use super::super::build::Build;
     use super::*;
 
     #[derive(Debug, PartialEq)]
@@ -283,7 +288,7 @@ mod tests {
     }
 
     fn make(name: &str) -> Make {
-        Make { root: name.into(), resources: Resources::default() }
+        Make { root: name.into(), resources: Resources::default(), build: Build::on_paper() }
     }
 
     /// Uses in this order, then everything that is to be done is done.

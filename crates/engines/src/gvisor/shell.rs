@@ -22,6 +22,7 @@ use torpor_lifecycle::engine::{BootPlan, EngineError};
 use torpor_protocol::{Network as Policy, Resources};
 
 use super::Host;
+use super::build::Build;
 use super::layout::MachineDir;
 use super::oci::Description;
 use crate::disk::ScratchDisk;
@@ -44,11 +45,13 @@ const SENTRY_OOM_SCORES: [i32; 2] = [-900, 0];
 pub(super) struct Make {
     pub(super) root: PathBuf,
     pub(super) resources: Resources,
+    pub(super) build: Arc<Build>,
 }
 
 impl Make {
-    pub(super) fn of(plan: &BootPlan) -> Self {
-        Self { root: plan.root.clone(), resources: plan.spec.resources }
+    pub(super) fn of(plan: &BootPlan, build: &Arc<Build>) -> Self {
+        let (root, resources) = (plan.root.clone(), plan.spec.resources);
+        Self { root, resources, build: build.clone() }
     }
 }
 
@@ -86,21 +89,21 @@ impl Shell {
             lowered.map_err(EngineError::failed("let a shell wait for others"))?;
         }
         still(&wanted)?;
-        let card = create(host, &id, &dir, &group, &slot).await?;
+        let card = create(host, &id, &make.build, &dir, &group, &slot).await?;
         still(&wanted)?;
-        let process = sandbox(&dir)?;
+        let process = sandbox(&dir, &group)?;
         let steps = vec![("prepare", prepared - begun), ("runsc create", prepared.elapsed())];
         Ok(Self { id, make, dir, group, slot, card, process, steps })
     }
 
-    pub(super) fn record(&self, build: &str) -> Record {
+    pub(super) fn record(&self) -> Record {
         Record {
             id: self.id.clone(),
             sandbox: None,
             process: self.process.clone(),
             slot: self.slot.number(),
             network: Policy::default(),
-            build: build.to_owned(),
+            build: self.make.build.to_string(),
         }
     }
 }
@@ -117,6 +120,7 @@ async fn prepare(
         root: &make.root,
         memory_mib: make.resources.memory_mib,
         empty_root: &remains.layout.empty_root(),
+        generation: make.build.generation,
         disk: &dir.disk,
         cgroups_path: &remains.group(id).relative_path(),
     };
@@ -149,13 +153,14 @@ async fn prepare(
 async fn create(
     host: &Host,
     id: &MachineId,
+    build: &Build,
     dir: &MachineDir,
     group: &Group,
     slot: &Slot,
 ) -> Result<OwnedFd, EngineError> {
     let spawn = Spawn {
         id: id.to_string(),
-        argv: host.create_command(dir, id),
+        argv: host.create_command(dir, id, build),
         cgroup_procs: group.procs_files(),
         cwd: dir.dir.clone(),
         oom_score_adj: GUEST_OOM_SCORE,
@@ -171,12 +176,13 @@ async fn create(
 }
 
 /// The process that is the sandbox.
-fn sandbox(dir: &MachineDir) -> Result<Process, EngineError> {
+fn sandbox(dir: &MachineDir, group: &Group) -> Result<Process, EngineError> {
     let pid = std::fs::read_to_string(&dir.pid).and_then(|text| -> io::Result<i32> {
         text.trim().parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     });
     let process = pid.and_then(|pid| {
-        spare(pid);
+        spare(pid.cast_unsigned());
+        group.pids().into_iter().filter(|pid| is_gofer(*pid)).for_each(spare);
         Process::of(pid)
     });
     process.map_err(EngineError::failed("find the sandbox's process"))
@@ -189,9 +195,14 @@ fn make_dir(dir: &MachineDir) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether it is what serves files to the sandbox's kernel, where there is one.
+fn is_gofer(pid: u32) -> bool {
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.starts_with(b"runsc-gofer"))
+}
+
 /// Makes the sandbox's own kernel the last that dies for want of memory. What holds guest processes
 /// was forked from it before and keeps its score, and all guest processes come from there.
-fn spare(sentry: i32) {
+fn spare(sentry: u32) {
     let file = format!("/proc/{sentry}/oom_score_adj");
     // Below 0 needs a privilege (CAP_SYS_RESOURCE) that root has not got everywhere.
     let scores = SENTRY_OOM_SCORES.iter();

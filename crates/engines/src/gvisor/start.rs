@@ -7,15 +7,17 @@
 //! the machine is whole.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::time::Instant;
 use torpor_lifecycle::engine::{BootPlan, EngineError};
 
 use super::Host;
+use super::build::{Build, of_another_build, unknown_method};
 use super::control::Control;
 use super::image;
 use super::links::links_and_routes;
@@ -47,6 +49,7 @@ type Steps = Vec<(&'static str, Duration)>;
 pub(super) struct Start<'a> {
     pub(super) host: &'a Arc<Host>,
     pub(super) plan: &'a BootPlan,
+    pub(super) build: &'a Arc<Build>,
     pub(super) origin: &'a Origin,
 }
 
@@ -72,7 +75,7 @@ impl Start<'_> {
 
     /// One that is ready, or else a new one.
     async fn shell(&self, wanted: impl Fn() -> bool) -> Result<(Shell, Steps), EngineError> {
-        let (make, begun) = (Make::of(self.plan), Instant::now());
+        let (make, begun) = (Make::of(self.plan, self.build), Instant::now());
         if let Some(shell) = self.host.ready_shell(&make).await {
             return Ok((shell, vec![("shell", begun.elapsed())]));
         }
@@ -97,7 +100,7 @@ impl Start<'_> {
         let record = Record {
             sandbox: Some(self.plan.id.clone()),
             network: self.plan.spec.network.clone(),
-            ..shell.record(&self.host.build.text)
+            ..shell.record()
         };
         let begun = Instant::now();
         record.write(&dir.record).map_err(EngineError::failed("write the machine's record"))?;
@@ -109,17 +112,15 @@ impl Start<'_> {
             .await
             .map_err(EngineError::failed("reach the sandbox"))?;
         let links = links_and_routes(&slot.link());
-        control
-            .call("Network.CreateLinksAndRoutes", links, &[card.as_fd()], CALL_MAX)
-            .await
-            .map_err(EngineError::failed("plug in the machine's network card"))?;
+        let plugged = self.plug(&mut control, &links, card.as_fd()).await;
+        plugged.map_err(EngineError::failed("plug in the machine's network card"))?;
         steps.push(("network", begun.elapsed()));
         still(&wanted)?;
 
         let begun = Instant::now();
         match self.origin {
             Origin::Image => {
-                boot(control, &record.id).await?;
+                self.boot(control, &shell, &record).await?;
                 steps.push(("start", begun.elapsed()));
             }
             Origin::Save(saved) => {
@@ -131,13 +132,56 @@ impl Start<'_> {
         let mark = MarkFile::create(&dir.mark);
         let mark = (mark.map_err(EngineError::failed("mark the machine"))?, Mark::Running);
         let (channel, pidfd) = self.connect(&record).await?;
-        let control = Control::new(dir, group.clone(), mark);
+        let control = Control::new(dir, group.clone(), self.build.generation.halt(), mark);
         let Shell { slot, group, .. } = shell;
         GvisorMachine::new(
             self.host.clone(),
             Parts { record, slot, group, channel, pidfd, control },
         )
         .map_err(EngineError::failed("watch the machine"))
+    }
+
+    /// Gives the machine its network, by the first call that its build knows.
+    async fn plug(
+        &self,
+        control: &mut Urpc,
+        links: &Value,
+        card: BorrowedFd<'_>,
+    ) -> Result<(), UrpcError> {
+        let (last, calls) = self.build.generation.network_calls().split_last().expect("one call");
+        for call in calls {
+            match control.call(call, links, &[card], CALL_MAX).await {
+                Err(UrpcError::Refused { message, .. }) if unknown_method(&message) => {}
+                answer => return answer.map(drop),
+            }
+        }
+        control.call(last, links, &[card], CALL_MAX).await.map(drop)
+    }
+
+    /// Runs the agent of the image.
+    async fn boot(
+        &self,
+        control: Urpc,
+        Shell { dir, group, .. }: &Shell,
+        record: &Record,
+    ) -> Result<(), EngineError> {
+        let id = &record.id;
+        let error = match control.call_last("containerManager.StartRoot", id, &[], CALL_MAX).await {
+            Ok(_) => return Ok(()),
+            Err(error) => error,
+        };
+        let why: Box<dyn std::error::Error + Send + Sync> = match error {
+            UrpcError::Refused { ref message, .. } => match image::unloadable(message) {
+                Some(error) => return Err(error),
+                None => error.into(),
+            },
+            // It crashed, and the reason is in what it left.
+            UrpcError::Broken { .. } => {
+                report::reason(&self.host.remains.keeper, dir, group, record).await.into()
+            }
+            UrpcError::Connect { .. } | UrpcError::Deadline { .. } => error.into(),
+        };
+        Err(EngineError::failed("start the agent")(why))
     }
 
     /// The guest goes on where it was saved.
@@ -155,11 +199,14 @@ impl Start<'_> {
         let [graph, meta, pages] = save::FILES;
         let (graph, meta, pages) = (open(graph)?, open(meta)?, open(pages)?);
         let fds = [graph.as_fd(), meta.as_fd(), pages.as_fd()];
-        let arg = serde_json::json!({ "HavePagesFile": true, "HaveDeviceFile": false });
+        let background = self.build.generation.restores_in_background();
+        let arg = serde_json::json!({
+            "HavePagesFile": true, "HaveDeviceFile": false, "Background": background,
+        });
         let restored = control.call_last("containerManager.Restore", arg, &fds, RESTORE_MAX).await;
         let why: Box<dyn std::error::Error + Send + Sync> = match restored {
             Ok(_) => return Ok(()),
-            Err(UrpcError::Refused { message, .. }) if image::of_another_build(&message) => {
+            Err(UrpcError::Refused { message, .. }) if of_another_build(&message) => {
                 format!("it was saved by another build of runsc ({message})").into()
             }
             // It crashed, and the reason is in what it left.
@@ -182,17 +229,4 @@ impl Start<'_> {
         })?;
         Ok((channel, pidfd))
     }
-}
-
-/// Runs the agent of the image.
-async fn boot(control: Urpc, id: &MachineId) -> Result<(), EngineError> {
-    let Err(error) = control.call_last("containerManager.StartRoot", id, &[], CALL_MAX).await
-    else {
-        return Ok(());
-    };
-    let unloadable = match &error {
-        UrpcError::Refused { message, .. } => image::unloadable(message),
-        UrpcError::Connect { .. } | UrpcError::Deadline { .. } | UrpcError::Broken { .. } => None,
-    };
-    Err(unloadable.unwrap_or_else(|| EngineError::failed("start the agent")(error)))
 }

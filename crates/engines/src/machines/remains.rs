@@ -56,6 +56,13 @@ impl<F: Files> Remains<F> {
         ids
     }
 
+    /// What is known of every machine that has a guest, or may have one at once.
+    pub(crate) fn records(&self) -> Vec<Record> {
+        let machines = self.layout.machines();
+        let record = |id: &MachineId| Record::read(&machines.join(id.as_str()).join(RECORD));
+        ids_in(&machines).iter().filter_map(record).collect()
+    }
+
     /// Whether it was prepared ahead and nobody has it.
     pub(crate) fn is_shell(&self, id: &MachineId) -> bool {
         let record = self.layout.machines().join(id.as_str()).join(RECORD);

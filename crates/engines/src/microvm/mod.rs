@@ -255,7 +255,12 @@ impl Engine for Microvm {
         self.start(plan, Origin::Image).await
     }
 
-    async fn revive(&self, plan: BootPlan, saved: &Path) -> Result<Box<dyn Machine>, EngineError> {
+    async fn revive(
+        &self,
+        plan: BootPlan,
+        saved: &Path,
+        _: &str,
+    ) -> Result<Box<dyn Machine>, EngineError> {
         self.start(plan, Origin::Save(saved.to_owned())).await
     }
 

@@ -11,14 +11,12 @@ use torpor_protocol::Resources;
 use super::sandbox::tempdir;
 use super::{Finding, run, unique};
 use crate::disk::ScratchDisk;
-use crate::gvisor::version::Build;
+use crate::gvisor::build::Build;
 use crate::limits::{Group, Hierarchy, remove_root};
 use crate::network::{Network, NetworkError};
 
 /// Below this an image and a few sandboxes do not fit.
 const FREE_DISK_MIN: u64 = 5 << 30;
-/// Builds before this one let a guest reach the host through /dev/cuse (CVE-2026-96812).
-const CUSE_SAFE_SINCE: u32 = 20_260_901;
 
 pub(super) fn root() -> Finding {
     if rustix::process::geteuid().is_root() {
@@ -30,7 +28,7 @@ pub(super) fn root() -> Finding {
 /// Nothing, where it does no harm.
 pub(super) fn cuse(build: Option<&Build>) -> Option<Finding> {
     let there = Path::new("/dev/cuse").exists();
-    let harmful = there && build.is_none_or(|build| build.date < CUSE_SAFE_SINCE);
+    let harmful = there && build.is_none_or(Build::misuses_cuse);
     harmful.then(|| {
         Finding::fail(
             "/dev/cuse",

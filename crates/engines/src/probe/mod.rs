@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::gvisor::version::Build;
+use crate::gvisor::build::Build;
 use crate::program::search_path;
 
 /// One program of a probe; the slowest makes a filesystem.

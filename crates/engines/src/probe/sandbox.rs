@@ -14,27 +14,31 @@ use torpor_lifecycle::guest::Guest;
 
 use super::{Finding, chain, run, unique};
 use crate::AGENT;
-use crate::gvisor::version::{Build, VersionError};
+use crate::gvisor::build::{Build, BuildError, remove_state};
 
 /// From nothing to the agent's hello, on a slow host.
 const HELLO_MAX: Duration = Duration::from_secs(20);
-const UPSTREAM: &str = "install the newest release from gvisor.dev before you run code of people \
-                        you do not trust";
+const UPSTREAM: &str = "install a release of gvisor.dev (scripts/setup --runsc upstream) before you \
+                        run code of people you do not trust";
+const UNPROVEN: &str = "run them (TORPOR_TEST_RUNSC=/path/to/runsc ./test conformance), or install a \
+                        proven release (scripts/setup --runsc upstream)";
 
-pub(super) fn versions(build: Result<Build, VersionError>) -> Vec<Finding> {
+pub(super) fn versions(build: Result<Build, BuildError>) -> Vec<Finding> {
     let build = match build {
         Ok(build) => build,
         Err(error) => {
             return vec![Finding::fail("runsc", chain(&error), "install runsc from gvisor.dev")];
         }
     };
-    let mut findings = vec![if build.text.starts_with("release-") {
-        Finding::ok("runsc", &*build.text)
-    } else {
-        let detail = format!("{}, a distribution's build: good for trying out", build.text);
-        Finding::warn("runsc", detail, UPSTREAM)
+    let mut findings = vec![match build.proof() {
+        Some(proof) if build.of_a_distribution() => {
+            let detail = format!("{build}, a distribution's build with known holes ({proof})");
+            Finding::warn("runsc", detail, UPSTREAM)
+        }
+        Some(proof) => Finding::ok("runsc", format!("{build} ({proof})")),
+        None => Finding::warn("runsc", format!("{build}, on which nobody ran the tests"), UNPROVEN),
     }];
-    if !build.idles_quietly() {
+    if !build.generation().idles_quietly() {
         let detail = "an idle sandbox that is not in standby uses 2 % of a core";
         findings.push(Finding::warn("idle sandboxes", detail, "install release-20260622 or newer"));
     }
@@ -52,6 +56,7 @@ pub(super) async fn starts(runsc: &Path) -> Finding {
 async fn greet(runsc: &Path) -> io::Result<()> {
     let dir = tempdir()?;
     let done = greet_in(runsc, &dir).await;
+    let _ = remove_state(&dir.join("state"));
     std::fs::remove_dir_all(&dir)?;
     done
 }

@@ -257,7 +257,7 @@ pub(crate) async fn is_as_it_says(world: &World) {
     machine.kill().await.unwrap();
     let changes = engine.changes(save.path());
     assert_eq!(answered(changes, about.kind), about.abilities.saved_files);
-    let revived = engine.revive(other, save.path()).await;
+    let revived = engine.revive(other, save.path(), &engine.about().version).await;
     let revived = match revived {
         Ok(machine) => answered(machine.kill().await, about.kind),
         Err(error) => answered::<()>(Err(error), about.kind),

@@ -191,7 +191,7 @@ async fn what_is_no_whole_save_is_an_error_and_leaves_nothing() {
         for kept in [whole.metadata().unwrap().len() / 2, 0] {
             cut(&file, &whole, kept);
             let plan = world.plan();
-            let Err(error) = world.engine().revive(plan.clone(), save.path()).await else {
+            let Err(error) = world.revive(&plan, save.path()).await else {
                 panic!("{kept} bytes of {file:?} were enough")
             };
             let text = chain(&error);

@@ -125,7 +125,7 @@ async fn the_files_of_a_save_are_read_without_reviving_it() {
 async fn nothing_at_all_is_no_save() {
     let Some(world) = world().await else { return };
     let plan = world.plan();
-    let Err(error) = world.engine().revive(plan.clone(), stage().path()).await else {
+    let Err(error) = world.revive(&plan, stage().path()).await else {
         panic!("nothing at all was enough")
     };
     assert!(matches!(error, EngineError::Failed { .. }), "{error}");
@@ -141,7 +141,7 @@ async fn a_revive_that_nobody_waits_for_any_more_leaves_nothing() {
     machine.kill().await.unwrap();
     for after in [0, 20, 60, 140, 180, 220] {
         let plan = world.plan();
-        let revive = world.engine().revive(plan.clone(), save.path());
+        let revive = world.revive(&plan, save.path());
         let _ = tokio::time::timeout(Duration::from_millis(after), revive)
             .await
             .map(|revived| revived.map(|machine| tokio::spawn(machine.kill())));

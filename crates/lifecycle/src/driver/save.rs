@@ -44,7 +44,7 @@ impl Driver {
             spec: self.record.spec.clone(),
             root: self.record.facts.root.clone(),
             engine: engine.kind.to_owned(),
-            engine_version: engine.version.clone(),
+            engine_version: machine.version().unwrap_or(&engine.version).to_owned(),
             created_at_ms: self.world.clock.now_ms(),
             pause_ms: saved.pause.as_secs_f64() * 1e3,
             processes: saved.processes,

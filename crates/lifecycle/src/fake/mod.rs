@@ -342,7 +342,12 @@ impl Engine for FakeEngine {
         self.start(plan, Ok(String::new())).await
     }
 
-    async fn revive(&self, plan: BootPlan, saved: &Path) -> Result<Box<dyn Machine>, EngineError> {
+    async fn revive(
+        &self,
+        plan: BootPlan,
+        saved: &Path,
+        _: &str,
+    ) -> Result<Box<dyn Machine>, EngineError> {
         self.host.state.lock().revives += 1;
         self.start(plan, self.host.recall(saved)).await
     }

@@ -312,7 +312,7 @@ impl Fleet {
 
     /// What a memory save has on top of its image. Blocks.
     pub fn changes(&self, save: &Save) -> Result<Box<dyn Changes>, Error> {
-        self.inner.world.can_revive(save)?;
+        self.inner.world.of_this_engine(save)?;
         Ok(self.inner.world.engine.changes(&save.dir)?)
     }
 }

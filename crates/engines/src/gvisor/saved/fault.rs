@@ -23,6 +23,13 @@ pub(super) enum Fault {
     Shape(String),
 }
 
+impl Fault {
+    /// Whether a file ended where there should be more: what is in it is not what was expected.
+    pub(super) fn is_cut(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::UnexpectedEof)
+    }
+}
+
 impl From<Fault> for EngineError {
     fn from(fault: Fault) -> Self {
         match fault {

@@ -179,6 +179,19 @@ impl<'a> Graph<'a> {
         Ok(Fields { graph: self, of, values })
     }
 
+    /// The name of a memory file: a text, or since 2026 the names of its container and its path.
+    pub(super) fn owner(&self, value: Value<'a>) -> Result<Vec<u8>, Fault> {
+        match value {
+            Value::Text(text) => Ok(text.to_vec()),
+            Value::Nil => Ok(Vec::new()),
+            Value::Struct(_) => {
+                let of = self.fields(value)?;
+                Ok([of.text("ContainerName")?, b":", of.text("Path")?].concat())
+            }
+            _ => Err(Fault::Shape("the name of a memory file is of another type".into())),
+        }
+    }
+
     fn type_of(&self, number: u64) -> Result<&Type<'a>, Fault> {
         let index = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
         let of = index.and_then(|index| self.types.get(index));
@@ -239,6 +252,11 @@ impl<'g, 'a> Fields<'g, 'a> {
     pub(super) fn text(&self, name: &str) -> Result<&'a [u8], Fault> {
         let value = self.plain(name)?;
         if let Value::Text(text) = value { Ok(text) } else { self.left_out(name, value) }
+    }
+
+    /// See [`Graph::owner`].
+    pub(super) fn owner(&self, name: &str) -> Result<Vec<u8>, Fault> {
+        self.graph.owner(self.get(name.as_bytes())?)
     }
 
     pub(super) fn pointer(&self, name: &str) -> Result<Pointer<'a>, Fault> {

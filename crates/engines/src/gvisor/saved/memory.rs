@@ -11,6 +11,9 @@
 //!                    each of the others: the same again
 //!   pages.img        the saved ranges' bytes
 //! ```
+//!
+//! Since release-20260817 a message (a protocol buffer after its length) says which ranges are there,
+//! in place of graphs and lengths.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,10 +21,17 @@ use std::os::unix::fs::FileExt;
 
 use super::fault::Fault;
 use super::graph::Graph;
-use super::wire::{Reader, Value};
+use super::message::{Field, Fields};
+use super::wire::Reader;
 
 const RANGES: &str = "pkg/sentry/pgalloc.memAcctSet";
 const OTHERS: &str = "pkg/sentry/kernel.privateMemoryFileMetadata";
+
+/// Fields of a message about a memory file, and of each of its ranges.
+const RANGE: u64 = 3;
+const START: u64 = 1;
+const END: u64 = 2;
+const KNOWN_COMMITTED: u64 = 5;
 
 /// Bytes copied at once.
 const CHUNK: usize = 256 * 1024;
@@ -32,6 +42,8 @@ static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 pub(super) struct Memory {
     /// In rising order; what lies between them is zero.
     saved: Vec<Range>,
+    /// Of its last range, saved or not.
+    end: u64,
 }
 
 /// Bytes of a memory file, and where they begin in `pages.img`.
@@ -53,9 +65,24 @@ pub(super) struct Extent {
 impl Memory {
     /// Finds a disk's memory file by its name. `pages` is the length of `pages.img`.
     pub(super) fn find(meta: &[u8], name: &[u8], pages: u64) -> Result<Self, Fault> {
+        let mut page = 0;
+        // The upper half of a message's length; a graph begins with a number that has its highest bit.
+        let (mut memories, index) = match meta.get(4..8) {
+            Some([0, 0, 0, 0]) => Self::from_messages(meta, name, &mut page)?,
+            Some(_) | None => Self::from_graphs(meta, name, &mut page)?,
+        };
+        if page > pages {
+            return Err(Fault::Absurd(format!("pages.img has {pages} bytes instead of {page}")));
+        }
+        // The first is the machine's memory and has no name.
+        let memory = (index + 1 < memories.len()).then(|| memories.swap_remove(index + 1));
+        memory.ok_or_else(absent)
+    }
+
+    /// All memory files, and the place of the one with the name among those that have one.
+    fn from_graphs(meta: &[u8], name: &[u8], page: &mut u64) -> Result<(Vec<Self>, usize), Fault> {
         let mut reader = Reader::new(meta);
         let (mut memories, mut names) = (Vec::<Self>::new(), None);
-        let mut page = 0;
         while !reader.is_at_end() {
             let count = match reader.heading()? {
                 Ok(count) => count,
@@ -65,39 +92,73 @@ impl Memory {
             let graph = Graph::read(meta, &mut reader, count)?;
             let root = graph.root_type()?;
             if root == Some(RANGES.as_bytes()) {
-                memories.push(Self::read(&graph, &mut page)?);
+                memories.push(Self::of_graph(&graph, page)?);
             } else if root == Some(OTHERS.as_bytes()) {
                 names = Some(position(&graph, name)?);
             }
         }
-        if page > pages {
-            return Err(Fault::Absurd(format!("pages.img has {pages} bytes instead of {page}")));
-        }
-        // The first is the machine's memory and has no name.
-        let index = names
-            .ok_or_else(|| Fault::Shape(format!("there is no type {OTHERS}")))?
-            .ok_or_else(|| Fault::Absurd("the disk's pages are not there".into()))?;
-        let memory = (index + 1 < memories.len()).then(|| memories.swap_remove(index + 1));
-        memory.ok_or_else(|| Fault::Absurd("the disk's pages are not there".into()))
+        let index = names.ok_or_else(|| Fault::Shape(format!("there is no type {OTHERS}")))?;
+        Ok((memories, index))
     }
 
-    fn read(graph: &Graph<'_>, page: &mut u64) -> Result<Self, Fault> {
+    /// The same where messages take the place of graphs.
+    fn from_messages(meta: &[u8], name: &[u8], page: &mut u64) -> Result<(Vec<Self>, usize), Fault> {
+        let mut at = 0;
+        let mut memories = vec![Self::of_message(message(meta, &mut at)?, page)?];
+        let mut reader = Reader::from(meta, at);
+        let begun = reader;
+        let Ok(count) = reader.heading()? else {
+            return Err(Fault::Shape("there are no names of memory files".into()));
+        };
+        let index = position(&Graph::read(meta, &mut reader, count)?, name)?;
+        at += usize::try_from(reader.distance(&begun)).unwrap_or(usize::MAX);
+        while at < meta.len() {
+            memories.push(Self::of_message(message(meta, &mut at)?, page)?);
+        }
+        Ok((memories, index))
+    }
+
+    fn of_message(message: &[u8], page: &mut u64) -> Result<Self, Fault> {
         let mut memory = Self::default();
-        let mut last = 0;
+        for field in Fields::of(message) {
+            let (RANGE, Field::Bytes(range)) = field? else { continue };
+            let (mut start, mut end, mut saved) = (0, 0, false);
+            for field in Fields::of(range) {
+                match field? {
+                    (START, Field::Number(number)) => start = number,
+                    (END, Field::Number(number)) => end = number,
+                    (KNOWN_COMMITTED, Field::Number(number)) => saved = number != 0,
+                    _ => {}
+                }
+            }
+            memory.add(start, end, saved, page)?;
+        }
+        Ok(memory)
+    }
+
+    fn of_graph(graph: &Graph<'_>, page: &mut u64) -> Result<Self, Fault> {
+        let mut memory = Self::default();
         for range in graph.root()?.list("root")? {
             let range = graph.fields(range?)?;
             let (start, end) = (range.uint("Start")?, range.uint("End")?);
-            if start < last || end <= start {
-                return Err(Fault::Absurd("ranges of memory are not in order".into()));
-            }
-            last = end;
-            if range.inner("Value")?.flag("knownCommitted")? {
-                memory.saved.push(Range { start, end, page: *page });
-                let after = page.checked_add(end - start);
-                *page = after.ok_or_else(|| Fault::Absurd("memory has no end".into()))?;
-            }
+            let saved = range.inner("Value")?.flag("knownCommitted")?;
+            memory.add(start, end, saved, page)?;
         }
         Ok(memory)
+    }
+
+    /// The next range, which was saved at `page` if it was.
+    fn add(&mut self, start: u64, end: u64, saved: bool, page: &mut u64) -> Result<(), Fault> {
+        if start < self.end || end <= start {
+            return Err(Fault::Absurd("ranges of memory are not in order".into()));
+        }
+        self.end = end;
+        if saved {
+            self.saved.push(Range { start, end, page: *page });
+            let after = page.checked_add(end - start);
+            *page = after.ok_or_else(|| Fault::Absurd("memory has no end".into()))?;
+        }
+        Ok(())
     }
 
     /// Appends where the bytes `start..end` of a guest's file are, which begin at `offset` here.
@@ -134,16 +195,29 @@ impl Extent {
 }
 
 /// The place of `name` among the memory files that have one.
-fn position(graph: &Graph<'_>, name: &[u8]) -> Result<Option<usize>, Fault> {
+fn position(graph: &Graph<'_>, name: &[u8]) -> Result<usize, Fault> {
     for (index, owner) in graph.root()?.list("owners")?.enumerate() {
-        let Value::Text(owner) = owner? else {
-            return Err(Fault::Shape(format!("{OTHERS} has a field owners of another type")));
-        };
-        if owner == name {
-            return Ok(Some(index));
+        if graph.owner(owner?)? == name {
+            return Ok(index);
         }
     }
-    Ok(None)
+    Err(absent())
+}
+
+/// The message at `at`, which is then behind it.
+fn message<'a>(meta: &'a [u8], at: &mut usize) -> Result<&'a [u8], Fault> {
+    let cut = Fault::Damaged { what: "a message about memory is cut", at: *at };
+    let read = || {
+        let (length, rest) = meta.get(*at..)?.split_first_chunk()?;
+        rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)
+    };
+    let Some(message) = read() else { return Err(cut) };
+    *at += size_of::<u64>() + message.len();
+    Ok(message)
+}
+
+fn absent() -> Fault {
+    Fault::Absurd("the disk's pages are not there".into())
 }
 
 /// Writes the `size` bytes of a file that consists of `extents` and zeros.

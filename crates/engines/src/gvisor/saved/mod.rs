@@ -1,16 +1,17 @@
 //! The files of a saved machine, read without reviving it.
 //!
 //! ```text
-//!   checkpoint.img   mark, length, JSON about the save, its hash
-//!                    pieces: length, bytes; together:
+//!   checkpoint.img   mark, length, JSON about the save
+//!                    2024: its hash, then pieces (length, bytes); 2026: the bytes; together:
 //!                      graph of the processor's features
 //!                      graph of the whole kernel  ──▶ upper: names, inodes, ranges of data
 //!   pages_meta.img   which ranges of memory were saved ──▶ memory: where data is
 //!   pages.img        their bytes
 //! ```
 //!
-//! The format is that of `runsc` 20240729. The graphs carry the names of all types and fields, so a
-//! build that names them otherwise is refused by the name that is missing, and not misread.
+//! The formats are those of runsc 20240729 and 20260817, told apart by content: a save is read without
+//! the build that wrote it. The graphs carry the names of all types and fields, so a build that names
+//! them otherwise is refused by the name that is missing, and not misread.
 //!
 //! Who wrote the save ran hostile code: whatever the bytes are, reading ends, with an error or with
 //! an answer that concerns this machine alone, and takes memory in proportion to the save's size.
@@ -18,6 +19,7 @@
 mod fault;
 mod graph;
 mod memory;
+mod message;
 mod repair;
 mod upper;
 mod wire;
@@ -60,12 +62,10 @@ pub(super) fn repair(dir: &Path) -> Result<(), EngineError> {
     match repair::repair(dir) {
         Ok(0) => {}
         Ok(changes) => tracing::debug!(changes, "a save was put right"),
-        Err(fault @ Fault::Io { .. }) => {
+        Err(fault @ Fault::Io { .. }) if !fault.is_cut() => {
             return Err(EngineError::failed("save the machine")(fault));
         }
-        Err(fault @ (Fault::Damaged { .. } | Fault::Absurd(_) | Fault::Shape(_))) => {
-            tracing::warn!(error = %fault, "a save could not be looked through");
-        }
+        Err(fault) => tracing::warn!(error = %fault, "a save could not be looked through"),
     }
     Ok(())
 }
@@ -93,7 +93,7 @@ impl SavedFiles {
 fn find(graphs: &[u8], meta: &[u8], pages: u64) -> Result<Found, Fault> {
     let kernel = kernel(graphs)?;
     let upper = Upper::find(&kernel)?;
-    let memory = Memory::find(meta, upper.disk, pages)?;
+    let memory = Memory::find(meta, &upper.disk, pages)?;
     upper.read(&memory)
 }
 
@@ -116,8 +116,14 @@ impl Changes for SavedFiles {
 fn graphs(file: impl Read) -> Result<Vec<u8>, Fault> {
     let broken = |source| Fault::Io { file: CHECKPOINT, source };
     let mut file = BufReader::with_capacity(256 * 1024, file);
-    about(&mut file)?;
     let mut graphs = Vec::new();
+    if about(&mut file)? == Form::Whole {
+        file.take(GRAPHS_MAX as u64 + 1).read_to_end(&mut graphs).map_err(broken)?;
+        if graphs.len() > GRAPHS_MAX {
+            return Err(Fault::Absurd(format!("{CHECKPOINT} is too large")));
+        }
+        return Ok(graphs);
+    }
     while let Some(length) = piece_length(&mut file).map_err(broken)? {
         if graphs.len() + length > GRAPHS_MAX {
             return Err(Fault::Absurd(format!("{CHECKPOINT} is too large")));
@@ -151,8 +157,16 @@ fn piece(file: &mut impl BufRead, mut length: usize, to: &mut Vec<u8>) -> io::Re
     Ok(())
 }
 
+/// How the graphs are in `checkpoint.img`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// In pieces, each after its length.
+    Pieces,
+    Whole,
+}
+
 /// Reads over what `checkpoint.img` says about itself.
-fn about(file: &mut impl Read) -> Result<(), Fault> {
+fn about(file: &mut impl BufRead) -> Result<Form, Fault> {
     let broken = |source| Fault::Io { file: CHECKPOINT, source };
     let (mut mark, mut length) = ([0; 8], [0; 8]);
     file.read_exact(&mut mark).map_err(broken)?;
@@ -162,7 +176,7 @@ fn about(file: &mut impl Read) -> Result<(), Fault> {
         return Err(Fault::Damaged { what: "it is no checkpoint", at: 0 });
     }
     let mut about = Vec::new();
-    file.take(length).read_to_end(&mut about).map_err(broken)?;
+    Read::take(&mut *file, length).read_to_end(&mut about).map_err(broken)?;
     let about: Json = serde_json::from_slice(&about).map_err(|_| Fault::Damaged {
         what: "what it says about itself is no JSON",
         at: MARK.len(),
@@ -171,7 +185,13 @@ fn about(file: &mut impl Read) -> Result<(), Fault> {
     if compression != "none" {
         return Err(Fault::Shape(format!("its compression is {compression}")));
     }
-    file.read_exact(&mut [0; HASH_BYTES]).map_err(broken)
+    // A graph begins with a number whose highest bit is set, which takes all of its ten bytes.
+    let next = file.fill_buf().map_err(broken)?;
+    if next.len() >= 10 && next[..9].iter().all(|byte| byte & 0x80 != 0) && next[9] == 1 {
+        return Ok(Form::Whole);
+    }
+    file.read_exact(&mut [0; HASH_BYTES]).map_err(broken)?;
+    Ok(Form::Pieces)
 }
 
 /// The graph of the whole kernel.

@@ -23,7 +23,7 @@ use std::path::Path;
 use super::fault::Fault;
 use super::graph::Graph;
 use super::wire::Value;
-use super::{CHECKPOINT, about, graphs, kernel, piece_length};
+use super::{CHECKPOINT, Form, about, graphs, kernel, piece_length};
 
 const LIST: &str = "pkg/sentry/vfs.EpollInstance";
 const INTEREST: &str = "pkg/sentry/vfs.epollInterest";
@@ -89,17 +89,20 @@ fn connections(kernel: &Graph<'_>) -> Result<Vec<Change>, Fault> {
     Ok(changes)
 }
 
-/// Overwrites numbers of the graphs where they are in the file, which has the graphs in pieces.
+/// Overwrites numbers of the graphs where they are in the file, which may have the graphs in pieces.
 fn write(file: &File, changes: &[Change]) -> Result<(), Fault> {
     let mut bytes: Vec<(usize, u8)> = changes.iter().flat_map(Change::bytes).collect();
     bytes.sort_unstable();
     let failed = |source| Fault::Io { file: CHECKPOINT, source };
     let mut pieces = BufReader::with_capacity(256 * 1024, file);
     pieces.rewind().map_err(failed)?;
-    about(&mut pieces)?;
+    let form = about(&mut pieces)?;
     let mut place = pieces.stream_position().map_err(failed)?;
     let (mut begun, mut next) = (0_usize, bytes.iter().peekable());
     let mut places = Vec::with_capacity(bytes.len());
+    if form == Form::Whole {
+        places.extend(next.by_ref().map(|(at, byte)| (place + *at as u64, *byte)));
+    }
     while next.peek().is_some() {
         let Some(length) = piece_length(&mut pieces).map_err(failed)? else { break };
         place += 4;

@@ -39,7 +39,7 @@ pub(super) struct Upper<'g, 'a> {
     graph: &'g Graph<'a>,
     root: Fields<'g, 'a>,
     /// Its disk's name among the memory files.
-    pub(super) disk: &'a [u8],
+    pub(super) disk: Vec<u8>,
 }
 
 /// What was found, in the order of the paths.
@@ -73,7 +73,7 @@ impl<'g, 'a> Upper<'g, 'a> {
             if !root.is(DENTRY) {
                 continue;
             }
-            let disk = root.inner("inode")?.inner("fs")?.text("mf")?;
+            let disk = root.inner("inode")?.inner("fs")?.owner("mf")?;
             if disk.ends_with(ROOT_DISK) && found.replace(Self { graph, root, disk }).is_some() {
                 return Err(Fault::Shape("the machine has several roots".into()));
             }

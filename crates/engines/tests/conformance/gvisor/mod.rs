@@ -15,7 +15,12 @@ use torpor_lifecycle::engine::{Engine, EngineError};
 
 use crate::world::{Installation, Settings, keeper_command, unfit};
 
-const RUNSC: &str = "/usr/bin/runsc";
+/// Another runsc to run the whole suite on.
+const OTHER: &str = "TORPOR_TEST_RUNSC";
+
+fn runsc() -> PathBuf {
+    std::env::var_os(OTHER).map_or_else(|| PathBuf::from("/usr/bin/runsc"), PathBuf::from)
+}
 
 pub(crate) struct Installed;
 
@@ -27,15 +32,15 @@ impl Installed {
 
 fn config(settings: &Settings) -> GvisorConfig {
     let Settings { runtime_dir, scratch_dir, tag, shells, guard } = settings.clone();
-    let runsc = PathBuf::from(RUNSC);
+    let (runsc, builds_dir) = (runsc(), None);
     let keeper_command = keeper_command();
-    GvisorConfig { runsc, runtime_dir, scratch_dir, tag, keeper_command, shells, guard }
+    GvisorConfig { runsc, builds_dir, runtime_dir, scratch_dir, tag, keeper_command, shells, guard }
 }
 
 #[async_trait]
 impl Installation for Installed {
     async fn unfit(&self) -> Option<String> {
-        unfit(&[RUNSC, "/usr/bin/mkfs.erofs"])
+        unfit(&[&runsc().to_string_lossy(), "/usr/bin/mkfs.erofs"])
     }
 
     async fn open(&self, settings: &Settings) -> Result<Arc<dyn Engine>, EngineError> {

@@ -34,7 +34,7 @@ async fn files_of_two_moments_are_refused() {
         std::fs::rename(&file, &aside).unwrap();
         std::fs::copy(&other, &file).unwrap();
         let plan = world.plan();
-        let refused = world.engine().revive(plan.clone(), saves[0].path()).await;
+        let refused = world.revive(&plan, saves[0].path()).await;
         std::fs::rename(&aside, &file).unwrap();
         let Err(error) = refused else { panic!("{name:?} of another moment was run") };
         let text = chain(&error);

@@ -75,7 +75,7 @@ async fn a_save_is_not_revived_with_another_size() {
     for wanted in [Resources { memory_mib: 512, ..had }, Resources { disk_mib: 128, ..had }] {
         let mut plan = world.plan();
         plan.spec.resources = wanted;
-        let Err(error) = world.engine().revive(plan.clone(), save.path()).await else {
+        let Err(error) = world.revive(&plan, save.path()).await else {
             panic!("{wanted:?} is what it has now?")
         };
         assert!(chain(&error).contains("can't become"), "{}", chain(&error));

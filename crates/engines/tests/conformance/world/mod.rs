@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use torpor_engines::keeper;
 use torpor_engines::limits::{Group, Hierarchy};
-use torpor_lifecycle::engine::{BootPlan, Engine, EngineError, Guard, NoGuard};
+use torpor_lifecycle::engine::{BootPlan, Engine, EngineError, Guard, Machine, NoGuard};
 use torpor_lifecycle::guest::Guest;
 use torpor_protocol::{Network, Resources, SandboxId, SandboxSpec};
 
@@ -201,6 +201,16 @@ impl World {
         let hierarchy = Hierarchy::discover().expect("cgroups");
         let group = Group::open(&hierarchy, &self.config.tag, machine);
         group.frozen().unwrap_or(false)
+    }
+
+    /// Revives what this engine saved.
+    pub(crate) async fn revive(
+        &self,
+        plan: &BootPlan,
+        saved: &Path,
+    ) -> Result<Box<dyn Machine>, EngineError> {
+        let engine = self.engine();
+        engine.revive(plan.clone(), saved, &engine.about().version).await
     }
 
     /// Opens the installation as a daemon does that was started anew.
