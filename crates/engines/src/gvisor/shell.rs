@@ -91,7 +91,7 @@ impl Shell {
         still(&wanted)?;
         let card = create(host, &id, &make.build, &dir, &group, &slot).await?;
         still(&wanted)?;
-        let process = sandbox(&dir, &group)?;
+        let process = sandbox(&dir)?;
         let steps = vec![("prepare", prepared - begun), ("runsc create", prepared.elapsed())];
         Ok(Self { id, make, dir, group, slot, card, process, steps })
     }
@@ -176,13 +176,12 @@ async fn create(
 }
 
 /// The process that is the sandbox.
-fn sandbox(dir: &MachineDir, group: &Group) -> Result<Process, EngineError> {
+fn sandbox(dir: &MachineDir) -> Result<Process, EngineError> {
     let pid = std::fs::read_to_string(&dir.pid).and_then(|text| -> io::Result<i32> {
         text.trim().parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     });
     let process = pid.and_then(|pid| {
-        spare(pid.cast_unsigned());
-        group.pids().into_iter().filter(|pid| is_gofer(*pid)).for_each(spare);
+        spare(pid);
         Process::of(pid)
     });
     process.map_err(EngineError::failed("find the sandbox's process"))
@@ -195,14 +194,9 @@ fn make_dir(dir: &MachineDir) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether it is what serves files to the sandbox's kernel, where there is one.
-fn is_gofer(pid: u32) -> bool {
-    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.starts_with(b"runsc-gofer"))
-}
-
 /// Makes the sandbox's own kernel the last that dies for want of memory. What holds guest processes
 /// was forked from it before and keeps its score, and all guest processes come from there.
-fn spare(sentry: u32) {
+fn spare(sentry: i32) {
     let file = format!("/proc/{sentry}/oom_score_adj");
     // Below 0 needs a privilege (CAP_SYS_RESOURCE) that root has not got everywhere.
     let scores = SENTRY_OOM_SCORES.iter();

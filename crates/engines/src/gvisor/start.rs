@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::time::Instant;
 use torpor_lifecycle::engine::{BootPlan, EngineError};
@@ -26,6 +27,7 @@ use super::report;
 use super::save;
 use super::shell::{Make, Shell, still};
 use super::urpc::{Urpc, UrpcError};
+use crate::limits::Group;
 use crate::machines::{MachineId, Mark, MarkFile, Record};
 
 /// One call to a fresh sandbox, which may have to load a large program from a cold disk.
@@ -129,6 +131,7 @@ impl Start<'_> {
             }
         }
         still(&wanted)?;
+        end_gofer(group);
         let mark = MarkFile::create(&dir.mark);
         let mark = (mark.map_err(EngineError::failed("mark the machine"))?, Mark::Running);
         let (channel, pidfd) = self.connect(&record).await?;
@@ -228,5 +231,20 @@ impl Start<'_> {
             EngineError::failed("start the machine")("the sandbox ended right after its start")
         })?;
         Ok((channel, pidfd))
+    }
+}
+
+/// Ends the process that serves files of the host, where there is one: it was needed to make the guest's
+/// disk, and nothing that a guest uses comes from it. It would only take memory, and be one more process
+/// that a guest can talk to.
+fn end_gofer(group: &Group) {
+    let is_gofer = |pid: &Pid| {
+        let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero()));
+        words.is_ok_and(|words| words.starts_with(b"runsc-gofer"))
+    };
+    let pids = group.pids().into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed()));
+    for gofer in pids.filter(is_gofer) {
+        // Fails only if it is gone already.
+        let _ = kill_process(gofer, Signal::KILL);
     }
 }

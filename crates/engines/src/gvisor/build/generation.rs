@@ -94,7 +94,8 @@ impl Generation {
         }
     }
 
-    pub(in super::super) fn halt(self) -> Halt {
+    /// What stops its guests.
+    pub fn halt(self) -> Halt {
         match self {
             Self::Y2024 => Halt::Freezer,
             Self::Y2026 => Halt::Kernel,

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use torpor_engines::gvisor::build::{Build, Halt};
 use torpor_engines::gvisor::{Gvisor, GvisorConfig, purge};
 use torpor_lifecycle::engine::{Engine, EngineError};
 
@@ -20,6 +21,11 @@ const OTHER: &str = "TORPOR_TEST_RUNSC";
 
 fn runsc() -> PathBuf {
     std::env::var_os(OTHER).map_or_else(|| PathBuf::from("/usr/bin/runsc"), PathBuf::from)
+}
+
+/// Whether its guests are stopped by a frozen cgroup.
+async fn freezes() -> bool {
+    Build::of(&runsc()).await.expect("a build").generation().halt() == Halt::Freezer
 }
 
 pub(crate) struct Installed;

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use torpor_protocol::{Network, SandboxId};
 
+use super::freezes;
 use crate::world::{World, boot, eventually, greet, revive, say, stage, world};
 
 /// A world whose engine keeps so many shells.
@@ -28,7 +29,7 @@ async fn a_start_takes_a_shell_and_another_one_is_made() {
     world.engine().expect(&plan);
     eventually("a shell is ready", || ready(&world).len() == 1).await;
     let first = ready(&world);
-    assert!(world.frozen(&first[0]), "it costs no processor time");
+    assert_eq!(world.frozen(&first[0]), freezes().await, "it costs no processor time");
     let (mut machine, guest) = boot(&**world.engine(), plan.clone()).await;
     assert_eq!(world.machine_of(&plan.id).as_ref(), first.first());
     let steps: Vec<&str> = machine.start_steps().iter().map(|(step, _)| *step).collect();
