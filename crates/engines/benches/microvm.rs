@@ -95,7 +95,8 @@ async fn measure(config: &MicrovmConfig, root: PathBuf, dir: &Path) -> Outcome<(
         drop(guest);
         machine.kill().await?;
         let begun = Instant::now();
-        (machine, guest) = greet(engine.revive(plan.clone(), &save, &engine.about().version).await?).await?;
+        (machine, guest) =
+            greet(engine.revive(plan.clone(), &save, &engine.about().version).await?).await?;
         revives.push(begun.elapsed());
         let _ = std::fs::remove_dir_all(dir.join(format!("save-{}", round.wrapping_sub(1))));
     }

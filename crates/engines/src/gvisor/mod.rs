@@ -93,8 +93,9 @@ pub struct GvisorConfig {
 
 impl fmt::Debug for GvisorConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { runsc, builds_dir, runtime_dir, scratch_dir, tag, keeper_command, shells, .. } =
-            self;
+        let Self {
+            runsc, builds_dir, runtime_dir, scratch_dir, tag, keeper_command, shells, ..
+        } = self;
         f.debug_struct("GvisorConfig")
             .field("runsc", runsc)
             .field("builds_dir", builds_dir)
@@ -260,9 +261,8 @@ impl Engine for Gvisor {
         version: &str,
     ) -> Result<Box<dyn Machine>, EngineError> {
         let build = self.host.builds.find(version);
-        let build = build.ok_or_else(|| {
-            EngineError::failed("revive the guest")(self.no_build(version))
-        })?;
+        let build =
+            build.ok_or_else(|| EngineError::failed("revive the guest")(self.no_build(version)))?;
         self.start(plan, build, Origin::Save(saved.to_owned())).await
     }
 

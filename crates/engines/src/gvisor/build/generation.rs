@@ -132,9 +132,9 @@ pub(in super::super) fn of_another_build(message: &str) -> bool {
     known.iter().any(|words| message.contains(words))
 }
 
-/// Removes the directory that was given to runsc as its `--root`, with the mount it may have there.
+/// Removes the directory that was given to runsc as its `--root`, with the mounts it may have there:
+/// two that are made at once lie on top of each other.
 pub(crate) fn remove_state(dir: &Path) -> io::Result<()> {
-    // Most have none.
-    let _ = unmount(dir.join("null-netns"), UnmountFlags::DETACH);
+    while unmount(dir.join("null-netns"), UnmountFlags::DETACH).is_ok() {}
     std::fs::remove_dir_all(dir)
 }

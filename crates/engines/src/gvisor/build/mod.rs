@@ -17,8 +17,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 pub(crate) use self::generation::remove_state;
-pub(super) use self::generation::{of_another_build, unknown_method};
 pub use self::generation::{Generation, Halt};
+pub(super) use self::generation::{of_another_build, unknown_method};
 pub(super) use self::kept::Builds;
 
 /// The oldest build whose control socket is known to speak as we do.

@@ -20,11 +20,13 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 
 use super::fault::Fault;
-use super::graph::Graph;
+use super::graph::{Fields as Of, Graph};
 use super::message::{Field, Fields};
 use super::wire::Reader;
 
 const RANGES: &str = "pkg/sentry/pgalloc.memAcctSet";
+/// Has the ranges in one of its fields: builds between both forms.
+const FILE: &str = "pkg/sentry/pgalloc.memoryFileSaved";
 const OTHERS: &str = "pkg/sentry/kernel.privateMemoryFileMetadata";
 
 /// Fields of a message about a memory file, and of each of its ranges.
@@ -92,7 +94,9 @@ impl Memory {
             let graph = Graph::read(meta, &mut reader, count)?;
             let root = graph.root_type()?;
             if root == Some(RANGES.as_bytes()) {
-                memories.push(Self::of_graph(&graph, page)?);
+                memories.push(Self::of_graph(&graph, graph.root()?, page)?);
+            } else if root == Some(FILE.as_bytes()) {
+                memories.push(Self::of_graph(&graph, graph.root()?.inner("memAcct")?, page)?);
             } else if root == Some(OTHERS.as_bytes()) {
                 names = Some(position(&graph, name)?);
             }
@@ -102,7 +106,11 @@ impl Memory {
     }
 
     /// The same where messages take the place of graphs.
-    fn from_messages(meta: &[u8], name: &[u8], page: &mut u64) -> Result<(Vec<Self>, usize), Fault> {
+    fn from_messages(
+        meta: &[u8],
+        name: &[u8],
+        page: &mut u64,
+    ) -> Result<(Vec<Self>, usize), Fault> {
         let mut at = 0;
         let mut memories = vec![Self::of_message(message(meta, &mut at)?, page)?];
         let mut reader = Reader::from(meta, at);
@@ -136,9 +144,9 @@ impl Memory {
         Ok(memory)
     }
 
-    fn of_graph(graph: &Graph<'_>, page: &mut u64) -> Result<Self, Fault> {
+    fn of_graph(graph: &Graph<'_>, set: Of<'_, '_>, page: &mut u64) -> Result<Self, Fault> {
         let mut memory = Self::default();
-        for range in graph.root()?.list("root")? {
+        for range in set.list("root")? {
             let range = graph.fields(range?)?;
             let (start, end) = (range.uint("Start")?, range.uint("End")?);
             let saved = range.inner("Value")?.flag("knownCommitted")?;

@@ -73,7 +73,9 @@ mod tests {
         assert_eq!(read, [(1, Field::Number(150)), (2, Field::Bytes(b"hi"))]);
         assert_eq!(fields(&[]).unwrap(), []);
         // Cut in a number, cut in bytes, of another kind, a number without end.
-        for bad in [&[0x08, 0x96][..], &[0x12, 3, b'h'], &[0x0d, 0, 0, 0, 0], &[0x08; 1], &[0xff; 12]] {
+        for bad in
+            [&[0x08, 0x96][..], &[0x12, 3, b'h'], &[0x0d, 0, 0, 0, 0], &[0x08; 1], &[0xff; 12]]
+        {
             assert!(fields(bad).is_err(), "{bad:?}");
         }
     }
