@@ -224,6 +224,7 @@ async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, S
     let about = parts.engine.about();
     let metrics = metrics::Metrics::new(about.kind, &about.version);
     let fleet = recover(&parts, &config, &room).await?;
+    fleet.retain_builds().await?;
     let domains = domains::Domains::open(ledger.clone(), &config, fleet.clock()).await?;
     let domains = Arc::new(domains);
     let previews = previews::Previews::open(&ledger, &fleet, &domains, &config).await?;

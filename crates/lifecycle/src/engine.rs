@@ -147,11 +147,11 @@ pub trait Engine: Send + Sync + 'static {
         Err(self.about().cant("revive a machine"))
     }
 
-    /// Whether a save made by `version` of this engine can be revived here; the reason if not.
-    fn can_revive(&self, version: &str) -> Result<(), String> {
+    /// The build that revives here what `version` of this engine saved; the reason if none can.
+    fn can_revive(&self, version: &str) -> Result<String, String> {
         let here = &self.about().version;
         if here == version {
-            return Ok(());
+            return Ok(here.clone());
         }
         Err(format!("it was saved by version {version} and this host has {here}"))
     }

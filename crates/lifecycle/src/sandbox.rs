@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use torpor_protocol::api::UpdateSandbox;
-use torpor_protocol::{SandboxId, SnapshotId, State, Status};
+use torpor_protocol::{SandboxId, SaveId, SnapshotId, State, Status};
 
 use crate::engine::Usage;
 use crate::lease::{Door, Lease};
@@ -35,6 +35,13 @@ pub(crate) enum Request {
     /// A save of it as it is now.
     Save(Reply<Arc<Save>>),
     Restore(Back),
+    /// Begin from another save than `of` when it wakes. Answered with whether it does: not unless it
+    /// sleeps on disk, and `of` is its save.
+    Replace {
+        of: SaveId,
+        with: Arc<Save>,
+        reply: Reply<bool>,
+    },
     /// A snapshot was taken of it.
     Parent(SnapshotId, Reply<()>),
     /// What its processes said is wanted in the journal.
@@ -113,6 +120,11 @@ impl Sandbox {
         snapshot: Option<SnapshotId>,
     ) -> Result<(), Error> {
         self.ask(|reply| Request::Restore(Back { save, snapshot, reply })).await
+    }
+
+    /// Has it begin from another save than `of` when it wakes; whether it will.
+    pub(crate) async fn replace(&self, of: SaveId, with: Arc<Save>) -> Result<bool, Error> {
+        self.ask(|reply| Request::Replace { of, with, reply }).await
     }
 
     /// A snapshot was taken of it, from which the next one comes.

@@ -1,6 +1,6 @@
 //! What must be remembered: traits that the store implements.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -197,6 +197,8 @@ pub trait Saves: Send + Sync + 'static {
     /// A save whose bytes are known to be what they were; [`StoreError::CorruptSave`] otherwise.
     /// It stays on disk while the returned value lives.
     async fn open(&self, id: &SaveId) -> Result<Arc<Save>, StoreError>;
+    /// Who can revive each memory save.
+    async fn memory_saves(&self) -> Result<HashMap<SaveId, SavedBy>, StoreError>;
     /// What is known of a save, without a look at its bytes.
     async fn about(&self, id: &SaveId) -> Result<Manifest, StoreError>;
     /// The bytes of [`LAYER_FILE`] of a filesystem save.
@@ -229,6 +231,13 @@ pub struct Save {
     pub manifest: Manifest,
     /// Keeps the directory; dropped last.
     pub guard: Box<dyn std::any::Any + Send + Sync>,
+}
+
+/// Who can revive a memory save.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SavedBy {
+    pub engine: String,
+    pub version: String,
 }
 
 /// What the one who saves says about it.

@@ -184,7 +184,8 @@ impl World {
     pub(crate) fn can_revive(&self, save: &Save) -> Result<(), Refusal> {
         self.of_this_engine(save)?;
         let refused = |reason| Refusal::Incompatible { snapshot: save.id.to_string(), reason };
-        self.engine.can_revive(&save.manifest.about.engine_version).map_err(refused)
+        let can = self.engine.can_revive(&save.manifest.about.engine_version);
+        can.map(drop).map_err(refused)
     }
 
     /// Refuses a save of another engine.

@@ -9,6 +9,7 @@
 pub mod api;
 pub mod domain;
 pub mod egress;
+pub mod engine;
 pub mod error;
 pub mod guest;
 pub mod id;

@@ -12,6 +12,7 @@ mod doctor;
 mod domain;
 mod egress;
 mod ended;
+mod engine;
 mod exec;
 mod fork;
 mod host;
@@ -138,6 +139,7 @@ enum Command {
     Egress(egress::Egress),
     Key(key::Key),
     Kernel(kernel::Kernel),
+    Engine(engine::Engine),
     Bench(bench::Bench),
     Completions(completions::Completions),
     Version(version::Version),
@@ -189,6 +191,7 @@ impl Cli {
             Command::Key(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Bench(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Kernel(verb) => verb.run(),
+            Command::Engine(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Completions(verb) => verb.run(),
             Command::Purge(verb) => verb.run(),
             Command::Keeper(verb) => verb.run(),

@@ -13,6 +13,7 @@ mod command;
 mod description;
 mod domains;
 mod egress;
+mod engine;
 pub mod error;
 mod events;
 pub mod exec;
@@ -99,6 +100,7 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .merge(log::routes())
         .merge(egress::routes())
         .merge(gateways::routes())
+        .merge(engine::routes())
 }
 
 /// The description of the API.

@@ -266,8 +266,9 @@ impl Engine for Gvisor {
         self.start(plan, build, Origin::Save(saved.to_owned())).await
     }
 
-    fn can_revive(&self, version: &str) -> Result<(), String> {
-        self.host.builds.find(version).map(drop).ok_or_else(|| self.no_build(version))
+    fn can_revive(&self, version: &str) -> Result<String, String> {
+        let build = self.host.builds.find(version);
+        build.map(|build| build.to_string()).ok_or_else(|| self.no_build(version))
     }
 
     fn builds(&self) -> Vec<EngineBuild> {

@@ -110,6 +110,9 @@ impl Driver {
             Request::Lines(reply) => {
                 let _ = reply.send(Ok(()));
             }
+            Request::Replace { reply, .. } => {
+                let _ = reply.send(Ok(false));
+            }
             Request::Parent(parent, reply) => self.note_parent(parent, reply).await,
         }
         Ok(sleeper)
@@ -244,6 +247,9 @@ impl Driver {
                         return phase;
                     }
                 }
+                Event::Asked(Request::Replace { of, with, reply }) => {
+                    let _ = reply.send(self.replace_save(&of, &with).await);
+                }
                 Event::Asked(Request::Update(update, reply)) => {
                     self.update(update, None, reply).await;
                 }
@@ -359,6 +365,7 @@ impl Driver {
                 | Request::Update(..)
                 | Request::Save(_)
                 | Request::Restore(_)
+                | Request::Replace { .. }
                 | Request::Lines(_)
                 | Request::Parent(..)) => self.backlog.push_back(other),
             }

@@ -46,6 +46,9 @@ impl Driver {
                 Event::Asked(Request::Restore(back)) => {
                     return self.go_back(machine, back).await;
                 }
+                Event::Asked(Request::Replace { reply, .. }) => {
+                    let _ = reply.send(Ok(false));
+                }
                 Event::Asked(Request::Update(update, reply)) => {
                     self.update(update, Some(&mut machine), reply).await;
                 }

@@ -94,6 +94,7 @@ impl Driver {
             | Request::Demote
             | Request::Save(_)
             | Request::Restore(_)
+            | Request::Replace { .. }
             | Request::Parent(..)) => self.backlog.push_back(other),
         }
     }
@@ -319,6 +320,9 @@ impl Driver {
                     if let Some(phase) = self.restore(None, back).await {
                         return phase;
                     }
+                }
+                Event::Asked(Request::Replace { reply, .. }) => {
+                    let _ = reply.send(Ok(false));
                 }
                 Event::Asked(Request::Update(update, reply)) => {
                     self.update(update, None, reply).await;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 use torpor_protocol::snapshot::SavedProcess;
-use torpor_protocol::{SnapshotId, SnapshotKind, State, Tier};
+use torpor_protocol::{SaveId, SnapshotId, SnapshotKind, State, Tier};
 
 use super::{Driver, Phase, Sleeper, Waiter};
 use crate::engine::{Machine, Saved};
@@ -121,6 +121,19 @@ impl Driver {
             return Err(StoreError::NoSuchSave("of a sleeping sandbox".to_owned()).into());
         };
         Ok(self.world.saves.open(id).await?)
+    }
+
+    /// Has it begin from `with` instead of `of` when it wakes; only while it sleeps on disk.
+    pub(super) async fn replace_save(&mut self, of: &SaveId, with: &Save) -> Result<bool, Error> {
+        if self.record.save.as_ref() != Some(of) {
+            return Ok(false);
+        }
+        let mut record = Record { save: Some(with.id.clone()), ..self.record.clone() };
+        record.facts.root.clone_from(&with.manifest.about.root);
+        self.write(record).await?;
+        self.world.saves.release(of).await;
+        self.show_saved(with);
+        Ok(true)
     }
 
     pub(super) fn show_saved(&self, save: &Save) {

@@ -14,7 +14,7 @@ use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SecretName, SnapshotId, 
 use crate::engine::Changes;
 use crate::store::{
     BoundSecret, Images, Journal, Ledger, Manifest, PoolRecord, Record, RootImage, Save, SaveAbout,
-    Saves, Search, SnapshotRecord, Staged, StoreError, Vault,
+    SavedBy, Saves, Search, SnapshotRecord, Staged, StoreError, Vault,
 };
 use crate::world::Room;
 
@@ -254,6 +254,17 @@ impl Saves for FakeStore {
     async fn about(&self, id: &SaveId) -> Result<Manifest, StoreError> {
         let found = self.state.lock().saves.get(id).map(|(_, manifest)| manifest.clone());
         found.ok_or_else(|| StoreError::NoSuchSave(id.to_string()))
+    }
+
+    async fn memory_saves(&self) -> Result<HashMap<SaveId, SavedBy>, StoreError> {
+        let state = self.state.lock();
+        let memory = |manifest: &&Manifest| manifest.about.kind == SnapshotKind::Memory;
+        let by = |(id, (_, manifest)): (&SaveId, &(PathBuf, Manifest))| {
+            let SaveAbout { engine, engine_version, .. } =
+                Some(manifest).filter(memory)?.about.clone();
+            Some((id.clone(), SavedBy { engine, version: engine_version }))
+        };
+        Ok(state.saves.iter().filter_map(by).collect())
     }
 
     async fn layer(

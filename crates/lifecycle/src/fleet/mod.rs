@@ -1,5 +1,6 @@
 //! All sandboxes of this host: create, find, list, and bring back what the ledger knows.
 
+mod builds;
 mod crowd;
 mod pools;
 mod snapshots;

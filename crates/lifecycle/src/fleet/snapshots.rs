@@ -185,7 +185,8 @@ impl Fleet {
         }
     }
 
-    async fn files_of(&self, save: &Arc<Save>) -> Result<Arc<Save>, Error> {
+    /// A save of the files alone.
+    pub(super) async fn files_of(&self, save: &Arc<Save>) -> Result<Arc<Save>, Error> {
         let (fleet, kept) = (self.clone(), Arc::clone(save));
         let changes = tokio::task::spawn_blocking(move || fleet.changes(&kept)).await;
         let changes = changes.map_err(StoreError::failed("read the files of a save"))??;
@@ -318,7 +319,7 @@ impl Fleet {
 }
 
 /// What the manifest knows better than whoever asked for the snapshot.
-fn describe(snapshot: &mut Snapshot, manifest: &Manifest) {
+pub(super) fn describe(snapshot: &mut Snapshot, manifest: &Manifest) {
     let about = &manifest.about;
     snapshot.kind = about.kind;
     snapshot.state = SnapshotState::Completed;

@@ -1,5 +1,6 @@
 //! The life of a sandbox, told as behaviours, on fakes and virtual time.
 
+mod builds;
 mod changes;
 mod kept;
 mod lives;

@@ -6,19 +6,19 @@ use crate::store::PoolRecord;
 use torpor_protocol::guest::Request;
 use torpor_protocol::{Snapshot, SnapshotKind, SnapshotRef, SnapshotState};
 
-async fn written(world: &World, name: &str, text: &str) -> Sandbox {
+pub(super) async fn written(world: &World, name: &str, text: &str) -> Sandbox {
     let sandbox = world.running(name).await;
     world.host.set_memory(sandbox.id(), text);
     sandbox
 }
 
-async fn snapshot(world: &World, of: &str, name: &str) -> Snapshot {
+pub(super) async fn snapshot(world: &World, of: &str, name: &str) -> Snapshot {
     let name = Some(name.parse().unwrap());
     let taking = world.fleet.take_snapshot(&reference(of), name, SnapshotKind::Memory).await;
     taking.unwrap().done().await.unwrap()
 }
 
-fn named(name: &str) -> SnapshotRef {
+pub(super) fn named(name: &str) -> SnapshotRef {
     name.parse().unwrap()
 }
 

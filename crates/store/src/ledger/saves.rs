@@ -1,10 +1,12 @@
 //! What the ledger knows of saves: a row is what makes a save exist, and it can't go while a sandbox,
 //! a snapshot or a pool names it.
 
-use torpor_lifecycle::store::{Manifest, StoreError};
-use torpor_protocol::SaveId;
+use std::collections::HashMap;
 
-use super::{Ledger, parsed, to_column};
+use torpor_lifecycle::store::{Manifest, SavedBy, StoreError};
+use torpor_protocol::{SaveId, SnapshotKind};
+
+use super::{Ledger, column, parsed, to_column};
 
 impl Ledger {
     pub(crate) async fn commit_save(
@@ -45,6 +47,21 @@ impl Ledger {
         let query = sqlx::query("SELECT id FROM saves ORDER BY created_at_ms DESC, id");
         let rows = query.fetch_all(&self.readers).await.map_err(self.failed("list the saves"))?;
         rows.iter().map(|row| parsed(row, "id")).collect()
+    }
+
+    /// Who can revive each memory save.
+    pub(crate) async fn memory_saves(&self) -> Result<HashMap<SaveId, SavedBy>, StoreError> {
+        let query = sqlx::query(
+            "SELECT id, json_extract(manifest, '$.engine') AS engine,
+                 json_extract(manifest, '$.engine_version') AS version FROM saves WHERE kind = ?",
+        )
+        .bind(SnapshotKind::Memory.as_str());
+        let rows = query.fetch_all(&self.readers).await.map_err(self.failed("list the saves"))?;
+        let by = |row| {
+            let (engine, version) = (column(row, "engine")?, column(row, "version")?);
+            Ok((parsed(row, "id")?, SavedBy { engine, version }))
+        };
+        rows.iter().map(by).collect()
     }
 
     /// Bytes of all saves.

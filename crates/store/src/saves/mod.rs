@@ -30,7 +30,9 @@ use tokio::io::AsyncRead;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use torpor_lifecycle::engine::Changes;
-use torpor_lifecycle::store::{self, LAYER_FILE, Manifest, Save, SaveAbout, Staged, StoreError};
+use torpor_lifecycle::store::{
+    self, LAYER_FILE, Manifest, Save, SaveAbout, SavedBy, Staged, StoreError,
+};
 use torpor_protocol::SaveId;
 use torpor_protocol::snapshot::{SnapshotKind, Verified};
 
@@ -252,6 +254,10 @@ impl store::Saves for Saves {
 
     async fn about(&self, id: &SaveId) -> Result<Manifest, StoreError> {
         self.shared.manifest(id).await
+    }
+
+    async fn memory_saves(&self) -> Result<HashMap<SaveId, SavedBy>, StoreError> {
+        self.shared.ledger.memory_saves().await
     }
 
     async fn layer(&self, save: &Save) -> Result<Box<dyn AsyncRead + Send + Unpin>, StoreError> {

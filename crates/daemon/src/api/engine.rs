@@ -1,0 +1,39 @@
+//! Builds of the engine, and going on without one.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use torpor_protocol::engine::{BuildList, MigrateEngine, Migration};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Answer;
+use super::extract::Json;
+use crate::app::App;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(builds)).routes(routes!(migrate))
+}
+
+/// List the builds of the engine that are here or needed.
+#[utoipa::path(
+    get, path = "/v1/engine/builds",
+    responses((status = 200, description = "Builds, and what needs them.", body = BuildList))
+)]
+async fn builds(State(app): State<Arc<App>>) -> Answer<BuildList> {
+    Ok(Json(BuildList { builds: app.fleet.builds().await? }))
+}
+
+/// Go on with the files alone of what needs a build.
+#[utoipa::path(
+    post, path = "/v1/engine/migrate",
+    request_body = MigrateEngine,
+    responses((status = 200, body = Migration,
+        description = "All that needs the build; what could not be done, with the reason."))
+)]
+async fn migrate(
+    State(app): State<Arc<App>>,
+    Json(MigrateEngine { version, dry_run }): Json<MigrateEngine>,
+) -> Answer<Migration> {
+    Ok(Json(Migration { items: app.fleet.migrate(version.as_deref(), dry_run).await? }))
+}

@@ -1,0 +1,191 @@
+//! Builds of the engine, what still needs them, and going on without one.
+//!
+//! A memory save can be revived by the build that wrote it. What needs a build that is not wanted any more,
+//! or not here any more, can be brought to its files alone: it boots from them, on any build.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use torpor_protocol::engine::{BuildUse, Migrated, MigratedKind};
+use torpor_protocol::{SandboxId, SandboxRef, SaveId, SnapshotKind, State};
+
+use super::Fleet;
+use super::snapshots::describe;
+use crate::Error;
+use crate::error::chain;
+use crate::store::{Save, SavedBy, SnapshotRecord};
+
+/// Whatever can't be revived without a build.
+struct Need {
+    save: SaveId,
+    by: SavedBy,
+    who: Who,
+}
+
+enum Who {
+    Sandbox(SandboxId),
+    Snapshot(Box<SnapshotRecord>),
+    Pool(String),
+}
+
+impl Fleet {
+    /// The builds that are here, the current one first, and those that something needs.
+    pub async fn builds(&self) -> Result<Vec<BuildUse>, Error> {
+        let (here, kind) = (self.inner.world.engine.builds(), self.about().kind);
+        let mut uses: Vec<BuildUse> = Vec::new();
+        for build in here {
+            uses.push(BuildUse {
+                engine: kind.to_owned(),
+                current: uses.is_empty(),
+                present: true,
+                machines: build.machines,
+                version: build.version,
+                ..BuildUse::default()
+            });
+        }
+        let mut absent: BTreeMap<SavedBy, BuildUse> = BTreeMap::new();
+        for need in self.needs().await? {
+            let by = self.reviver(&need.by);
+            let using = match uses.iter_mut().find(|using| Some(&using.version) == by.as_ref()) {
+                Some(using) => using,
+                None => absent.entry(need.by.clone()).or_insert_with(|| BuildUse {
+                    engine: need.by.engine.clone(),
+                    version: need.by.version.clone(),
+                    ..BuildUse::default()
+                }),
+            };
+            match need.who {
+                Who::Sandbox(_) => using.sandboxes += 1,
+                Who::Snapshot(_) => using.snapshots += 1,
+                Who::Pool(_) => using.pools += 1,
+            }
+        }
+        uses.extend(absent.into_values());
+        Ok(uses)
+    }
+
+    /// The build that revives it here.
+    fn reviver(&self, by: &SavedBy) -> Option<String> {
+        let ours = by.engine == self.about().kind;
+        ours.then(|| self.inner.world.engine.can_revive(&by.version).ok()).flatten()
+    }
+
+    async fn needs(&self) -> Result<Vec<Need>, Error> {
+        let world = &self.inner.world;
+        let by: HashMap<SaveId, SavedBy> = world.saves.memory_saves().await?;
+        let need = |save: &SaveId, who| {
+            let by = by.get(save)?.clone();
+            Some(Need { save: save.clone(), by, who })
+        };
+        let mut needs = Vec::new();
+        for record in world.ledger.all().await? {
+            needs.extend(record.save.and_then(|save| need(&save, Who::Sandbox(record.id))));
+        }
+        for record in world.ledger.snapshots().await? {
+            let save = record.save.clone();
+            needs.extend(save.and_then(|save| need(&save, Who::Snapshot(Box::new(record)))));
+        }
+        for pool in world.ledger.pools().await? {
+            let (name, from) = (pool.name.to_string(), pool.from);
+            needs.extend(from.and_then(|(_, save)| need(&save, Who::Pool(name))));
+        }
+        Ok(needs)
+    }
+
+    /// Lets the engine give up builds that nothing needs.
+    pub async fn retain_builds(&self) -> Result<(), Error> {
+        let saves = self.inner.world.saves.memory_saves().await?;
+        let needed: HashSet<String> = saves.into_values().map(|by| by.version).collect();
+        self.inner.world.engine.retain_builds(&needed);
+        Ok(())
+    }
+
+    /// Brings what needs a build to its files alone: what needs `version`, or else whatever can't be
+    /// revived here. What can't be done is left as it is, with the reason. `dry`: only tells.
+    pub async fn migrate(&self, version: Option<&str>, dry: bool) -> Result<Vec<Migrated>, Error> {
+        let wanted = |need: &Need| match version {
+            Some(version) => need.by.version == version,
+            None => self.reviver(&need.by).is_none(),
+        };
+        let needs = self.needs().await?;
+        let of_this_engine = |need: &Need| need.by.engine == self.about().kind;
+        let mut all = Vec::new();
+        for need in needs.into_iter().filter(|need| of_this_engine(need) && wanted(need)) {
+            let mut migrated = self.introduce(&need);
+            if !dry {
+                migrated.reason = self.migrate_one(need).await.err();
+                migrated.done = migrated.reason.is_none();
+            }
+            all.push(migrated);
+        }
+        if !dry {
+            self.retain_builds().await?;
+        }
+        Ok(all)
+    }
+
+    fn introduce(&self, need: &Need) -> Migrated {
+        let (kind, id, name) = match &need.who {
+            Who::Sandbox(id) => {
+                let found = self.find(&SandboxRef::Id(id.clone())).ok();
+                let name = found.and_then(|sandbox| sandbox.status().spec.name);
+                (MigratedKind::Sandbox, id.to_string(), name.map(|name| name.to_string()))
+            }
+            Who::Snapshot(record) => {
+                let name = record.snapshot.name.as_ref().map(ToString::to_string);
+                (MigratedKind::Snapshot, record.snapshot.id.to_string(), name)
+            }
+            Who::Pool(name) => (MigratedKind::Pool, name.clone(), Some(name.clone())),
+        };
+        let version = need.by.version.clone();
+        Migrated { kind, id, name, version, done: false, reason: None }
+    }
+
+    async fn migrate_one(&self, need: Need) -> Result<(), String> {
+        match need.who {
+            Who::Sandbox(id) => self.migrate_sandbox(&id, &need.save).await,
+            Who::Snapshot(record) => {
+                let done = self.migrate_snapshot(*record, &need.save).await;
+                done.map_err(|error| chain(&error))
+            }
+            Who::Pool(_) => {
+                Err("machines of a pool begin with memory: make it anew from another snapshot"
+                    .into())
+            }
+        }
+    }
+
+    async fn migrate_sandbox(&self, id: &SandboxId, save: &SaveId) -> Result<(), String> {
+        let told = |error: Error| chain(&error);
+        let sandbox = self.find(&SandboxRef::Id(id.clone())).map_err(told)?;
+        if sandbox.status().state != State::Standby {
+            return Err("it is awake: put it to sleep first (torpor sleep)".to_owned());
+        }
+        sandbox.sleep(true).await.map_err(told)?;
+        let files = self.files_of_save(save).await.map_err(told)?;
+        let replaced = sandbox.replace(save.clone(), Arc::clone(&files)).await.map_err(told);
+        if replaced == Ok(true) {
+            return Ok(());
+        }
+        self.inner.world.saves.release(&files.id).await;
+        replaced.and(Err("it was woken meanwhile".to_owned()))
+    }
+
+    async fn migrate_snapshot(&self, record: SnapshotRecord, save: &SaveId) -> Result<(), Error> {
+        let files = self.files_of_save(save).await?;
+        let mut record = record;
+        describe(&mut record.snapshot, &files.manifest);
+        record.save = Some(files.id.clone());
+        let world = &self.inner.world;
+        let recorded = world.ledger.record_snapshot(&record).await;
+        let unused = if recorded.is_ok() { save } else { &files.id };
+        world.saves.release(unused).await;
+        Ok(recorded?)
+    }
+
+    async fn files_of_save(&self, save: &SaveId) -> Result<Arc<Save>, Error> {
+        let save = self.inner.world.saves.open(save).await?;
+        debug_assert_eq!(save.manifest.about.kind, SnapshotKind::Memory);
+        self.files_of(&save).await
+    }
+}
