@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
 mod browser;
+mod builds;
 mod create;
 mod daemon;
 mod egress;

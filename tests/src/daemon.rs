@@ -18,6 +18,19 @@ pub fn torpor_binary() -> PathBuf {
     torpor
 }
 
+/// The daemon's setting for its runsc.
+pub(crate) const RUNSC_PATH: &str = "TORPOR_ENGINE_RUNSC_PATH";
+
+/// `TORPOR_TEST_RUNSC`: another runsc to run all tests on.
+pub(crate) fn other_runsc() -> Option<PathBuf> {
+    std::env::var_os("TORPOR_TEST_RUNSC").map(PathBuf::from)
+}
+
+/// The runsc that sandboxes of the tests run on.
+pub fn runsc() -> PathBuf {
+    other_runsc().unwrap_or_else(|| PathBuf::from("/usr/bin/runsc"))
+}
+
 /// `torpor serve`, as a process of ours.
 pub(crate) struct Daemon {
     pub(crate) child: Child,

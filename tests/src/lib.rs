@@ -17,7 +17,7 @@ mod traces;
 mod world;
 
 pub use counter::Count;
-pub use daemon::torpor_binary;
+pub use daemon::{runsc, torpor_binary};
 pub use guest::{GUEST, TIERS};
 pub use http::{Answer, request};
 pub use internet::{ECHO_PORT, Internet};

@@ -9,7 +9,7 @@ use rustix::process::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::daemon::{Daemon, log_of, torpor_binary};
+use crate::daemon::{Daemon, RUNSC_PATH, log_of, other_runsc, torpor_binary};
 use crate::http::{self, Answer};
 use crate::internet::Internet;
 use crate::microvm;
@@ -103,6 +103,9 @@ impl World {
         std::fs::create_dir(world.data_dir()).expect("our own directory");
         world.disk = spare_mib.map(|_| SmallDisk::mount(&world.data_dir()));
         template::copy_into(&world.data_dir(), spare_mib.is_none());
+        if let Some(runsc) = other_runsc() {
+            world.set_env(RUNSC_PATH, &runsc.to_string_lossy());
+        }
         if microvm::asked_for() {
             world.env.extend(microvm::SETTINGS.map(|(name, value)| (name, value.to_owned())));
         }
@@ -114,6 +117,12 @@ impl World {
         }
         world.start_daemon();
         world
+    }
+
+    /// A setting of every daemon that is started from now on.
+    pub fn set_env(&mut self, name: &'static str, value: &str) {
+        self.env.retain(|(other, _)| *other != name);
+        self.env.push((name, value.to_owned()));
     }
 
     pub fn data_dir(&self) -> PathBuf {

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
 use super::{Build, BuildError, HASH_DIGITS, SIDECARS, parts};
+use crate::machines::absent;
 
 const PROGRAM: &str = "runsc";
 
@@ -116,18 +117,26 @@ async fn keep(build: &Build, dir: &Path) -> Result<Build, BuildError> {
     }
     let (from, to) = (build.program.clone(), place.clone());
     let missing = |source| BuildError::Missing { path: place.clone(), source };
-    let copied = spawn_blocking(move || copy(&from, &to)).await;
+    let copied = spawn_blocking(move || {
+        let fresh = to.with_extension("new");
+        let copied = copy(&from, &fresh).and_then(|()| fs::rename(&fresh, to));
+        if copied.is_err() {
+            // A full disk has no room for half of it either.
+            let _ = fs::remove_dir_all(fresh);
+        }
+        copied
+    })
+    .await;
     copied.map_err(io::Error::other).flatten().map_err(missing)?;
     Build::of(&program).await
 }
 
-/// Copies a program, so that `to` is there with all of it or not at all.
-fn copy(runsc: &Path, to: &Path) -> io::Result<()> {
-    let fresh = to.with_extension("new");
-    for old in [&fresh, to] {
-        crate::machines::absent(fs::remove_dir_all(old))?;
+/// Copies a program and what it runs into a directory.
+fn copy(runsc: &Path, fresh: &Path) -> io::Result<()> {
+    for old in [fresh, &fresh.with_extension("")] {
+        absent(fs::remove_dir_all(old))?;
     }
-    fs::create_dir_all(&fresh)?;
+    fs::create_dir_all(fresh)?;
     let parts = parts(runsc)?;
     let (program, sidecars) = parts.split_first().expect("a program is a part");
     fs::copy(program, fresh.join(PROGRAM))?;
@@ -138,7 +147,7 @@ fn copy(runsc: &Path, to: &Path) -> io::Result<()> {
         let name = sidecar.file_name().expect("it is in a directory");
         fs::copy(sidecar, fresh.join(SIDECARS).join(name))?;
     }
-    fs::rename(fresh, to)
+    Ok(())
 }
 
 #[cfg(test)]
