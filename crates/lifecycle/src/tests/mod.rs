@@ -1,6 +1,7 @@
 //! The life of a sandbox, told as behaviours, on fakes and virtual time.
 
 mod changes;
+mod cold;
 mod kept;
 mod lives;
 mod snapshots;
