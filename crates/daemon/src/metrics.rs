@@ -404,14 +404,14 @@ impl Metrics {
 
     /// The text that Prometheus reads.
     pub fn render(&self, fleet: &Fleet, saved_bytes: u64) -> Result<String, std::fmt::Error> {
-        let now = fleet.list();
+        let now = fleet.survey(|status| (status.state, status.tier));
         for state in State::ALL {
-            let count = now.iter().filter(|status| status.state == state).count();
+            let count = now.iter().filter(|(is, _)| *is == state).count();
             let labels = StateLabels { state: state.as_str() };
             self.sandboxes.get_or_create(&labels).set(number(count));
         }
         for tier in [Tier::Warm, Tier::Cold] {
-            let count = now.iter().filter(|status| status.tier == Some(tier)).count();
+            let count = now.iter().filter(|(_, is)| *is == Some(tier)).count();
             self.sleeping.get_or_create(&tier.into()).set(number(count));
         }
         self.pools.set(&fleet.pools());

@@ -121,7 +121,7 @@ fn lack(app: &App, machines: usize, needed_mib: u64) -> Option<Inadmissible> {
 
 /// How many take memory of this host.
 fn present(app: &App) -> usize {
-    app.fleet.sandboxes().iter().filter(|sandbox| in_memory(&sandbox.watch().borrow())).count()
+    app.fleet.survey(in_memory).into_iter().filter(|present| *present).count()
 }
 
 /// Whether a sandbox takes memory of this host.

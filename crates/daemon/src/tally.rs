@@ -28,10 +28,8 @@ impl From<&Status> for Seen {
 /// Counts until the fleet is gone.
 pub(crate) async fn count(app: Arc<App>) {
     let mut changes = app.fleet.events();
-    let mut seen: HashMap<SandboxId, Seen> = HashMap::new();
-    for status in app.fleet.list() {
-        seen.insert(status.id.clone(), Seen::from(&status));
-    }
+    let see = |status: &Status| (status.id.clone(), Seen::from(status));
+    let mut seen: HashMap<SandboxId, Seen> = app.fleet.survey(see).into_iter().collect();
     loop {
         match changes.recv().await {
             Ok(status) => note(&app.metrics, &mut seen, &status),

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! Invariants
-//! - One driver task owns one sandbox; everybody else holds a [`Sandbox`] and asks.
+//! - One driver task owns one sandbox; everybody else holds a [`Sandbox`] and asks. One that sleeps on
+//!   disk has no driver until somebody asks: thousands may sleep there.
 //! - The only way into a running machine is a [`Lease`]: while one is held, the machine runs and
 //!   nothing stops it but deletion or its own death.
 //! - Record, then act: the ledger knows a sandbox before a machine exists for it, and forgets it

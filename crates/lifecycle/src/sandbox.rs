@@ -1,13 +1,14 @@
-//! The handle everybody holds: cheap to clone, asks the driver.
+//! The handle everybody holds: cheap to clone, asks the driver, who is called if there is none.
 
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use torpor_protocol::api::UpdateSandbox;
 use torpor_protocol::{SandboxId, SaveId, SnapshotId, State, Status};
 
 use crate::engine::Usage;
+use crate::fleet::Seat;
 use crate::lease::{Door, Lease};
 use crate::store::Save;
 use crate::{Error, Refusal};
@@ -58,7 +59,7 @@ pub(crate) struct Back {
 #[derive(Clone)]
 pub struct Sandbox {
     pub(crate) id: SandboxId,
-    pub(crate) inbox: mpsc::Sender<Request>,
+    pub(crate) seat: Arc<Seat>,
     pub(crate) status: watch::Receiver<Status>,
     pub(crate) door: Arc<Door>,
     pub(crate) delete: CancellationToken,
@@ -139,14 +140,18 @@ impl Sandbox {
 
     /// Tells it something that needs no answer.
     pub(crate) async fn tell(&self, request: Request) {
-        // An error means that it is gone.
-        let _ = self.inbox.send(request).await;
+        if let Some(inbox) = self.seat.inbox(self) {
+            // An error means that it is gone.
+            let _ = inbox.send(request).await;
+        }
     }
 
     /// Terminates it and waits until nothing of it is left.
     pub async fn delete(&self) {
         self.delete.cancel();
-        self.inbox.closed().await;
+        if let Some(inbox) = self.seat.inbox(self) {
+            inbox.closed().await;
+        }
     }
 
     /// What its machine uses; none without a machine.
@@ -156,10 +161,8 @@ impl Sandbox {
 
     async fn ask<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, Error> {
         let (reply, answer) = oneshot::channel();
-        let sent = self.inbox.send(request(reply)).await;
-        if sent.is_ok()
-            && let Ok(answer) = answer.await
-        {
+        self.tell(request(reply)).await;
+        if let Ok(answer) = answer.await {
             return answer;
         }
         Err(self.over())
@@ -209,7 +212,6 @@ impl Keep {
             lease = self.sandbox.door.enter_when_open() => Some(lease),
             // An error means that it is gone.
             _ = status.wait_for(over) => None,
-            () = self.sandbox.inbox.closed() => None,
         }
     }
 }

@@ -1,15 +1,18 @@
 //! `torpor ps`
 
+use std::cmp::Reverse;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use torpor_protocol::api::{ArchivedSandbox, SandboxList};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{Name, SandboxId, State, Status};
 
 use super::{ended, parse_pair, sandboxes};
 use crate::client::Client;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::output::{self, plain};
 use crate::units;
 
@@ -73,19 +76,45 @@ impl Ps {
 
     async fn living(&self, client: &Client) -> Result<()> {
         let state = self.state.map(State::as_str);
-        let mut statuses = sandboxes::list(client, &self.label, state).await?;
-        if !self.all && self.state.is_none() {
-            statuses.retain(|status| status.state != State::Terminated);
-        }
-        statuses.sort_by_key(|status| std::cmp::Reverse(status.created_at_ms));
+        let shown = |state| self.all || self.state.is_some() || state != State::Terminated;
         if self.json {
-            return output::json(&SandboxList { sandboxes: statuses, next: None });
+            // As the daemon wrote it: there may be thousands.
+            let raw: Vec<Box<RawValue>> = sandboxes::rows(client, &self.label, state).await?;
+            return output::json(&Rows { sandboxes: sorted(raw, shown)? });
         }
+        let mut statuses = sandboxes::list(client, &self.label, state).await?;
+        statuses.retain(|status| shown(status.state));
+        statuses.sort_by_key(|status| Reverse(status.created_at_ms));
         if self.quiet {
             return print_ids(statuses.iter().map(|status| &status.id));
         }
         output::print(&table(&statuses, units::now_ms()))
     }
+}
+
+/// A list whose sandboxes are JSON already.
+#[derive(Serialize)]
+struct Rows {
+    sandboxes: Vec<Box<RawValue>>,
+}
+
+/// Those in a state that is shown, newest first.
+fn sorted(raw: Vec<Box<RawValue>>, shown: impl Fn(State) -> bool) -> Result<Vec<Box<RawValue>>> {
+    #[derive(Deserialize)]
+    struct Key {
+        state: State,
+        created_at_ms: u64,
+    }
+    let mut rows = Vec::with_capacity(raw.len());
+    for row in raw {
+        let key: Key = serde_json::from_str(row.get())
+            .map_err(|error| Error::garbled("can't read the daemon's answer", error))?;
+        if shown(key.state) {
+            rows.push((Reverse(key.created_at_ms), row));
+        }
+    }
+    rows.sort_by_key(|(newest, _)| *newest);
+    Ok(rows.into_iter().map(|(_, row)| row).collect())
 }
 
 fn print_ids<'a>(ids: impl Iterator<Item = &'a SandboxId>) -> Result<()> {

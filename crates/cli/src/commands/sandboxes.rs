@@ -1,17 +1,33 @@
 //! Lists of sandboxes, as several verbs need them.
 
-use torpor_protocol::api::SandboxList;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use torpor_protocol::{State, Status, Tier};
 
 use crate::client::{Client, Route};
 use crate::error::Result;
 
-/// All sandboxes with these labels, page by page.
+/// All sandboxes with these labels.
 pub(super) async fn list(
     client: &Client,
     labels: &[(String, String)],
     state: Option<&str>,
 ) -> Result<Vec<Status>> {
+    rows(client, labels, state).await
+}
+
+#[derive(Deserialize)]
+struct Page<T> {
+    sandboxes: Vec<T>,
+    next: Option<String>,
+}
+
+/// As [`list`], page by page, with as much of each as `T` has.
+pub(super) async fn rows<T: DeserializeOwned>(
+    client: &Client,
+    labels: &[(String, String)],
+    state: Option<&str>,
+) -> Result<Vec<T>> {
     let mut all = Vec::new();
     let mut after: Option<String> = None;
     loop {
@@ -25,7 +41,7 @@ pub(super) async fn list(
         if let Some(after) = &after {
             route = route.query("after", after);
         }
-        let page: SandboxList = client.get(&route).await?;
+        let page: Page<T> = client.get(&route).await?;
         all.extend(page.sandboxes);
         match page.next {
             Some(next) => after = Some(next),

@@ -1,5 +1,8 @@
 //! create, ps, inspect, rm.
 
+use serde_json::{Value, json};
+
+use crate::stub::{Stub, ok, sandbox};
 use crate::world::World;
 
 #[test]
@@ -157,4 +160,36 @@ fn version_knows_both_sides() {
     assert!(shown.contains("sandboxes: 1\n"), "{shown}");
     let json = world.torpor(["version", "--json"]).json();
     assert_eq!(json["server"]["sandboxes"], 1);
+}
+
+#[test]
+fn ps_lists_all_pages_newest_first_and_as_json_all_that_the_daemon_says() {
+    let stub = Stub::new(|asked| {
+        let one = |name: &str, created_at_ms: u64, state: &str| {
+            let more = json!({"created_at_ms": created_at_ms, "state": state, "unheard_of": [1]});
+            sandbox(name, more)
+        };
+        Some(ok(match asked.what.as_str() {
+            "GET /v1/sandboxes" => {
+                let page = [one("old", 1, "running"), one("new", 3, "standby")];
+                json!({"sandboxes": page, "next": "a".repeat(21)})
+            }
+            _ => json!({"sandboxes": [one("going", 4, "terminated"), one("middle", 2, "failed")]}),
+        }))
+    });
+    let names = |list: &Value| -> Vec<String> {
+        let all = list["sandboxes"].as_array().unwrap();
+        all.iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let list = stub.torpor(["ps", "--json"]).json();
+    assert_eq!(
+        stub.asked(),
+        ["GET /v1/sandboxes", &format!("GET /v1/sandboxes?after={}", "a".repeat(21))]
+    );
+    assert_eq!(names(&list), ["new", "middle", "old"]);
+    assert_eq!(list["sandboxes"][0]["unheard_of"], json!([1]));
+    assert_eq!(names(&stub.torpor(["ps", "--json", "--all"]).json())[0], "going");
+    let table = stub.torpor(["ps"]).ok();
+    let firsts: Vec<_> = table.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(firsts, ["NAME", "new", "middle", "old"]);
 }

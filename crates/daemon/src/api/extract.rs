@@ -97,7 +97,11 @@ fn parse_json<T: DeserializeOwned>(body: &[u8], typed: bool) -> Result<Json<T>, 
 
 impl<T: serde::Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> axum::response::Response {
-        axum::Json(self.0).into_response()
+        // Not axum's, which takes three times as long for a long list.
+        match serde_json::to_vec(&self.0) {
+            Ok(json) => ([(CONTENT_TYPE, "application/json")], json).into_response(),
+            Err(error) => ApiError::new(ErrorCode::Internal, error.to_string()).into_response(),
+        }
     }
 }
 

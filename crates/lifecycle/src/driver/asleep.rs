@@ -226,7 +226,15 @@ impl Driver {
             self.publish_as(State::Standby, Some(Tier::Cold), true, reason);
         }
         self.expect_wake().await;
+        Phase::Dormant
+    }
+
+    /// Until somebody wants something of it, or nobody does.
+    pub(super) async fn dormant(&mut self) -> Phase {
         loop {
+            if self.is_unwanted() {
+                return Phase::Unwanted;
+            }
             match self.next_event(None, None).await {
                 Event::Asked(Request::Awake(reply)) => {
                     if let Some(waiter) = self.may_wake(reply) {

@@ -27,14 +27,15 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use torpor_protocol::snapshot::SavedProcess;
-use torpor_protocol::{State, Status, Tier};
+use torpor_protocol::{Lifetime, State, Status, Tier};
 
 use crate::Error;
 use crate::clock::Clock;
 use crate::engine::Machine;
 use crate::error::chain;
+use crate::fleet::Charge;
 use crate::lease::Door;
-use crate::sandbox::{Reply, Request};
+use crate::sandbox::{Reply, Request, Sandbox};
 use crate::store::{Record, Rest};
 use crate::world::World;
 
@@ -73,6 +74,10 @@ pub(crate) enum Phase {
     Cold {
         reason: Option<String>,
     },
+    /// Cold, and everybody knows.
+    Dormant,
+    /// Dormant, and nobody wants anything of it.
+    Unwanted,
     /// It is brought back from its save; whoever asked for it waits.
     Waking(Vec<Waiter>),
     /// Its machine is gone and was not asked to go.
@@ -105,6 +110,15 @@ pub(crate) struct Sleeper {
     processes: Vec<SavedProcess>,
 }
 
+/// How the work of a driver ends.
+pub(crate) enum End {
+    /// For the time being: it has nothing to do.
+    Unwanted(Box<Driver>),
+    /// The sandbox is gone or the daemon stops. The closing of the inbox tells whoever waits for the
+    /// deletion that all is done, so it must come last.
+    Over(mpsc::Receiver<Request>),
+}
+
 /// Somebody who waits until the sandbox runs.
 pub(crate) enum Waiter {
     Lease(Reply<crate::Lease>),
@@ -124,9 +138,35 @@ enum Event {
 }
 
 impl Driver {
-    /// Lives until the sandbox is gone or the daemon stops. Gives back the inbox: its closing tells
-    /// whoever waits for the deletion that all is done, so it must come last.
-    pub(crate) async fn run(mut self, mut phase: Phase) -> mpsc::Receiver<Request> {
+    /// Takes a sandbox over, and says in which phase it is.
+    pub(crate) fn new(
+        world: Arc<World>,
+        sandbox: &Sandbox,
+        charge: Charge,
+        inbox: mpsc::Receiver<Request>,
+    ) -> (Box<Self>, Phase) {
+        let Charge { record, status, untold, phase, .. } = charge;
+        let driver = Self {
+            world,
+            record,
+            inbox,
+            backlog: VecDeque::new(),
+            status,
+            door: Arc::clone(&sandbox.door),
+            delete: sandbox.delete.clone(),
+            entered: Instant::now(),
+            untold,
+        };
+        (Box::new(driver), phase)
+    }
+
+    /// What the next driver of a dormant sandbox takes over.
+    pub(crate) fn into_charge(self) -> Charge {
+        let Self { record, status, untold, .. } = self;
+        Charge { record, status, untold, phase: Phase::Dormant }
+    }
+
+    pub(crate) async fn run(mut self: Box<Self>, mut phase: Phase) -> End {
         loop {
             phase = match phase {
                 Phase::Creating => self.creating().await,
@@ -136,15 +176,17 @@ impl Driver {
                 Phase::Running(machine) => self.running(machine).await,
                 Phase::Warm(sleeper) => self.warm(sleeper).await,
                 Phase::Cold { reason } => self.cold(reason).await,
+                Phase::Dormant => self.dormant().await,
+                Phase::Unwanted => return End::Unwanted(self),
                 Phase::Waking(waiters) => self.waking(waiters).await,
                 Phase::Lost { reason } => self.lost(reason).await,
                 Phase::Failed { reason } => self.failed(reason).await,
                 Phase::Deleting { machine, reason } => self.deleting(machine, reason).await,
                 Phase::Deleted { reason } => {
                     self.publish(State::Terminated, reason);
-                    return self.inbox;
+                    return End::Over(self.inbox);
                 }
-                Phase::Left => return self.inbox,
+                Phase::Left => return End::Over(self.inbox),
             };
         }
     }
@@ -190,6 +232,30 @@ impl Driver {
             () = idle => Event::Idle,
             () = tokio::time::sleep(LAST_USE_EVERY) => Event::NoteLastUse,
         }
+    }
+
+    /// Whether there is nothing to do for one that is cold. The fleet has a way to the inbox; whoever
+    /// else has one is about to ask.
+    pub(crate) fn is_unwanted(&self) -> bool {
+        let asked = !self.backlog.is_empty()
+            || !self.inbox.is_empty()
+            || self.inbox.sender_strong_count() > 1;
+        let over = self.delete.is_cancelled() || self.world.stopping.is_cancelled();
+        !asked && !over && self.time_left().is_none_or(|left| !left.is_zero())
+    }
+
+    /// Until it expires, if nobody uses it.
+    pub(crate) fn time_left(&self) -> Option<Duration> {
+        let Lifetime { max_age_secs, expire_idle_secs, expire_at } = self.record.spec.lifetime;
+        let after = |secs: Option<u64>, from_ms: u64| {
+            secs.map(|secs| from_ms.saturating_add(secs.saturating_mul(1000)))
+        };
+        let ends = [
+            after(max_age_secs, self.record.created_at_ms),
+            after(expire_idle_secs, self.door.last_used_ms()),
+            after(expire_at, 0),
+        ];
+        ends.into_iter().flatten().min().map(|at_ms| self.world.clock.until(at_ms))
     }
 
     // === What every phase can do ===

@@ -447,6 +447,9 @@ impl Machine for Handle {
         if fails {
             return Err(EngineError::DiskFull("a fake fault".to_owned()));
         }
+        if let Some(reason) = self.0.dead.borrow().clone() {
+            return Err(EngineError::failed("save what is dead")(reason));
+        }
         let memory = self.0.memory.lock().clone();
         if into.is_dir() {
             let written = std::fs::write(into.join(MEMORY_FILE), memory);

@@ -20,12 +20,13 @@ impl Fleet {
         let world = &self.inner.world;
         let max = world.policy.idle_awake_max;
         loop {
-            let crowded = self.count() > max;
+            // One for each driver, and few more: who is awake has one.
+            let crowded = self.inner.tasks.len() > max;
             let pause = async {
                 if crowded {
                     tokio::time::sleep(EVERY).await;
                 } else {
-                    self.inner.launched.notified().await;
+                    self.inner.called.notified().await;
                 }
             };
             tokio::select! {
@@ -33,14 +34,17 @@ impl Fleet {
                 () = world.stopping.cancelled() => return,
                 () = pause => {}
             }
+            if !crowded {
+                continue;
+            }
             let mut idle = self.idle_awake();
             let surplus = idle.len().saturating_sub(max);
             idle.sort_by_key(|(since_ms, _)| *since_ms);
             let recent_ms = world.clock.now_ms().saturating_sub(RECENT_MS);
             for (since_ms, sandbox) in idle.into_iter().take(surplus) {
                 if since_ms < recent_ms {
-                    // Its inbox is full: then it is used.
-                    let _ = sandbox.inbox.try_send(Request::Doze);
+                    // If its inbox is full it is used.
+                    sandbox.seat.hint(Request::Doze);
                 }
             }
         }
@@ -52,7 +56,10 @@ impl Fleet {
             let status = sandbox.status.borrow();
             (1..=PATIENT_MS).contains(&status.spec.standby.idle_after_ms)
         };
-        let unused = |sandbox: Sandbox| Some((sandbox.door.unused_since_ms()?, sandbox));
-        self.sandboxes().into_iter().filter(sleepy).filter_map(unused).collect()
+        let unused = |sandbox: &Sandbox| {
+            let since_ms = sandbox.door.unused_since_ms()?;
+            sleepy(sandbox).then(|| (since_ms, sandbox.clone()))
+        };
+        self.inner.register.lock().by_id.values().filter_map(unused).collect()
     }
 }

@@ -3,30 +3,32 @@
 mod builds;
 mod crowd;
 mod pools;
+mod seat;
 mod snapshots;
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, broadcast, mpsc, watch};
-use tokio::time::Instant;
+use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use torpor_protocol::api::UpdateSandbox;
 use torpor_protocol::guest::LogLine;
-use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, State, Status, Tier};
+use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, Status, Tier};
 
 use crate::clock::Clock;
-use crate::driver::{Driver, Phase, first_status};
+use crate::driver::Phase;
 use crate::engine::{About, Engine};
-use crate::lease::{Door, Lease};
-use crate::sandbox::{INBOX, Request, Sandbox};
+use crate::lease::Lease;
+use crate::sandbox::{Request, Sandbox};
 use crate::store::{Facts, Images, Journal, Ledger, Record, Rest, Saves, Search, Vault};
 use crate::world::{Leave, Policy, Room, World};
 use crate::{Error, Refusal, fault};
 
 use pools::Pools;
+pub(crate) use seat::{Charge, Seat};
 pub use snapshots::{Moment, Taking};
 
 /// Status changes that a slow watcher of the whole fleet may lag behind before it misses some.
@@ -59,8 +61,8 @@ struct Inner {
     renaming: AsyncMutex<()>,
     /// Held by who claims a sandbox from a pool, until it counts.
     claiming: AsyncMutex<()>,
-    /// Rings when there is one more sandbox.
-    launched: Notify,
+    /// Rings when there is one more driver.
+    called: Notify,
     events: broadcast::Sender<Status>,
     /// Everything that must end before the daemon does.
     tasks: TaskTracker,
@@ -105,21 +107,22 @@ impl Fleet {
                 pools: Pools::default(),
                 renaming: AsyncMutex::default(),
                 claiming: AsyncMutex::default(),
-                launched: Notify::new(),
+                called: Notify::new(),
                 events: broadcast::channel(EVENTS).0,
                 tasks: TaskTracker::new(),
             }),
         };
         fleet.recover_snapshots().await?;
-        for record in records {
-            fleet.bring_back(record);
-        }
+        let sleepers = records.into_iter().filter_map(|record| fleet.bring_back(record)).collect();
+        fleet.adopt(sleepers).await;
         fleet.recover_pools().await?;
         fleet.inner.tasks.spawn(fleet.clone().thin_out());
         Ok(fleet)
     }
 
-    fn bring_back(&self, record: Record) {
+    /// A sandbox that sleeps gets no driver yet, as it may need none: it is returned.
+    fn bring_back(&self, record: Record) -> Option<Sandbox> {
+        let asleep = record.rest == (Rest::Standby { interrupted: false });
         let phase = match &record.rest {
             Rest::Created if record.facts.queued_until_ms.is_some() => {
                 Phase::Queued { until_ms: record.facts.queued_until_ms.unwrap_or_default() }
@@ -130,7 +133,11 @@ impl Fleet {
         if let Some(name) = &record.spec.name {
             self.inner.register.lock().by_name.insert(name.clone(), record.id.clone());
         }
+        if asleep {
+            return Some(self.admit(record, phase));
+        }
         self.launch(record, phase);
+        None
     }
 
     /// Creates a sandbox from its image. When this returns it is recorded; it runs when `awake`
@@ -273,7 +280,29 @@ impl Fleet {
 
     /// Sorted by id, which is what pages of a listing go by.
     pub fn list(&self) -> Vec<Status> {
-        self.sandboxes().iter().map(Sandbox::status).collect()
+        self.page(None, usize::MAX, |_| true).0
+    }
+
+    /// What this sees in each, sorted by id: of thousands, not all of each need be copied.
+    pub fn survey<T>(&self, see: impl Fn(&Status) -> T) -> Vec<T> {
+        let register = self.inner.register.lock();
+        register.by_id.values().map(|sandbox| see(&sandbox.status.borrow())).collect()
+    }
+
+    /// At most `limit` of those after this id that are `wanted`, sorted by id; and whether there are
+    /// more.
+    pub fn page(
+        &self,
+        after: Option<&SandboxId>,
+        limit: usize,
+        wanted: impl Fn(&Status) -> bool,
+    ) -> (Vec<Status>, bool) {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let register = self.inner.register.lock();
+        let rest = register.by_id.range((from, Bound::Unbounded)).map(|(_, sandbox)| sandbox);
+        let mut wanted = rest.filter(|sandbox| wanted(&sandbox.status.borrow()));
+        let page = wanted.by_ref().take(limit).map(Sandbox::status).collect();
+        (page, wanted.next().is_some())
     }
 
     pub fn sandboxes(&self) -> Vec<Sandbox> {
@@ -319,79 +348,12 @@ impl Fleet {
     pub async fn shutdown(&self, leave: Leave) {
         *self.inner.world.leave.lock() = leave;
         self.inner.world.stopping.cancel();
+        // From now on no driver goes before its end.
+        self.sandboxes().iter().for_each(|sandbox| sandbox.seat.close());
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
         self.empty_pools().await;
         self.inner.world.engine.close().await;
-    }
-
-    fn launch(&self, record: Record, phase: Phase) -> Sandbox {
-        let world = &self.inner.world;
-        let (inbox, requests) = mpsc::channel(INBOX);
-        let (sender, status) = watch::channel(first_status(&record, world.engine.about().kind));
-        let sandbox = Sandbox {
-            id: record.id.clone(),
-            inbox,
-            status,
-            door: Arc::new(Door::closed(world.clock, record.last_used_at_ms)),
-            delete: CancellationToken::new(),
-        };
-        self.inner.register.lock().by_id.insert(record.id.clone(), sandbox.clone());
-        let driver = Driver {
-            world: Arc::clone(world),
-            inbox: requests,
-            backlog: VecDeque::new(),
-            status: sender,
-            door: Arc::clone(&sandbox.door),
-            delete: sandbox.delete.clone(),
-            entered: Instant::now(),
-            untold: false,
-            record,
-        };
-        self.inner.launched.notify_one();
-        self.inner.tasks.spawn(self.clone().relay(sandbox.clone()));
-        self.inner.tasks.spawn(self.clone().supervise(sandbox.clone(), driver, phase));
-        sandbox
-    }
-
-    /// Runs a driver to its end. A bug in it takes one sandbox only.
-    async fn supervise(self, sandbox: Sandbox, driver: Driver, phase: Phase) {
-        let record = driver.record.clone();
-        match tokio::spawn(driver.run(phase)).await {
-            Ok(inbox) => {
-                let last = sandbox.status();
-                if last.state == State::Terminated {
-                    self.inner.register.lock().forget(&sandbox.id, last.spec.name.as_ref());
-                }
-                drop(inbox);
-            }
-            Err(error) => {
-                tracing::error!(sandbox = %sandbox.id, %error, "the driver of a sandbox panicked");
-                sandbox.door.close();
-                if let Ok(Some(machine)) = self.inner.world.engine.adopt(&sandbox.id).await {
-                    let _ = machine.kill().await;
-                }
-                let reason = "a bug in the daemon; its log has the details".to_owned();
-                self.launch(self.recorded(record).await, Phase::Lost { reason });
-            }
-        }
-    }
-
-    /// What the ledger says now of a sandbox whose driver is gone.
-    async fn recorded(&self, known: Record) -> Record {
-        let all = self.inner.world.ledger.all().await.unwrap_or_default();
-        all.into_iter().find(|record| record.id == known.id).unwrap_or(known)
-    }
-
-    /// Passes the status of one sandbox on to the watchers of all.
-    async fn relay(self, sandbox: Sandbox) {
-        let mut status = sandbox.watch();
-        drop(sandbox);
-        while status.changed().await.is_ok() {
-            let now = status.borrow_and_update().clone();
-            // Nobody listens: nobody to tell.
-            let _ = self.inner.events.send(now);
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod builds;
 mod changes;
+mod cold;
 mod kept;
 mod lives;
 mod snapshots;

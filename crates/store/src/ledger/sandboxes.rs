@@ -49,9 +49,9 @@ impl Ledger {
             "SELECT id, spec, rest, save_id, facts, created_at_ms, last_used_at_ms FROM sandboxes
              ORDER BY created_at_ms, id",
         );
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("read the sandboxes from the ledger"))?;
-        rows.iter().map(read_record).collect()
+        // Each row goes as soon as it is read: there may be thousands.
+        let records = query.map(|row| read_record(&row)).fetch_all(&self.readers).await;
+        records.map_err(self.failed("read the sandboxes from the ledger"))?.into_iter().collect()
     }
 }
 

@@ -10,6 +10,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, timeout};
@@ -74,9 +75,15 @@ pub(super) async fn measure(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// What is read of each: the daemon is measured, not who reads its answer.
+#[derive(Deserialize)]
+struct Row {
+    tier: Option<Tier>,
+}
+
 async fn list(client: &Client, count: usize) -> Result<()> {
-    let all = sandboxes::list(client, &[], None).await?;
-    let cold = all.iter().filter(|status| status.tier == Some(Tier::Cold)).count();
+    let all: Vec<Row> = sandboxes::rows(client, &[], None).await?;
+    let cold = all.iter().filter(|row| row.tier == Some(Tier::Cold)).count();
     if cold == count {
         return Ok(());
     }

@@ -110,10 +110,7 @@ async fn list(
         .map(|cursor| cursor.parse())
         .transpose()
         .map_err(|error| ApiError::invalid(format!("cursor: {error}")))?;
-    let all = app.fleet.list().into_iter();
-    let mut rest = all.filter(|status| after.as_ref().is_none_or(|after| status.id > *after));
-    let page: Vec<_> = rest.by_ref().take(limit).collect();
-    let more = rest.next().is_some();
+    let (page, more) = app.fleet.page(after.as_ref(), limit, |_| true);
     let cursor = page.last().filter(|_| more).map(|last| last.id.to_string());
     let sandboxes = page.into_iter().map(|status| SandboxInfo::of(status, &address)).collect();
     Ok(Json(List { sandboxes, cursor }))
