@@ -50,6 +50,11 @@ impl Live {
             let id = bundle.file_name()?.to_str()?.to_owned();
             let root = value("--root=")?.to_owned();
             let program = fs::read_link(entry.path().join("exe")).ok()?;
+            // A release runs another program than itself, from a directory beside it.
+            let program = match program.parent() {
+                Some(dir) if dir.ends_with("gvisor-bin") => dir.with_file_name("runsc"),
+                _ => program,
+            };
             Some(Self { program, root, id, bundle })
         })
     }

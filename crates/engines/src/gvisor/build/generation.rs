@@ -49,10 +49,10 @@ impl Generation {
     pub(super) fn of(date: u32) -> Result<Self, &'static str> {
         match date {
             ..super::OLDEST => Err("is too old"),
-            ..NEEDS_GOFER_SINCE => Ok(Self::Y2024),
-            ..LOSES_SINCE => Err("can't start sandboxes as Torpor does"),
-            ..QUIET_SINCE => Err("loses sandboxes that sleep"),
-            _ => Ok(Self::Y2026),
+            super::OLDEST..NEEDS_GOFER_SINCE => Ok(Self::Y2024),
+            NEEDS_GOFER_SINCE..LOSES_SINCE => Err("can't start sandboxes as Torpor does"),
+            LOSES_SINCE..QUIET_SINCE => Err("loses sandboxes that sleep"),
+            QUIET_SINCE.. => Ok(Self::Y2026),
         }
     }
 

@@ -181,15 +181,14 @@ impl<'a> Graph<'a> {
 
     /// The name of a memory file: a text, or since 2026 the names of its container and its path.
     pub(super) fn owner(&self, value: Value<'a>) -> Result<Vec<u8>, Fault> {
-        match value {
-            Value::Text(text) => Ok(text.to_vec()),
-            Value::Nil => Ok(Vec::new()),
-            Value::Struct(_) => {
-                let of = self.fields(value)?;
-                Ok([of.text("ContainerName")?, b":", of.text("Path")?].concat())
-            }
-            _ => Err(Fault::Shape("the name of a memory file is of another type".into())),
+        if let Value::Text(text) = value {
+            return Ok(text.to_vec());
         }
+        if matches!(value, Value::Nil) {
+            return Ok(Vec::new());
+        }
+        let of = self.fields(value)?;
+        Ok([of.text("ContainerName")?, b":", of.text("Path")?].concat())
     }
 
     fn type_of(&self, number: u64) -> Result<&Type<'a>, Fault> {

@@ -42,7 +42,7 @@ async fn ten_copies_have_hardly_any_memory_of_their_own_when_they_begin() {
     let plans: Vec<_> = (0..COPIES).map(|_| world.plan()).collect();
     let (mut copies, mut own) = (Vec::new(), Vec::new());
     for plan in &plans {
-        let machine = world.revive(&plan, save.path()).await.unwrap();
+        let machine = world.revive(plan, save.path()).await.unwrap();
         let guest = greet(machine.channel()).await;
         own.push(private(&world, &plan.id));
         rise(&**world.engine(), &guest).await;

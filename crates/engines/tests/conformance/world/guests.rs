@@ -55,7 +55,7 @@ pub(crate) async fn revive(
     plan: &BootPlan,
     saved: &Path,
 ) -> (Box<dyn Machine>, Guest) {
-    let machine = world.revive(&plan, saved).await.expect("it is revived");
+    let machine = world.revive(plan, saved).await.expect("it is revived");
     let guest = greet(machine.channel()).await;
     rise(&**world.engine(), &guest).await;
     (machine, guest)

@@ -19,12 +19,22 @@ struct Forge {
     names: Vec<(Bytes, Bytes)>,
 }
 
+/// How builds of 2026 name a memory file.
+fn owner_of_2026(encoder: &mut Encoder) -> Bytes {
+    let fields = [("ContainerName", text(b"box")), ("Path", text(b"/"))];
+    encoder.structure("pkg/sentry/checkpoint.ResourceID", &fields)
+}
+
 impl Forge {
     fn new() -> Self {
+        Self::with_disk(|_| text(b"box:/"))
+    }
+
+    fn with_disk(disk: impl FnOnce(&mut Encoder) -> Bytes) -> Self {
         let mut encoder = Encoder::default();
         let kernel = encoder.structure("pkg/sentry/kernel.Kernel", &[("vfs", nil())]);
         encoder.object(kernel);
-        let disk = text(b"box:/");
+        let disk = disk(&mut encoder);
         let filesystem = encoder.structure("pkg/sentry/fsimpl/tmpfs.filesystem", &[("mf", disk)]);
         let filesystem = encoder.object(filesystem);
         let root = encoder.reserve();
@@ -192,6 +202,47 @@ fn a_small_machine_made_by_hand_is_read() {
     // After the one page of memory.
     assert_eq!(found.extents[0].iter().map(|extent| extent.page).collect::<Vec<_>>(), [PAGE]);
     assert!(found.extents[1].is_empty());
+}
+
+/// The same as [`meta`], as builds of 2026 write it.
+fn meta_of_2026() -> Bytes {
+    let message = |ranges: &[(u64, u64, bool)]| {
+        let field = |of: u8, value: u64| [vec![of << 3], number(value)].concat();
+        let mut message = Bytes::new();
+        for &(start, end, saved) in ranges {
+            let range = [field(1, start), field(2, end), field(5, saved.into())].concat();
+            message.extend([vec![3 << 3 | 2], number(range.len() as u64), range].concat());
+        }
+        [(message.len() as u64).to_le_bytes().to_vec(), message].concat()
+    };
+    let mut names = Encoder::default();
+    let root = names.reserve();
+    let owner = owner_of_2026(&mut names);
+    let list = names.object(array(&[owner]));
+    let of = "pkg/sentry/kernel.privateMemoryFileMetadata";
+    let owners = names.structure(of, &[("owners", slice(1, list))]);
+    names.put(root, owners);
+    [
+        message(&[(0, PAGE, true)]),
+        names.stream(),
+        message(&[(0, PAGE, false), (PAGE, 3 * PAGE, true)]),
+    ]
+    .concat()
+}
+
+#[test]
+fn a_small_machine_of_2026_made_by_hand_is_read_and_a_cut_one_refused() {
+    let mut forge = Forge::with_disk(owner_of_2026);
+    let file = forge.file(10, PAGE);
+    forge.name(b"a", file);
+    let (graphs, meta) = (forge.graphs(), meta_of_2026());
+    let found = find(&graphs, &meta, 3 * PAGE).unwrap();
+    assert_eq!(found.changes.len(), 1);
+    assert_eq!(found.extents[0].iter().map(|extent| extent.page).collect::<Vec<_>>(), [PAGE]);
+    assert!(find(&graphs, &meta, 3 * PAGE - 1).is_err(), "pages are missing");
+    for cut in [4, 12, meta.len() / 2, meta.len() - 1] {
+        assert!(find(&graphs, &meta[..cut], 3 * PAGE).is_err(), "cut at {cut}");
+    }
 }
 
 #[test]

@@ -35,12 +35,18 @@ fn forge(states: &[u64]) -> Bytes {
     encoder.stream()
 }
 
-/// In pieces of three bytes, so that numbers are torn apart.
-fn write(dir: &Path, graph: &[u8]) -> Bytes {
+/// What stands before the graphs.
+fn head() -> Bytes {
     let about = br#"{"compression":"none"}"#;
     let mut bytes = MARK.to_vec();
     bytes.extend((about.len() as u64).to_be_bytes());
     bytes.extend(about);
+    bytes
+}
+
+/// In pieces of three bytes, so that numbers are torn apart.
+fn write(dir: &Path, graph: &[u8]) -> Bytes {
+    let mut bytes = head();
     bytes.extend([7; HASH_BYTES]);
     for piece in graph.chunks(3) {
         bytes.extend(u32::try_from(piece.len()).unwrap().to_be_bytes());
@@ -72,6 +78,16 @@ fn connections_that_are_being_made_are_put_back_and_those_that_ended_are_closed(
     repair::repair(dir.path()).unwrap();
     assert_eq!(all(dir.path(), CONNECTION, "state"), [1, 13, 7, 13, 10, 7, 7]);
     assert_eq!(all(dir.path(), CONNECTION, "txHash"), [77; 7]);
+}
+
+#[test]
+fn a_save_of_2026_which_has_no_pieces_is_put_right_too() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join(CHECKPOINT), [head(), forge(&[2, 6])].concat()).unwrap();
+    assert_eq!(repair::repair(dir.path()).unwrap(), 3);
+    assert_eq!(all(dir.path(), INTEREST, "mask"), [MASK, 0]);
+    assert_eq!(all(dir.path(), CONNECTION, "state"), [13, 7]);
+    assert_eq!(all(dir.path(), CONNECTION, "txHash"), [77; 2]);
 }
 
 #[test]
