@@ -285,11 +285,9 @@ impl FakeEngine {
             saved_files: true,
             rests: false,
         };
-        let version = version.to_owned();
-        Self {
-            about: About { kind: "fake", version, nameserver: None, turnstile: None, abilities },
-            host,
-        }
+        let (kind, version) = ("fake", version.to_owned());
+        let about = About { kind, version, nameserver: None, turnstile: None, abilities };
+        Self { about, host }
     }
 
     async fn start(
