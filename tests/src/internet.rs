@@ -10,7 +10,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -49,24 +49,23 @@ impl Internet {
     /// With these names.
     pub fn with(names: &[&str]) -> Self {
         let pid = std::process::id();
-        let [.., high, low] = pid.to_be_bytes();
         let dir =
             tempfile::Builder::new().prefix("torpor-internet-").tempdir().expect("a directory");
-        let internet = Self {
+        let mut internet = Self {
             name: format!("tp-internet-{pid}"),
             link: format!("tpi{pid}"),
-            address: Ipv4Addr::new(198, 51, 100, 128 | (high ^ low) >> 1),
-            other: Ipv4Addr::new(203, 0, 113, 1 | (high ^ low) >> 1),
+            address: Ipv4Addr::UNSPECIFIED,
+            other: Ipv4Addr::UNSPECIFIED,
             names: Arc::default(),
             asked: Arc::default(),
             requests: Arc::default(),
             peers: Arc::default(),
             dir,
         };
+        internet.connect();
         for name in names {
             internet.point(name, internet.address);
         }
-        internet.connect();
         internet.serve(names);
         internet
     }
@@ -85,20 +84,29 @@ impl Internet {
         format!("{}:53", self.address)
     }
 
-    fn connect(&self) {
-        let Self { name, link, address, other, .. } = self;
+    fn connect(&mut self) {
+        let Self { name, link, .. } = &*self;
         ip(&format!("netns add {name}"));
         ip(&format!("link add {link} type veth peer name far netns {name}"));
+        ip(&format!("-n {name} link set far up"));
+        ip(&format!("link set {link} up"));
+        // Behind a router, because nobody reaches the neighbours of the host. Whose route is there first
+        // has the address: other tests have internets at the same time.
+        let routed = |address: Ipv4Addr| {
+            try_ip(&format!("route add {address}/32 via {ROUTER} dev {link} onlink"))
+                .status
+                .success()
+        };
+        let number = (1..=126).find(|number| routed(Ipv4Addr::new(198, 51, 100, 128 | number)));
+        let number = number.expect("an address that nobody has");
+        let (address, other) =
+            (Ipv4Addr::new(198, 51, 100, 128 | number), Ipv4Addr::new(203, 0, 113, number));
+        assert!(routed(other), "it goes with the first");
         for address in [address.to_string(), other.to_string(), ROUTER.to_owned()] {
             ip(&format!("-n {name} address add {address}/32 dev far"));
         }
-        ip(&format!("-n {name} link set far up"));
         ip(&format!("-n {name} route add default dev far"));
-        ip(&format!("link set {link} up"));
-        // Behind a router, because nobody reaches the neighbours of the host.
-        for address in [address, other] {
-            ip(&format!("route add {address}/32 via {ROUTER} dev {link} onlink"));
-        }
+        (self.address, self.other) = (address, other);
     }
 
     fn serve(&self, names: &[&str]) {
@@ -185,8 +193,12 @@ impl Drop for Internet {
     }
 }
 
+fn try_ip(arguments: &str) -> Output {
+    Command::new("ip").args(arguments.split(' ')).output().expect("iproute2")
+}
+
 fn ip(arguments: &str) {
-    let output = Command::new("ip").args(arguments.split(' ')).output().expect("iproute2");
+    let output = try_ip(arguments);
     assert!(output.status.success(), "ip {arguments}: {output:?}");
 }
 
