@@ -91,20 +91,27 @@ fn migrated_sandboxes_keep_their_files_and_the_old_runsc_goes() {
     world.leaves_nothing();
 }
 
+/// Of the same generation.
+fn next_version(old: &str) -> &'static str {
+    if old.contains("2024") { "0.0~20240801.0" } else { "release-20261101.0" }
+}
+
 #[test]
 fn a_build_that_is_gone_is_named_with_what_needs_it_and_what_to_do() {
     let mut world = World::start();
     world.create("web");
     world.sh("web", "echo kept > /root/file").ok();
     world.sleep("web", "cold");
+    let old = builds(&world)[0]["version"].as_str().unwrap().to_owned();
     world.stop_daemon();
     std::fs::remove_dir_all(world.data_dir().join("engine")).unwrap();
     // Another version, so that nothing here can take its place.
     let runsc = world.path("renamed");
     let script = format!(
         "#!/bin/sh\nfor last; do :; done\n[ \"$last\" = --version ] || exec {} \"$@\"\n\
-         echo runsc version 0.0~20240801.0\n",
-        torpor_e2e::runsc().display()
+         echo runsc version {}\n",
+        torpor_e2e::runsc().display(),
+        next_version(&old)
     );
     std::fs::write(&runsc, script).unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);

@@ -71,7 +71,8 @@ impl Traces {
             .map(|(id, _)| id)
             .collect();
         let machines = self.processes.iter().filter(|line| line.contains("runsc"));
-        let disks = self.mounts.iter().filter(|line| !line.contains("/netns/"));
+        let shared = |line: &String| line.contains("/netns/") || line.contains("/runsc/null-netns");
+        let disks = self.mounts.iter().filter(|line| !shared(line));
         let all = machines.chain(disks).chain(&self.cgroups).chain(&self.loops);
         all.filter(|line| !excused.iter().any(|id| line.contains(*id))).collect()
     }

@@ -82,6 +82,7 @@ pub fn serve(channel: OwnedFd, mode: Mode) -> io::Result<()> {
         let reaper = process::Reaper::new(&agent)?;
         tokio::task::spawn_local(reaper.run());
         if mode == Mode::Init {
+            put_away_gofer();
             sudo::offer(&agent);
         }
         let ended = session::converse(&agent).await;
@@ -93,4 +94,16 @@ pub fn serve(channel: OwnedFd, mode: Mode) -> io::Result<()> {
     // A job that still runs on a thread must not keep the caller.
     runtime.shutdown_background();
     served
+}
+
+/// A directory of the host that some builds of runsc need for making a machine; nothing is in it, and
+/// nobody serves it once the machine runs.
+const GOFER_MOUNT: &str = "/dev/.gofer";
+
+fn put_away_gofer() {
+    use rustix::mount::{UnmountFlags, unmount};
+    // Fails where there is none.
+    if unmount(GOFER_MOUNT, UnmountFlags::DETACH).is_ok() {
+        let _ = std::fs::remove_dir(GOFER_MOUNT);
+    }
 }

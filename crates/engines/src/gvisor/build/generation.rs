@@ -41,7 +41,8 @@ const LOSES_SINCE: u32 = 20_250_624;
 /// The first build whose kernel is quiet while it is paused.
 const QUIET_SINCE: u32 = 20_260_622;
 
-/// A directory of the guest through which a gofer is had; there is nothing in it.
+/// A directory of the guest through which a gofer is had; there is nothing in it, and the agent puts it
+/// away.
 const GOFER_MOUNT: &str = "/dev/.gofer";
 
 impl Generation {

@@ -12,6 +12,9 @@
 //!   where the kernel was with its sequence numbers: a new connection with the same ports, whose number
 //!   may now be the lower one, is swallowed. It is closed; nothing of its packets is on the way.
 //!
+//! Kernels of 2026 see to connections themselves when they load, and crash over some that were changed: only
+//! the first is done to their saves.
+//!
 //! Numbers are changed in place, in as many bytes as they had.
 
 use std::collections::HashSet;
@@ -48,10 +51,14 @@ pub(super) fn repair(dir: &Path) -> Result<usize, Fault> {
     let failed = |source| Fault::Io { file: CHECKPOINT, source };
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).open(dir.join(CHECKPOINT)).map_err(failed)?;
+    let form = about(&mut BufReader::new(&file))?;
+    (&file).rewind().map_err(failed)?;
     let bytes = graphs(&file)?;
     let kernel = kernel(&bytes)?;
     let mut changes = left_interests(&kernel)?;
-    changes.extend(connections(&kernel)?);
+    if form == Form::Pieces {
+        changes.extend(connections(&kernel)?);
+    }
     if !changes.is_empty() {
         write(&file, &changes)?;
     }
