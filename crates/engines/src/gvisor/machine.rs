@@ -22,6 +22,7 @@ use super::control::Control;
 use super::layout::MachineDir;
 use super::report::{self, REAP_MAX};
 use super::settings::Settings;
+use super::start::end_gofer;
 use crate::disk::ScratchDisk;
 use crate::limits::Group;
 use crate::machines::{PagingOut, Place, Record, Removable};
@@ -162,6 +163,7 @@ impl Machine for GvisorMachine {
 
     async fn save(&mut self, into: &Path) -> Result<Saved, EngineError> {
         self.paging_out.stop();
+        end_gofer(&self.group);
         // Waits here, where it can still be given up.
         let permit = self.host.saves.clone().acquire_owned().await.expect("it is never closed");
         let (control, into) = (self.control.clone(), into.to_owned());

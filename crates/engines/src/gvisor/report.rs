@@ -28,7 +28,8 @@ pub(super) async fn reason(
     if killed && group.oom_kills() > 0 {
         return "killed by the host: out of memory".into();
     }
-    if report.contains("failed to get clone") || report.contains("createSysmsgThread") {
+    let no_thread = ["failed to get clone", "createSysmsgThread", "failed to create new OS thread"];
+    if no_thread.iter().any(|words| report.contains(words)) {
         return "crashed: process limit reached (pids.max)".into();
     }
     if let Some(line) = report.lines().find(|line| !line.trim().is_empty()) {

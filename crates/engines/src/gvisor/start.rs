@@ -131,7 +131,6 @@ impl Start<'_> {
             }
         }
         still(&wanted)?;
-        end_gofer(group);
         let mark = MarkFile::create(&dir.mark);
         let mark = (mark.map_err(EngineError::failed("mark the machine"))?, Mark::Running);
         let (channel, pidfd) = self.connect(&record).await?;
@@ -235,9 +234,9 @@ impl Start<'_> {
 }
 
 /// Ends the process that serves files of the host, where there is one: it was needed to make the guest's
-/// disk, and nothing that a guest uses comes from it. It would only take memory, and be one more process
-/// that a guest can talk to.
-fn end_gofer(group: &Group) {
+/// disk, and since its agent put the directory away nothing comes from it. It would only take memory, and
+/// be one more process that a guest can talk to.
+pub(super) fn end_gofer(group: &Group) {
     let is_gofer = |pid: &Pid| {
         let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero()));
         words.is_ok_and(|words| words.starts_with(b"runsc-gofer"))

@@ -8,7 +8,7 @@ use torpor_protocol::guest::{Exit, ProcessSpec};
 use torpor_protocol::{Resources, SandboxId};
 
 use crate::processes::{COUNTER, GOES_ON};
-use crate::world::{PATIENCE, boot, plan, plant, revive, say, shell, stage, world};
+use crate::world::{PATIENCE, boot, eventually, plan, plant, revive, say, shell, stage, world};
 
 const PAGE: usize = 4096;
 
@@ -44,13 +44,18 @@ async fn a_fork_bomb_hurts_only_its_own_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_machine_is_one_process_without_a_gofer() {
+async fn a_machine_that_was_saved_is_one_process_without_a_gofer() {
     let Some(world) = world().await else { return };
     let plan = world.plan();
-    let (machine, _guest) = boot(&**world.engine(), plan.clone()).await;
-    let processes = world.processes(&plan.id);
-    assert!(processes.iter().any(|line| line.starts_with("runsc-sandbox")), "{processes:?}");
-    assert!(!processes.iter().any(|line| line.contains("gofer ")), "{processes:?}");
+    let (mut machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    assert_eq!(say(&guest, "cd /dev; echo .g*").await, ".g*", "nothing of it is inside");
+    machine.save(stage().path()).await.unwrap();
+    eventually("the gofer is gone", || {
+        let processes = world.processes(&plan.id);
+        assert!(processes.iter().any(|line| line.starts_with("runsc-sandbox")), "{processes:?}");
+        !processes.iter().any(|line| line.contains("gofer "))
+    })
+    .await;
     machine.kill().await.unwrap();
 }
 
