@@ -39,6 +39,7 @@ use torpor_lifecycle::engine::EngineError;
 
 use super::build::Halt;
 use super::layout::MachineDir;
+use super::sentry;
 use super::stacks::{self, Seen};
 use super::urpc::{Urpc, UrpcError};
 use crate::limits::Group;
@@ -54,6 +55,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(super) struct Control {
     socket: PathBuf,
+    /// The process of the kernel.
+    sentry: i32,
     group: Group,
     halt: Halt,
     mark: Mark,
@@ -65,13 +68,14 @@ pub(super) struct Control {
 impl Control {
     pub(super) fn new(
         dir: &MachineDir,
+        sentry: i32,
         group: Group,
         halt: Halt,
         (file, mark): (MarkFile, Mark),
     ) -> Self {
         let paused = Arc::new(AtomicBool::new(mark.stands()));
         let socket = dir.control_socket.clone();
-        Self { socket, group, halt, mark, mark_file: file, connection: None, paused }
+        Self { socket, sentry, group, halt, mark, mark_file: file, connection: None, paused }
     }
 
     /// Whether it is paused, for whoever can't wait for a turn.
@@ -104,6 +108,7 @@ impl Control {
             Mark::Frozen => {
                 // Marked while it is frozen: from here on it may run.
                 self.set_mark(Mark::Running)?;
+                sentry::nudge(self.sentry);
                 self.thaw()
             }
             Mark::Paused => self.release().await,
@@ -113,6 +118,7 @@ impl Control {
     /// Lets a guest go on whose kernel was told to stop it.
     async fn release(&mut self) -> Result<(), EngineError> {
         self.set_mark(Mark::Resuming)?;
+        sentry::nudge(self.sentry);
         self.thaw()?;
         if let Err(error) = self.call_last("containerManager.Resume", (), &[], PAUSE_MAX).await {
             self.settle().await?;

@@ -30,6 +30,7 @@ mod oci;
 mod report;
 mod save;
 mod saved;
+mod sentry;
 mod settings;
 mod shelf;
 mod shell;
@@ -398,7 +399,7 @@ impl Host {
         let group = self.remains.group(&id);
         let generation = Generation::of_name(&record.build);
         let halt = generation.unwrap_or(self.builds.current().generation).halt();
-        let mut control = Control::new(&dir, group.clone(), halt, mark);
+        let mut control = Control::new(&dir, record.process.pid, group.clone(), halt, mark);
         if let Err(error) = control.take_over().await {
             tracing::warn!(%sandbox, %error, "a machine that can't be controlled is given up");
             self.remains.clear(&id).await?;

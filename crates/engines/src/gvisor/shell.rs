@@ -25,6 +25,7 @@ use super::Host;
 use super::build::Build;
 use super::layout::MachineDir;
 use super::oci::Description;
+use super::sentry;
 use crate::disk::ScratchDisk;
 use crate::keeper::{Ended, Spawn};
 use crate::limits::Group;
@@ -182,6 +183,7 @@ fn sandbox(dir: &MachineDir) -> Result<Process, EngineError> {
     });
     let process = pid.and_then(|pid| {
         spare(pid);
+        sentry::prefer(pid);
         Process::of(pid)
     });
     process.map_err(EngineError::failed("find the sandbox's process"))

@@ -25,6 +25,7 @@ use super::links::links_and_routes;
 use super::machine::{GvisorMachine, Parts};
 use super::report;
 use super::save;
+use super::sentry;
 use super::shell::{Make, Shell, still};
 use super::urpc::{Urpc, UrpcError};
 use crate::limits::Group;
@@ -110,6 +111,7 @@ impl Start<'_> {
         // Shells have an open one; only the rarer wish costs anything.
         let set = self.host.network.set_policy(slot, &self.plan.id, &record.network).await;
         set.map_err(EngineError::failed("bound the machine's network"))?;
+        sentry::nudge(record.process.pid);
         let mut control = Urpc::connect(&dir.control_socket)
             .await
             .map_err(EngineError::failed("reach the sandbox"))?;
@@ -130,11 +132,12 @@ impl Start<'_> {
                 steps.push(("restore", begun.elapsed()));
             }
         }
+        sentry::nudge(record.process.pid);
         still(&wanted)?;
         let mark = MarkFile::create(&dir.mark);
         let mark = (mark.map_err(EngineError::failed("mark the machine"))?, Mark::Running);
         let (channel, pidfd) = self.connect(&record).await?;
-        let control = Control::new(dir, group.clone(), self.build.generation.halt(), mark);
+        let control = Control::new(dir, record.process.pid, group.clone(), self.build.generation.halt(), mark);
         let Shell { slot, group, .. } = shell;
         GvisorMachine::new(
             self.host.clone(),

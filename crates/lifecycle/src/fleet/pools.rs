@@ -23,6 +23,9 @@ use crate::{Error, Refusal};
 /// First and longest pause after a machine that could not be made ready.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
+/// How long a machine that was taken is not replaced: who takes it needs the processors first.
+const REFILL_AFTER: Duration = Duration::from_millis(100);
+
 #[derive(Default)]
 pub(super) struct Pools(Mutex<BTreeMap<Name, Stock>>);
 
@@ -235,7 +238,10 @@ impl Fleet {
                 match pause {
                     Some(pause) => tokio::time::sleep(pause).await,
                     None if missing => {}
-                    None => changed.notified().await,
+                    None => {
+                        changed.notified().await;
+                        tokio::time::sleep(REFILL_AFTER).await;
+                    }
                 }
             };
             tokio::select! {

@@ -25,6 +25,8 @@ const WARM_PER_ROUND: u32 = 4;
 const PAGED_OUT_BYTES: u64 = 8_000_000;
 /// How long it may take to get there.
 const PAGE_OUT_MAX: Duration = Duration::from_secs(30);
+/// How long it takes to remove the save that a new one replaces, which keeps a disk busy.
+const REPLACED: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(100);
 
 pub(super) async fn measure(bench: &Bench, client: &Client, report: &mut Report) -> Result<()> {
@@ -60,6 +62,7 @@ async fn warm(
     let mut saved = Vec::new();
     for _ in 0..bench.rounds * WARM_PER_ROUND {
         guest.sleep(client, Tier::Warm).await?;
+        tokio::time::sleep(REPLACED).await;
         saved.push(timed(guest.ask(client)).await?);
     }
     let mut awake = Vec::new();
