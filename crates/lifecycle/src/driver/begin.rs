@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use torpor_protocol::State;
-use torpor_protocol::guest::ProcessSpec;
+use torpor_protocol::guest::{Identity, ProcessSpec};
 
 use super::{Driver, Event, Phase, Sleeper};
 use crate::engine::Machine;
@@ -147,7 +147,8 @@ impl Driver {
             let Record { id, spec, .. } = &self.record;
             let identity = self.world.identity(id, spec, &image, true).await?;
             let guest = resume(&mut machine).await?;
-            guest.identify(identity).await?;
+            // Its boot has had a name of its own since it was made ready, and nobody knew it.
+            guest.identify(Identity { boot_id: None, ..identity }).await?;
             self.world.rise(&guest).await?;
             Ok::<_, Error>((guest, image.file))
         };

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::timeout;
 use torpor_protocol::snapshot::Pool;
 use torpor_protocol::{Name, SandboxId, SandboxSpec, SaveId};
 
@@ -23,7 +24,8 @@ use crate::{Error, Refusal};
 /// First and longest pause after a machine that could not be made ready.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// How long a machine that was taken is not replaced: who takes it needs the processors first.
+/// How long nobody may have taken a machine before it is replaced, unless most are gone: who takes one
+/// needs the processors first.
 const REFILL_AFTER: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
@@ -238,10 +240,7 @@ impl Fleet {
                 match pause {
                     Some(pause) => tokio::time::sleep(pause).await,
                     None if missing => {}
-                    None => {
-                        changed.notified().await;
-                        tokio::time::sleep(REFILL_AFTER).await;
-                    }
+                    None => self.claimed(&name, &changed).await,
                 }
             };
             tokio::select! {
@@ -250,6 +249,16 @@ impl Fleet {
                 () = rest => {}
             }
         }
+    }
+
+    /// Resolves when it is time to replace what was taken.
+    async fn claimed(&self, name: &Name, changed: &Notify) {
+        let plenty = || {
+            let pools = self.inner.pools.0.lock();
+            pools.get(name).is_some_and(|stock| stock.ready.len() * 2 > stock.record.size)
+        };
+        changed.notified().await;
+        while plenty() && timeout(REFILL_AFTER, changed.notified()).await.is_ok() {}
     }
 
     fn failing(&self, name: &Name) -> bool {

@@ -16,6 +16,8 @@ use crate::error::{Error, Result};
 
 /// Long enough for the daemon to prepare a machine, which it does when nobody wants anything.
 pub(super) const REST: Duration = Duration::from_millis(1200);
+/// How long it takes a pool to have another machine, and to remove the one that was deleted.
+const REFILLED: Duration = Duration::from_millis(500);
 /// How long a pool may take to be full.
 const FILL_MAX: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(100);
@@ -83,6 +85,7 @@ async fn from_pool(bench: &Bench, client: &Client, all: &mut Samples) -> Result<
     tokio::time::sleep(REST).await;
     for _ in 0..size {
         all.add(client, bench).await?;
+        tokio::time::sleep(REFILLED).await;
     }
     client.delete(&route).await
 }

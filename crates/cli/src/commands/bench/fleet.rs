@@ -144,7 +144,7 @@ async fn at_one_instant(
     let summary = summarize(&outcomes);
     let name = format!("{} asked at one instant", crowd.ids.len());
     let (start, limit) = match tier {
-        Tier::Warm => (Start::Warm, 150.0),
+        Tier::Warm => (Start::Warm, 250.0),
         Tier::Cold => (Start::Cold, 4000.0),
     };
     report.at_most(&format!("{name}, {}, p95", tier.as_str()), summary.p95, limit, "ms");

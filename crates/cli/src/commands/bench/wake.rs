@@ -76,7 +76,7 @@ async fn warm(
     report.latency(format!("wake, {name}"), Start::Warm, summary);
     let summary = Summary::of(&saved);
     report.at_most(&format!("wake from warm, saved, {name}, p50"), summary.p50, 3.0, "ms");
-    report.at_most(&format!("wake from warm, saved, {name}, p99"), summary.p99, 25.0, "ms");
+    report.at_most(&format!("wake from warm, saved, {name}, p99"), summary.p99, 15.0, "ms");
     report.latency(format!("wake, saved, {name}"), Start::Warm, summary);
     report.latency(format!("  the same request, {name}"), Start::Running, Summary::of(&awake));
     Ok(())
