@@ -137,7 +137,13 @@ impl Start<'_> {
         let mark = MarkFile::create(&dir.mark);
         let mark = (mark.map_err(EngineError::failed("mark the machine"))?, Mark::Running);
         let (channel, pidfd) = self.connect(&record).await?;
-        let control = Control::new(dir, record.process.pid, group.clone(), self.build.generation.halt(), mark);
+        let control = Control::new(
+            dir,
+            record.process.pid,
+            group.clone(),
+            self.build.generation.halt(),
+            mark,
+        );
         let Shell { slot, group, .. } = shell;
         GvisorMachine::new(
             self.host.clone(),

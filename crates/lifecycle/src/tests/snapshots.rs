@@ -298,6 +298,23 @@ async fn a_pool_keeps_frozen_machines_that_creations_take() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_takes_a_machine_goes_before_its_replacement_unless_most_are_gone() {
+    let world = World::new().await;
+    world.fleet.create_pool(pool(4)).await.unwrap();
+    full(&world, 4).await;
+    let begun = tokio::time::Instant::now();
+    let _first = world.running("one").await;
+    assert_eq!(world.host.boots(), 4);
+    full(&world, 4).await;
+    let refilled_after = begun.elapsed();
+    assert!(refilled_after >= Duration::from_millis(100), "{refilled_after:?}");
+    let begun = tokio::time::Instant::now();
+    let _others = (world.running("two").await, world.running("three").await);
+    full(&world, 4).await;
+    assert!(begun.elapsed() < Duration::from_millis(100), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_sandbox_unlike_the_pool_is_not_taken_from_it() {
     let world = World::new().await;
     world.fleet.create_pool(pool(1)).await.unwrap();

@@ -1,6 +1,7 @@
 //! What is particular to gVisor: its traps, its words, and what a crash of the daemon can leave.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::process::Command;
 
 use torpor_lifecycle::engine::{EngineError, Machine};
@@ -8,7 +9,9 @@ use torpor_protocol::guest::{Exit, ProcessSpec};
 use torpor_protocol::{Resources, SandboxId};
 
 use crate::processes::{COUNTER, GOES_ON};
-use crate::world::{PATIENCE, boot, eventually, plan, plant, revive, say, shell, stage, world};
+use crate::world::{
+    PATIENCE, boot, command_line, eventually, plan, plant, revive, say, shell, stage, world,
+};
 
 const PAGE: usize = 4096;
 
@@ -56,6 +59,32 @@ async fn a_machine_that_was_saved_is_one_process_without_a_gofer() {
         !processes.iter().any(|line| line.contains("gofer "))
     })
     .await;
+    machine.kill().await.unwrap();
+}
+
+/// How far behind others the host's scheduler puts a thread.
+fn nice(thread: &Path) -> i32 {
+    let stat = std::fs::read_to_string(thread.join("stat")).unwrap();
+    let after_name = stat.rsplit_once(')').expect("a name").1;
+    after_name.split_whitespace().nth(16).expect("a number").parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machines_kernel_goes_before_its_guest() {
+    let Some(world) = world().await else { return };
+    let plan = world.plan();
+    let (machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    say(&guest, "true").await;
+    let (kernel, guests): (Vec<_>, Vec<_>) = world
+        .process_dirs(&plan.id)
+        .into_iter()
+        .partition(|dir| command_line(dir.clone()).starts_with("runsc-sandbox"));
+    assert_eq!(kernel.len(), 1);
+    for thread in std::fs::read_dir(kernel[0].join("task")).unwrap().flatten() {
+        assert_eq!(nice(&thread.path()), -10, "{thread:?}");
+    }
+    let guests: Vec<_> = guests.iter().filter(|dir| dir.exists()).collect();
+    assert!(!guests.is_empty() && guests.iter().all(|dir| nice(dir) >= 0), "{guests:?}");
     machine.kill().await.unwrap();
 }
 

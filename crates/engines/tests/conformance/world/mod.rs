@@ -241,14 +241,15 @@ impl World {
 
     /// The command lines of the machine's processes.
     pub(crate) fn processes(&self, id: &SandboxId) -> Vec<String> {
+        self.process_dirs(id).into_iter().map(command_line).collect()
+    }
+
+    /// Where the host tells of the machine's processes.
+    pub(crate) fn process_dirs(&self, id: &SandboxId) -> Vec<PathBuf> {
         let hierarchy = Hierarchy::discover().expect("cgroups");
         let machine = self.machine_of(id).expect("it has a machine");
         let group = Group::open(&hierarchy, &self.config.tag, &machine);
-        group
-            .pids()
-            .iter()
-            .map(|pid| command_line(Path::new("/proc").join(pid.to_string())))
-            .collect()
+        group.pids().iter().map(|pid| Path::new("/proc").join(pid.to_string())).collect()
     }
 
     /// Kills the sandbox as someone on the host might.
@@ -341,7 +342,7 @@ impl World {
     }
 }
 
-fn command_line(process: PathBuf) -> String {
+pub(crate) fn command_line(process: PathBuf) -> String {
     let line = std::fs::read(process.join("cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&line).replace('\0', " ").trim().to_owned()
 }
