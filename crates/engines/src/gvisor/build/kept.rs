@@ -139,15 +139,21 @@ fn copy(runsc: &Path, fresh: &Path) -> io::Result<()> {
     fs::create_dir_all(fresh)?;
     let parts = parts(runsc)?;
     let (program, sidecars) = parts.split_first().expect("a program is a part");
-    fs::copy(program, fresh.join(PROGRAM))?;
+    copy_durably(program, &fresh.join(PROGRAM))?;
     if !sidecars.is_empty() {
         fs::create_dir(fresh.join(SIDECARS))?;
     }
     for sidecar in sidecars {
         let name = sidecar.file_name().expect("it is in a directory");
-        fs::copy(sidecar, fresh.join(SIDECARS).join(name))?;
+        copy_durably(sidecar, &fresh.join(SIDECARS).join(name))?;
     }
     Ok(())
+}
+
+/// After a crash of the host it may be the only one there is.
+fn copy_durably(from: &Path, to: &Path) -> io::Result<()> {
+    fs::copy(from, to)?;
+    fs::File::open(to)?.sync_all()
 }
 
 #[cfg(test)]

@@ -35,7 +35,10 @@ const HASH_DIGITS: usize = 12;
 /// Builds on which the tests of this release were run, and how.
 const PROVEN: [(&str, &str); 2] = [
     ("0.0~20240729.0", "all tests run on it"),
-    ("release-20260817.0", "all tests ran on a build of its sources, not on the official program"),
+    (
+        "release-20260817.0",
+        "./test conformance ran on a build of its sources, not on the official program",
+    ),
 ];
 
 /// A build of runsc.
