@@ -23,7 +23,7 @@ const NICE: i32 = -10;
 const NUDGE: i32 = libc::SIGURG;
 /// How often, and how long in all: until the watching thread has found something once, after which it
 /// looks often by itself.
-const NUDGES: (u32, Duration) = (10, Duration::from_micros(200));
+const NUDGES: (u32, Duration) = (20, Duration::from_micros(150));
 
 /// Lets a sandbox's kernel go before the guest's processes in the same machine. New threads inherit it.
 pub(super) fn prefer(sentry: i32) {

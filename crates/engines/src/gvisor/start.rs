@@ -7,6 +7,7 @@
 //! the machine is whole.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -214,7 +215,11 @@ impl Start<'_> {
         let arg = serde_json::json!({
             "HavePagesFile": true, "HaveDeviceFile": false, "Background": background,
         });
+        // Reading memory back is the host's work, and under a guest's limit it would take longer.
+        let limited = |done: io::Result<()>| done.map_err(EngineError::failed("limit the machine"));
+        limited(group.lend_processors())?;
         let restored = control.call_last("containerManager.Restore", arg, &fds, RESTORE_MAX).await;
+        limited(group.bound_processors(&self.plan.spec.resources))?;
         let why: Box<dyn std::error::Error + Send + Sync> = match restored {
             Ok(_) => return Ok(()),
             Err(UrpcError::Refused { message, .. }) if of_another_build(&message) => {

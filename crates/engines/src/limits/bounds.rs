@@ -118,6 +118,17 @@ impl Group {
         done
     }
 
+    /// Lets it have every processor, for work that is the host's and not its own.
+    pub fn lend_processors(&self) -> io::Result<()> {
+        let count = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+        self.bound_cpu(count * CPU_PERIOD_MICROS)
+    }
+
+    /// Takes them back.
+    pub fn bound_processors(&self, resources: &Resources) -> io::Result<()> {
+        self.bound_cpu(Limits::of(resources).cpu_micros)
+    }
+
     fn bound_cpu(&self, quota: u64) -> io::Result<()> {
         let file = self.need("cpu", "cpu.cfs_quota_us", "cpu.max")?;
         if file.ends_with("cpu.max") {

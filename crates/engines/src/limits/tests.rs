@@ -237,6 +237,19 @@ fn limits_of_a_group_in_use_can_be_raised_and_lowered_also_in_the_frost() {
 }
 
 #[test]
+fn processors_that_were_lent_are_taken_back() {
+    let resources = Resources { cpus: 0.5, ..Resources::default() };
+    let Some(world) = World::new(resources) else { return };
+    let before = world.group.limits().expect("readable");
+    world.group.lend_processors().expect("lent");
+    let lent = world.group.limits().expect("readable");
+    assert!(lent.cpu_micros >= 2 * before.cpu_micros, "{lent:?}");
+    assert_eq!(Limits { cpu_micros: before.cpu_micros, ..lent }, before, "and nothing else");
+    world.group.bound_processors(&resources).expect("taken back");
+    assert_eq!(world.group.limits().expect("readable"), before);
+}
+
+#[test]
 fn a_limit_below_what_is_held_kills_nobody() {
     let Some(mut world) = World::new(Resources::default()) else { return };
     let child = world.shell("x=$(head -c 60000000 /dev/zero | tr '\\0' a); sleep 100");
