@@ -191,7 +191,9 @@ fn a_sandbox_that_nobody_uses_falls_asleep_and_uses_no_processor() {
     assert!(before > 100_000, "it was busy before: {before}");
     let asleep = SystemTime::now();
     wait_for("two seconds", || (asleep.elapsed().unwrap() > Duration::from_secs(2)).then_some(()));
-    assert_eq!(cpu_micros(&world), before, "it uses the processor in its sleep");
+    // None where it is frozen; a kernel that pauses its guest itself has some last things to do.
+    let used = cpu_micros(&world) - before;
+    assert!(used < 20_000, "it uses the processor in its sleep: {used} µs of 2,000,000");
     world.torpor(&["wake", "web"]).ok();
     wait_for("it to go on", || (cpu_micros(&world) > before + 100_000).then_some(()));
     falls_asleep(&world);

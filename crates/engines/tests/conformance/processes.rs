@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use torpor_lifecycle::engine::EngineError;
 use torpor_protocol::guest::Exit;
@@ -38,11 +38,19 @@ async fn a_paused_machine_uses_no_processor() {
     // Paused without a word to the guest, which is busy.
     machine.pause().await.unwrap();
     let before = meter.usage().cpu_micros;
-    // Time has to pass for this claim: there is no event for "nothing happened".
-    let silence = tokio::time::timeout(Duration::from_millis(300), guest.health()).await;
-    assert!(silence.is_err(), "a paused machine answered");
-    let used = meter.usage().cpu_micros - before;
-    assert!(used < 3_000, "a paused machine used the processor for {used} µs of 300,000");
+    // A kernel that pauses its guest itself has things to finish first; one that goes on never rests.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let begun = meter.usage().cpu_micros;
+        // Time has to pass for this claim: there is no event for "nothing happened".
+        let silence = tokio::time::timeout(Duration::from_millis(300), guest.health()).await;
+        assert!(silence.is_err(), "a paused machine answered");
+        let used = meter.usage().cpu_micros - begun;
+        if used < 3_000 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "it used the processor for {used} µs of 300,000");
+    }
     machine.resume().await.unwrap();
     say(&guest, GOES_ON).await;
     assert!(meter.usage().cpu_micros > before);
