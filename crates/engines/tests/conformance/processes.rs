@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use torpor_lifecycle::engine::EngineError;
 use torpor_protocol::guest::Exit;
 
