@@ -36,11 +36,15 @@ def serve(port):
     subprocess.run(command, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATE, KEY)
-    listener = socket.create_server(("127.0.0.1", port))
+    # On a port that nobody else knows, and before anybody is answered.
+    inner = socket.create_server(("127.0.0.1", 0))
     own = []
-    threading.Thread(target=lambda: own.append(connect(port)), daemon=True).start()
-    first = context.wrap_socket(listener.accept()[0], server_side=True)
+    connecting = threading.Thread(target=lambda: own.append(connect(inner.getsockname()[1])))
+    connecting.start()
+    first = context.wrap_socket(inner.accept()[0], server_side=True)
+    connecting.join()
     threading.Thread(target=answer, args=(first, None), daemon=True).start()
+    listener = socket.create_server(("127.0.0.1", port))
     while True:
         connection = context.wrap_socket(listener.accept()[0], server_side=True)
         threading.Thread(target=answer, args=(connection, lambda: own[0]), daemon=True).start()
