@@ -16,8 +16,8 @@
 //! A machine is stopped by its cgroup, which stops its kernel too, whose ticker would go on
 //! otherwise. To be saved its kernel must run: then it is first told to stop the guest. From
 //! then until it is let go or killed the guest executes no instruction, so that its save is all of
-//! it. Letting a kernel go on costs 10 ms more often than not, because its runtime leaves what was
-//! woken in the queue of a thread that waits: so a kernel is told nothing before it has to be.
+//! it. Letting a kernel go on costs some milliseconds, in which its tasks begin their system calls anew
+//! and get their memory mapped again: so a kernel is told nothing before it has to be.
 //!
 //! The kernel counts pauses and dies at a resume too many, so what was asked of it is marked before
 //! and after. Where a daemon was killed between the two marks the kernel is looked at

@@ -119,7 +119,8 @@ async fn keep(build: &Build, dir: &Path) -> Result<Build, BuildError> {
     let missing = |source| BuildError::Missing { path: place.clone(), source };
     let copied = spawn_blocking(move || {
         let fresh = to.with_extension("new");
-        let copied = copy(&from, &fresh).and_then(|()| fs::rename(&fresh, to));
+        let copied = copy(&from, &fresh).and_then(|()| fs::rename(&fresh, &to));
+        let copied = copied.and_then(|()| to.parent().map_or(Ok(()), sync));
         if copied.is_err() {
             // A full disk has no room for half of it either.
             let _ = fs::remove_dir_all(fresh);
@@ -147,13 +148,21 @@ fn copy(runsc: &Path, fresh: &Path) -> io::Result<()> {
         let name = sidecar.file_name().expect("it is in a directory");
         copy_durably(sidecar, &fresh.join(SIDECARS).join(name))?;
     }
-    Ok(())
+    if !sidecars.is_empty() {
+        sync(&fresh.join(SIDECARS))?;
+    }
+    sync(fresh)
 }
 
 /// After a crash of the host it may be the only one there is.
 fn copy_durably(from: &Path, to: &Path) -> io::Result<()> {
     fs::copy(from, to)?;
-    fs::File::open(to)?.sync_all()
+    sync(to)
+}
+
+/// Has a file or the entries of a directory on disk.
+fn sync(path: &Path) -> io::Result<()> {
+    fs::File::open(path)?.sync_all()
 }
 
 #[cfg(test)]
