@@ -46,6 +46,8 @@ pub struct Config {
     pub data_dir: PathBuf,
     pub runtime_dir: PathBuf,
     pub api_key: Option<Secret>,
+    /// Whether a key is needed; absent: from the first key on.
+    pub require_key: Option<bool>,
     /// What secrets are encrypted with; without it, a file in the data directory.
     pub secret_key: Option<Secret>,
     pub engine: EngineConfig,
@@ -140,6 +142,7 @@ impl Default for Config {
             data_dir: "/var/lib/torpor".into(),
             runtime_dir: "/run/torpor".into(),
             api_key: None,
+            require_key: None,
             secret_key: None,
             engine: EngineConfig::default(),
             defaults: Resources::default(),

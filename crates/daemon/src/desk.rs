@@ -1,7 +1,8 @@
 //! Whom a request is for: a preview, a port of a sandbox, or the API.
 //!
 //! A preview is its own permission. Who names a port and a sandbox instead (`3000-web.localhost`) gets in
-//! where the sandbox exposes the port.
+//! where the sandbox exposes the port: to everybody, or to who has a key. Of a sandbox that says nothing about
+//! its ports all are exposed, to who has a key.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -130,14 +131,19 @@ impl Desk {
             previews::say_secure(request.headers_mut());
         }
         // Without a sandbox, the proxy says what is wrong.
-        let _lease = match self.app.fleet.find(&target.sandbox) {
-            Ok(sandbox) => match self.enter(&sandbox, target.port, request.headers_mut()).await {
-                Ok(lease) => lease,
-                Err(error) => return told(&error, &request),
-            },
-            Err(_) => None,
+        let entered = match self.app.fleet.find(&target.sandbox) {
+            Ok(sandbox) => self.enter(&sandbox, target.port, request.headers()).await,
+            Err(_) => Ok(None),
         };
-        self.proxy.handle(target, request, Some(peer.address)).await.map(Body::new)
+        let uri = request.uri().clone();
+        let hidden = self.app.keys.hide(&uri, request.headers_mut());
+        let _lease = match entered.and_then(|lease| hidden.map(|()| lease)) {
+            Ok(lease) => lease,
+            Err(error) => return told(&error, &request),
+        };
+        let mut response = self.proxy.handle(target, request, Some(peer.address)).await;
+        previews::drop_cookies(response.headers_mut());
+        response.map(Body::new)
     }
 
     /// Whether this port may be reached. Who sleeps is woken here, where there is a say in how much
@@ -146,20 +152,18 @@ impl Desk {
         &self,
         sandbox: &Sandbox,
         port: NonZeroU16,
-        headers: &mut HeaderMap,
+        headers: &HeaderMap,
     ) -> Result<Option<Lease>, ApiError> {
         let (access, asleep) = {
             let watched = sandbox.watch();
             let status = watched.borrow();
             (status.spec.ports.clone(), status.tier.is_some())
         };
-        if let Some(access) = access {
-            if !access.exposed.contains(&port.get()) {
-                return Err(not_exposed(port));
-            }
-            if !access.public {
-                self.app.keys.admit_preview(headers).await?;
-            }
+        if access.as_ref().is_some_and(|access| !access.exposed.contains(&port.get())) {
+            return Err(not_exposed(port));
+        }
+        if !access.is_some_and(|access| access.public) {
+            self.app.keys.admit_visitor(headers).await?;
         }
         if !asleep {
             return Ok(None);

@@ -220,7 +220,7 @@ async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, S
     let room = Arc::new(room::HostRoom::default());
     parts.journals.sweep(&remembered(&parts.ledger).await?).await?;
     let ledger = parts.ledger.clone();
-    let keys = api::auth::Keyring::open(ledger.clone(), config.api_key.as_ref(), exposed).await?;
+    let keys = api::auth::Keyring::open(ledger.clone(), &config, exposed).await?;
     let about = parts.engine.about();
     let metrics = metrics::Metrics::new(about.kind, &about.version);
     let fleet = recover(&parts, &config, &room).await?;
@@ -240,7 +240,7 @@ async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, S
         vault: parts.vault,
         egress: parts.egress,
         audit: parts.audit,
-        keys: keys.limited(config.limits.requests_per_sec),
+        keys,
         config,
         metrics,
         host: admission::Host::here(),

@@ -1,9 +1,12 @@
 //! Connections: HTTP/1 and HTTP/2 on one plain listener or two, and on one with TLS, for the API and
 //! for previews.
 //!
-//! Who connects and does not ask in time is cut off; who asked may take as long as it needs, because
-//! bodies are streams. A shutdown lets running requests end within [`GRACE`].
+//! Who connects and does not ask in time is cut off, and so is who makes us hold too much before it asked
+//! ([`strangers`]); who asked may take as long as it needs, because bodies are streams. A shutdown lets running requests end within [`GRACE`].
 
+mod strangers;
+
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -29,15 +32,22 @@ use crate::app::App;
 use crate::config::{Config, Second};
 use crate::desk::{Desk, Peer};
 use crate::tls::{NoHandshake, Tls};
+use strangers::{Budget, Counted, Share};
 
 /// How long running requests may go on after a shutdown began.
 const GRACE: Duration = Duration::from_secs(5);
 /// How long the head of a request may take to arrive, the first one from the connection on.
 const HEAD_DEADLINE: Duration = Duration::from_secs(30);
+/// The same for the first one while few places are left.
+const HURRIED: Duration = Duration::from_secs(5);
 /// How long to wait when the host has no file descriptors left: somebody else must close some.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Read ahead of a connection at most; large enough for full speed, small enough for many.
-const READ_AHEAD: usize = 512 * 1024;
+/// Longest head of a request, and what is read ahead of a body.
+const HEAD_MAX: usize = 64 * 1024;
+/// Written ahead to a connection at most; large enough for full speed, small enough for many.
+const WRITE_AHEAD: usize = 512 * 1024;
+/// Streams of one HTTP/2 connection at the same time.
+const H2_STREAMS: u32 = 200;
 /// What may be under way on one HTTP/2 stream and connection: 300 MB/s at a few milliseconds.
 const H2_WINDOW: u32 = 4 * 1024 * 1024;
 /// Silence after which the kernel, or HTTP/2, asks whether the peer is still there.
@@ -158,6 +168,8 @@ pub(crate) async fn serve(
         desk,
         tls,
         places: Arc::new(Semaphore::new(app.config.limits.connections)),
+        few: app.config.limits.connections / 4,
+        budget: Arc::default(),
         connections: TaskTracker::new(),
     };
     let mut shutdown = pin!(shutdown);
@@ -184,6 +196,9 @@ struct Front {
     desk: Desk,
     tls: Option<Arc<Tls>>,
     places: Arc<Semaphore>,
+    /// So many places are few.
+    few: usize,
+    budget: Arc<Budget>,
     connections: TaskTracker,
 }
 
@@ -200,34 +215,18 @@ impl Front {
             }
         };
         prepare(&stream);
-        let (desk, tls) = (self.desk.clone(), self.tls.clone());
+        let patience =
+            if self.places.available_permits() < self.few { HURRIED } else { HEAD_DEADLINE };
+        let caller = Caller { desk: self.desk.clone(), peer, patience, share: Share::of(&self.budget) };
+        let tls = self.tls.clone();
         self.connections.spawn(async move {
             match tls {
-                Some(tls) if peer.secure => encrypted(stream, peer, desk, &tls).await,
+                Some(tls) if peer.secure => caller.encrypted(stream, &tls).await,
                 // Without TLS nobody comes to its listener.
-                tls => connection(stream, peer, desk, tls).await,
+                tls => caller.serve(stream, tls).await,
             }
             drop(place);
         });
-    }
-}
-
-/// Shakes hands, or not.
-async fn encrypted(stream: TcpStream, peer: Peer, desk: Desk, tls: &Tls) {
-    let stopping = desk.stopping();
-    let handshake = tokio::select! {
-        handshake = tls.accept(stream) => handshake,
-        () = stopping.cancelled() => return,
-    };
-    let peer_address = peer.address;
-    match handshake {
-        Ok(stream) => connection(stream, peer, desk, None).await,
-        Err(error @ NoHandshake::NoCertificate { .. }) => {
-            tracing::info!(%peer_address, "refused an encrypted connection: {error}");
-        }
-        Err(error @ (NoHandshake::Late | NoHandshake::Failed(_) | NoHandshake::Challenge)) => {
-            tracing::debug!(%peer_address, "an encrypted connection came to nothing: {error}");
-        }
     }
 }
 
@@ -240,48 +239,82 @@ fn prepare(stream: &TcpStream) {
     let _ = sockopt::set_tcp_keepcnt(stream, 3);
 }
 
-/// `challenged`: who may be asked for the answers that a directory awaits.
-async fn connection(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    peer: Peer,
+/// Somebody who connected.
+struct Caller {
     desk: Desk,
-    challenged: Option<Arc<Tls>>,
-) {
-    let stopping = desk.stopping();
-    let asked = CancellationToken::new();
-    let first = asked.clone();
-    let service = service_fn(move |request: Request<Incoming>| {
-        asked.cancel();
-        let path = request.uri().path();
-        let awaited = challenged.as_ref().and_then(|tls| tls.challenge(path));
-        let desk = desk.clone();
-        async move {
-            match awaited {
-                Some(answer) => Ok(Response::new(Body::from(answer))),
-                None => desk.answer(request, peer).await,
+    peer: Peer,
+    /// How long its first head may take.
+    patience: Duration,
+    share: Arc<Share>,
+}
+
+impl Caller {
+    /// Shakes hands, or not.
+    async fn encrypted(self, stream: TcpStream, tls: &Tls) {
+        let stopping = self.desk.stopping();
+        let handshake = tokio::select! {
+            handshake = tls.accept(stream) => handshake,
+            () = stopping.cancelled() => return,
+        };
+        let peer = self.peer.address;
+        match handshake {
+            Ok(stream) => self.serve(stream, None).await,
+            Err(error @ NoHandshake::NoCertificate { .. }) => {
+                tracing::info!(%peer, "refused an encrypted connection: {error}");
+            }
+            Err(error @ (NoHandshake::Late | NoHandshake::Failed(_) | NoHandshake::Challenge)) => {
+                tracing::debug!(%peer, "an encrypted connection came to nothing: {error}");
             }
         }
-    });
-    let builder = builder();
-    let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-    let mut late = pin!(tokio::time::sleep(HEAD_DEADLINE));
-    let mut told = false;
-    loop {
-        tokio::select! {
-            ended = serving.as_mut() => {
-                if let Err(error) = ended {
-                    tracing::debug!(peer = %peer.address, error, "a connection broke");
-                }
-                return;
+    }
+
+    /// `challenged`: who may be asked for the answers that a directory awaits.
+    async fn serve(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        challenged: Option<Arc<Tls>>,
+    ) {
+        let Self { desk, peer, patience, share } = self;
+        let stopping = desk.stopping();
+        let asked = CancellationToken::new();
+        let first = asked.clone();
+        let stream = Counted { inner: stream, share: Arc::clone(&share) };
+        let service = service_fn(move |request: Request<Incoming>| {
+            asked.cancel();
+            let answering = share.answer();
+            let path = request.uri().path();
+            let awaited = challenged.as_ref().and_then(|tls| tls.challenge(path));
+            let desk = desk.clone();
+            async move {
+                let answer = match awaited {
+                    Some(answer) => Response::new(Body::from(answer)),
+                    None => desk.answer(request, peer).await?,
+                };
+                Ok::<_, Infallible>(answering.until_sent(answer))
             }
-            () = late.as_mut(), if !first.is_cancelled() => {
-                if !first.is_cancelled() {
+        });
+        let builder = builder();
+        let mut serving =
+            pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+        let mut late = pin!(tokio::time::sleep(patience));
+        let mut told = false;
+        loop {
+            tokio::select! {
+                ended = serving.as_mut() => {
+                    if let Err(error) = ended {
+                        tracing::debug!(peer = %peer.address, error, "a connection broke");
+                    }
                     return;
                 }
-            }
-            () = stopping.cancelled(), if !told => {
-                told = true;
-                serving.as_mut().graceful_shutdown();
+                () = late.as_mut(), if !first.is_cancelled() => {
+                    if !first.is_cancelled() {
+                        return;
+                    }
+                }
+                () = stopping.cancelled(), if !told => {
+                    told = true;
+                    serving.as_mut().graceful_shutdown();
+                }
             }
         }
     }
@@ -293,13 +326,15 @@ fn builder() -> Builder<TokioExecutor> {
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_DEADLINE)
-        .max_buf_size(READ_AHEAD);
+        .max_buf_size(HEAD_MAX);
     builder
         .http2()
         .timer(TokioTimer::new())
         .initial_stream_window_size(H2_WINDOW)
         .initial_connection_window_size(H2_WINDOW)
-        .max_send_buf_size(READ_AHEAD)
+        .max_header_list_size(HEAD_MAX as u32)
+        .max_concurrent_streams(H2_STREAMS)
+        .max_send_buf_size(WRITE_AHEAD)
         .keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE);
     builder

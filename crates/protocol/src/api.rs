@@ -52,7 +52,7 @@ pub struct CreateSandbox {
     pub entrypoint: Vec<String>,
     /// Secrets that every process gets as variables.
     pub secrets: Vec<SecretName>,
-    /// Who may reach its ports from outside; default: whoever reaches the daemon.
+    /// Who may reach its ports from outside; default: all of them, with a key if there are keys.
     pub ports: Option<PortAccess>,
     /// Claim it from this pool: it is what the pool says, and nothing else may be asked for but a
     /// name, labels and variables.

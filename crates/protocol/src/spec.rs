@@ -41,7 +41,7 @@ pub struct SandboxSpec {
     /// a specification.
     #[serde(default)]
     pub secrets: Vec<SecretName>,
-    /// Who may reach its ports from outside; absent: whoever reaches the daemon.
+    /// Who may reach its ports from outside; absent: all of them, with a key if there are keys.
     #[serde(default)]
     pub ports: Option<PortAccess>,
     /// The pool it was claimed from.

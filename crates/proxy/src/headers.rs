@@ -16,10 +16,6 @@ const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto")
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-
-/// How keys of the API begin.
-const KEY_PREFIX: &str = "tpk_";
 
 /// Longest request id that is taken over from a client.
 const REQUEST_ID_MAX: usize = 128;
@@ -35,6 +31,21 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     header::TE,
     header::TRANSFER_ENCODING,
     header::UPGRADE,
+];
+
+/// What applications and proxies rely on: `Connection` can't name it as its own.
+const END_TO_END: [HeaderName; 11] = [
+    header::AUTHORIZATION,
+    header::CACHE_CONTROL,
+    header::CONTENT_LENGTH,
+    header::CONTENT_TYPE,
+    header::COOKIE,
+    header::HOST,
+    header::ORIGIN,
+    FORWARDED,
+    FORWARDED_FOR,
+    FORWARDED_HOST,
+    FORWARDED_PROTO,
 ];
 
 /// The id of a request: its own if it can stand in a log, else a fresh one that is put in.
@@ -115,7 +126,7 @@ pub(crate) fn is_grpc<B>(request: &Request<B>) -> bool {
 
 /// Removes what concerned the connection it came on.
 pub(crate) fn strip(headers: &mut HeaderMap) {
-    for name in connection_tokens(headers) {
+    for name in connection_tokens(headers).iter().filter(|name| !END_TO_END.contains(name)) {
         headers.remove(name);
     }
     for name in HOP_BY_HOP {
@@ -144,23 +155,12 @@ pub(crate) fn prepare<B: Body>(request: &mut Request<B>, port: u16, peer: Option
     });
     let headers = request.headers_mut();
     strip(headers);
-    hide_keys(headers);
+    headers.remove(PREVIEW_HEADER);
     join_cookies(headers);
     forwarded(headers, &host, peer);
     headers.insert(header::HOST, host);
     if wants_trailers {
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
-    }
-}
-
-fn hide_keys(headers: &mut HeaderMap) {
-    headers.remove(PREVIEW_HEADER);
-    let holds_key =
-        |value: &HeaderValue| value.to_str().is_ok_and(|text| text.contains(KEY_PREFIX));
-    for name in [header::AUTHORIZATION, API_KEY] {
-        if headers.get_all(&name).iter().any(holds_key) {
-            headers.remove(name);
-        }
     }
 }
 
@@ -268,11 +268,26 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_the_api_does_not_go_inside_and_other_credentials_do() {
-        let headers =
-            prepared(&[("authorization", "Bearer tpk_abc"), ("x-api-key", "mine")], "[::1]:5");
-        assert!(!headers.contains_key("authorization"));
-        assert_eq!(headers["x-api-key"], "mine");
+    fn a_client_can_not_have_a_header_removed_that_others_rely_on() {
+        let nominated = "cookie, Forwarded, x-forwarded-for, x-forwarded-proto, authorization, x-own";
+        let headers = prepared(
+            &[
+                ("connection", nominated),
+                ("cookie", "a=1"),
+                ("forwarded", "for=1.1.1.1"),
+                ("x-forwarded-for", "1.1.1.1"),
+                ("x-forwarded-proto", "https"),
+                ("authorization", "Bearer mine"),
+                ("x-own", "1"),
+            ],
+            "10.0.0.1:5",
+        );
+        assert_eq!(headers["cookie"], "a=1");
+        assert_eq!(headers["forwarded"], "for=1.1.1.1, for=10.0.0.1;proto=http");
+        assert_eq!(headers["x-forwarded-for"], "1.1.1.1, 10.0.0.1");
+        assert_eq!(headers["x-forwarded-proto"], "https");
+        assert_eq!(headers["authorization"], "Bearer mine");
+        assert!(!headers.contains_key("x-own"));
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! Who is asking.
 //!
-//! - A key is needed as soon as there is one, and always on an address that is not loopback.
-//! - Without keys everybody on this host may ask, but no web page: a browser would send a stranger's
-//!   requests from here, so what comes from another origin or for another host name is refused.
+//! - A key is needed as soon as there is one, and always on an address that is not loopback. It stays
+//!   needed when there is none any more, until the configuration says `require_key = false`.
+//! - Without keys everybody on this host may ask, but no web page: see [`pages`].
+//! - No key goes into a sandbox: see [`finder`].
 //! - Who may ask may not ask as often as it likes: see [`crate::throttle`]. Metrics may always be asked for.
+
+mod finder;
+mod pages;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,9 +17,8 @@ use std::time::Duration;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use http::header::{AUTHORIZATION, HOST, ORIGIN};
-use http::uri::Authority;
-use http::{HeaderMap, HeaderName, Uri};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, Uri};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -26,8 +29,9 @@ use torpor_store::{KeyRow, Ledger};
 
 use super::error::{ApiError, Result};
 use crate::app::App;
-use crate::config::Secret;
+use crate::config::Config;
 use crate::throttle::Throttle;
+use finder::Finder;
 
 /// How long a key that was seen is believed without asking the ledger, which also notes its use.
 const BELIEVED: Duration = Duration::from_secs(60);
@@ -45,8 +49,9 @@ pub struct Keyring {
     ledger: Ledger,
     /// From the configuration.
     fixed: Option<Hash>,
-    /// Whether the listener can be reached from elsewhere.
-    exposed: bool,
+    finder: Finder,
+    /// Whether a key is needed even if there is none.
+    closed: bool,
     count: AtomicUsize,
     seen: Mutex<Seen>,
     /// All who need no key are one: they are on this host.
@@ -62,29 +67,40 @@ struct Seen {
 }
 
 impl Keyring {
+    /// `exposed`: whether the listener can be reached from elsewhere.
     pub async fn open(
         ledger: Ledger,
-        fixed: Option<&Secret>,
+        config: &Config,
         exposed: bool,
     ) -> std::result::Result<Self, StoreError> {
-        let count = AtomicUsize::new(ledger.keys().await?.len());
-        let fixed = fixed.map(|secret| hash(&secret.0));
-        let (seen, throttle) = (Mutex::default(), Throttle::new(0));
-        Ok(Self { ledger, fixed, exposed, count, seen, throttle })
+        let count = ledger.keys().await?.len();
+        let secret = config.api_key.as_ref().map(|key| key.0.as_str());
+        if secret.is_some() {
+            ledger.require_keys().await?;
+        }
+        let required = match config.require_key {
+            Some(required) => required,
+            None => ledger.requires_keys().await?,
+        };
+        if required && count == 0 && secret.is_none() {
+            tracing::warn!(
+                "a key is needed and there is none, so nobody may ask: set api_key, or require_key = false"
+            );
+        }
+        Ok(Self {
+            ledger,
+            fixed: secret.map(hash),
+            finder: Finder::new(secret),
+            closed: exposed || required,
+            count: AtomicUsize::new(count),
+            seen: Mutex::default(),
+            throttle: Throttle::new(config.limits.requests_per_sec),
+        })
     }
 
-    /// The same, but each key may ask so often only; 0: as often as it likes.
-    pub fn limited(self, requests_per_sec: u32) -> Self {
-        Self { throttle: Throttle::new(requests_per_sec), ..self }
-    }
-
-    /// Whether there is any key at all.
-    pub fn any(&self) -> bool {
-        self.fixed.is_some() || self.count.load(Ordering::Relaxed) > 0
-    }
-
-    fn required(&self) -> bool {
-        self.exposed || self.any()
+    /// Whether a key is needed.
+    pub fn required(&self) -> bool {
+        self.closed || self.fixed.is_some() || self.count.load(Ordering::Relaxed) > 0
     }
 
     pub async fn create(&self, label: &str) -> Result<(KeyRow, String)> {
@@ -140,7 +156,7 @@ impl Keyring {
         let who = if self.required() {
             Some(self.admit_key(headers).await?)
         } else {
-            refuse_web_pages(uri, headers)?;
+            pages::refuse_foreign(uri, headers)?;
             None
         };
         if uri.path() == METRICS { Ok(()) } else { self.count_request(who) }
@@ -150,45 +166,38 @@ impl Keyring {
         self.throttle.take(who).map_err(ApiError::TooOften)
     }
 
-    /// The same for requests whose `Host` is the name of a sandbox below `.local`, which no public
-    /// name server gives out: a page of another origin than this host is refused.
+    /// The same for requests whose `Host` is the name of a sandbox below `.local`, which somebody in the
+    /// same network may point at us.
     pub async fn admit_local(&self, headers: &HeaderMap) -> Result<()> {
         let who = if self.required() {
             Some(self.admit_key(headers).await?)
         } else {
-            refuse_foreign_pages(headers)?;
+            pages::refuse_browsers(headers)?;
             None
         };
         self.count_request(who)
     }
 
-    /// The same for a preview that is not for everybody; where no key is needed, everybody may look.
-    /// The key is for us, and is taken out.
-    pub async fn admit_preview(&self, headers: &mut HeaderMap) -> Result<()> {
-        if !self.required() {
-            return Ok(());
+    /// The same for a port that is not for everybody; where no key is needed, everybody may come but
+    /// pages of other sites.
+    pub async fn admit_visitor(&self, headers: &HeaderMap) -> Result<()> {
+        if self.required() {
+            return self.admit_key(headers).await.map(drop);
         }
-        self.admit_key(headers).await?;
-        let bearer = bearer(headers).is_some();
-        headers.remove(if bearer { AUTHORIZATION } else { HeaderName::from_static(KEY_HEADER) });
-        Ok(())
+        pages::refuse_cross_site(headers)
     }
 
-    /// Whether there is a key in it that is valid; then it is taken out.
-    pub async fn opens_preview(&self, headers: &mut HeaderMap) -> Result<bool> {
-        let known = match secret(headers) {
-            Some(secret) => self.knows(secret).await?,
-            None => false,
-        };
-        if known {
-            let bearer = bearer(headers).is_some();
-            headers.remove(if bearer {
-                AUTHORIZATION
-            } else {
-                HeaderName::from_static(KEY_HEADER)
-            });
+    /// Whether there is a key in it that is valid.
+    pub async fn opens(&self, headers: &HeaderMap) -> Result<bool> {
+        match secret(headers) {
+            Some(secret) => self.knows(secret).await,
+            None => Ok(false),
         }
-        Ok(known)
+    }
+
+    /// Takes our keys out of a request that goes into a sandbox. One in the URL is refused.
+    pub fn hide(&self, uri: &Uri, headers: &mut HeaderMap) -> Result<()> {
+        self.finder.hide(uri, headers)
     }
 
     /// Which key it is.
@@ -218,7 +227,11 @@ pub async fn authenticate(
 }
 
 fn hash(secret: &str) -> Hash {
-    Sha256::digest(secret.as_bytes()).into()
+    hash_bytes(secret.as_bytes())
+}
+
+fn hash_bytes(secret: &[u8]) -> Hash {
+    Sha256::digest(secret).into()
 }
 
 fn secret(headers: &HeaderMap) -> Option<&str> {
@@ -232,80 +245,9 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
 }
 
-fn refuse_web_pages(uri: &Uri, headers: &HeaderMap) -> Result<()> {
-    let refuse = |message: &str| Err(foreign(message));
-    let host = headers.get(HOST).and_then(|value| value.to_str().ok());
-    let host = uri.authority().map(Authority::as_str).or(host);
-    let Some(host) = host.and_then(|text| text.parse::<Authority>().ok()) else {
-        return refuse("the request does not say which host it is for");
-    };
-    if may_be_rebound(host.host()) {
-        return refuse("the request is for another host");
-    }
-    let Some(origin) = headers.get(ORIGIN) else { return Ok(()) };
-    let origin = origin.to_str().ok().and_then(|text| text.parse::<Uri>().ok());
-    if origin.as_ref().and_then(Uri::authority) == Some(&host) {
-        return Ok(());
-    }
-    refuse("the request was made by a web page of another origin")
-}
-
-/// Pages of this host itself may ask, those of others may not.
-fn refuse_foreign_pages(headers: &HeaderMap) -> Result<()> {
-    let Some(origin) = headers.get(ORIGIN) else { return Ok(()) };
-    let origin = origin.to_str().ok().and_then(|text| text.parse::<Uri>().ok());
-    match origin.as_ref().and_then(Uri::host) {
-        Some("localhost" | "127.0.0.1" | "[::1]") => Ok(()),
-        Some(_) | None => Err(foreign("the request was made by a web page of another origin")),
-    }
-}
-
-fn foreign(message: &str) -> ApiError {
-    ApiError::with_hint(
-        ErrorCode::Unauthenticated,
-        message,
-        "without API keys only programs on this host may ask; make one with `torpor key create`",
-    )
-}
-
-/// Whether somebody may have pointed this name at us, who then is the origin of his pages. Names
-/// without a dot (`localhost`) are not given out, and an address is nobody's name.
-fn may_be_rebound(host: &str) -> bool {
-    let address = host.trim_start_matches('[').trim_end_matches(']');
-    host.contains('.') && address.parse::<std::net::IpAddr>().is_err()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn asked(host: &str, origin: Option<&str>) -> bool {
-        let mut headers = HeaderMap::new();
-        headers.insert(HOST, host.parse().unwrap());
-        if let Some(origin) = origin {
-            headers.insert(ORIGIN, origin.parse().unwrap());
-        }
-        refuse_web_pages(&Uri::from_static("/v1/sandboxes"), &headers).is_ok()
-    }
-
-    #[test]
-    fn programs_on_this_host_need_no_key() {
-        for host in ["127.0.0.1:8900", "localhost:8900", "[::1]:8900", "localhost", "torpor:80"] {
-            assert!(asked(host, None), "{host}");
-        }
-        assert!(asked("localhost:8900", Some("http://localhost:8900")));
-    }
-
-    #[test]
-    fn web_pages_of_others_can_not_ask() {
-        assert!(!asked("localhost:8900", Some("https://evil.example")));
-        assert!(!asked("localhost:8900", Some("http://3000-web.localhost:8900")));
-        assert!(!asked("localhost:8900", Some("http://localhost:3000")));
-        assert!(!asked("localhost:8900", Some("null")));
-        assert!(!asked("rebound.example:8900", None));
-        assert!(!asked("rebound.example:8900", Some("http://rebound.example:8900")));
-        assert!(!asked("127.0.0.1.evil.example", None));
-    }
 
     #[test]
     fn a_key_is_found_in_either_header() {

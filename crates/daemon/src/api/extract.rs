@@ -72,18 +72,22 @@ fn too_large() -> ApiError {
     )
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
+/// Whether a body is said to be JSON.
+pub fn is_json(headers: &HeaderMap) -> bool {
     let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default();
     kind.trim().eq_ignore_ascii_case("application/json")
 }
 
+/// A body is not said to be JSON.
+pub fn not_json() -> ApiError {
+    ApiError::invalid("the body needs the header `content-type: application/json`")
+}
+
 /// The type is demanded so that no web page can send it unasked; see [`super::auth`].
 fn parse_json<T: DeserializeOwned>(body: &[u8], typed: bool) -> Result<Json<T>, ApiError> {
     if !typed {
-        return Err(ApiError::invalid(
-            "the body needs the header `content-type: application/json`",
-        ));
+        return Err(not_json());
     }
     // Serde would take a list for an object without names.
     if body.trim_ascii_start().first() == Some(&b'[') {

@@ -51,6 +51,12 @@ pub const KEYS: &[Key] = &[
         help: "A key that is always valid, besides those made with `torpor key create`.",
     },
     Key {
+        name: "require_key",
+        default: "none",
+        help: "`true`: every request needs a key. `false`: on loopback none is needed while there is \
+               none. Default: a key is needed from the first one on, also when all are revoked.",
+    },
+    Key {
         name: "secret_key",
         default: "none",
         help: "What secrets are encrypted with: 32 bytes as 64 hexadecimal digits or base64. \

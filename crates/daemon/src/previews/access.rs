@@ -85,10 +85,12 @@ fn cookie_of_ours(pair: &[u8]) -> Option<&[u8]> {
 }
 
 /// Removes cookies of our name from an answer: an application has no say in them.
-pub(super) fn drop_cookies(headers: &mut HeaderMap) {
+pub(crate) fn drop_cookies(headers: &mut HeaderMap) {
     let own = |value: &HeaderValue| {
         let pair = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
-        cookie_of_ours(pair).is_some()
+        // A browser sends a cookie without a name as its value alone: `=a=b` comes back as `a=b`.
+        let pair = pair.trim_ascii_start();
+        cookie_of_ours(pair.strip_prefix(b"=").unwrap_or(pair)).is_some()
     };
     if !headers.get_all(SET_COOKIE).iter().any(own) {
         return;
@@ -176,7 +178,12 @@ mod tests {
     #[test]
     fn an_application_can_not_set_our_cookie() {
         let mut headers = HeaderMap::new();
-        for value in ["torpor_preview=forged; Domain=example.org", "own=1; Path=/"] {
+        for value in [
+            "torpor_preview=forged; Domain=example.org",
+            " =torpor_preview=nameless",
+            "torpor_preview",
+            "own=1; Path=/",
+        ] {
             headers.append(SET_COOKIE, value.parse().unwrap());
         }
         drop_cookies(&mut headers);

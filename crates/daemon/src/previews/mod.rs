@@ -43,6 +43,7 @@ use crate::app::App;
 use crate::config::Config;
 use crate::domains::Domains;
 use address::Names;
+pub(crate) use access::drop_cookies;
 pub(crate) use address::bare;
 pub(crate) use entry::Entry;
 pub(crate) use visit::{Visitor, nobody, say_secure};

@@ -131,9 +131,10 @@ impl Visitor<'_> {
         } else if let Some(pass) = self.open(entry, &shown, foreign, headers) {
             Some(pass)
         } else {
-            let opened = self.app.keys.opens_preview(headers).await;
+            let opened = self.app.keys.opens(headers).await;
             opened.map_err(|error| told(&error))?.then_some(free)
         };
+        self.app.keys.hide(&uri, headers).map_err(|error| told(&error))?;
         *request.uri_mut() = uri;
         pass.ok_or_else(|| locked(!shown.is_empty()))
     }

@@ -1,9 +1,11 @@
 //! One address or two.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use http::Method;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use torpor_daemon::config::{ListenAlso, Secret};
 use torpor_daemon::{Config, Leave, ServeError, serve_with};
 use torpor_lifecycle::fake::{FakeHost, Inside};
@@ -61,4 +63,31 @@ async fn a_second_address_that_others_reach_needs_a_key() {
         let asked = request(Method::GET, "/v1/sandboxes", "");
         send(address, asked).await.expect_error(401, "unauthenticated");
     }
+}
+
+#[tokio::test]
+async fn a_head_that_does_not_end_is_cut_off_before_it_costs_much() {
+    let world = World::new().await;
+    let mut stream = TcpStream::connect(world.address).await.unwrap();
+    let begin = format!("GET /healthz HTTP/1.1\r\nhost: {}\r\nx-long: ", world.address);
+    stream.write_all(begin.as_bytes()).await.unwrap();
+    let mut sent = 0;
+    // It is refused at once, not after the time that a head may take.
+    let refused = async {
+        let mut answer = [0; 64];
+        loop {
+            tokio::select! {
+                read = stream.read(&mut answer) => {
+                    let count = read.unwrap_or(0);
+                    break String::from_utf8_lossy(&answer[..count]).into_owned();
+                }
+                () = tokio::time::sleep(Duration::from_millis(1)), if sent < 400 => sent += 1,
+            }
+            let _ = stream.write_all(&[b'x'; 1024]).await;
+        }
+    };
+    let answer = tokio::time::timeout(Duration::from_secs(10), refused).await.expect("in time");
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+    assert!(sent < 400, "all of it was read");
+    assert_eq!(world.get("/healthz").await.text(), "ok");
 }

@@ -2,8 +2,8 @@
 
 use http::Method;
 use serde_json::{Value, json};
-use torpor_daemon::Config;
 use torpor_daemon::config::Secret;
+use torpor_daemon::{Config, Leave};
 
 use crate::client::{Answer, request, send};
 use crate::world::World;
@@ -61,6 +61,42 @@ async fn a_revoked_key_is_not_valid_any_more() {
     ask(&world, "authorization", &bearer).await.expect(200);
 }
 
+/// A world whose only key was revoked.
+async fn without_its_last_key(config: Config) -> World {
+    let world = World::with(config).await;
+    let key = make_key(&world).await;
+    let path = format!("/v1/keys/{}", key["id"].as_str().unwrap());
+    let mut request = request(Method::DELETE, &path, "");
+    request.headers_mut().insert("x-api-key", key["secret"].as_str().unwrap().parse().unwrap());
+    send(world.address, request).await.expect(204);
+    world
+}
+
+#[tokio::test]
+async fn revoking_the_last_key_does_not_open_the_daemon() {
+    let mut world = without_its_last_key(Config::default()).await;
+    world.get("/v1/sandboxes").await.expect_error(401, "unauthenticated");
+    world.restart(Leave::Running).await;
+    world.get("/v1/sandboxes").await.expect_error(401, "unauthenticated");
+}
+
+#[tokio::test]
+async fn an_operator_may_say_that_no_key_is_needed_any_more() {
+    let config = Config { require_key: Some(false), ..Config::default() };
+    let world = without_its_last_key(config).await;
+    world.get("/v1/sandboxes").await.expect(200);
+    make_key(&world).await;
+    world.get("/v1/sandboxes").await.expect_error(401, "unauthenticated");
+}
+
+#[tokio::test]
+async fn a_configured_key_that_is_taken_away_leaves_the_daemon_closed() {
+    let key = Some(Secret("a-key-from-the-configuration".to_owned()));
+    let mut world = World::with(Config { api_key: key, ..Config::default() }).await;
+    world.reconfigure(Config::default()).await;
+    world.get("/v1/sandboxes").await.expect_error(401, "unauthenticated");
+}
+
 #[tokio::test]
 async fn a_configured_key_is_always_valid() {
     let secret = "a-key-from-the-configuration";
@@ -76,4 +112,25 @@ async fn a_web_page_can_not_ask_in_the_name_of_its_visitor() {
     ask(&world, "origin", "https://evil.example").await.expect_error(401, "unauthenticated");
     ask(&world, "host", "evil.example").await.expect_error(401, "unauthenticated");
     ask(&world, "origin", &format!("http://{}", world.address)).await.expect(200);
+    for site in ["cross-site", "same-site"] {
+        ask(&world, "sec-fetch-site", site).await.expect_error(401, "unauthenticated");
+    }
+}
+
+#[tokio::test]
+async fn a_picture_in_a_page_of_others_wakes_nobody() {
+    let world = World::with_sandbox().await;
+    world.tell("/v1/sandboxes/web/sleep").await;
+    world.wait("web", "state", json!("standby")).await;
+    let path = format!("/v1/sandboxes/web/files?path={}", world.query("picture"));
+    for (path, host) in [(path.as_str(), "localhost"), ("/", "80-web.localhost")] {
+        let mut asked = request(Method::GET, path, "");
+        for (name, value) in
+            [("host", host), ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")]
+        {
+            asked.headers_mut().insert(name, value.parse().unwrap());
+        }
+        assert_eq!(send(world.address, asked).await.status, 401, "{host}");
+    }
+    assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["state"], "standby");
 }

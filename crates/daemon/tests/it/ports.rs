@@ -1,5 +1,6 @@
 //! Which ports of a sandbox are reached from outside, and by whom.
 
+use base64::Engine as _;
 use http::Method;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -15,6 +16,17 @@ const KEY: &str = "a-long-enough-key";
 
 /// A server "inside" that answers with what it was asked, as long as this lives; and its port.
 async fn echo() -> (u16, AbortOnDropHandle<()>) {
+    let answer = |head: &[u8]| {
+        let begin = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", head.len());
+        [begin.as_bytes(), head].concat()
+    };
+    serve(answer).await
+}
+
+/// The same with other answers to the head of a request.
+async fn serve(
+    answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static,
+) -> (u16, AbortOnDropHandle<()>) {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = server.local_addr().unwrap().port();
     let serving = tokio::spawn(async move {
@@ -22,8 +34,7 @@ async fn echo() -> (u16, AbortOnDropHandle<()>) {
             let (mut stream, _) = server.accept().await.unwrap();
             let mut head = [0; 4096];
             let count = stream.read(&mut head).await.unwrap();
-            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {count}\r\n\r\n");
-            stream.write_all(&[answer.as_bytes(), &head[..count]].concat()).await.unwrap();
+            stream.write_all(&answer(&head[..count])).await.unwrap();
         }
     });
     (port, AbortOnDropHandle::new(serving))
@@ -95,8 +106,50 @@ async fn a_public_port_is_for_everybody() {
 }
 
 #[tokio::test]
-async fn without_a_word_about_ports_all_are_reached() {
+async fn without_a_word_about_ports_all_are_reached_with_a_key() {
     let (port, _server) = echo().await;
     let world = guarded(Value::Null).await;
+    assert_eq!(visit(&world, port, &[]).await.status, 401);
+    assert_eq!(visit(&world, port, &[("x-api-key", KEY)]).await.status, 200);
+    let world = World::with_sandbox().await;
     assert_eq!(visit(&world, port, &[]).await.status, 200);
+}
+
+#[tokio::test]
+async fn no_key_of_ours_reaches_a_server_inside_however_it_is_sent() {
+    let (port, _server) = echo().await;
+    let world = guarded(json!({"exposed": [port], "public": true})).await;
+    let basic = format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!(":{KEY}")));
+    for (name, value) in [
+        ("authorization", format!("Bearer {KEY}")),
+        ("authorization", format!("bearer  {KEY}")),
+        ("authorization", KEY.to_owned()),
+        ("authorization", basic.clone()),
+        ("x-api-key", KEY.to_owned()),
+        ("x-anything", format!("a {KEY}, b")),
+        ("cookie", format!("a=1; key={KEY}")),
+        ("referer", format!("http://h/?key={KEY}")),
+    ] {
+        let answer = visit(&world, port, &[(name, &value), ("x-own", "mine")]).await;
+        assert_eq!(answer.status, 200);
+        let seen = answer.text();
+        assert!(!seen.contains(KEY) && !seen.contains(&basic), "{name}: {value}: {seen}");
+        assert!(seen.contains("mine"), "{seen}");
+    }
+    let mut asked = request(Method::GET, &format!("/page?key={KEY}"), "");
+    asked.headers_mut().insert("host", format!("{port}-web.localhost").parse().unwrap());
+    send(world.address, asked).await.expect_error(400, "invalid_request");
+}
+
+#[tokio::test]
+async fn a_server_behind_a_port_can_not_set_our_cookie() {
+    let cookies = "set-cookie: torpor_preview=forged; Domain=localhost\r\nset-cookie: own=1\r\n";
+    let (port, _server) = serve(move |_| {
+        format!("HTTP/1.1 200 OK\r\n{cookies}content-length: 0\r\n\r\n").into_bytes()
+    })
+    .await;
+    let world = World::with_sandbox().await;
+    let answer = visit(&world, port, &[]).await;
+    let set: Vec<_> = answer.headers.get_all("set-cookie").iter().collect();
+    assert_eq!(set, ["own=1"]);
 }

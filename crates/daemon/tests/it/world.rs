@@ -100,6 +100,12 @@ impl World {
         self.start().await;
     }
 
+    /// The same with another configuration.
+    pub(crate) async fn reconfigure(&mut self, config: Config) {
+        self.config = config;
+        self.restart(Leave::Running).await;
+    }
+
     /// A world with one sandbox called `web`.
     pub(crate) async fn with_sandbox() -> Self {
         let world = Self::new().await;

@@ -1,8 +1,8 @@
 //! What handlers of the lifecycle API take.
 //!
 //! - Unknown fields and parameters are ignored: clients newer than this send them.
-//! - An empty body is an empty object, whatever its type is said to be. Web pages of others are kept
-//!   out at the gate, so a body needs no type to prove where it comes from.
+//! - An empty body is an empty object, whatever its type is said to be. Any other must say that it is
+//!   JSON, which a web page of others can't unasked.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use http::uri::Authority;
 use serde::de::DeserializeOwned;
 use torpor_daemon::api::error::ApiError;
 use torpor_daemon::app::App;
-use torpor_daemon::calls::whole_body;
+use torpor_daemon::calls::{is_json, not_json, whole_body};
 use torpor_protocol::ErrorCode;
 
 /// Says whether whoever is in front of us was spoken to in TLS.
@@ -35,11 +35,15 @@ pub(super) struct Body<T>(pub(super) T);
 impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let typed = is_json(request.headers());
         let body = whole_body(request, state).await.map_err(|error| match error.told("") {
             // Not one of the statuses that are asked again: it would not arrive then either.
             told if told.code == ErrorCode::Timeout => ApiError::invalid(told.message),
             _ => error,
         })?;
+        if !typed && !body.is_empty() {
+            return Err(not_json());
+        }
         parse(&body).map(Self)
     }
 }

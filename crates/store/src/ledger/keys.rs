@@ -46,6 +46,7 @@ impl Ledger {
             created_at_ms: now_ms(),
             last_used_at_ms: None,
         };
+        self.require_keys().await?;
         let query = sqlx::query(
             "INSERT INTO api_keys (id, label, prefix, hash, created_at_ms) VALUES (?, ?, ?, ?, ?)",
         )
@@ -88,6 +89,20 @@ impl Ledger {
         let query = sqlx::query("DELETE FROM api_keys WHERE id = ?").bind(id);
         let done = query.execute(&self.writer).await.map_err(self.failed("delete an API key"))?;
         Ok(done.rows_affected() > 0)
+    }
+
+    /// Whether requests need a key even if there is none: from the first key on.
+    pub async fn requires_keys(&self) -> Result<bool, StoreError> {
+        let query = sqlx::query("SELECT 1 FROM keys_required");
+        let row = query.fetch_optional(&self.readers).await;
+        Ok(row.map_err(self.failed("read whether keys are needed"))?.is_some())
+    }
+
+    /// From now on requests need a key.
+    pub async fn require_keys(&self) -> Result<(), StoreError> {
+        let query = sqlx::query("INSERT OR IGNORE INTO keys_required (id) VALUES (0)");
+        let done = query.execute(&self.writer).await;
+        done.map(drop).map_err(self.failed("record that keys are needed"))
     }
 
     /// A full disk must not lock anybody out, so this only complains.

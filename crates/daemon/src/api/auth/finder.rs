@@ -1,0 +1,197 @@
+//! Finds our keys in a request that goes into a sandbox, wherever they stand in it.
+//!
+//! A key that was made here is known by how it begins. The configured one may be any text, and only its
+//! hash is compared: a rolling hash with a secret base says which pieces of a text are worth a SHA-256.
+//! How long a look takes tells nothing about the key.
+
+use std::borrow::Cow;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::header::{HeaderMap, HeaderName};
+use http::{HeaderValue, Uri};
+use subtle::ConstantTimeEq;
+use torpor_protocol::ErrorCode;
+
+use super::super::error::{ApiError, Result};
+use super::{Hash, hash_bytes};
+
+/// How keys that are made here begin.
+const MADE: &[u8] = b"tpk_";
+const BASIC: &[u8] = b"basic ";
+
+pub(super) struct Finder {
+    configured: Option<Configured>,
+}
+
+/// What is known of the configured key.
+struct Configured {
+    hash: Hash,
+    length: usize,
+    base: u64,
+    /// Of the key.
+    rolling: u64,
+    /// `base` to the power of the length: what the oldest byte counts for.
+    oldest: u64,
+}
+
+impl Finder {
+    pub(super) fn new(configured: Option<&str>) -> Self {
+        Self { configured: configured.map(|key| Configured::new(key.as_bytes())) }
+    }
+
+    /// Takes keys out of the headers. A URL is the application's own, so one with a key in it is refused.
+    pub(super) fn hide(&self, uri: &Uri, headers: &mut HeaderMap) -> Result<()> {
+        let target = uri.path_and_query().map_or("", |target| target.as_str());
+        if self.is_in(target.as_bytes()) {
+            return Err(ApiError::with_hint(
+                ErrorCode::InvalidRequest,
+                "the URL has an API key in it, which no program in a sandbox may see",
+                "send the key in the header `Authorization: Bearer …`",
+            ));
+        }
+        let has_key = |(name, value): (&HeaderName, &HeaderValue)| {
+            self.is_in(value.as_bytes()).then(|| name.clone())
+        };
+        let found: Vec<_> = headers.iter().filter_map(has_key).collect();
+        for name in found {
+            headers.remove(name);
+        }
+        Ok(())
+    }
+
+    /// Whether a key is in it, as it is, percent-encoded, or as the password of a `Basic` header.
+    fn is_in(&self, text: &[u8]) -> bool {
+        let basic = text.get(..BASIC.len()).is_some_and(|it| it.eq_ignore_ascii_case(BASIC));
+        let password = if basic { STANDARD.decode(text[BASIC.len()..].trim_ascii()).ok() } else { None };
+        self.is_plainly_in(text)
+            || matches!(decoded(text), Cow::Owned(text) if self.is_plainly_in(&text))
+            || password.is_some_and(|text| self.is_plainly_in(&text))
+    }
+
+    fn is_plainly_in(&self, text: &[u8]) -> bool {
+        text.windows(MADE.len()).any(|piece| piece == MADE)
+            || self.configured.as_ref().is_some_and(|key| key.is_in(text))
+    }
+}
+
+impl Configured {
+    fn new(key: &[u8]) -> Self {
+        let mut base = [0; 8];
+        getrandom::fill(&mut base).expect("the system has entropy");
+        let base = u64::from_le_bytes(base) | 1;
+        let rolling = key.iter().fold(0, |sum, byte| roll(sum, base, *byte));
+        let oldest = key.iter().fold(1u64, |power, _| power.wrapping_mul(base));
+        Self { hash: hash_bytes(key), length: key.len(), base, rolling, oldest }
+    }
+
+    fn is_in(&self, text: &[u8]) -> bool {
+        let mut sum = 0;
+        for (index, byte) in text.iter().enumerate() {
+            sum = roll(sum, self.base, *byte);
+            let begin = (index + 1).checked_sub(self.length);
+            if let Some(before) = begin.and_then(|begin| begin.checked_sub(1)) {
+                let gone = u64::from(text[before]).wrapping_add(1);
+                sum = sum.wrapping_sub(self.oldest.wrapping_mul(gone));
+            }
+            let piece = begin.map(|begin| &text[begin..=index]);
+            if piece.is_some_and(|piece| sum == self.rolling && self.is(piece)) {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn is(&self, piece: &[u8]) -> bool {
+        self.hash.ct_eq(&hash_bytes(piece)).into()
+    }
+}
+
+/// Adding one tells zeros apart.
+fn roll(sum: u64, base: u64, byte: u8) -> u64 {
+    sum.wrapping_mul(base).wrapping_add(u64::from(byte).wrapping_add(1))
+}
+
+/// Without percent-encoding; what is none stays as it is.
+fn decoded(text: &[u8]) -> Cow<'_, [u8]> {
+    if !text.contains(&b'%') {
+        return Cow::Borrowed(text);
+    }
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        match byte.filter(|_| *first == b'%') {
+            Some(byte) => {
+                plain.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                plain.push(*first);
+                rest = after;
+            }
+        }
+    }
+    Cow::Owned(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "plain+secret of mine=";
+
+    fn left(name: &'static str, value: &str) -> bool {
+        let mut headers = HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())]);
+        Finder::new(Some(KEY)).hide(&Uri::from_static("/"), &mut headers).unwrap();
+        !headers.is_empty()
+    }
+
+    #[test]
+    fn a_key_is_taken_out_wherever_it_stands() {
+        let basic = format!("bAsIc {}", STANDARD.encode(format!("user:{KEY}")));
+        for (name, value) in [
+            ("authorization", format!("Bearer {KEY}")),
+            ("authorization", format!("bearer   {KEY}")),
+            ("authorization", KEY.to_owned()),
+            ("authorization", basic),
+            ("authorization", "Token tpk_0123".to_owned()),
+            ("x-api-key", format!("other, {KEY}")),
+            ("x-anything", format!("<{KEY}>")),
+            ("cookie", format!("a=1; key={KEY}; b=2")),
+            ("cookie", "key=plain%2Bsecret%20of%20mine%3d".to_owned()),
+            ("referer", "https://h/?k=plain%2bsecret%20of%20mine=".to_owned()),
+            ("sec-websocket-protocol", format!("key, {KEY}")),
+        ] {
+            assert!(!left(name, &value), "{name}: {value}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_key_of_ours_stays() {
+        for value in ["Bearer mine", "", "%", "%zz", "plain+secret of mine", "tpk-1", "Basic !!"] {
+            assert!(left("authorization", value), "{value}");
+        }
+    }
+
+    #[test]
+    fn a_key_in_the_url_is_refused() {
+        let refused = |uri: &str| {
+            Finder::new(Some(KEY)).hide(&uri.parse().unwrap(), &mut HeaderMap::new()).is_err()
+        };
+        assert!(refused("/?key=plain%2Bsecret%20of%20mine="));
+        assert!(refused("/tpk_1/x") && refused("/?t%70k_1"));
+        assert!(!refused("/a%20b?c=%25"));
+    }
+
+    #[test]
+    fn a_text_is_searched_to_its_end() {
+        let finder = Finder::new(Some(KEY));
+        for before in 0..40 {
+            let text = [&b"x".repeat(before), KEY.as_bytes()].concat();
+            assert!(finder.is_in(&text), "{before}");
+            assert!(!finder.is_in(&text[..text.len() - 1]), "{before}");
+        }
+    }
+}
