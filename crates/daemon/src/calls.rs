@@ -17,9 +17,7 @@ use torpor_protocol::{
 
 use crate::admission::{self, Origin, Resolved};
 use crate::api::error::{ApiError, Result};
-pub use crate::api::extract::{
-    Awake, JSON_MAX, RequestId, Upgrade, is_json, not_json, whole_body,
-};
+pub use crate::api::extract::{Awake, JSON_MAX, RequestId, Upgrade, is_json, not_json, whole_body};
 use crate::api::moment::{Held, parse};
 pub use crate::api::output::{Output, Said};
 pub use crate::api::{exec, files, socket, transfer, tunnel};

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::ErrorCode;
-use torpor_protocol::api::PREVIEW_HEADER;
+use torpor_protocol::api::{PREVIEW_HEADER, REQUEST_ID_HEADER};
 use torpor_proxy::{Proxy, Target};
 use tower::ServiceExt;
 
@@ -183,5 +183,5 @@ fn not_exposed(port: NonZeroU16) -> ApiError {
 /// The answer to a preview that can't be served.
 fn told(error: &ApiError, request: &Request<Incoming>) -> Response<Body> {
     let id = crate::telemetry::request_id(request.headers());
-    (error.status(), axum::Json(error.told(&id))).into_response()
+    (error.status(), [(REQUEST_ID_HEADER, &*id)], axum::Json(error.told(&id))).into_response()
 }

@@ -217,7 +217,8 @@ impl Front {
         prepare(&stream);
         let patience =
             if self.places.available_permits() < self.few { HURRIED } else { HEAD_DEADLINE };
-        let caller = Caller { desk: self.desk.clone(), peer, patience, share: Share::of(&self.budget) };
+        let caller =
+            Caller { desk: self.desk.clone(), peer, patience, share: Share::of(&self.budget) };
         let tls = self.tls.clone();
         self.connections.spawn(async move {
             match tls {

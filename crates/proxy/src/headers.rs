@@ -269,7 +269,8 @@ mod tests {
 
     #[test]
     fn a_client_can_not_have_a_header_removed_that_others_rely_on() {
-        let nominated = "cookie, Forwarded, x-forwarded-for, x-forwarded-proto, authorization, x-own";
+        let nominated =
+            "cookie, Forwarded, x-forwarded-for, x-forwarded-proto, authorization, x-own";
         let headers = prepared(
             &[
                 ("connection", nominated),

@@ -11,7 +11,7 @@ mod pages;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::extract::{Request, State};
@@ -51,7 +51,9 @@ pub struct Keyring {
     fixed: Option<Hash>,
     finder: Finder,
     /// Whether a key is needed even if there is none.
-    closed: bool,
+    closed: AtomicBool,
+    /// Whether the first key closes for good.
+    closing: bool,
     count: AtomicUsize,
     seen: Mutex<Seen>,
     /// All who need no key are one: they are on this host.
@@ -91,7 +93,8 @@ impl Keyring {
             ledger,
             fixed: secret.map(hash),
             finder: Finder::new(secret),
-            closed: exposed || required,
+            closed: AtomicBool::new(exposed || required),
+            closing: config.require_key != Some(false),
             count: AtomicUsize::new(count),
             seen: Mutex::default(),
             throttle: Throttle::new(config.limits.requests_per_sec),
@@ -100,11 +103,14 @@ impl Keyring {
 
     /// Whether a key is needed.
     pub fn required(&self) -> bool {
-        self.closed || self.fixed.is_some() || self.count.load(Ordering::Relaxed) > 0
+        self.closed.load(Ordering::Relaxed)
+            || self.fixed.is_some()
+            || self.count.load(Ordering::Relaxed) > 0
     }
 
     pub async fn create(&self, label: &str) -> Result<(KeyRow, String)> {
         let made = self.ledger.create_key(label).await?;
+        self.closed.fetch_or(self.closing, Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);
         Ok(made)
     }

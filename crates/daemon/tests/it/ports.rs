@@ -24,9 +24,7 @@ async fn echo() -> (u16, AbortOnDropHandle<()>) {
 }
 
 /// The same with other answers to the head of a request.
-async fn serve(
-    answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static,
-) -> (u16, AbortOnDropHandle<()>) {
+async fn serve(answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static) -> (u16, AbortOnDropHandle<()>) {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = server.local_addr().unwrap().port();
     let serving = tokio::spawn(async move {
@@ -119,7 +117,8 @@ async fn without_a_word_about_ports_all_are_reached_with_a_key() {
 async fn no_key_of_ours_reaches_a_server_inside_however_it_is_sent() {
     let (port, _server) = echo().await;
     let world = guarded(json!({"exposed": [port], "public": true})).await;
-    let basic = format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!(":{KEY}")));
+    let basic =
+        format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!(":{KEY}")));
     for (name, value) in [
         ("authorization", format!("Bearer {KEY}")),
         ("authorization", format!("bearer  {KEY}")),

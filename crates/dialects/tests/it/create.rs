@@ -75,10 +75,21 @@ async fn nothing_at_all_is_a_sandbox_with_the_defaults() {
 }
 
 #[tokio::test]
-async fn a_body_without_a_type_and_with_unknown_fields_is_read() {
+async fn a_body_with_unknown_fields_is_read() {
     let world = World::new().await;
-    let ask = Ask::new("POST", "/sandboxes").raw(r#"{"name": "plain", "newer": {"x": 1}}"#);
+    let body = json!({"name": "plain", "newer": {"x": 1}});
+    let ask = Ask::new("POST", "/sandboxes").json(&body);
     assert_eq!(world.send(ask).await.expect(200)["name"], "plain");
+}
+
+#[tokio::test]
+async fn a_body_that_a_web_page_may_send_unasked_is_refused() {
+    let world = World::new().await;
+    let ask = || Ask::new("POST", "/sandboxes").raw(r#"{"name": "plain"}"#);
+    for ask in [ask(), ask().header("content-type", "text/plain")] {
+        world.send(ask).await.expect_error(400, "INVALID_REQUEST");
+    }
+    assert_eq!(world.ids().await, [""; 0]);
 }
 
 #[tokio::test]

@@ -63,7 +63,8 @@ impl Finder {
     /// Whether a key is in it, as it is, percent-encoded, or as the password of a `Basic` header.
     fn is_in(&self, text: &[u8]) -> bool {
         let basic = text.get(..BASIC.len()).is_some_and(|it| it.eq_ignore_ascii_case(BASIC));
-        let password = if basic { STANDARD.decode(text[BASIC.len()..].trim_ascii()).ok() } else { None };
+        let password =
+            if basic { STANDARD.decode(text[BASIC.len()..].trim_ascii()).ok() } else { None };
         self.is_plainly_in(text)
             || matches!(decoded(text), Cow::Owned(text) if self.is_plainly_in(&text))
             || password.is_some_and(|text| self.is_plainly_in(&text))
