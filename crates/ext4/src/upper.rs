@@ -5,7 +5,8 @@
 //! and an attribute on a directory that hides the one below. A name that was made and removed again
 //! may leave the same mark, so a removed path need not be below. Other attributes are not looked at.
 
-use std::io::{self, Write};
+use std::io;
+use std::ops::Range;
 
 use crate::error::Result;
 use crate::filesystem::Filesystem;
@@ -16,7 +17,6 @@ use crate::walk;
 
 /// Bytes copied at once.
 const CHUNK: usize = 256 * 1024;
-static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 
 /// One path of the upper directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,64 +102,62 @@ impl<D: ReadAt> Upper<D> {
 }
 
 impl<D: ReadAt> Files<D> {
-    /// The content of the file at `index` of [`Upper::entries`], whole: as many bytes as its size.
-    pub fn copy(&self, index: usize, to: &mut dyn Write) -> io::Result<()> {
+    /// Where the file at `index` of [`Upper::entries`] has data: in rising order, apart, within its
+    /// size. All else of it is zeros.
+    pub fn data(&self, index: usize) -> io::Result<Vec<Range<u64>>> {
+        let mut data: Vec<Range<u64>> = Vec::new();
+        self.each(index, &mut |bytes, _| {
+            match data.last_mut() {
+                Some(last) if last.end == bytes.start => last.end = bytes.end,
+                Some(_) | None => data.push(bytes),
+            }
+            Ok(())
+        })?;
+        Ok(data)
+    }
+
+    /// Shows that data in rising order, piece by piece, each with its place in the file.
+    pub fn read(
+        &self,
+        index: usize,
+        see: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut buffer = Vec::new();
+        self.each(index, &mut |bytes, on_disk| {
+            let mut at = bytes.start;
+            while at < bytes.end {
+                let length = usize::try_from(bytes.end - at).unwrap_or(CHUNK).min(CHUNK);
+                if buffer.len() < length {
+                    buffer.resize(length, 0);
+                }
+                self.filesystem.read(on_disk + (at - bytes.start), &mut buffer[..length])?;
+                see(at, &buffer[..length])?;
+                at += length as u64;
+            }
+            Ok(())
+        })
+    }
+
+    /// Shows each run of data of a file, and where it begins on the disk.
+    fn each(
+        &self,
+        index: usize,
+        see: &mut dyn FnMut(Range<u64>, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
         let number = self.inodes.get(index).ok_or(io::ErrorKind::NotFound)?;
         let inode = self.filesystem.inode(*number)?;
         if inode.shape != Shape::File {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "only files have content"));
         }
-        let mut copy = Copy { filesystem: &self.filesystem, buffer: Vec::new(), to, done: 0 };
-        let mut budget = self.filesystem.budget();
-        runs::each(&self.filesystem, &inode, &mut budget, &mut |run| copy.run(run, inode.size))?;
-        copy.zeros_until(inode.size)
-    }
-}
-
-/// A file that is being copied.
-struct Copy<'c, D> {
-    filesystem: &'c Filesystem<D>,
-    buffer: Vec<u8>,
-    to: &'c mut dyn Write,
-    /// Bytes that were written.
-    done: u64,
-}
-
-impl<D: ReadAt> Copy<'_, D> {
-    fn run(&mut self, run: Run, size: u64) -> io::Result<()> {
         let block = self.filesystem.about.block_bytes as u64;
-        // What was set aside is zeros, written with the next run or at the end.
-        let Some(at) = run.at else { return Ok(()) };
-        let start = run.first * block;
-        if start >= size {
-            return Ok(());
-        }
-        self.zeros_until(start)?;
-        let end = size.min((run.first + run.count) * block);
-        let mut at = at * block;
-        while self.done < end {
-            let length = chunk(end - self.done, CHUNK);
-            if self.buffer.len() < length {
-                self.buffer.resize(length, 0);
+        let mut run = |run: Run| {
+            let bytes = run.first * block..inode.size.min((run.first + run.count) * block);
+            match run.at {
+                Some(at) if !bytes.is_empty() => see(bytes, at * block),
+                // What was set aside is zeros; and some is beyond the end.
+                Some(_) | None => Ok(()),
             }
-            self.filesystem.read(at, &mut self.buffer[..length])?;
-            self.to.write_all(&self.buffer[..length])?;
-            at += length as u64;
-            self.done += length as u64;
-        }
-        Ok(())
+        };
+        runs::each(&self.filesystem, &inode, &mut self.filesystem.budget(), &mut run)
     }
-
-    fn zeros_until(&mut self, end: u64) -> io::Result<()> {
-        while self.done < end {
-            let length = chunk(end - self.done, ZEROS.len());
-            self.to.write_all(&ZEROS[..length])?;
-            self.done += length as u64;
-        }
-        Ok(())
-    }
-}
-
-fn chunk(left: u64, most: usize) -> usize {
-    usize::try_from(left).unwrap_or(most).min(most)
 }

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::net::Ipv4Addr;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -252,12 +253,43 @@ pub struct Saved {
     pub processes: Vec<SavedProcess>,
 }
 
-/// What a saved machine had written on top of its image.
+/// What a saved machine had written on top of its image. A guest can make a file of any length that has
+/// no data: whatever is done with one takes the time and the room of its data.
 pub trait Changes: Send {
     /// Sorted by path; a directory comes before what is in it.
     fn entries(&self) -> &[Change];
-    /// The content of the file at `index` of [`Changes::entries`], whole.
-    fn copy(&self, index: usize, to: &mut dyn io::Write) -> io::Result<()>;
+    /// Where the file at `index` of [`Changes::entries`] has data: in rising order, apart, within its
+    /// size. All else of it is zeros.
+    fn data(&self, index: usize) -> io::Result<Vec<Range<u64>>>;
+    /// Shows that data in rising order, piece by piece, each with its place in the file.
+    fn read(&self, index: usize, see: See<'_>) -> io::Result<()>;
+
+    /// The content of the file, whole, with its zeros: for whoever wants every byte of it.
+    fn copy(&self, index: usize, to: &mut dyn io::Write) -> io::Result<()> {
+        let Some(Change { kind: ChangeKind::File { size }, .. }) = self.entries().get(index) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "only files have content"));
+        };
+        let mut done = 0;
+        self.read(index, &mut |at, piece| {
+            write_zeros(at.saturating_sub(done), to)?;
+            done = at.saturating_add(piece.len() as u64);
+            to.write_all(piece)
+        })?;
+        write_zeros(size.saturating_sub(done), to)
+    }
+}
+
+/// Takes a piece of a file, and where in the file it begins.
+pub type See<'a> = &'a mut dyn FnMut(u64, &[u8]) -> io::Result<()>;
+
+fn write_zeros(mut count: u64, to: &mut dyn io::Write) -> io::Result<()> {
+    static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
+    while count > 0 {
+        let length = usize::try_from(count).unwrap_or(ZEROS.len()).min(ZEROS.len());
+        to.write_all(&ZEROS[..length])?;
+        count -= length as u64;
+    }
+    Ok(())
 }
 
 /// One path that is not as in the image.

@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use torpor_ext4::{Entry, Files, Filesystem, Kind, Limits, Upper};
-use torpor_lifecycle::engine::{Change, ChangeKind, Changes, EngineError};
+use torpor_lifecycle::engine::{Change, ChangeKind, Changes, EngineError, See};
 use torpor_qemu::unit;
 
 const WHAT: &str = "read the files of a saved machine";
@@ -31,8 +32,12 @@ impl Changes for SavedFiles {
         &self.changes
     }
 
-    fn copy(&self, index: usize, to: &mut dyn io::Write) -> io::Result<()> {
-        self.files.copy(index, to)
+    fn data(&self, index: usize) -> io::Result<Vec<Range<u64>>> {
+        self.files.data(index)
+    }
+
+    fn read(&self, index: usize, see: See<'_>) -> io::Result<()> {
+        self.files.read(index, see)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -187,11 +187,13 @@ pub(crate) fn check<D: ReadAt>(read: &Upper<D>, truth: &[Entry], contents: &[Vec
     }
     for (index, entry) in truth.iter().enumerate() {
         let path = String::from_utf8_lossy(&entry.path);
-        let mut bytes = Vec::new();
-        let copied = read.files.copy(index, &mut bytes);
         match &entry.kind {
-            Kind::File { .. } => {
-                copied.unwrap();
+            Kind::File { size } => {
+                let mut bytes = vec![0; usize::try_from(*size).unwrap()];
+                for (at, piece) in data(read, index).unwrap() {
+                    let at = usize::try_from(at).unwrap();
+                    bytes[at..at + piece.len()].copy_from_slice(&piece);
+                }
                 assert!(bytes == contents[index], "the content of {path} is another one");
             }
             Kind::HardLink { to } => assert!(to < &entry.path, "{path}"),
@@ -201,7 +203,7 @@ pub(crate) fn check<D: ReadAt>(read: &Upper<D>, truth: &[Entry], contents: &[Vec
             | Kind::Socket
             | Kind::CharDevice { .. }
             | Kind::BlockDevice { .. }
-            | Kind::Removed => assert!(copied.is_err() && bytes.is_empty(), "{path}"),
+            | Kind::Removed => assert!(read.files.data(index).is_err(), "{path}"),
         }
     }
 }
@@ -215,19 +217,25 @@ pub(crate) fn contents(upper: &Path, truth: &[Entry]) -> Vec<Vec<u8>> {
     truth.iter().map(|entry| content(entry).unwrap_or_default()).collect()
 }
 
-/// Takes so many bytes and no more.
-pub(crate) struct Cup {
-    pub(crate) room: usize,
-}
-
-impl Write for Cup {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let full = || std::io::Error::from(std::io::ErrorKind::StorageFull);
-        self.room = self.room.checked_sub(bytes.len()).ok_or_else(full)?;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
+/// The data of a file and where it is, checked against what is said of it.
+pub(crate) fn data<D: ReadAt>(read: &Upper<D>, index: usize) -> io::Result<Vec<(u64, Vec<u8>)>> {
+    let said = read.files.data(index)?;
+    let Kind::File { size } = read.entries[index].kind else { panic!("only files have data") };
+    assert!(said.iter().all(|run| run.start < run.end && run.end <= size), "{said:?}");
+    assert!(said.is_sorted_by(|a, b| a.end < b.start), "{said:?}");
+    let mut found = Vec::new();
+    read.files.read(index, &mut |at, piece| {
+        found.push((at, piece.to_vec()));
         Ok(())
+    })?;
+    let mut joined: Vec<std::ops::Range<u64>> = Vec::new();
+    for (at, piece) in &found {
+        let end = at + piece.len() as u64;
+        match joined.last_mut() {
+            Some(last) if last.end == *at => last.end = end,
+            Some(_) | None => joined.push(*at..end),
+        }
     }
+    assert_eq!(joined, said);
+    Ok(found)
 }

@@ -1,11 +1,12 @@
 //! What is put into a disk is what is read from it.
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 
 use torpor_ext4::{Entry, Filesystem, Kind, Limits, Upper};
 
 use crate::disk::{
-    OURS, can_make_disks, check, contents, empty_tree, every_kind, format, read, truth,
+    OURS, can_make_disks, check, contents, data, empty_tree, every_kind, format, read, truth,
 };
 
 /// mke2fs writes times in seconds.
@@ -53,6 +54,26 @@ fn tables_of_blocks_and_the_smallest_inodes_read_back() {
 #[test]
 fn tables_of_large_blocks_read_back() {
     put_in_and_read(64, &["-q", "-b4096", "-O^extents,^64bit"]);
+}
+
+#[test]
+fn a_file_of_holes_has_no_more_than_its_data() {
+    if !can_make_disks() {
+        return;
+    }
+    let (root, upper) = empty_tree();
+    let file = File::create(upper.join("huge")).unwrap();
+    file.set_len(30 << 30).unwrap();
+    file.write_all_at(&[7; 5000], 10 << 30).unwrap();
+    File::create(upper.join("nothing")).unwrap().set_len(30 << 30).unwrap();
+    let (_dir, disk) = format(root.path(), 16, &OURS);
+    let found = read(File::open(disk).unwrap()).unwrap();
+    let sizes: Vec<_> = found.entries.iter().map(|entry| &entry.kind).collect();
+    assert_eq!(sizes, [&Kind::File { size: 30 << 30 }, &Kind::File { size: 30 << 30 }]);
+    let [(at, piece)] = &data(&found, 0).unwrap()[..] else { panic!("it is not in one place") };
+    assert_eq!((*at, piece.len()), (10 << 30, 8192), "whole blocks");
+    assert!(piece[..5000].iter().all(|byte| *byte == 7));
+    assert_eq!(data(&found, 1).unwrap(), []);
 }
 
 #[test]

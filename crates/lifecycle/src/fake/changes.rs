@@ -1,8 +1,9 @@
 //! What a fake machine wrote on top of its image.
 
 use std::io;
+use std::ops::Range;
 
-use crate::engine::{Change, ChangeKind, Changes};
+use crate::engine::{Change, ChangeKind, Changes, See};
 
 /// The file `/memory`, with the machine's memory in it.
 pub(super) struct FakeChanges {
@@ -29,7 +30,12 @@ impl Changes for FakeChanges {
         &self.entries
     }
 
-    fn copy(&self, _index: usize, to: &mut dyn io::Write) -> io::Result<()> {
-        to.write_all(self.memory.as_bytes())
+    fn data(&self, _index: usize) -> io::Result<Vec<Range<u64>>> {
+        let size = self.memory.len() as u64;
+        Ok(if size == 0 { Vec::new() } else { vec![0..size] })
+    }
+
+    fn read(&self, _index: usize, see: See<'_>) -> io::Result<()> {
+        see(0, self.memory.as_bytes())
     }
 }

@@ -16,8 +16,11 @@
 //! in place of graphs and lengths.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
+use std::ops::Range as Bytes;
 use std::os::unix::fs::FileExt;
+
+use torpor_lifecycle::engine::See;
 
 use super::fault::Fault;
 use super::graph::{Fields as Of, Graph};
@@ -37,7 +40,6 @@ const KNOWN_COMMITTED: u64 = 5;
 
 /// Bytes copied at once.
 const CHUNK: usize = 256 * 1024;
-static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 
 /// One memory file.
 #[derive(Debug, Default)]
@@ -228,36 +230,30 @@ fn absent() -> Fault {
     Fault::Absurd("the disk's pages are not there".into())
 }
 
-/// Writes the `size` bytes of a file that consists of `extents` and zeros.
-pub(super) fn copy(
-    pages: &File,
-    extents: &[Extent],
-    size: u64,
-    to: &mut dyn Write,
-) -> io::Result<()> {
-    let longest = extents.iter().map(|extent| extent.end - extent.start).max().unwrap_or(0);
-    let mut buffer = vec![0; usize::try_from(longest).unwrap_or(CHUNK).min(CHUNK)];
-    let mut done = 0;
+/// Where a file has data that consists of `extents`.
+pub(super) fn data(extents: &[Extent]) -> Vec<Bytes<u64>> {
+    let mut data: Vec<Bytes<u64>> = Vec::new();
     for extent in extents {
-        write_zeros(extent.start - done, to)?;
-        let (mut at, mut left) = (extent.page, extent.end - extent.start);
-        while left > 0 {
-            let length = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
-            pages.read_exact_at(&mut buffer[..length], at)?;
-            to.write_all(&buffer[..length])?;
-            at += length as u64;
-            left -= length as u64;
+        match data.last_mut() {
+            Some(last) if last.end == extent.start => last.end = extent.end,
+            Some(_) | None => data.push(extent.start..extent.end),
         }
-        done = extent.end;
     }
-    write_zeros(size - done, to)
+    data
 }
 
-fn write_zeros(mut count: u64, to: &mut dyn Write) -> io::Result<()> {
-    while count > 0 {
-        let length = usize::try_from(count).unwrap_or(ZEROS.len()).min(ZEROS.len());
-        to.write_all(&ZEROS[..length])?;
-        count -= length as u64;
+/// Shows the bytes of `extents`.
+pub(super) fn read(pages: &File, extents: &[Extent], see: See<'_>) -> io::Result<()> {
+    let longest = extents.iter().map(|extent| extent.end - extent.start).max().unwrap_or(0);
+    let mut buffer = vec![0; usize::try_from(longest).unwrap_or(CHUNK).min(CHUNK)];
+    for extent in extents {
+        let mut at = extent.start;
+        while at < extent.end {
+            let length = usize::try_from(extent.end - at).unwrap_or(CHUNK).min(CHUNK);
+            pages.read_exact_at(&mut buffer[..length], extent.page + (at - extent.start))?;
+            see(at, &buffer[..length])?;
+            at += length as u64;
+        }
     }
     Ok(())
 }

@@ -25,11 +25,12 @@ mod upper;
 mod wire;
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read};
+use std::ops::Range;
 use std::path::Path;
 
 use serde_json::Value as Json;
-use torpor_lifecycle::engine::{Change, ChangeKind, Changes, EngineError};
+use torpor_lifecycle::engine::{Change, ChangeKind, Changes, EngineError, See};
 
 use self::fault::Fault;
 use self::graph::Graph;
@@ -87,6 +88,15 @@ impl SavedFiles {
         let length = pages.metadata().map_err(|source| Fault::Io { file: PAGES, source })?.len();
         Ok(Self { found: find(&graphs, &meta, length)?, pages })
     }
+
+    fn extents(&self, index: usize) -> io::Result<&[Extent]> {
+        match self.found.changes.get(index).map(|change| &change.kind) {
+            Some(ChangeKind::File { .. }) => Ok(&self.found.extents[index]),
+            Some(_) | None => {
+                Err(io::Error::new(io::ErrorKind::InvalidInput, "only files have content"))
+            }
+        }
+    }
 }
 
 /// Finds all changes in the graphs of `checkpoint.img` and `pages_meta.img`.
@@ -102,13 +112,12 @@ impl Changes for SavedFiles {
         &self.found.changes
     }
 
-    fn copy(&self, index: usize, to: &mut dyn Write) -> io::Result<()> {
-        let change = self.found.changes.get(index);
-        let Some(Change { kind: ChangeKind::File { size }, .. }) = change else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "only files have content"));
-        };
-        let extents: &[Extent] = &self.found.extents[index];
-        memory::copy(&self.pages, extents, *size, to)
+    fn data(&self, index: usize) -> io::Result<Vec<Range<u64>>> {
+        Ok(memory::data(self.extents(index)?))
+    }
+
+    fn read(&self, index: usize, see: See<'_>) -> io::Result<()> {
+        memory::read(&self.pages, self.extents(index)?, see)
     }
 }
 
