@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::{CreateSandbox, ImageEvent};
 use torpor_protocol::guest::ProcessSpec;
-use torpor_protocol::{ErrorCode, Lifetime};
+use torpor_protocol::{ErrorCode, Lifetime, Resources};
 use torpor_store::dockerfile::{Copy, Dockerfile, DockerfileError, Instruction, Step};
 use torpor_store::{Image, ImageName, OnProgress, Progress, Stage};
 
@@ -149,10 +149,10 @@ pub(crate) async fn build(
     let of = u32::try_from(steps.len()).unwrap_or(u32::MAX).saturating_add(2);
     let tell = |number: u32, text: String| events.tell(ImageEvent::Step { number, of, text });
     tell(1, format!("FROM {}", file.base())).await;
-    let bench = workbench(app, &base, order).await?;
+    let (bench, most) = workbench(app, &base, order).await?;
     let context = Arc::new(context);
     let draft = Draft::from(base.config);
-    let mut build = Build { bench, context, draft, events };
+    let mut build = Build { bench, context, draft, most, events };
     let built = async {
         for (step, number) in steps.iter().zip(2..) {
             tell(number, step.text.clone()).await;
@@ -205,7 +205,8 @@ async fn known(app: &App, name: &str, alias: Alias) -> std::result::Result<Image
     }
 }
 
-async fn workbench(app: &App, base: &Image, order: &Order) -> Result<Workbench> {
+/// A sandbox of the image, and how many bytes its files can have.
+async fn workbench(app: &App, base: &Image, order: &Order) -> Result<(Workbench, u64)> {
     let request = CreateSandbox {
         image: Some(base.id.to_string()),
         cpus: order.cpus,
@@ -216,8 +217,11 @@ async fn workbench(app: &App, base: &Image, order: &Order) -> Result<Workbench> 
         ..CreateSandbox::default()
     };
     let spec = crate::calls::admit(app, request).await?;
+    let Resources { memory_mib, .. } = spec.resources;
+    let written = spec.resources.disk_bytes().saturating_add(memory_mib.saturating_mul(1 << 20));
     crate::room::make(app, 1, 0).await?;
-    Workbench::set_up(app.fleet.create(spec).await?).await
+    let bench = Workbench::set_up(app.fleet.create(spec).await?).await?;
+    Ok((bench, base.size_bytes.saturating_add(written)))
 }
 
 /// A build under way.
@@ -225,6 +229,8 @@ struct Build<'a> {
     bench: Workbench,
     context: Arc<Context>,
     draft: Draft,
+    /// What its files can have: whatever the base has, and the sandbox can hold.
+    most: u64,
     events: &'a Events,
 }
 
@@ -271,7 +277,8 @@ impl Build<'_> {
         }
         let (inlet, outlet) = pipe::inward();
         let config = self.draft.config.clone();
-        let import = app.images.import_tar_stream(name, outlet, config, self.events.on_progress());
+        let progress = self.events.on_progress();
+        let import = app.images.import_tar_stream(name, outlet, config, self.most, progress);
         let (packed, imported) = tokio::join!(self.bench.pack(inlet), import);
         // When packing failed, so did the import, and for no better reason.
         packed?;

@@ -77,6 +77,10 @@ impl Resources {
     pub const MEMORY_MIN_MIB: u64 = 64;
     /// Less does not hold a filesystem.
     pub const DISK_MIN_MIB: u64 = 16;
+
+    pub fn disk_bytes(&self) -> u64 {
+        self.disk_mib.saturating_mul(1 << 20)
+    }
 }
 
 /// Which ports of a sandbox are reached from outside, through previews.

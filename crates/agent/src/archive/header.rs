@@ -1,14 +1,16 @@
 //! The 512-byte blocks that describe the entries of a tar.
 //!
 //! Written as GNU tar does (long names in records of their own, large numbers in binary), because
-//! names are bytes there and need be no text. Read: those, and POSIX archives with their extended
-//! records.
+//! names are bytes there and need be no text; files with holes as it does in POSIX archives. Read:
+//! those, and POSIX archives with their extended records.
 
 /// Everything in a tar is a multiple of this.
 pub(super) const BLOCK: usize = 512;
 const NAME: usize = 100;
 /// `name` of a record that holds the name of the next entry.
 const LONG: &[u8] = b"././@LongLink";
+/// Name of a file with holes for those who do not know how to read it.
+const SPARSE: &[u8] = b"GNUSparseFile.0";
 
 /// What an entry is, by the letter in its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +24,7 @@ pub(super) enum Kind {
     BlockDevice,
     /// Labels and the like: not unpacked, but their content is skipped.
     Skipped,
-    /// Content in pieces, in a format of GNU tar's own.
+    /// Content in pieces, in an older format of GNU tar's own.
     Sparse,
     /// Records that describe the next entry: its long name, its long link target, its attributes.
     LongName,
@@ -39,7 +41,10 @@ pub(super) struct Header {
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
+    /// Of the content in the archive.
     pub(super) size: u64,
+    /// Of a file with holes: its own size. The content begins with a map.
+    pub(super) whole: Option<u64>,
     /// Seconds and nanoseconds since 1970.
     pub(super) modified: (i64, u32),
     /// Major and minor number.
@@ -57,6 +62,9 @@ pub(super) fn padding(size: u64) -> usize {
 impl Header {
     /// Appends the blocks that come before the content.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
+        if let Some(whole) = self.whole {
+            return self.write_sparse(whole, out);
+        }
         if self.name.len() > NAME {
             write_long(b'L', &self.name, out);
         }
@@ -80,6 +88,24 @@ impl Header {
             }
         };
         self.write_block(letter, out);
+    }
+
+    fn write_sparse(&self, whole: u64, out: &mut Vec<u8>) {
+        let mut records = Vec::new();
+        for (key, value) in [
+            ("GNU.sparse.major", &b"1"[..]),
+            ("GNU.sparse.minor", b"0"),
+            ("GNU.sparse.name", &self.name),
+            ("GNU.sparse.realsize", whole.to_string().as_bytes()),
+        ] {
+            write_record(key, value, &mut records);
+        }
+        let size = records.len() as u64;
+        let about = Self { name: b"pax".to_vec(), size, whole: None, ..self.clone() };
+        about.write_block(b'x', out);
+        out.extend_from_slice(&records);
+        out.resize(out.len() + padding(size), 0);
+        Self { name: SPARSE.to_vec(), ..self.clone() }.write_block(b'0', out);
     }
 
     fn write_block(&self, letter: u8, out: &mut Vec<u8>) {
@@ -109,12 +135,25 @@ fn write_long(letter: u8, text: &[u8], out: &mut Vec<u8>) {
         uid: 0,
         gid: 0,
         size,
+        whole: None,
         modified: (0, 0),
         device: (0, 0),
     };
     record.write_block(letter, out);
     out.extend_from_slice(text);
     out.resize(out.len() + 1 + padding(size), 0);
+}
+
+/// `LENGTH KEY=VALUE\n`, where the length counts itself.
+fn write_record(key: &str, value: &[u8], out: &mut Vec<u8>) {
+    let rest = key.len() + value.len() + 3;
+    let mut length = rest + 1;
+    while length != rest + length.to_string().len() {
+        length = rest + length.to_string().len();
+    }
+    out.extend_from_slice(format!("{length} {key}=").as_bytes());
+    out.extend_from_slice(value);
+    out.push(b'\n');
 }
 
 fn put_text(field: &mut [u8], text: &[u8]) {
@@ -180,6 +219,7 @@ impl Header {
             uid: small(&block[108..116])?,
             gid: small(&block[116..124])?,
             size: if has_content { number(&block[124..136])? } else { 0 },
+            whole: None,
             modified: (i64::try_from(number(&block[136..148])?).unwrap_or(0), 0),
             device: if is_device { (small(major)?, small(minor)?) } else { (0, 0) },
         }))
@@ -188,13 +228,23 @@ impl Header {
     /// Takes the attributes of an extended record, `length key=value` lines.
     pub(super) fn extend(&mut self, mut record: &[u8]) -> Result<(), &'static str> {
         const DAMAGED: &str = "an extended header of the archive is damaged";
+        let mut true_name = None;
         while let Some(space) = record.iter().position(|byte| *byte == b' ') {
             let length: usize = parse(&record[..space]).ok_or(DAMAGED)?;
             let line = record.get(space + 1..length).ok_or(DAMAGED)?;
             let line = line.strip_suffix(b"\n").ok_or(DAMAGED)?;
             let equals = line.iter().position(|byte| *byte == b'=').ok_or(DAMAGED)?;
-            self.set(&line[..equals], &line[equals + 1..]).ok_or(DAMAGED)?;
+            let (key, value) = (&line[..equals], &line[equals + 1..]);
+            if key == b"GNU.sparse.name" {
+                true_name = Some(value.to_vec());
+            } else {
+                self.set(key, value).ok_or(DAMAGED)?;
+            }
             record = &record[length..];
+        }
+        self.name = true_name.unwrap_or_else(|| std::mem::take(&mut self.name));
+        if self.whole.is_some() && self.kind != Kind::File {
+            self.kind = Kind::Sparse;
         }
         Ok(())
     }
@@ -207,6 +257,9 @@ impl Header {
             b"uid" => self.uid = parse(value)?,
             b"gid" => self.gid = parse(value)?,
             b"mtime" => self.modified = time(value)?,
+            b"GNU.sparse.major" if value == b"1" => {}
+            b"GNU.sparse.minor" if value == b"0" => {}
+            b"GNU.sparse.realsize" => self.whole = Some(parse(value)?),
             key if key.starts_with(b"GNU.sparse.") => self.kind = Kind::Sparse,
             _ => {}
         }
@@ -279,6 +332,7 @@ mod tests {
             uid: 3_000_000,
             gid: 7,
             size,
+            whole: None,
             modified: (1_700_000_000, 0),
             device: (0, 0),
         }

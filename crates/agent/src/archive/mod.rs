@@ -7,6 +7,7 @@ mod header;
 mod layer;
 mod pack;
 mod place;
+mod sparse;
 mod unpack;
 
 use std::path::Path;

@@ -1,19 +1,23 @@
 //! Makes a tar while it is read.
 //!
 //! Goes down the tree with one open directory per level. What vanishes meanwhile is left out; a file
-//! that shrinks meanwhile is filled up with zeros, because its size was told already.
+//! that shrinks meanwhile is filled up with zeros, because its size was told already. Holes are left
+//! out where the file system knows them.
 
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata, OpenOptions, ReadDir};
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::vec::IntoIter;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::header::{BLOCK, Header, Kind, padding};
+use super::sparse;
 
 /// Levels of directories, each an open descriptor.
 const DEPTH_MAX: usize = 256;
@@ -44,7 +48,9 @@ pub(super) struct Packer {
 
 struct Content {
     file: File,
-    left: u64,
+    /// What is yet to be read of the present run, and the runs after it.
+    run: Range<u64>,
+    rest: IntoIter<Range<u64>>,
     padding: usize,
 }
 
@@ -66,12 +72,21 @@ impl Packer {
     /// Makes the header of one entry, and remembers what follows it.
     fn add(&mut self, place: &Path) -> io::Result<()> {
         let found = fs::symlink_metadata(place)?;
-        let Some(header) = self.header(place, &found)? else { return Ok(()) };
+        let Some(mut header) = self.header(place, &found)? else { return Ok(()) };
         if header.kind == Kind::File {
             let Some(file) = open(place)? else { return Ok(()) };
+            let size = header.size;
+            let holes = found.blocks().saturating_mul(512) < size;
+            let runs = if holes { sparse::runs(&file, size)? } else { vec![0..size] };
+            let (stored, mut map) = (sparse::stored(&runs), Vec::new());
+            if stored < size {
+                map = sparse::text(size, &runs);
+                (header.whole, header.size) = (Some(size), stored + map.len() as u64);
+            }
             header.write(&mut self.made);
+            self.made.append(&mut map);
             let padding = padding(header.size);
-            self.content = Some(Content { file, left: header.size, padding });
+            self.content = Some(Content { file, run: 0..0, rest: runs.into_iter(), padding });
             return Ok(());
         }
         header.write(&mut self.made);
@@ -91,6 +106,7 @@ impl Packer {
             uid: found.uid(),
             gid: found.gid(),
             size: 0,
+            whole: None,
             modified: (found.mtime(), 0),
             device: (0, 0),
         };
@@ -169,17 +185,24 @@ impl Packer {
 
     fn read_content(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let Some(content) = &mut self.content else { return Ok(0) };
-        let wanted = usize::try_from(content.left).unwrap_or(usize::MAX).min(room.len());
-        let mut length = content.file.read(&mut room[..wanted])?;
+        if content.run.is_empty() {
+            match content.rest.next() {
+                Some(run) => content.run = run,
+                None => {
+                    self.made.resize(content.padding, 0);
+                    self.content = None;
+                }
+            }
+            return Ok(0);
+        }
+        let run = &mut content.run;
+        let wanted = usize::try_from(run.end - run.start).unwrap_or(usize::MAX).min(room.len());
+        let mut length = content.file.read_at(&mut room[..wanted], run.start)?;
         if length == 0 {
             room[..wanted].fill(0);
             length = wanted;
         }
-        content.left -= length as u64;
-        if content.left == 0 {
-            self.made.resize(content.padding, 0);
-            self.content = None;
-        }
+        run.start += length as u64;
         Ok(length)
     }
 }

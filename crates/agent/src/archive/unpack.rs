@@ -4,9 +4,12 @@
 //! and for no memory beyond a header and its names.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::vec::IntoIter;
 
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -15,10 +18,13 @@ use torpor_protocol::guest::{Failure, FailureCode};
 use super::header::{BLOCK, Block, Header, Kind, padding};
 use super::layer::{Layer, Meaning};
 use super::place::{Dress, Place, Spot, plain};
+use super::sparse::{self, Map};
 use crate::failure::{failure, refused};
 
 /// A record that describes an entry: two names of the longest kind and some attributes.
 const RECORD_MAX: u64 = 64 * 1024;
+/// Records and the like between two entries: more than any program writes.
+const RECORDS_MAX: usize = 16;
 /// Directories whose time is set at the end; those beyond have the time they were made. Each takes
 /// less here than in the file system.
 const DIRECTORIES_MAX: usize = 100_000;
@@ -33,16 +39,58 @@ pub(super) struct Unpacker {
     long_name: Option<Vec<u8>>,
     long_target: Option<Vec<u8>>,
     attributes: Vec<u8>,
+    /// Headers since the last entry.
+    records: usize,
     /// Their times change while they are filled.
     directories: Vec<(Vec<u8>, Dress)>,
 }
 
 enum State {
     Header(Vec<u8>),
-    Record { kind: Kind, bytes: Vec<u8>, left: u64, padding: usize },
-    File { file: File, name: Vec<u8>, dress: Dress, left: u64, padding: usize },
-    Skip { left: u64 },
+    Record {
+        kind: Kind,
+        bytes: Vec<u8>,
+        left: u64,
+        padding: usize,
+    },
+    /// The map of a file with holes, block by block.
+    Map {
+        block: Vec<u8>,
+        map: Map,
+        file: Pending,
+    },
+    /// The content of a file, run by run.
+    File {
+        file: Pending,
+        run: Range<u64>,
+        rest: IntoIter<Range<u64>>,
+    },
+    Skip {
+        left: u64,
+    },
     Over,
+}
+
+/// A file whose content is yet to come.
+struct Pending {
+    file: File,
+    name: Vec<u8>,
+    dress: Dress,
+    /// In the archive.
+    left: u64,
+    padding: usize,
+}
+
+impl Pending {
+    fn failed(&self) -> impl Fn(io::Error) -> Failure {
+        |error| refused(shown(&self.name), error)
+    }
+
+    /// After the last byte.
+    fn finish(self) -> Result<State, Failure> {
+        self.dress.put_on(&self.file.into()).map_err(|error| refused(shown(&self.name), error))?;
+        Ok(skip(self.padding as u64))
+    }
 }
 
 impl Unpacker {
@@ -59,6 +107,7 @@ impl Unpacker {
             long_name: None,
             long_target: None,
             attributes: Vec::new(),
+            records: 0,
             directories: Vec::new(),
         })
     }
@@ -91,16 +140,27 @@ impl Unpacker {
                 self.note(kind, record);
                 Ok((skip(padding as u64), rest))
             }
-            State::File { mut file, name, dress, left, padding } => {
-                let length = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
-                let (content, rest) = bytes.split_at(length);
-                file.write_all(content).map_err(|error| refused(shown(&name), error))?;
-                let left = left - length as u64;
-                if left > 0 {
-                    return Ok((State::File { file, name, dress, left, padding }, rest));
+            State::Map { mut block, map, file } => {
+                let rest = take(&mut block, BLOCK, bytes);
+                let state = match <&[u8; BLOCK]>::try_from(block.as_slice()) {
+                    Ok(block) => read_map(block, map, file)?,
+                    Err(_) => State::Map { block, map, file },
+                };
+                Ok((state, rest))
+            }
+            State::File { mut file, mut run, rest: mut runs } => {
+                let most = usize::try_from(run.end - run.start).unwrap_or(usize::MAX);
+                let (content, rest) = bytes.split_at(most.min(bytes.len()));
+                file.file.write_all_at(content, run.start).map_err(file.failed())?;
+                run.start += content.len() as u64;
+                file.left -= content.len() as u64;
+                if file.left == 0 {
+                    return Ok((file.finish()?, rest));
                 }
-                dress.put_on(&file.into()).map_err(|error| refused(shown(&name), error))?;
-                Ok((skip(padding as u64), rest))
+                if run.is_empty() {
+                    run = runs.next().unwrap_or_default();
+                }
+                Ok((State::File { file, run, rest: runs }, rest))
             }
             State::Skip { left } => {
                 let length = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
@@ -116,7 +176,12 @@ impl Unpacker {
             Block::Entry(header) => header,
             Block::End => return Ok(State::Over),
         };
-        if matches!(header.kind, Kind::LongName | Kind::LongTarget | Kind::Attributes) {
+        let record = matches!(header.kind, Kind::LongName | Kind::LongTarget | Kind::Attributes);
+        self.records = if record || header.kind == Kind::Skipped { self.records + 1 } else { 0 };
+        if self.records > RECORDS_MAX {
+            return Err(invalid("the archive has too many extended headers for one entry"));
+        }
+        if record {
             if header.size > RECORD_MAX {
                 return Err(invalid("a name in the archive is too long"));
             }
@@ -287,12 +352,13 @@ impl Unpacker {
         header: Header,
         dress: Dress,
     ) -> Result<State, Failure> {
-        let Header { name, size: left, .. } = header;
-        if left == 0 {
-            dress.put_on(&file).map_err(|error| refused(shown(&name), error))?;
-            return Ok(State::Header(Vec::new()));
+        let Header { name, size: left, whole, .. } = header;
+        let file = Pending { file: file.into(), name, dress, left, padding: padding(left) };
+        match whole {
+            Some(size) => Ok(State::Map { block: Vec::new(), map: Map::new(size), file }),
+            None if left == 0 => file.finish(),
+            None => Ok(State::File { file, run: 0..left, rest: Vec::new().into_iter() }),
         }
-        Ok(State::File { file: file.into(), name, dress, left, padding: padding(left) })
     }
 
     fn remember(&mut self, name: Vec<u8>, dress: Dress) {
@@ -306,7 +372,11 @@ impl Unpacker {
         match &self.state {
             State::Over => {}
             State::Header(block) if block.is_empty() => {}
-            State::Header(_) | State::Record { .. } | State::File { .. } | State::Skip { .. } => {
+            State::Header(_)
+            | State::Record { .. }
+            | State::Map { .. }
+            | State::File { .. }
+            | State::Skip { .. } => {
                 return Err(invalid("the archive is cut off"));
             }
         }
@@ -317,6 +387,24 @@ impl Unpacker {
             }
         }
         Ok(())
+    }
+}
+
+/// After the last block of a map comes the content.
+fn read_map(block: &[u8; BLOCK], mut map: Map, mut file: Pending) -> Result<State, Failure> {
+    let bad = || invalid("the map of a sparse file in the archive is damaged");
+    file.left = file.left.checked_sub(BLOCK as u64).ok_or_else(bad)?;
+    let Some(runs) = map.push(block).map_err(invalid)? else {
+        return Ok(State::Map { block: Vec::new(), map, file });
+    };
+    if sparse::stored(&runs) != file.left {
+        return Err(bad());
+    }
+    file.file.set_len(map.size).map_err(file.failed())?;
+    let mut runs = runs.into_iter();
+    match runs.next() {
+        Some(run) => Ok(State::File { file, run, rest: runs }),
+        None => file.finish(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -228,6 +228,102 @@ fn devices_are_skipped_and_damage_is_noticed() {
         assert_eq!(failed.code, FailureCode::Invalid, "{}", failed.message);
     }
     assert_eq!(unpack(&mut daemon, place.path(), b""), Ok(Reply::Done));
+}
+
+/// Two files of mostly holes; one of them has a long name, and an odd one.
+fn make_holes(place: &Path) {
+    let long = place.join("l".repeat(150));
+    fs::create_dir(&long).unwrap();
+    for path in [place.join("nothing"), long.join("odd\n\u{e9}".to_owned() + &"n".repeat(100))] {
+        fs::File::create(path).unwrap().set_len(30 << 30).unwrap();
+    }
+    let some = fs::File::create(place.join("some")).unwrap();
+    some.set_len(30 << 30).unwrap();
+    for at in [0, 5 << 30, (30 << 30) - 3] {
+        some.write_all_at(b"xyz", at).unwrap();
+    }
+}
+
+/// Sizes, and the data of `some`.
+fn assert_holes(place: &Path) {
+    let odd = "l".repeat(150) + "/odd\n\u{e9}" + &"n".repeat(100);
+    for name in ["nothing", "some", &odd] {
+        let found = fs::metadata(place.join(name)).unwrap();
+        assert_eq!(found.size(), 30 << 30, "{name}");
+        assert!(found.blocks() < 100, "{name} takes {} blocks", found.blocks());
+    }
+    let some = fs::File::open(place.join("some")).unwrap();
+    for at in [0, 5 << 30, (30 << 30) - 3] {
+        let mut piece = [0; 3];
+        some.read_exact_at(&mut piece, at).unwrap();
+        assert_eq!(&piece, b"xyz", "{at}");
+    }
+}
+
+#[test]
+fn holes_are_neither_packed_nor_filled() {
+    let mut daemon = Daemon::new();
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let tree = from.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    make_holes(&tree);
+    let packed = pack(&mut daemon, &tree);
+    assert!(packed.len() < 100_000, "{}", packed.len());
+    assert_eq!(unpack(&mut daemon, to.path(), &packed), Ok(Reply::Done));
+    assert_holes(&to.path().join("tree"));
+    // The tar program understands and is understood.
+    let other = tempfile::tempdir().unwrap();
+    let mut tar = Command::new("tar");
+    tar.args(["-x", "-C", other.path().to_str().unwrap()]);
+    let mut tar = tar.stdin(Stdio::piped()).spawn().unwrap();
+    tar.stdin.take().unwrap().write_all(&packed).unwrap();
+    assert!(tar.wait().unwrap().success());
+    assert_holes(&other.path().join("tree"));
+    let made = Command::new("tar")
+        .args(["-c", "--sparse", "--format=pax", "-C", from.path().to_str().unwrap(), "tree"])
+        .output()
+        .unwrap();
+    assert_eq!(unpack(&mut daemon, &to.path().join("again"), &made.stdout), Ok(Reply::Done));
+    assert_holes(&to.path().join("again/tree"));
+}
+
+#[test]
+fn sparse_files_made_to_do_harm_are_refused() {
+    let mut daemon = Daemon::new();
+    let place = tempfile::tempdir().unwrap();
+    let mut refused = |records: &str, body: &[u8]| {
+        let mut tar = block(b'x', b"pax", b"", records.len());
+        tar.extend_from_slice(records.as_bytes());
+        tar.resize(tar.len().next_multiple_of(512), 0);
+        tar.extend_from_slice(&file(b"bad", body));
+        unpack(&mut daemon, place.path(), &tar).unwrap_err().message
+    };
+    let records = "22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n28 GNU.sparse.realsize=8192\n";
+    let map = |text: &str, content: usize| {
+        let mut body = text.as_bytes().to_vec();
+        body.resize(512 + content, 0);
+        body
+    };
+    for body in [map("1\n0\n4096\n", 512), map("1\n0\n9000\n", 9000), map("x", 0), vec![b'1'; 100]]
+    {
+        let said = refused(records, &body);
+        assert!(said.contains("damaged") || said.contains("cut off"), "{said}");
+    }
+    let other = refused("22 GNU.sparse.major=2\n28 GNU.sparse.realsize=8192\n", &[]);
+    assert!(other.contains("--sparse"), "{other}");
+}
+
+#[test]
+fn extended_headers_without_an_entry_are_counted() {
+    let mut daemon = Daemon::new();
+    let place = tempfile::tempdir().unwrap();
+    for letter in *b"xgLKV" {
+        let mut tar = block(letter, b"more", b"", 0).repeat(20);
+        tar.extend_from_slice(&file(b"name", b"x"));
+        let failed = unpack(&mut daemon, place.path(), &tar).unwrap_err();
+        assert!(failed.message.contains("too many extended headers"), "{}", failed.message);
+    }
+    assert!(!place.path().join("name").exists());
 }
 
 #[test]

@@ -9,7 +9,9 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{
@@ -24,6 +26,8 @@ const DEPTH_MAX: usize = 512;
 const NAME_TRIES: u32 = 1000;
 /// Bytes that are read and written at once.
 const PIECE: usize = 64 * 1024;
+/// What a hole consists of, on the usual filesystems.
+const BLOCK: usize = 4096;
 
 /// An open directory of ours.
 #[derive(Debug)]
@@ -61,16 +65,42 @@ impl Directory {
         content: &mut dyn Read,
     ) -> io::Result<()> {
         let (parent, name) = self.parent(path)?;
-        let mut draft = Draft::new(parent.as_fd().try_clone_to_owned()?, name)?;
-        let copied = copy(content, &mut draft.file)?;
+        let draft = Draft::new(parent, name)?;
+        let copied = copy_around_zeros(content, &draft.file)?;
         if size.is_some_and(|size| size != copied) {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it broke off"));
         }
-        fchmod(&draft.file, Mode::from_raw_mode(mode & 0o777))?;
-        if let Some(seconds) = modified {
-            set_modified(&draft.file, seconds)?;
+        draft.finish(name, mode, modified)
+    }
+
+    /// Puts a file of holes there, with `content` in its runs: exactly that much.
+    pub(crate) fn sparse_file(
+        &self,
+        path: &Path,
+        mode: u32,
+        modified: Option<i64>,
+        size: u64,
+        runs: &[Range<u64>],
+        content: &mut dyn Read,
+    ) -> io::Result<()> {
+        let (parent, name) = self.parent(path)?;
+        let draft = Draft::new(parent, name)?;
+        draft.file.set_len(size)?;
+        let mut buffer = vec![0; PIECE];
+        for run in runs {
+            let mut at = run.start;
+            while at < run.end {
+                let most = usize::try_from(run.end - at).unwrap_or(PIECE).min(PIECE);
+                content.read_exact(&mut buffer[..most])?;
+                write_around_zeros(&draft.file, at, &buffer[..most])?;
+                at += most as u64;
+            }
         }
-        draft.publish(name)
+        if content.read(&mut buffer)? > 0 {
+            let why = "it has more than its map says";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        draft.finish(name, mode, modified)
     }
 
     /// Makes a symbolic link. Where it points is not looked at: we never follow it.
@@ -162,6 +192,36 @@ fn copy(from: &mut dyn Read, to: &mut File) -> io::Result<u64> {
     }
 }
 
+/// The same into an empty file; blocks of zeros become holes.
+fn copy_around_zeros(mut from: &mut dyn Read, to: &File) -> io::Result<u64> {
+    let mut piece = Vec::with_capacity(PIECE);
+    let mut copied = 0;
+    loop {
+        piece.clear();
+        from.by_ref().take(PIECE as u64).read_to_end(&mut piece)?;
+        if piece.is_empty() {
+            to.set_len(copied)?;
+            return Ok(copied);
+        }
+        write_around_zeros(to, copied, &piece)?;
+        copied += piece.len() as u64;
+    }
+}
+
+/// Writes what is not zeros; there are zeros already.
+fn write_around_zeros(to: &File, mut at: u64, mut piece: &[u8]) -> io::Result<()> {
+    let is_hole = |block: &&[u8]| block.iter().all(|byte| *byte == 0);
+    let blocks: Vec<&[u8]> = piece.chunks(BLOCK).collect();
+    for run in blocks.chunk_by(|a, b| is_hole(a) == is_hole(b)) {
+        let (bytes, rest) = piece.split_at(run.iter().map(|block| block.len()).sum());
+        if !run.first().is_some_and(is_hole) {
+            to.write_all_at(bytes, at)?;
+        }
+        (at, piece) = (at + bytes.len() as u64, rest);
+    }
+    Ok(())
+}
+
 fn set_modified(file: &File, seconds: i64) -> io::Result<()> {
     let times = Timestamps {
         last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
@@ -197,6 +257,15 @@ impl Draft {
             }
         }
         Err(Errno::EXIST.into())
+    }
+
+    /// Gives it its mode and time, and its name.
+    fn finish(self, name: &OsStr, mode: u32, modified: Option<i64>) -> io::Result<()> {
+        fchmod(&self.file, Mode::from_raw_mode(mode & 0o777))?;
+        if let Some(seconds) = modified {
+            set_modified(&self.file, seconds)?;
+        }
+        self.publish(name)
     }
 
     fn publish(mut self, name: &OsStr) -> io::Result<()> {

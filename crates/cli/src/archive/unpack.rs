@@ -2,14 +2,16 @@
 //!
 //! The tar may be anything. Its names are walked by [`Directory`], which leaves nothing but files,
 //! directories and links below the directory; the extensions for long names are read up to a limit,
-//! never as long as they claim to be; devices and pipes are left out.
+//! never as long as they claim to be; devices and pipes are left out. Whatever a file claims to be, no
+//! more is written than was received: holes stay holes.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use tar::{Archive, Entry, EntryType, PaxExtensions};
+use tar::{Archive, Entry, EntryType};
 
 use super::place::Directory;
 
@@ -17,6 +19,13 @@ use super::place::Directory;
 const NAME_MAX: u64 = 4096;
 /// Longest block of extensions.
 const EXTENSIONS_MAX: u64 = 256 * 1024;
+
+/// Extensions of one entry: more than any program writes.
+const EXTENSIONS_COUNT_MAX: u32 = 16;
+/// Pieces of a file with holes.
+const RUNS_MAX: u64 = 256 * 1024;
+/// What the list of them is filled up to.
+const BLOCK: usize = 512;
 
 /// What came out.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -63,14 +72,20 @@ fn place<R: Read>(
         EntryType::Regular | EntryType::Continuous => {
             let size = entry.header().entry_size()?;
             let modified = i64::try_from(entry.header().mtime()?).ok();
-            directory.file(path, mode, modified, Some(size), entry)?;
+            match described.sparse()? {
+                Some(whole) => {
+                    let runs = read_map(entry, whole)?;
+                    directory.sparse_file(path, mode, modified, whole, &runs, entry)?;
+                }
+                None => directory.file(path, mode, modified, Some(size), entry)?,
+            }
         }
         EntryType::Symlink => directory.symlink(path, described.link(entry)?.as_os_str())?,
         EntryType::Link => {
             directory.hard_link(path, &without_first(&described.link(entry)?))?;
         }
         EntryType::GNUSparse => {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "a sparse file in the archive"));
+            return Err(no_sparse());
         }
         // Char, Block, Fifo, and whatever else a byte can say.
         _ => return Ok(false),
@@ -93,6 +108,11 @@ fn without_first(name: &Path) -> PathBuf {
 struct Extensions {
     name: Option<PathBuf>,
     link: Option<PathBuf>,
+    count: u32,
+    /// Of a file with holes: its name, size, and in which version of the format it is.
+    true_name: Option<PathBuf>,
+    size: Option<u64>,
+    version: (Option<u64>, Option<u64>),
 }
 
 impl Extensions {
@@ -106,16 +126,31 @@ impl Extensions {
             EntryType::XGlobalHeader => drop(limited(entry, EXTENSIONS_MAX)?),
             _ => return Ok(false),
         }
+        self.count += 1;
+        if self.count > EXTENSIONS_COUNT_MAX {
+            return Err(bad("too many extended headers for one entry of the archive"));
+        }
         Ok(true)
     }
 
     fn take_pax(&mut self, block: &[u8]) -> io::Result<()> {
-        for extension in PaxExtensions::new(block) {
-            let extension = extension?;
-            let path = || PathBuf::from(OsString::from_vec(extension.value_bytes().to_vec()));
-            match extension.key_bytes() {
+        let mut rest = block;
+        while !rest.is_empty() {
+            let (key, value);
+            (key, value, rest) = record(rest).ok_or_else(|| bad("a damaged extension"))?;
+            let path = || PathBuf::from(OsString::from_vec(value.to_vec()));
+            let number = || {
+                let text = std::str::from_utf8(value).ok();
+                text.and_then(|text| text.parse().ok()).ok_or_else(|| bad("a damaged extension"))
+            };
+            match key {
                 b"path" => self.name = Some(path()),
                 b"linkpath" => self.link = Some(path()),
+                b"GNU.sparse.name" => self.true_name = Some(path()),
+                b"GNU.sparse.realsize" => self.size = Some(number()?),
+                b"GNU.sparse.major" => self.version.0 = Some(number()?),
+                b"GNU.sparse.minor" => self.version.1 = Some(number()?),
+                key if key.starts_with(b"GNU.sparse.") => return Err(no_sparse()),
                 // The size decides where the next header is; headers hold any size by themselves.
                 b"size" => {
                     return Err(io::Error::new(
@@ -131,7 +166,17 @@ impl Extensions {
 
     fn name<R: Read>(&self, entry: &Entry<'_, R>) -> PathBuf {
         let bytes = || entry.header().path_bytes().into_owned();
-        self.name.clone().unwrap_or_else(|| PathBuf::from(OsString::from_vec(bytes())))
+        let named = self.true_name.as_ref().or(self.name.as_ref());
+        named.cloned().unwrap_or_else(|| PathBuf::from(OsString::from_vec(bytes())))
+    }
+
+    /// The size of a file with holes, if it is one.
+    fn sparse(&self) -> io::Result<Option<u64>> {
+        match (self.size, self.version) {
+            (None, (None, None)) => Ok(None),
+            (Some(size), (Some(1), Some(0))) => Ok(Some(size)),
+            (_, _) => Err(no_sparse()),
+        }
     }
 
     fn link<R: Read>(&self, entry: &Entry<'_, R>) -> io::Result<PathBuf> {
@@ -142,6 +187,64 @@ impl Extensions {
         let missing = || io::Error::new(io::ErrorKind::InvalidData, "a link to nothing");
         self.link.clone().or_else(from_header).ok_or_else(missing)
     }
+}
+
+/// The first `LENGTH KEY=VALUE\n` and what follows. The length counts: a value may contain line ends.
+fn record(block: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let space = block.iter().position(|byte| *byte == b' ')?;
+    let length: usize = std::str::from_utf8(&block[..space]).ok()?.parse().ok()?;
+    let (record, rest) = block.split_at_checked(length)?;
+    let record = record.get(space + 1..)?.strip_suffix(b"\n")?;
+    let equals = record.iter().position(|byte| *byte == b'=')?;
+    Some((&record[..equals], &record[equals + 1..], rest))
+}
+
+/// Where the content of a file with holes belongs: a number a line, in whole blocks before it.
+fn read_map(input: &mut impl Read, size: u64) -> io::Result<Vec<Range<u64>>> {
+    let damaged = || bad("a damaged map of a sparse file");
+    let (mut block, mut at) = ([0; BLOCK], BLOCK);
+    let mut number = || {
+        let mut number: Option<u64> = None;
+        loop {
+            if at == BLOCK {
+                input.read_exact(&mut block)?;
+                at = 0;
+            }
+            let byte = block[at];
+            at += 1;
+            match (byte, number) {
+                (b'\n', Some(number)) => return Ok(number),
+                (b'0'..=b'9', _) => {
+                    let ten = number.unwrap_or(0).checked_mul(10);
+                    let more = ten.and_then(|ten| ten.checked_add(u64::from(byte - b'0')));
+                    number = Some(more.ok_or_else(damaged)?);
+                }
+                (_, _) => return Err(damaged()),
+            }
+        }
+    };
+    let count = number()?;
+    if count > RUNS_MAX {
+        return Err(damaged());
+    }
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for _ in 0..count {
+        let (start, length) = (number()?, number()?);
+        let end = start.checked_add(length).filter(|end| *end <= size).ok_or_else(damaged)?;
+        if runs.last().is_some_and(|last| start < last.end) {
+            return Err(damaged());
+        }
+        runs.push(start..end);
+    }
+    Ok(runs)
+}
+
+fn bad(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+fn no_sparse() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "a sparse file of an unknown form in the archive")
 }
 
 fn long_name<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<PathBuf> {

@@ -45,9 +45,10 @@ async fn files_of(app: &Arc<App>, save: &Arc<Save>) -> Result<Arc<Save>> {
 async fn import(app: &App, save: &Save, name: &ImageName) -> Result<Image> {
     let layer = save.dir.join(LAYER_FILE);
     let layer = File::open(layer).map_err(StoreError::failed("open the files of a save"))?;
-    let base = &save.manifest.about.spec.image_id;
+    let spec = &save.manifest.about.spec;
+    let (base, room) = (&spec.image_id, spec.resources.disk_bytes());
     let quiet = Arc::new(|_| {});
     let layer = BufReader::with_capacity(BUFFER, layer);
-    let image = app.images.import_layer(Some(name), base, layer, &WRITTEN_BY_AGENT, quiet);
+    let image = app.images.import_layer(Some(name), base, layer, room, &WRITTEN_BY_AGENT, quiet);
     Ok(image.await?)
 }

@@ -12,6 +12,7 @@ use super::erofs::{Expected, measure, pack};
 use super::layer::Role;
 use super::limits::Budget;
 use super::path::TreePath;
+use super::tarball::Tarball;
 use super::tree::{TREE_DIR, Tree, unreadable};
 use super::{
     Image, ImageConfig, ImageName, Images, OnProgress, Progress, Step, blocking, describe,
@@ -82,30 +83,35 @@ impl Images {
     }
 
     /// Imports a root filesystem from a tar stream, plain or gzip, as it comes. How long a stream may
-    /// stall is the reader's business: an error from it ends the import.
+    /// stall is the reader's business: an error from it ends the import. Its files have at `most` so
+    /// many bytes, holes included.
     pub async fn import_tar_stream(
         &self,
         name: Option<&ImageName>,
         reader: impl Read + Send + 'static,
         config: ImageConfig,
+        most: u64,
         progress: OnProgress,
     ) -> Result<Image, StoreError> {
         let tell = progress.clone();
         let fill = move |tree: &mut Tree, _: &Path| {
             let limits = tree.budget.limits;
-            layer::apply(stream::plain(reader, &limits)?, Role::Root, tree, &tell)?;
+            tree.budget.at_most(most);
+            let tarball = Tarball::with_sparse_files(stream::plain(reader, &limits)?);
+            layer::apply(tarball, Role::Root, tree, &tell)?;
             Ok(config)
         };
         self.import_with(name, progress, fill).await
     }
 
     /// Makes an image of another one with the layer of a filesystem save on top, but for the files
-    /// in `without`.
+    /// in `without`. The files of the layer have at most `room` bytes, holes included.
     pub async fn import_layer(
         &self,
         name: Option<&ImageName>,
         base: &ImageId,
         layer: impl Read + Send + 'static,
+        room: u64,
         without: &'static [&'static str],
         progress: OnProgress,
     ) -> Result<Image, StoreError> {
@@ -113,7 +119,8 @@ impl Images {
         let (from, tell) = (self.path_of(&row), progress.clone());
         let fill = move |tree: &mut Tree, _: &Path| {
             reader::unpack(&from, tree)?;
-            layer::apply(layer, Role::Layer, tree, &tell)?;
+            tree.budget.at_most(tree.budget.bytes().saturating_add(room));
+            layer::apply(Tarball::with_sparse_files(layer), Role::Layer, tree, &tell)?;
             for path in without {
                 let path = TreePath::parse(path.as_bytes(), &tree.budget.limits)?;
                 tree.remove(&path)?;
@@ -300,7 +307,8 @@ fn archive(
     if let Some(format) = layered::detect(&blobs) {
         return layered::unpack(&blobs, format, tree, progress);
     }
-    layer::apply(BufReader::with_capacity(BUFFER, open()?), Role::Root, tree, progress)?;
+    let tarball = Tarball::new(BufReader::with_capacity(BUFFER, open()?));
+    layer::apply(tarball, Role::Root, tree, progress)?;
     Ok(ImageConfig::default())
 }
 

@@ -32,13 +32,12 @@ pub(crate) enum Role {
 
 /// Applies an archive and gives its input back.
 pub(crate) fn apply<R: Read>(
-    archive: R,
+    mut tarball: Tarball<R>,
     role: Role,
     tree: &mut Tree,
     progress: &OnProgress,
 ) -> Result<R, StoreError> {
     let mut layer = Layer { tree, role, brought: HashSet::new() };
-    let mut tarball = Tarball::new(archive);
     let mut told = layer.tree.budget.bytes();
     let mut empty = true;
     while let Some(entry) = tarball.next_entry()? {
@@ -79,7 +78,10 @@ impl Layer<'_> {
             }
         }
         match entry.kind {
-            EntryKind::File => self.tree.file(&path, entry.meta, &mut tarball.body()),
+            EntryKind::File => match &entry.sparse {
+                Some(map) => self.tree.sparse_file(&path, entry.meta, map, &mut tarball.body()),
+                None => self.tree.file(&path, entry.meta, &mut tarball.body()),
+            },
             EntryKind::Dir => self.tree.dir(&path, entry.meta),
             EntryKind::Symlink => self.tree.symlink(&path, &entry.link, entry.meta),
             EntryKind::Hardlink => {

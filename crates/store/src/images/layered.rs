@@ -16,6 +16,7 @@ use super::config::OciConfig;
 use super::layer::{Role, apply};
 use super::progress::OnProgress;
 use super::stream::{Hashed, plain};
+use super::tarball::Tarball;
 use super::tree::Tree;
 
 /// An index may name an index, for images of several platforms; deeper is a trick.
@@ -94,7 +95,7 @@ fn unpack_layer(
     let what = format!("the layer {}", layer.name);
     let mut stored = Hashed::new(BufReader::with_capacity(BUFFER, blobs.open(&layer.name)?));
     let archive = Hashed::new(plain(&mut stored, &tree.budget.limits)?);
-    let rest = apply(archive, Role::Layer, tree, progress)?;
+    let rest = apply(Tarball::new(archive), Role::Layer, tree, progress)?;
     match diff {
         Some(diff) => rest.expect(diff, &what)?,
         None => drop(rest),

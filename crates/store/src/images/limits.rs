@@ -46,11 +46,18 @@ impl Budget {
         self.bytes
     }
 
+    /// No more than that altogether, even if the limits allow it.
+    pub(crate) fn at_most(&mut self, bytes: u64) {
+        self.limits.bytes = self.limits.bytes.min(bytes);
+    }
+
     pub(crate) fn spend_bytes(&mut self, bytes: u64) -> Result<(), StoreError> {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > self.limits.bytes {
             let limit = self.limits.bytes;
-            return Err(StoreError::Invalid(format!("the image has more than {limit} bytes")));
+            return Err(StoreError::Invalid(format!(
+                "the image has more than {limit} bytes (holes in files count, an image has none)"
+            )));
         }
         Ok(())
     }

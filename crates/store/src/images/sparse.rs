@@ -1,5 +1,9 @@
-//! Sparse files in a tar archive, in the old form of GNU tar: the header (type `S`) and blocks that
-//! continue it hold a map of where the content's runs belong; all else is zeros.
+//! Sparse files in a tar archive: a map says where the content's runs belong; all else is zeros. In one
+//! of two forms of GNU tar:
+//!
+//! - the old one, of snapshot files: the header (type `S`) and blocks that continue it hold the map;
+//! - that of PAX, version 1.0, of layers and of what an agent packs: the map is a text of its own, a
+//!   number a line, before the content.
 //!
 //! A map that is read was written by somebody else: its runs are in order, apart, within the file, and
 //! as long as the content altogether, or it is refused. Runs consist of whole blocks of
@@ -17,6 +21,9 @@ const IN_BLOCK: usize = 21;
 const RUNS_MAX: usize = 256 * 1024;
 /// Blocks of so many runs, and of the end of the file.
 const BLOCKS_MAX: usize = RUNS_MAX / IN_BLOCK + 1;
+
+/// What a map as a text is filled up to.
+const TEXT_BLOCK: usize = 512;
 
 /// Where the content of a sparse file belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +55,26 @@ impl SparseMap {
     /// How long the content of the entry is.
     pub(crate) fn stored(&self) -> u64 {
         self.runs.iter().map(|run| run.end - run.start).sum()
+    }
+
+    /// Of a file that has data there, in rising order: whole blocks around it.
+    pub(crate) fn around(bytes: u64, data: &[Range<u64>]) -> Self {
+        let mut map = Self::new(bytes);
+        let mut done = 0;
+        for run in data {
+            let start = (run.start - run.start % Self::ALIGNED).max(done);
+            let end = run.end.checked_next_multiple_of(Self::ALIGNED).unwrap_or(bytes).min(bytes);
+            if start < end {
+                map.push(start..end);
+                done = end;
+            }
+        }
+        map
+    }
+
+    /// Whether there are no holes.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.stored() == self.bytes
     }
 
     /// The next run. If there are too many, the smallest gaps are given up.
@@ -105,7 +132,33 @@ impl SparseMap {
         Ok(())
     }
 
+    /// The map as a text, which comes before the content.
+    pub(crate) fn text(&self) -> Vec<u8> {
+        let hole = self.runs.last().is_none_or(|run| run.end < self.bytes);
+        let end = hole.then_some(self.bytes..self.bytes);
+        let mut text = format!("{}\n", self.runs.len() + usize::from(hole)).into_bytes();
+        for run in self.runs.iter().cloned().chain(end) {
+            text.extend_from_slice(format!("{}\n{}\n", run.start, run.end - run.start).as_bytes());
+        }
+        text.resize(text.len().next_multiple_of(TEXT_BLOCK), 0);
+        text
+    }
+
     // === Reading ===
+
+    /// The map that comes as a text before the content of a file with so many bytes.
+    pub(crate) fn read_text(bytes: u64, input: impl Read) -> io::Result<Self> {
+        let mut map = Self::new(bytes);
+        let mut numbers = Numbers { input, block: [0; TEXT_BLOCK], at: TEXT_BLOCK };
+        let count = numbers.next()?;
+        if count > RUNS_MAX as u64 + 1 {
+            return Err(bad("its map is too long"));
+        }
+        for _ in 0..count {
+            map.read_place(numbers.next()?, numbers.next()?)?;
+        }
+        Ok(map)
+    }
 
     /// The map that begins in a header, and what its entry's content is long. Gives the bytes that
     /// it took from the input too.
@@ -132,23 +185,53 @@ impl SparseMap {
     }
 
     fn read_places(&mut self, places: &[GnuSparseHeader]) -> io::Result<()> {
-        for place in places.iter().filter(|place| !place.is_empty()) {
-            let (start, length) = (place.offset()?, place.length()?);
-            let end = start.checked_add(length).filter(|end| *end <= self.bytes);
-            let end = end.ok_or_else(|| bad("its map leads out of it"))?;
-            if self.runs.last().is_some_and(|last| start < last.end) {
-                return Err(bad("its map goes back"));
-            }
-            let whole = |at: u64| at.is_multiple_of(Self::ALIGNED);
-            if length == 0 {
-                continue;
-            }
-            if !whole(start) || !(whole(end) || end == self.bytes) {
-                return Err(bad("its map is not about whole blocks"));
-            }
-            self.runs.push(start..end);
+        let mut places = places.iter().filter(|place| !place.is_empty());
+        places.try_for_each(|place| self.read_place(place.offset()?, place.length()?))
+    }
+
+    fn read_place(&mut self, start: u64, length: u64) -> io::Result<()> {
+        let end = start.checked_add(length).filter(|end| *end <= self.bytes);
+        let end = end.ok_or_else(|| bad("its map leads out of it"))?;
+        if self.runs.last().is_some_and(|last| start < last.end) {
+            return Err(bad("its map goes back"));
         }
+        let whole = |at: u64| at.is_multiple_of(Self::ALIGNED);
+        if length == 0 {
+            return Ok(());
+        }
+        if !whole(start) || !(whole(end) || end == self.bytes) {
+            return Err(bad("its map is not about whole blocks"));
+        }
+        self.runs.push(start..end);
         Ok(())
+    }
+}
+
+/// Numbers in a text, one a line. The block with the last one is read to its end and no further.
+struct Numbers<R> {
+    input: R,
+    block: [u8; TEXT_BLOCK],
+    at: usize,
+}
+
+impl<R: Read> Numbers<R> {
+    fn next(&mut self) -> io::Result<u64> {
+        let mut number: Option<u64> = None;
+        loop {
+            if self.at == TEXT_BLOCK {
+                self.input.read_exact(&mut self.block)?;
+                self.at = 0;
+            }
+            let byte = self.block[self.at];
+            self.at += 1;
+            let digit = match (byte, number) {
+                (b'\n', Some(number)) => return Ok(number),
+                (b'0'..=b'9', _) => u64::from(byte - b'0'),
+                (_, _) => return Err(bad("its map is no list of numbers")),
+            };
+            let more = number.unwrap_or(0).checked_mul(10).and_then(|ten| ten.checked_add(digit));
+            number = Some(more.ok_or_else(|| bad("its map leads out of it"))?);
+        }
     }
 }
 
@@ -188,6 +271,9 @@ mod tests {
         let mut rest = Cursor::new(&bytes[512..]);
         let (found, taken) = SparseMap::read(&header, &mut rest)?;
         assert_eq!(taken, rest.get_ref().len() as u64);
+        let mut text = Cursor::new(map.text());
+        assert_eq!(SparseMap::read_text(map.bytes, &mut text)?.runs, found.runs);
+        assert_eq!(text.position(), text.get_ref().len() as u64);
         Ok(found)
     }
 
@@ -208,6 +294,44 @@ mod tests {
         let found = map(1 << 20, &[0..BLOCK, BLOCK..2 * BLOCK, 4 * BLOCK..5 * BLOCK]);
         assert_eq!(found.runs(), [0..2 * BLOCK, 4 * BLOCK..5 * BLOCK]);
         assert_eq!(found.stored(), 3 * BLOCK);
+    }
+
+    #[test]
+    fn blocks_around_data_are_whole_and_apart() {
+        let data = [
+            0..1,
+            5..9,
+            2 * BLOCK + 1..3 * BLOCK,
+            3 * BLOCK..3 * BLOCK + 9,
+            9 * BLOCK..10 * BLOCK - 7,
+        ];
+        let found = SparseMap::around(10 * BLOCK - 5, &data);
+        assert_eq!(found.runs(), [0..BLOCK, 2 * BLOCK..4 * BLOCK, 9 * BLOCK..10 * BLOCK - 5]);
+        assert!(!found.is_whole());
+        assert!(SparseMap::around(0, &[]).is_whole());
+        assert!(SparseMap::around(5, &[0..5]).is_whole());
+        assert_eq!(SparseMap::around(u64::MAX, &[u64::MAX - 1..u64::MAX]).runs().len(), 1);
+    }
+
+    #[test]
+    fn texts_that_are_no_map_are_refused() {
+        let cases = [
+            ("", "fill whole buffer"),
+            ("x\n", "no list of numbers"),
+            ("\n", "no list of numbers"),
+            ("1\n-1\n1\n", "no list of numbers"),
+            ("1\n0\n", "no list of numbers"),
+            ("99999999999999999999\n", "leads out"),
+            ("1000000\n", "too long"),
+            ("1\n0\n99999\n", "leads out"),
+            ("2\n0\n4096\n0\n4096\n", "goes back"),
+        ];
+        for (text, says) in cases {
+            let mut bytes = text.as_bytes().to_vec();
+            bytes.resize(bytes.len().next_multiple_of(TEXT_BLOCK), 0);
+            let error = SparseMap::read_text(4 * BLOCK, &bytes[..]).unwrap_err();
+            assert!(error.to_string().contains(says), "{text:?}: {error}");
+        }
     }
 
     #[test]

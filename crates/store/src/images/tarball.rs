@@ -3,7 +3,7 @@
 //! Headers are taken apart by the `tar` crate; what stands between them is read here, because an
 //! extended header can claim any size and must not be read into memory before that is looked at.
 //! Understood: ustar, GNU long names, PAX (path, link, size, owner, time), and for those who ask for
-//! it the sparse files of old GNU tar.
+//! it the sparse files of GNU tar.
 
 use std::io::{self, Read};
 
@@ -17,6 +17,12 @@ use super::tree::{Meta, unreadable};
 const BLOCK: u64 = 512;
 /// Largest extended header: the longest path many times over.
 const EXTENDED_MAX: u64 = 1024 * 1024;
+
+/// Extended headers of one entry: more than any program writes. Without a limit an archive could have
+/// any number of them and no entry.
+const EXTENDED_COUNT_MAX: usize = 16;
+/// Where an archive ends at the latest: no file is longer.
+const END_MAX: u64 = i64::MAX as u64;
 
 /// What an entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +82,17 @@ struct Extended {
     /// Milliseconds.
     mtime: Option<i64>,
     literal: bool,
+    sparse: SparseRecords,
+}
+
+/// The same about a sparse file.
+#[derive(Default)]
+struct SparseRecords {
+    /// Major and minor.
+    version: (Option<u64>, Option<u64>),
+    name: Option<Vec<u8>>,
+    /// With its holes.
+    size: Option<u64>,
 }
 
 impl<R: Read> Tarball<R> {
@@ -91,13 +108,13 @@ impl<R: Read> Tarball<R> {
     /// The next entry; `None` at the end.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, StoreError> {
         let mut extended = Extended::default();
-        loop {
+        for _ in 0..=EXTENDED_COUNT_MAX {
             let Some(header) = self.header()? else { return Ok(None) };
             let kind = header.entry_type();
             let size = header.entry_size().map_err(unreadable)?;
             if kind.is_pax_local_extensions() {
                 let text = self.extended(size)?;
-                extended.read_pax(&text)?;
+                extended.read_pax(&text, self.sparse)?;
             } else if kind.is_gnu_longname() {
                 extended.path = Some(until_nul(self.extended(size)?));
             } else if kind.is_gnu_longlink() {
@@ -108,6 +125,9 @@ impl<R: Read> Tarball<R> {
                 return self.entry(&header, size, extended).map(Some);
             }
         }
+        Err(StoreError::Invalid(format!(
+            "the archive has more than {EXTENDED_COUNT_MAX} extended headers for one entry"
+        )))
     }
 
     /// The content of the present entry.
@@ -132,9 +152,10 @@ impl<R: Read> Tarball<R> {
         &mut self,
         header: &Header,
         size: u64,
-        extended: Extended,
+        mut extended: Extended,
     ) -> Result<Entry, StoreError> {
-        let path = extended.path.unwrap_or_else(|| header.path_bytes().into_owned());
+        let own = || header.path_bytes().into_owned();
+        let path = extended.sparse.name.take().or(extended.path.take()).unwrap_or_else(own);
         let kind = match header.entry_type() {
             EntryType::Regular | EntryType::Continuous if path.ends_with(b"/") => EntryKind::Dir,
             EntryType::Regular | EntryType::Continuous => EntryKind::File,
@@ -165,11 +186,15 @@ impl<R: Read> Tarball<R> {
         };
         // Only files have content; some programs note a size for links and directories too.
         let size = if kind == EntryKind::File { extended.size.unwrap_or(size) } else { 0 };
-        let sparse = match header.entry_type() {
-            EntryType::GNUSparse => Some(self.sparse_map(header, &path)?),
-            _ => None,
+        let sparse = match (header.entry_type(), extended.sparse.size) {
+            (EntryType::GNUSparse, None) => Some(self.sparse_map(header, &path)?),
+            (_, _) => None,
         };
-        self.expect_body(size);
+        self.expect_body(size)?;
+        let sparse = match extended.sparse.size {
+            Some(whole) => Some(self.sparse_text(whole, kind, &path)?),
+            None => sparse,
+        };
         let number = |number: io::Result<Option<u32>>| number.ok().flatten().unwrap_or(0);
         Ok(Entry {
             path,
@@ -190,6 +215,21 @@ impl<R: Read> Tarball<R> {
         let read = SparseMap::read(header, &mut self.input);
         let (map, taken) = read.map_err(|error| refused(path, &error.to_string()))?;
         self.at += taken;
+        Ok(map)
+    }
+
+    /// The map at the begin of the present entry's content.
+    fn sparse_text(
+        &mut self,
+        bytes: u64,
+        kind: EntryKind,
+        path: &[u8],
+    ) -> Result<SparseMap, StoreError> {
+        let read = SparseMap::read_text(bytes, self.body());
+        let map = read.map_err(|error| refused(path, &error.to_string()))?;
+        if kind != EntryKind::File || map.stored() != self.left {
+            return Err(refused(path, "its map is that of another content"));
+        }
         Ok(map)
     }
 
@@ -221,15 +261,22 @@ impl<R: Read> Tarball<R> {
                 "the archive has an extended header of {size} bytes, allowed are {EXTENDED_MAX}"
             )));
         }
-        self.expect_body(size);
+        self.expect_body(size)?;
         let mut text = Vec::new();
         self.body().read_to_end(&mut text).map_err(unreadable)?;
         Ok(text)
     }
 
-    fn expect_body(&mut self, size: u64) {
-        self.left = size;
-        self.padding = (BLOCK - size % BLOCK) % BLOCK;
+    /// What is added to `at` until the next header is checked here.
+    fn expect_body(&mut self, size: u64) -> Result<(), StoreError> {
+        let padding = (BLOCK - size % BLOCK) % BLOCK;
+        let end = self.at.checked_add(size).and_then(|end| end.checked_add(padding));
+        if end.is_none_or(|end| end > END_MAX) {
+            let text = format!("the archive has an entry of {size} bytes, which is impossible");
+            return Err(StoreError::Invalid(text));
+        }
+        (self.left, self.padding) = (size, padding);
+        Ok(())
     }
 
     fn skip_rest(&mut self) -> Result<(), StoreError> {
@@ -243,7 +290,8 @@ impl<R: Read> Tarball<R> {
 }
 
 impl Extended {
-    fn read_pax(&mut self, text: &[u8]) -> Result<(), StoreError> {
+    /// `sparse`: whether sparse files are understood.
+    fn read_pax(&mut self, text: &[u8], sparse: bool) -> Result<(), StoreError> {
         let bad = || StoreError::Invalid("the archive has a damaged extended header".to_owned());
         let mut rest = text;
         while !rest.is_empty() {
@@ -261,16 +309,23 @@ impl Extended {
                 b"gid" => self.gid = Some(number()?),
                 b"mtime" => self.mtime = Some(milliseconds(value).ok_or_else(bad)?),
                 key if key == LITERAL.as_bytes() => self.literal = true,
-                key if key.starts_with(b"GNU.sparse.") => {
-                    return Err(StoreError::Invalid(
-                        "the archive has sparse files, which are not supported".to_owned(),
-                    ));
-                }
+                b"GNU.sparse.major" if sparse => self.sparse.version.0 = Some(number()?),
+                b"GNU.sparse.minor" if sparse => self.sparse.version.1 = Some(number()?),
+                b"GNU.sparse.name" if sparse => self.sparse.name = Some(value.to_vec()),
+                b"GNU.sparse.realsize" if sparse => self.sparse.size = Some(number()?),
+                key if key.starts_with(b"GNU.sparse.") => return Err(no_sparse()),
                 _ => {}
             }
         }
-        Ok(())
+        match (self.sparse.version, self.sparse.size) {
+            ((None, None), None) | ((Some(1), Some(0)), Some(_)) => Ok(()),
+            (_, _) => Err(no_sparse()),
+        }
     }
+}
+
+fn no_sparse() -> StoreError {
+    StoreError::Invalid("the archive has sparse files, which are not supported".to_owned())
 }
 
 /// The content of one entry.

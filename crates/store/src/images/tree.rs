@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::{self, AtFlags, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid};
@@ -18,6 +19,7 @@ use torpor_lifecycle::store::StoreError;
 
 use super::limits::Budget;
 use super::path::{IN_TMP, OURS, TreePath, refused};
+use super::sparse::SparseMap;
 use crate::files;
 
 /// How much of a file is copied at a time.
@@ -116,13 +118,7 @@ impl Tree {
         meta: Meta,
         content: &mut dyn Read,
     ) -> Result<(), StoreError> {
-        self.budget.spend_entry()?;
-        let (parent, name) = self.place(path)?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-        let flags = flags | OFlags::CLOEXEC;
-        let open = || fs::openat(&parent, &*name, flags, Mode::from_raw_mode(0o600));
-        let file = replacing(&parent, &name, open).map_err(staging(path))?;
-        let mut file = File::from(file);
+        let mut file = self.new_file(path)?;
         loop {
             let count = content.read(&mut self.buffer).map_err(unreadable)?;
             if count == 0 {
@@ -132,8 +128,42 @@ impl Tree {
             file.write_all(&self.buffer[..count])
                 .map_err(files::failed(format!("write {path} of the image")))?;
         }
-        set_meta(file.as_fd(), meta).map_err(staging(path))?;
-        fs::futimens(&file, &meta.times()).map_err(staging(path))
+        finish_file(&file, path, meta)
+    }
+
+    /// A regular file of holes with what `content` gives in its runs. Its length counts, not what is
+    /// in it: once it is packed, a hole is as large as anything else.
+    pub(crate) fn sparse_file(
+        &mut self,
+        path: &TreePath,
+        meta: Meta,
+        map: &SparseMap,
+        content: &mut dyn Read,
+    ) -> Result<(), StoreError> {
+        self.budget.spend_bytes(map.bytes())?;
+        let file = self.new_file(path)?;
+        let write = || format!("write {path} of the image");
+        file.set_len(map.bytes()).map_err(files::failed(write()))?;
+        for run in map.runs() {
+            let mut at = run.start;
+            while at < run.end {
+                let most = usize::try_from(run.end - at).unwrap_or(COPY_BYTES).min(COPY_BYTES);
+                let piece = &mut self.buffer[..most];
+                content.read_exact(piece).map_err(unreadable)?;
+                file.write_all_at(piece, at).map_err(files::failed(write()))?;
+                at += most as u64;
+            }
+        }
+        finish_file(&file, path, meta)
+    }
+
+    fn new_file(&mut self, path: &TreePath) -> Result<File, StoreError> {
+        self.budget.spend_entry()?;
+        let (parent, name) = self.place(path)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let flags = flags | OFlags::CLOEXEC;
+        let open = || fs::openat(&parent, &*name, flags, Mode::from_raw_mode(0o600));
+        Ok(File::from(replacing(&parent, &name, open).map_err(staging(path))?))
     }
 
     pub(crate) fn symlink(
@@ -280,6 +310,11 @@ fn replacing<T>(
         }
         result => result,
     }
+}
+
+fn finish_file(file: &File, path: &TreePath, meta: Meta) -> Result<(), StoreError> {
+    set_meta(file.as_fd(), meta).map_err(staging(path))?;
+    fs::futimens(file, &meta.times()).map_err(staging(path))
 }
 
 /// In this order: a change of owner takes setuid away.

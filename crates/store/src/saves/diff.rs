@@ -3,11 +3,12 @@
 //! Both trees are walked side by side. Where they stand on the same directory of the same image, only
 //! what one of them changed is looked at.
 
-use blake3::Hasher;
 use torpor_protocol::snapshot::{Difference, FileDifference};
 
+use super::content::{Digest, Form, Passing};
 use super::spot::{Content, Facts, SpotKind, TreeError, entry, join};
 use super::tree::{NamesOf, SavedTree, Spot};
+use crate::images::sparse::SparseMap;
 
 /// Differences of one answer; whoever has more of them compares the trees with a tool inside.
 const DIFFERENCES_MAX: usize = 500_000;
@@ -112,9 +113,9 @@ impl Walk<'_> {
             (
                 SpotKind::File { size: a, content: old_content },
                 SpotKind::File { size: b, content: new_content },
-            ) => {
-                Ok(!same(old, new) || a != b || self.contents_differ(*old_content, *new_content)?)
-            }
+            ) => Ok(!same(old, new)
+                || a != b
+                || self.contents_differ(*old_content, *new_content, *a)?),
             // The mode of a symbolic link has no meaning.
             (SpotKind::Symlink { target: a }, SpotKind::Symlink { target: b }) => {
                 Ok(a != b || (old.uid, old.gid) != (new.uid, new.gid))
@@ -123,16 +124,59 @@ impl Walk<'_> {
         }
     }
 
-    fn contents_differ(&self, old: Content, new: Content) -> Result<bool, TreeError> {
+    fn contents_differ(&self, old: Content, new: Content, size: u64) -> Result<bool, TreeError> {
         if self.same_image && matches!(old, Content::Image(_)) && old == new {
             return Ok(false);
         }
-        Ok(hash(self.before, old)? != hash(self.after, new)?)
+        Ok(digest(self.before, old, size)? != digest(self.after, new, size)?)
     }
 }
 
-fn hash(tree: &SavedTree, content: Content) -> Result<blake3::Hash, TreeError> {
-    let mut hasher = Hasher::new();
-    tree.pour(content, &mut hasher)?;
-    Ok(hasher.finalize())
+/// What a content of so many bytes is; that of a hole and of zeros is the same. Holes are not read.
+fn digest(tree: &SavedTree, content: Content, size: u64) -> Result<Digest, TreeError> {
+    let mut blocks = Blocks { passing: Passing::new(Form::Sparse, size), size, part: None };
+    tree.read(content, &mut |at, piece| {
+        blocks.add(at, piece);
+        Ok(())
+    })?;
+    Ok(blocks.finish())
+}
+
+/// Hashes pieces of a content, wherever they begin and end.
+struct Blocks {
+    passing: Passing,
+    size: u64,
+    /// A block that more may belong to, and where it begins.
+    part: Option<(u64, Vec<u8>)>,
+}
+
+impl Blocks {
+    fn add(&mut self, mut at: u64, mut piece: &[u8]) {
+        while !piece.is_empty() {
+            let start = at - at % SparseMap::ALIGNED;
+            let end = start.saturating_add(SparseMap::ALIGNED).min(self.size);
+            if self.part.as_ref().is_none_or(|(known, _)| *known != start) {
+                self.flush();
+                let length = usize::try_from(end.saturating_sub(start)).unwrap_or(0);
+                self.part = Some((start, vec![0; length]));
+            }
+            let Some((_, block)) = &mut self.part else { return };
+            let from = usize::try_from(at - start).unwrap_or(usize::MAX);
+            let Some(room) = block.get_mut(from..).filter(|room| !room.is_empty()) else { return };
+            let length = room.len().min(piece.len());
+            room[..length].copy_from_slice(&piece[..length]);
+            (at, piece) = (at + length as u64, &piece[length..]);
+        }
+    }
+
+    fn flush(&mut self) {
+        if let Some((at, block)) = self.part.take() {
+            self.passing.feed(at, &block);
+        }
+    }
+
+    fn finish(mut self) -> Digest {
+        self.flush();
+        self.passing.finish()
+    }
 }

@@ -284,10 +284,10 @@ impl store::Saves for Saves {
             processes: Vec::new(),
             ..save.manifest.about.clone()
         };
-        let shared = self.shared.clone();
+        let (shared, room) = (self.shared.clone(), about.spec.resources.disk_bytes());
         let stage = blocking(move || {
             let stage = shared.layout.stage()?;
-            layer::write_file(&stage.path().join(LAYER_FILE), &*changes)?;
+            layer::write_file(&stage.path().join(LAYER_FILE), &*changes, room)?;
             Ok(stage)
         })
         .await?;

@@ -5,12 +5,13 @@
 //! What belongs to the agent is not shown.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::io::{self, Write};
+use std::io::{self, Read as _, Write};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use torpor_lifecycle::engine::{Change, ChangeKind, Changes};
+use torpor_lifecycle::engine::{Change, ChangeKind, Changes, See};
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::FileEntry;
 
@@ -21,6 +22,8 @@ use crate::images::reader::{Erofs, Kind};
 
 /// Links followed on the way to one path, as in Linux.
 const LINKS_MAX: usize = 40;
+/// Read of an image at a time.
+const BUFFER: usize = 256 * 1024;
 /// Entries of one listing.
 const ENTRIES_MAX: usize = 100_000;
 
@@ -130,7 +133,7 @@ impl SavedTree {
         }
     }
 
-    pub(super) fn pour(&self, content: Content, out: &mut dyn Write) -> Result<(), TreeError> {
+    fn pour(&self, content: Content, out: &mut dyn Write) -> Result<(), TreeError> {
         let mut out = Out { out, failed: None };
         let done = match content {
             Content::Change(index) => self.changes.copy(index, &mut out),
@@ -142,6 +145,29 @@ impl SavedTree {
         match (done, out.failed) {
             (_, Some(error)) => Err(TreeError::Output(error)),
             (done, None) => done.map_err(TreeError::Broken),
+        }
+    }
+
+    /// Shows a content without its holes; see [`Changes::read`].
+    pub(super) fn read(&self, content: Content, see: See<'_>) -> Result<(), TreeError> {
+        let read = match content {
+            Content::Change(index) => self.changes.read(index, see),
+            Content::Image(inode) => self.read_image(inode, see),
+        };
+        read.map_err(TreeError::Broken)
+    }
+
+    fn read_image(&self, inode: u64, see: See<'_>) -> io::Result<()> {
+        let inode = self.image.inode(inode)?;
+        let mut content = self.image.content(&inode);
+        let (mut at, mut buffer) = (0, vec![0; BUFFER]);
+        loop {
+            let count = content.read(&mut buffer)?;
+            if count == 0 {
+                return Ok(());
+            }
+            see(at, &buffer[..count])?;
+            at += count as u64;
         }
     }
 
@@ -402,7 +428,11 @@ impl Changes for NoChanges {
         &[]
     }
 
-    fn copy(&self, _: usize, _: &mut dyn Write) -> io::Result<()> {
+    fn data(&self, _: usize) -> io::Result<Vec<Range<u64>>> {
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    fn read(&self, _: usize, _: See<'_>) -> io::Result<()> {
         Err(io::ErrorKind::NotFound.into())
     }
 }

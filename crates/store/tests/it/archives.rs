@@ -175,6 +175,21 @@ async fn what_cannot_be_a_tree_is_refused() {
     let tar = Tar::default().pax("GNU.sparse.realsize", "1099511627776").file("x", b"").end();
     refused(&world, tar, "sparse").await;
     refused(&world, Tar::default().pax("uid", "4294967296").file("x", b"").end(), "owner").await;
+    let size = (u64::MAX - 511).to_string();
+    refused(&world, Tar::default().pax("size", &size).file("x", b"").end(), "impossible").await;
+}
+
+#[tokio::test]
+async fn extended_headers_without_an_entry_are_counted() {
+    let world = World::new().await;
+    for kind in *b"xgLKV" {
+        let start = Tar::default().file("a", b"x");
+        let tar = (0..20).fold(start, |tar, _| tar.entry(kind, "more", "", b"")).file("b", b"x");
+        refused(&world, tar.end(), "more than 16 extended headers").await;
+    }
+    let some =
+        (0..9).fold(Tar::default(), |tar, n| tar.pax("path", &format!("f{n}")).file("x", b"1"));
+    world.import_tar(some.end()).await.unwrap();
 }
 
 #[tokio::test]
@@ -331,7 +346,8 @@ async fn a_slow_stream_is_the_same_image() {
     for bytes in [tar.clone(), gzip(&tar)] {
         let slow = Dribble(std::io::Cursor::new(bytes));
         let config = ImageConfig::default();
-        let image = world.images.import_tar_stream(None, slow, config, quiet()).await.unwrap();
+        let image =
+            world.images.import_tar_stream(None, slow, config, u64::MAX, quiet()).await.unwrap();
         assert_eq!(image.id, whole.id);
     }
 }

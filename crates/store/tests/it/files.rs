@@ -1,11 +1,12 @@
 //! The files of a save as a layer: what goes in comes out, whatever a guest called it.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use torpor_lifecycle::engine::{Change, ChangeKind, Changes};
+use torpor_lifecycle::engine::{Change, ChangeKind, Changes, See};
 use torpor_lifecycle::store::{LAYER_FILE, Saves as _, StoreError};
 use torpor_protocol::ImageId;
 use torpor_protocol::snapshot::SnapshotKind;
@@ -18,14 +19,23 @@ use crate::world::{Tar, World};
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Made {
     entries: Vec<Change>,
-    contents: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// What files have, and where.
+    contents: BTreeMap<Vec<u8>, Vec<(u64, Vec<u8>)>>,
 }
 
 impl Made {
     pub(crate) fn file(mut self, path: impl AsRef<[u8]>, content: impl AsRef<[u8]>) -> Self {
         let content = content.as_ref().to_vec();
-        self.contents.insert(path.as_ref().to_vec(), content.clone());
-        self.add(path, ChangeKind::File { size: content.len() as u64 })
+        let size = content.len() as u64;
+        self.contents.insert(path.as_ref().to_vec(), vec![(0, content)]);
+        self.add(path, ChangeKind::File { size })
+    }
+
+    /// A file of holes, but for these pieces.
+    pub(crate) fn sparse(mut self, path: &str, size: u64, pieces: &[(u64, &[u8])]) -> Self {
+        let pieces = pieces.iter().map(|(at, piece)| (*at, piece.to_vec())).collect();
+        self.contents.insert(path.into(), pieces);
+        self.add(path, ChangeKind::File { size })
     }
 
     pub(crate) fn dir(self, path: impl AsRef<[u8]>, opaque: bool) -> Self {
@@ -50,6 +60,12 @@ impl Made {
         self
     }
 
+    fn pieces(&self, index: usize) -> Vec<(u64, &[u8])> {
+        let pieces = self.contents[&self.entries[index].path].iter();
+        let pieces = pieces.map(|(at, piece)| (*at, piece.as_slice()));
+        pieces.filter(|(_, piece)| !piece.is_empty()).collect()
+    }
+
     fn sorted(mut self) -> Self {
         self.entries.sort_by(|a, b| a.path.cmp(&b.path));
         self
@@ -65,8 +81,13 @@ impl Changes for Made {
         &self.entries
     }
 
-    fn copy(&self, index: usize, to: &mut dyn Write) -> io::Result<()> {
-        to.write_all(&self.contents[&self.entries[index].path])
+    fn data(&self, index: usize) -> io::Result<Vec<Range<u64>>> {
+        let pieces = self.pieces(index).into_iter();
+        Ok(pieces.map(|(at, piece)| at..at + piece.len() as u64).collect())
+    }
+
+    fn read(&self, index: usize, see: See<'_>) -> io::Result<()> {
+        self.pieces(index).into_iter().try_for_each(|(at, piece)| see(at, piece))
     }
 }
 

@@ -241,7 +241,7 @@ async fn the_layer_of_a_save_on_its_image_is_another_image() {
     let layer = std::io::Cursor::new(layer.file("etc/hosts", b"new").end());
     let name = "made".parse().unwrap();
     let without = &["/etc/hosts", "/etc/nothing", "/nowhere/x"];
-    let made = world.images.import_layer(Some(&name), &base.id, layer, without, quiet());
+    let made = world.images.import_layer(Some(&name), &base.id, layer, 1 << 20, without, quiet());
     let made = made.await.unwrap();
     assert_eq!(
         (made.names.as_slice(), &made.config),

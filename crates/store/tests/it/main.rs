@@ -7,6 +7,7 @@ mod commit;
 mod crash;
 mod disk_full;
 mod files;
+mod holes;
 mod layered;
 mod parcel;
 mod saves;

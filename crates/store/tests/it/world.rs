@@ -65,7 +65,7 @@ impl World {
 
     pub(crate) async fn import_tar(&self, tar: Vec<u8>) -> Result<Image, StoreError> {
         let reader = std::io::Cursor::new(tar);
-        self.images.import_tar_stream(None, reader, ImageConfig::default(), quiet()).await
+        self.images.import_tar_stream(None, reader, ImageConfig::default(), u64::MAX, quiet()).await
     }
 
     pub(crate) async fn import_any(&self, bytes: Vec<u8>) -> Result<Image, StoreError> {

@@ -1,7 +1,7 @@
 //! What hostile tars can't do.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 
 use proptest::prelude::*;
 use tar::{Builder, Header};
@@ -174,6 +174,83 @@ fn pax_names_are_checked_like_others() {
     let tar = Tar::new().entry(EntryType::XHeader, "pax", "", record).file("t/a", "owned");
     tar.unpack(&world.inside()).unwrap_err();
     world.assert_outside_untouched();
+}
+
+/// A file with holes: records, a map and so much content.
+fn sparse(tar: Tar, size: u64, map: &str, content: &[u8]) -> Tar {
+    let mut records = String::new();
+    for (key, value) in
+        [("major", "1"), ("minor", "0"), ("name", "t/holes\n"), ("realsize", &size.to_string())]
+    {
+        let rest = key.len() + value.len() + 14;
+        let length = rest + if rest < 98 { 2 } else { 3 };
+        records += &format!("{length} GNU.sparse.{key}={value}\n");
+    }
+    let mut body = map.as_bytes().to_vec();
+    body.resize(512, 0);
+    body.extend_from_slice(content);
+    let tar = tar.entry(EntryType::XHeader, "pax", "", records.as_bytes());
+    tar.entry(EntryType::Regular, "GNUSparseFile.0", "", &body)
+}
+
+#[test]
+fn holes_stay_holes() {
+    let world = World::new();
+    let content = [[1; 4096], [2; 4096]].concat();
+    let map = format!("3\n0\n4096\n{}\n4096\n{}\n0\n", 5u64 << 30, 30u64 << 30);
+    sparse(Tar::new(), 30 << 30, &map, &content)
+        .file("t/after", "x")
+        .unpack(&world.inside())
+        .unwrap();
+    let file = fs::File::open(world.inside().join("holes\n")).unwrap();
+    let found = file.metadata().unwrap();
+    assert_eq!((found.size(), found.mtime()), (30 << 30, 1_000_000));
+    assert!(found.blocks() < 100, "{} blocks", found.blocks());
+    let mut byte = [0; 2];
+    file.read_exact_at(&mut byte, (5 << 30) + 4095).unwrap();
+    assert_eq!(byte, [2, 0]);
+    assert_eq!(fs::read_to_string(world.inside().join("after")).unwrap(), "x");
+}
+
+#[test]
+fn zeros_that_were_sent_become_holes() {
+    let world = World::new();
+    let mut content = vec![0; 8 << 20];
+    content[3 << 20] = 1;
+    Tar::new().entry(EntryType::Regular, "t/a", "", &content).unpack(&world.inside()).unwrap();
+    assert_eq!(fs::read(world.inside().join("a")).unwrap(), content);
+    let blocks = fs::metadata(world.inside().join("a")).unwrap().blocks();
+    assert!(blocks < 1000, "{blocks} blocks");
+}
+
+#[test]
+fn maps_made_to_do_harm_are_refused() {
+    let cases = [
+        (8192, "1\n0\n4096\n", 5000),
+        (8192, "1\n0\n4096\n", 100),
+        (8192, "1\n4096\n8192\n", 8192),
+        (8192, "2\n4096\n10\n0\n10\n", 20),
+        (8192, "1\n18446744073709551615\n2\n", 2),
+        (8192, "999999\n", 0),
+        (8192, "-1\n", 0),
+        (u64::MAX, "1\n0\n10\n", 10),
+    ];
+    for (size, map, content) in cases {
+        let world = World::new();
+        let tar = sparse(Tar::new(), size, map, &vec![1; content]);
+        tar.file("t/after", "x").unpack(&world.inside()).unwrap_err();
+        assert_eq!(fs::read_dir(world.inside()).unwrap().count(), 0, "{map:?} left something");
+    }
+}
+
+#[test]
+fn extended_headers_without_an_entry_are_counted() {
+    for kind in [EntryType::XHeader, EntryType::XGlobalHeader, EntryType::GNULongName] {
+        let world = World::new();
+        let tar = (0..20).fold(Tar::new(), |tar, _| tar.entry(kind, "more", "", b""));
+        let error = tar.file("t/a", "x").unpack(&world.inside()).unwrap_err();
+        assert!(error.to_string().contains("too many extended headers"), "{error}");
+    }
 }
 
 #[test]

@@ -25,6 +25,7 @@ use torpor_lifecycle::store::StoreError;
 use super::erofs::tool_missing;
 use super::layer::{Role, apply};
 use super::progress::{OnProgress, Progress, Step};
+use super::tarball::Tarball;
 use super::tree::Tree;
 use super::{Image, ImageConfig, ImageName, Images};
 use crate::layout::Stage;
@@ -82,7 +83,8 @@ impl Images {
         };
         let told = progress.clone();
         let fill = move |tree: &mut Tree, _: &Path| {
-            let unpacked = apply(File::from(reader), Role::Root, tree, &told).map(drop);
+            let unpacked =
+                apply(Tarball::new(File::from(reader)), Role::Root, tree, &told).map(drop);
             if let Err(StoreError::DiskFull(_)) = unpacked {
                 return unpacked.map(|()| config());
             }

@@ -3,22 +3,25 @@
 //! `.wh.NAME` stands for a NAME that was removed, `.wh..wh..opq` in a directory for all that the
 //! image has in it. A socket can't be in a layer; what the image has in its place is gone, though.
 //! A file that a guest called `.wh.NAME` carries [`LITERAL`], which other programs do not know.
+//!
+//! A file with holes is in it without them, as GNU tar writes one in PAX archives (version 1.0). All
+//! data together is no more than the disk it was on: what exceeds that fails the save.
 
-use std::collections::{BTreeMap, HashMap};
+mod reading;
+
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::FileExt;
+use std::io::{self, BufWriter, Read as _, Write};
+use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use torpor_lifecycle::engine::{Change, ChangeKind, Changes};
-use torpor_lifecycle::store::{LAYER_FILE, StoreError};
+use torpor_lifecycle::store::StoreError;
 
-use super::content;
+pub use self::reading::LayerChanges;
 use crate::files;
-use crate::images::blobs::Seeking;
 use crate::images::path::refused;
-use crate::images::tarball::{Entry, LITERAL, Tarball};
+use crate::images::sparse::SparseMap;
+use crate::images::tarball::LITERAL;
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
@@ -26,50 +29,113 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 const MARK: &[u8] = b".wh..wh.";
 /// Longest path: a guest can make longer ones than it can name in one go.
 const PATH_MAX: usize = 64 * 1024;
-/// Changed paths of one layer; memory is needed for each.
-const ENTRIES_MAX: usize = 4_000_000;
+/// Longest file, with its holes: what ext4 can hold. In gVisor a guest can make longer ones.
+const FILE_MAX: u64 = 16 << 40;
+const TOO_LONG: &str = "it is longer than the 16 TiB that a disk can hold";
 /// Largest numbers that fit a plain header.
 const OWNER_MAX: u32 = 0o7_777_777;
 const SIZE_MAX: u64 = 0o77_777_777_777;
-const FIELD_NAME: std::ops::Range<usize> = 0..100;
-const FIELD_LINK: std::ops::Range<usize> = 157..257;
+const FIELD_NAME: Range<usize> = 0..100;
+const FIELD_LINK: Range<usize> = 157..257;
+/// Name of sparse files to programs that do not know them.
+const SPARSE_NAME: &[u8] = b"GNUSparseFile.0";
 const BLOCK: u64 = 512;
 /// Read or written at a time.
 const BUFFER: usize = 256 * 1024;
 
-// === Writing ===
-
-/// Writes a layer to a new file.
-pub(super) fn write_file(path: &Path, changes: &dyn Changes) -> Result<(), StoreError> {
+/// Writes a layer to a new file, with at most `room` bytes of data.
+pub(super) fn write_file(path: &Path, changes: &dyn Changes, room: u64) -> Result<(), StoreError> {
     let action = "write the files of a save";
     let file = File::create_new(path).map_err(files::failed(action))?;
     let mut out = BufWriter::with_capacity(BUFFER, file);
+    let mut left = room;
     for (index, change) in changes.entries().iter().enumerate() {
         if change.path.len() > PATH_MAX {
             return Err(refused(&change.path, "its name is too long for a filesystem snapshot"));
         }
-        write_change(&mut out, changes, index, change).map_err(files::failed(action))?;
+        if let ChangeKind::File { size } = change.kind {
+            let data = changes.data(index).map_err(files::failed(action))?;
+            let map = sparse_map(change, size, &data)?;
+            left = left.checked_sub(map.stored()).ok_or_else(|| {
+                let text = format!("its files have more data than its disk of {room} bytes");
+                StoreError::Invalid(format!("{text}; a filesystem snapshot can't hold that"))
+            })?;
+            write_content(&mut out, changes, index, &map).map_err(files::failed(action))?;
+        } else {
+            write_change(&mut out, change).map_err(files::failed(action))?;
+        }
     }
     finish(&mut out).and_then(|()| out.flush()).map_err(files::failed(action))
 }
 
-fn write_change(
+/// Which blocks of a file are in the layer.
+fn sparse_map(change: &Change, size: u64, data: &[Range<u64>]) -> Result<SparseMap, StoreError> {
+    if size > FILE_MAX {
+        return Err(refused(&change.path, TOO_LONG));
+    }
+    Ok(SparseMap::around(size, data))
+}
+
+fn write_content(
     out: &mut impl Write,
     changes: &dyn Changes,
     index: usize,
-    change: &Change,
+    map: &SparseMap,
 ) -> io::Result<()> {
+    let change = &changes.entries()[index];
+    let header = head(&change.path, b'0', b"", Some(change));
+    if map.is_whole() {
+        out.write_all(&header.size(map.bytes()).bytes())?;
+    } else {
+        let text = map.text();
+        out.write_all(&header.sparse(&change.path, map, text.len()).bytes())?;
+        out.write_all(&text)?;
+    }
+    let mut body = Filling { out, run: 0..0, rest: map.runs().iter() };
+    changes.read(index, &mut |at, piece| body.put(at, piece))?;
+    body.zeros_until(u64::MAX)?;
+    pad(out, map.stored())
+}
+
+/// Writes the runs of a file; what nobody put there is zeros.
+struct Filling<'a, W> {
+    out: &'a mut W,
+    /// What is left of the present one.
+    run: Range<u64>,
+    rest: std::slice::Iter<'a, Range<u64>>,
+}
+
+impl<W: Write> Filling<'_, W> {
+    fn put(&mut self, at: u64, piece: &[u8]) -> io::Result<()> {
+        self.zeros_until(at)?;
+        let end = at.checked_add(piece.len() as u64).filter(|end| *end <= self.run.end);
+        let end = end.filter(|_| self.run.start == at);
+        self.run.start = end.ok_or_else(|| io::Error::other("a file has data elsewhere"))?;
+        self.out.write_all(piece)
+    }
+
+    fn zeros_until(&mut self, at: u64) -> io::Result<()> {
+        loop {
+            let until = self.run.end.min(at);
+            let count = until.saturating_sub(self.run.start);
+            io::copy(&mut io::repeat(0).take(count), self.out)?;
+            self.run.start = self.run.start.max(until);
+            if self.run.end > at {
+                return Ok(());
+            }
+            match self.rest.next() {
+                Some(next) => self.run = next.clone(),
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+fn write_change(out: &mut impl Write, change: &Change) -> io::Result<()> {
     let plain = |kind, link: &[u8]| head(&change.path, kind, link, Some(change));
     match &change.kind {
-        ChangeKind::File { size } => {
-            out.write_all(&plain(b'0', b"").size(*size).bytes())?;
-            let mut body = Exactly { out, left: *size };
-            changes.copy(index, &mut body)?;
-            if body.left != 0 {
-                return Err(io::Error::other("a file is shorter than it said"));
-            }
-            pad(out, *size)
-        }
+        // Has content too.
+        ChangeKind::File { .. } => Ok(()),
         ChangeKind::HardLink { to } => out.write_all(&plain(b'1', to).bytes()),
         ChangeKind::Symlink { target } => out.write_all(&plain(b'2', target).bytes()),
         ChangeKind::CharDevice { major, minor } => {
@@ -139,6 +205,18 @@ impl Head {
         self
     }
 
+    /// A sparse file: its map, so many bytes as a text, and the content come next.
+    fn sparse(mut self, path: &[u8], map: &SparseMap, text: usize) -> Self {
+        let name = &mut self.header.as_mut_bytes()[FIELD_NAME];
+        name.fill(0);
+        name[..SPARSE_NAME.len()].copy_from_slice(SPARSE_NAME);
+        self.record("GNU.sparse.major", b"1");
+        self.record("GNU.sparse.minor", b"0");
+        self.record("GNU.sparse.name", path);
+        self.record("GNU.sparse.realsize", map.bytes().to_string().as_bytes());
+        self.size(text as u64 + map.stored())
+    }
+
     fn device(mut self, major: u32, minor: u32) -> Self {
         let set = self.header.set_device_major(major);
         set.and_then(|()| self.header.set_device_minor(minor)).expect("a ustar header has devices");
@@ -157,7 +235,7 @@ impl Head {
     }
 
     /// Into its field, or, if it is long or odd, into the extended header.
-    fn text(&mut self, key: &str, field: std::ops::Range<usize>, text: &[u8]) {
+    fn text(&mut self, key: &str, field: Range<usize>, text: &[u8]) {
         let plain = |byte: &u8| byte.is_ascii_graphic() || *byte == b' ';
         if text.len() > field.len() || !text.iter().all(plain) {
             self.record(key, text);
@@ -202,27 +280,6 @@ impl Head {
     }
 }
 
-/// Content that must not be longer than its header says.
-struct Exactly<'a, W> {
-    out: &'a mut W,
-    left: u64,
-}
-
-impl<W: Write> Write for Exactly<'_, W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() as u64 > self.left {
-            return Err(io::Error::other("a file is longer than it said"));
-        }
-        let count = self.out.write(bytes)?;
-        self.left -= count as u64;
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// The end of an archive.
 pub(super) fn finish(out: &mut impl Write) -> io::Result<()> {
     out.write_all(&[0; 2 * BLOCK as usize])
@@ -244,213 +301,6 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
 
 fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     if dir.is_empty() { name.to_vec() } else { [dir, b"/", name].concat() }
-}
-
-// === Reading ===
-
-/// The changes in a `layer.tar`. Its index is in memory, its content is read from the file.
-#[derive(Debug)]
-pub struct LayerChanges {
-    file: Arc<File>,
-    entries: Vec<Change>,
-    /// Where the content of each entry starts.
-    places: Vec<u64>,
-}
-
-impl LayerChanges {
-    /// Reads the index of the layer in the directory of a filesystem save. Blocks.
-    pub fn open(dir: &Path) -> Result<Self, StoreError> {
-        let action = "open the files of a save";
-        let file = Arc::new(content::open(&dir.join(LAYER_FILE)).map_err(files::failed(action))?);
-        let mut index = Index::default();
-        let mut tarball = Tarball::new(Seeking { file: file.clone(), at: 0 });
-        while let Some(entry) = tarball.next_entry()? {
-            index.take(&entry)?;
-            tarball.skip_body(|input, left| input.at += left);
-        }
-        let (entries, places) = index.finish()?;
-        Ok(Self { file, entries, places })
-    }
-}
-
-impl Changes for LayerChanges {
-    fn entries(&self) -> &[Change] {
-        &self.entries
-    }
-
-    fn copy(&self, index: usize, to: &mut dyn Write) -> io::Result<()> {
-        let missing = || io::Error::from(io::ErrorKind::NotFound);
-        let ChangeKind::File { size } = self.entries.get(index).ok_or_else(missing)?.kind else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "only files have content"));
-        };
-        let (mut at, until) = (self.places[index], self.places[index] + size);
-        let mut buffer = vec![0; BUFFER];
-        while at < until {
-            let most = usize::try_from(until - at).unwrap_or(usize::MAX).min(BUFFER);
-            self.file.read_exact_at(&mut buffer[..most], at)?;
-            to.write_all(&buffer[..most])?;
-            at += most as u64;
-        }
-        Ok(())
-    }
-}
-
-/// What a layer was found to say so far.
-#[derive(Default)]
-struct Index {
-    found: BTreeMap<Vec<u8>, (Change, u64)>,
-    opaque: Vec<Vec<u8>>,
-}
-
-impl Index {
-    fn take(&mut self, entry: &Entry) -> Result<(), StoreError> {
-        if self.found.len() >= ENTRIES_MAX {
-            let text = format!("a layer has more than {ENTRIES_MAX} entries");
-            return Err(StoreError::Invalid(text));
-        }
-        let path = safe(&entry.path)?;
-        let (dir, name) = split(&path);
-        if !entry.literal && name == OPAQUE {
-            self.opaque.push(dir.to_vec());
-        } else if !entry.literal && name.starts_with(MARK) {
-            return Ok(());
-        } else if let Some(name) = name.strip_prefix(WHITEOUT).filter(|_| !entry.literal) {
-            let path = join(dir, name);
-            // What the same layer brings stays, on top of nothing.
-            match self.found.get_mut(&path) {
-                Some((change, _)) => hide_below(change),
-                None => {
-                    drop(self.found.insert(path.clone(), (change(path, ChangeKind::Removed), 0)))
-                }
-            }
-        } else {
-            self.bring(entry, path)?;
-        }
-        Ok(())
-    }
-
-    fn bring(&mut self, entry: &Entry, path: Vec<u8>) -> Result<(), StoreError> {
-        let (major, minor) = entry.device;
-        let kind = match entry.raw {
-            b'1' => ChangeKind::HardLink { to: safe(&entry.link)? },
-            b'2' => ChangeKind::Symlink { target: entry.link.clone() },
-            b'3' => ChangeKind::CharDevice { major, minor },
-            b'4' => ChangeKind::BlockDevice { major, minor },
-            b'5' => ChangeKind::Directory { opaque: false },
-            b'6' => ChangeKind::Fifo,
-            _ if entry.path.ends_with(b"/") => ChangeKind::Directory { opaque: false },
-            _ => ChangeKind::File { size: entry.size },
-        };
-        let mut change = Change {
-            mode: entry.meta.mode,
-            uid: entry.meta.uid,
-            gid: entry.meta.gid,
-            modified_at_ms: entry.modified_at_ms,
-            ..change(path.clone(), kind)
-        };
-        if self.found.get(&path).is_some_and(|(old, _)| old.kind == ChangeKind::Removed) {
-            hide_below(&mut change);
-        }
-        self.found.insert(path, (change, entry.at));
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<(Vec<Change>, Vec<u64>), StoreError> {
-        for path in std::mem::take(&mut self.opaque) {
-            let made = || (change(path.clone(), ChangeKind::Directory { opaque: true }), 0);
-            hide_below(&mut self.found.entry(path.clone()).or_insert_with(made).0);
-        }
-        self.order_links()?;
-        Ok(self.found.into_values().unzip())
-    }
-
-    /// The first name of a file becomes the file, and the others links to it.
-    fn order_links(&mut self) -> Result<(), StoreError> {
-        let mut first: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
-        for (path, (change, _)) in &self.found {
-            if let ChangeKind::HardLink { to } = &change.kind
-                && path < to
-            {
-                // The map is in order, so the first one seen is the first one.
-                first.entry(to.clone()).or_insert_with(|| path.clone());
-            }
-        }
-        let nothing = |path: &[u8]| refused(path, "it is a link to nothing in its layer");
-        for (old, new) in &first {
-            let (kind, at) = match self.found.get(old) {
-                Some((change, at)) => (change.kind.clone(), *at),
-                None => return Err(nothing(new)),
-            };
-            self.set(old, ChangeKind::HardLink { to: new.clone() }, 0);
-            self.set(new, kind, at);
-        }
-        let links: Vec<(Vec<u8>, Vec<u8>)> = self.found.values().filter_map(link).collect();
-        for (path, to) in links {
-            let to = first.get(&to).cloned().unwrap_or(to);
-            match self.found.get(&to).map(|(target, _)| &target.kind) {
-                Some(
-                    ChangeKind::Directory { .. }
-                    | ChangeKind::Removed
-                    | ChangeKind::HardLink { .. },
-                )
-                | None => return Err(nothing(&path)),
-                Some(
-                    ChangeKind::File { .. }
-                    | ChangeKind::Symlink { .. }
-                    | ChangeKind::Fifo
-                    | ChangeKind::Socket
-                    | ChangeKind::CharDevice { .. }
-                    | ChangeKind::BlockDevice { .. },
-                ) => self.set(&path, ChangeKind::HardLink { to }, 0),
-            }
-        }
-        Ok(())
-    }
-
-    fn set(&mut self, path: &[u8], kind: ChangeKind, at: u64) {
-        if let Some(found) = self.found.get_mut(path) {
-            found.0.kind = kind;
-            found.1 = at;
-        }
-    }
-}
-
-fn link((change, _): &(Change, u64)) -> Option<(Vec<u8>, Vec<u8>)> {
-    match &change.kind {
-        ChangeKind::HardLink { to } => Some((change.path.clone(), to.clone())),
-        ChangeKind::File { .. }
-        | ChangeKind::Directory { .. }
-        | ChangeKind::Symlink { .. }
-        | ChangeKind::Fifo
-        | ChangeKind::Socket
-        | ChangeKind::CharDevice { .. }
-        | ChangeKind::BlockDevice { .. }
-        | ChangeKind::Removed => None,
-    }
-}
-
-/// A path that stays in its tree, in one spelling. Parts may be longer than names of files are: the
-/// mark of a removed file is.
-fn safe(path: &[u8]) -> Result<Vec<u8>, StoreError> {
-    if path.len() > PATH_MAX {
-        return Err(refused(path, "its name is too long"));
-    }
-    let parts = path.split(|byte| *byte == b'/');
-    let parts: Vec<&[u8]> = parts.filter(|part| !part.is_empty() && *part != b".").collect();
-    if path.contains(&0) || parts.contains(&b"..".as_slice()) {
-        return Err(refused(path, "its name contains \"..\" or a NUL"));
-    }
-    Ok(parts.join(&b'/'))
-}
-
-fn change(path: Vec<u8>, kind: ChangeKind) -> Change {
-    Change { path, kind, mode: 0o755, uid: 0, gid: 0, modified_at_ms: 0 }
-}
-
-fn hide_below(change: &mut Change) {
-    if let ChangeKind::Directory { opaque } = &mut change.kind {
-        *opaque = true;
-    }
 }
 
 #[cfg(test)]

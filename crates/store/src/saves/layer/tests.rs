@@ -3,6 +3,10 @@
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
+use torpor_lifecycle::engine::See;
+use torpor_lifecycle::store::LAYER_FILE;
+
+use super::reading::change;
 use super::*;
 
 /// Changes without content.
@@ -13,8 +17,12 @@ impl Changes for Bare {
         &self.0
     }
 
-    fn copy(&self, index: usize, to: &mut dyn Write) -> io::Result<()> {
-        to.write_all(&self.0[index].path)
+    fn data(&self, index: usize) -> io::Result<Vec<Range<u64>>> {
+        Ok(vec![0..self.0[index].path.len() as u64])
+    }
+
+    fn read(&self, index: usize, see: See<'_>) -> io::Result<()> {
+        see(0, &self.0[index].path)
     }
 }
 
@@ -61,7 +69,7 @@ proptest! {
         changes.sort_by(|a, b| a.path.cmp(&b.path));
         let file = tempfile::tempdir().unwrap();
         let changes = Bare(changes);
-        write_file(&file.path().join(LAYER_FILE), &changes).unwrap();
+        write_file(&file.path().join(LAYER_FILE), &changes, 1 << 20).unwrap();
         let layer = LayerChanges::open(file.path()).unwrap();
         prop_assert_eq!(layer.entries(), changes.entries());
         for (index, change) in changes.0.iter().enumerate() {
@@ -80,7 +88,7 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let kind = ChangeKind::Directory { opaque: true };
         let made = Bare(vec![change(b"a\n".to_vec(), kind), change(b"b".to_vec(), ChangeKind::Fifo)]);
-        write_file(&dir.path().join(LAYER_FILE), &made).unwrap();
+        write_file(&dir.path().join(LAYER_FILE), &made, 0).unwrap();
         let mut tar = std::fs::read(dir.path().join(LAYER_FILE)).unwrap();
         let at = at % tar.len();
         tar[at] = byte;
