@@ -1,7 +1,8 @@
 //! Saved moments: taken, looked into, checked, carried elsewhere, removed.
 
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use torpor_e2e::{Count, World};
@@ -216,7 +217,61 @@ fn a_snapshot_travels_as_one_file() {
     world.leaves_nothing();
 }
 
-fn refuses_what_is_not_whole(world: &World, path: &std::path::Path) {
+/// What a directory takes on the host's disk.
+fn taken_by(dir: &Path) -> u64 {
+    let mut bytes = 0;
+    let mut rest = vec![dir.to_owned()];
+    while let Some(path) = rest.pop() {
+        // What goes meanwhile takes nothing.
+        let Ok(found) = fs::symlink_metadata(&path) else { continue };
+        bytes += found.blocks() * 512;
+        if found.is_dir() {
+            rest.extend(fs::read_dir(&path).into_iter().flatten().flatten().map(|it| it.path()));
+        }
+    }
+    bytes
+}
+
+#[test]
+fn files_longer_than_their_disk_are_saved_without_their_holes() {
+    let world = World::start();
+    world.create_with("web", &["--memory", "256m", "--disk", "1g", "--idle-after", "0"]);
+    let make = "mkdir /srv/holes && truncate -s 30G /srv/a /srv/b && \
+                truncate -s 200M /srv/holes/c && echo middle | \
+                dd of=/srv/b bs=1 seek=20G conv=notrunc status=none && \
+                dd if=/srv/b of=/srv/holes/c bs=1 skip=20G seek=100M count=7 conv=notrunc status=none";
+    world.sh("web", make).ok();
+    let before = taken_by(&world.data_dir());
+    let taken = take(&world, &["--filesystem", "--name", "files"]);
+    assert!(taken["size_bytes"].as_u64().unwrap() < 10_000_000, "{taken}");
+    let grown = taken_by(&world.data_dir()).saturating_sub(before);
+    assert!(grown < 100_000_000, "the data directory grew by {grown} bytes");
+    let diff = world.torpor(&["snapshot", "diff", "files"]).ok();
+    assert!(diff.contains("/srv/a") && diff.contains("/srv/b"), "{diff}");
+
+    let file = world.path("files.tar");
+    world.torpor(&["snapshot", "export", "files", "-o", file.to_str().unwrap(), "--no-image"]).ok();
+    let length = fs::metadata(&file).unwrap().len();
+    assert!(length < 10_000_000, "the export has {length} bytes");
+    world.torpor(&["snapshot", "rm", "files"]).ok();
+    world.torpor(&["snapshot", "import", file.to_str().unwrap()]).ok();
+    // On a disk of 1 GiB, so they have their holes.
+    world.torpor(&["fork", "files", "--name", "fork"]).ok();
+    let look = "stat -c %s /srv/a /srv/b; dd if=/srv/b bs=1 skip=20G count=7 status=none; \
+                head -c 1000000 /srv/a | tr -d '\\0' | wc -c";
+    assert_eq!(world.sh("fork", look).ok(), "32212254720\n32212254720\nmiddle\n0\n");
+
+    let back = world.path("back");
+    world.torpor(&["cp", "fork:/srv/holes", back.to_str().unwrap()]).ok();
+    let found = fs::metadata(back.join("c")).unwrap();
+    assert_eq!(found.len(), 200 << 20);
+    assert!(found.blocks() < 1000, "{} blocks", found.blocks());
+    let mut middle = [0; 7];
+    fs::File::open(back.join("c")).unwrap().read_exact_at(&mut middle, 100 << 20).unwrap();
+    assert_eq!(&middle, b"middle\n");
+}
+
+fn refuses_what_is_not_whole(world: &World, path: &Path) {
     let whole = fs::read(path).unwrap();
     let mut flipped = whole.clone();
     // Far behind the head, in the bytes of a file.

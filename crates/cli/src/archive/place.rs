@@ -193,12 +193,12 @@ fn copy(from: &mut dyn Read, to: &mut File) -> io::Result<u64> {
 }
 
 /// The same into an empty file; blocks of zeros become holes.
-fn copy_around_zeros(mut from: &mut dyn Read, to: &File) -> io::Result<u64> {
+fn copy_around_zeros(from: &mut dyn Read, to: &File) -> io::Result<u64> {
     let mut piece = Vec::with_capacity(PIECE);
     let mut copied = 0;
     loop {
         piece.clear();
-        from.by_ref().take(PIECE as u64).read_to_end(&mut piece)?;
+        (&mut *from).take(PIECE as u64).read_to_end(&mut piece)?;
         if piece.is_empty() {
             to.set_len(copied)?;
             return Ok(copied);

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use torpor_lifecycle::engine::{Change, ChangeKind, Changes};
+use torpor_lifecycle::engine::{Change, ChangeKind, Changes, See};
 
 use super::super::{find, graphs, read};
 use super::machine::Saved;
@@ -238,6 +238,29 @@ fn entries_are_in_order_and_only_of_the_root() {
     }
     let link = entries.iter().position(|entry| entry.path == b"new/file2").unwrap();
     assert!(changes.copy(link, &mut Vec::new()).is_err(), "only files have content");
+}
+
+#[test]
+fn of_a_file_longer_than_its_disk_only_the_data_is_read() {
+    let script =
+        "truncate -s 30G /a /b; echo middle | dd of=/b bs=1 seek=20G conv=notrunc status=none";
+    let Some(saved) = Saved::new(plant, script) else { return };
+    let changes = read(&saved.save()).unwrap();
+    let data = |path: &[u8]| {
+        let index = changes.entries().iter().position(|entry| entry.path == path).unwrap();
+        assert_eq!(changes.entries()[index].kind, ChangeKind::File { size: 30 << 30 });
+        let mut found = Vec::new();
+        let see: See<'_> = &mut |at, piece| {
+            found.push((at, piece.to_vec()));
+            Ok(())
+        };
+        changes.read(index, see).unwrap();
+        (changes.data(index).unwrap(), found)
+    };
+    assert_eq!(data(b"a"), (Vec::new(), Vec::new()));
+    let (runs, pieces) = data(b"b");
+    assert_eq!(runs, [20 << 30..(20 << 30) + 4096]);
+    assert_eq!((pieces.len(), &pieces[0].1[..8]), (1, &b"middle\n\0"[..]));
 }
 
 /// The environment of [`survives_damage`]'s second run: where the save is.
