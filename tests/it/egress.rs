@@ -7,7 +7,7 @@ use std::process::Command;
 
 use rustix::fs::{SeekFrom, seek};
 use serde_json::Value;
-use torpor_e2e::{ECHO_PORT, Internet, TIERS, World};
+use torpor_e2e::{ECHO_PORT, Internet, TIERS, TLS_PORT, World};
 
 const NAMES: [&str; 3] = ["api.test", "www.pkg.test", "evil.test"];
 
@@ -196,6 +196,50 @@ fn a_secret_is_put_in_on_the_way_out_and_is_nowhere_inside() {
     assert_eq!(holders(&world, value), Vec::<String>::new(), "the value is in a file");
     let log = std::fs::read_to_string(world.data_dir().with_extension("log")).unwrap();
     assert!(!log.contains(value), "the value is in the log");
+}
+
+#[test]
+fn a_secret_leaves_encrypted_and_does_not_come_back_later() {
+    let internet = Internet::with(&NAMES);
+    let world = World::in_internet(&internet, &[]);
+    let value = "sk-9e31b7c5d2f04a68";
+    let set = |hosts: &[&str]| {
+        let bound = hosts.iter().flat_map(|host| ["--host", host]);
+        let words: Vec<_> = ["secret", "set", "TOKEN"].into_iter().chain(bound).collect();
+        world.torpor_with(&words, value.as_bytes()).ok();
+    };
+    set(&["api.test", "www.pkg.test"]);
+    world.create_with("web", &["--route", "api.test: Authorization=Bearer {{SECRET:TOKEN}}"]);
+    let heard = || internet.requests.lock().iter().filter(|text| text.contains(value)).count();
+    reached(&curl(&world, "web", &["https://api.test/"]));
+    assert_eq!(heard(), 1, "{:?}", internet.requests.lock());
+    // Both hosts kept it. To the second nothing is ever sent.
+    for url in [
+        "https://api.test/kept",
+        "https://api.test/packed",
+        "https://www.pkg.test/kept",
+        "https://www.pkg.test/packed",
+        "http://www.pkg.test/kept",
+    ] {
+        for more in [&[][..], &["--compressed"], &["-r", "0-9999"]] {
+            let said = curl(&world, "web", &[more, &[url]].concat());
+            assert!(said.contains("[secret TOKEN]") && !said.contains(value), "{url}: {said}");
+        }
+    }
+    let before = heard();
+    let other_port = format!("https://api.test:{TLS_PORT}/");
+    for url in ["http://api.test/", &other_port] {
+        let said = curl(&world, "web", &[url]);
+        assert!(said.ends_with(" 403") && said.contains("secret TOKEN is not sent"), "{said}");
+    }
+    assert_eq!(heard(), before, "{:?}", internet.requests.lock());
+    let events = world.get("/v1/sandboxes/web/egress").text();
+    assert!(events.contains("secret TOKEN not to http://api.test\""), "{events}");
+    set(&["http://api.test", &format!("api.test:{TLS_PORT}")]);
+    for url in ["http://api.test/", &other_port] {
+        reached(&curl(&world, "web", &[url]));
+    }
+    assert_eq!(heard(), before + 2, "{:?}", internet.requests.lock());
 }
 
 #[test]

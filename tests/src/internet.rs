@@ -2,7 +2,8 @@
 //! that has a name server, web servers with and without TLS, and echoes.
 //!
 //! Every name below `.test` that was told is there; the certificate is valid for all of them, signed by
-//! an authority of its own. Whatever a web server is asked is written down.
+//! an authority of its own. Whatever a web server is asked is written down; `/kept` gives all of it back, and
+//! `/packed` does so compressed, whatever was asked for.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use parking_lot::Mutex;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -22,6 +25,8 @@ use tempfile::TempDir;
 
 /// The next hop, known to nobody but that link.
 const ROUTER: &str = "192.168.255.253";
+/// Where a web server speaks TLS besides 443.
+pub const TLS_PORT: u16 = 8443;
 /// Where whoever connects is greeted, before it says a word, and hears again what it says.
 pub const ECHO_PORT: u16 = 8000;
 /// Longest head of a request.
@@ -111,12 +116,16 @@ impl Internet {
 
     fn serve(&self, names: &[&str]) {
         let tls = Arc::new(certificate(names, &self.roots()));
-        let (plain, secret) = (Arc::clone(&self.requests), Arc::clone(&self.requests));
+        let plain = Arc::clone(&self.requests);
         self.listen(80, move |stream| answer(stream, &plain));
-        self.listen(443, move |stream| {
-            let session = ServerConnection::new(Arc::clone(&tls)).expect("a sound configuration");
-            answer(StreamOwned::new(session, stream), &secret);
-        });
+        for port in [443, TLS_PORT] {
+            let (tls, requests) = (Arc::clone(&tls), Arc::clone(&self.requests));
+            self.listen(port, move |stream| {
+                let session =
+                    ServerConnection::new(Arc::clone(&tls)).expect("a sound configuration");
+                answer(StreamOwned::new(session, stream), &requests);
+            });
+        }
         self.listen(ECHO_PORT, |mut stream| {
             let _ = stream.write_all(b"hello\n");
             let Ok(mut reader) = stream.try_clone() else { return };
@@ -226,23 +235,35 @@ fn certificate(names: &[&str], roots: &Path) -> ServerConfig {
         .expect("they belong together")
 }
 
-/// Writes the request down and answers, over and over; `/to/HOST` leads there.
+/// Writes the request down and answers, over and over; `/to/HOST` leads there, `/kept` and `/packed` to what
+/// was written down before.
 fn answer(mut stream: impl Read + Write, requests: &Mutex<Vec<String>>) {
     let mut unread = Vec::new();
     while let Some(request) = read_request(&mut stream, &mut unread) {
         let head = request.split("\r\n\r\n").next().unwrap_or_default();
         let first = head.lines().next().unwrap_or_default().to_owned();
+        let kept = requests.lock().concat();
         requests.lock().push(request);
-        let body = format!("the world answers {first}\n");
-        let status = match first.split_once("/to/").and_then(|(_, rest)| rest.split(' ').next()) {
-            Some(place) => format!("302 Found\r\nlocation: http://{place}/"),
-            None => "200 OK".to_owned(),
+        let path = first.split(' ').nth(1).unwrap_or_default();
+        let usual = format!("the world answers {first}\n").into_bytes();
+        let (status, body) = match (path, path.split_once("/to/")) {
+            ("/kept", _) => ("200 OK".to_owned(), kept.into_bytes()),
+            ("/packed", _) => ("200 OK\r\ncontent-encoding: gzip".to_owned(), packed(&kept)),
+            (_, Some((_, place))) => (format!("302 Found\r\nlocation: http://{place}/"), usual),
+            (_, None) => ("200 OK".to_owned(), usual),
         };
-        let text = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-        if stream.write_all(text.as_bytes()).and_then(|()| stream.flush()).is_err() {
+        let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n", body.len());
+        let answer = [head.as_bytes(), &body].concat();
+        if stream.write_all(&answer).and_then(|()| stream.flush()).is_err() {
             return;
         }
     }
+}
+
+fn packed(text: &str) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(text.as_bytes()).expect("memory");
+    encoder.finish().expect("memory")
 }
 
 fn read_request(stream: &mut impl Read, unread: &mut Vec<u8>) -> Option<String> {

@@ -1,4 +1,4 @@
-//! To which hosts secrets are bound, as the vault says; remembered for a moment, because every new
+//! To which hosts secrets are bound, on whatever port, as the vault says; remembered for a moment, because every new
 //! connection asks.
 
 use std::collections::HashMap;
@@ -9,9 +9,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use torpor_lifecycle::chain;
 use torpor_lifecycle::store::Vault;
-use torpor_protocol::{HostPattern, SecretName};
+use torpor_protocol::{HostBinding, SecretName};
 
 use crate::policy::Policy;
+use crate::read::secrets_of;
 
 /// How long an answer of the vault is good: short enough that a secret which is bound anew works at
 /// once for people.
@@ -25,7 +26,7 @@ pub(crate) struct Bindings {
 }
 
 struct Known {
-    hosts: Arc<[HostPattern]>,
+    hosts: Arc<[HostBinding]>,
     until: Instant,
 }
 
@@ -34,22 +35,23 @@ impl Bindings {
         Self { vault, known: Mutex::default() }
     }
 
-    /// Whether a secret that this policy grants is bound to this host.
+    /// Whether a secret that this policy grants or routes is bound to this host: it may be replaced in
+    /// requests, and come back with answers, also if it was sent to another host that it is bound to.
     pub(crate) async fn concern(&self, policy: &Policy, host: &str) -> bool {
-        for name in &policy.network().secrets {
-            if self.hosts(name).await.iter().any(|pattern| pattern.matches(host)) {
+        for name in &secrets_of(policy.network()) {
+            if self.hosts(name).await.iter().any(|binding| binding.host().matches(host)) {
                 return true;
             }
         }
         false
     }
 
-    async fn hosts(&self, name: &SecretName) -> Arc<[HostPattern]> {
+    async fn hosts(&self, name: &SecretName) -> Arc<[HostBinding]> {
         let now = Instant::now();
         if let Some(known) = self.known.lock().get(name).filter(|known| known.until > now) {
             return Arc::clone(&known.hosts);
         }
-        let hosts: Arc<[HostPattern]> = match self.vault.bound(name).await {
+        let hosts: Arc<[HostBinding]> = match self.vault.bound(name).await {
             Ok(secret) => secret.map_or_else(Vec::new, |secret| secret.hosts).into(),
             Err(error) => {
                 tracing::warn!(secret = %name, error = %chain(&error), "the vault does not answer");

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use torpor_protocol::SandboxId;
 
 use crate::policy::{Fate, Policy};
+use crate::read::secrets_of;
 
 /// Connections one member may have open: more than any honest program has, and few enough that others
 /// have some, too.
@@ -145,10 +146,17 @@ impl Member {
     fn change(&self, policy: Policy) {
         let mut state = self.state.lock();
         let other_way = state.policy.network().gateway != policy.network().gateway;
+        // What nobody reads could give back what is put in from now on.
+        let had = secrets_of(state.policy.network());
+        let more_secrets = !secrets_of(policy.network()).is_subset(&had);
         state.policy = Arc::new(policy);
         for open in state.open.values() {
             let Some(settled) = &open.settled else { continue };
-            if other_way || !settled.still_fine(&state.policy, &self.names(*settled.to.ip())) {
+            let unread = more_secrets && !settled.read;
+            if other_way
+                || unread
+                || !settled.still_fine(&state.policy, &self.names(*settled.to.ip()))
+            {
                 open.cut.cancel();
             }
         }

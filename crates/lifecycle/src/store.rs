@@ -10,7 +10,7 @@ use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::guest::LogLine;
 use torpor_protocol::snapshot::{SavedFile, SavedProcess};
 use torpor_protocol::{
-    HostPattern, ImageId, Name, SandboxId, SandboxSpec, SaveId, SecretName, Snapshot, SnapshotId,
+    HostBinding, ImageId, Name, SandboxId, SandboxSpec, SaveId, SecretName, Snapshot, SnapshotId,
     SnapshotKind,
 };
 
@@ -148,8 +148,15 @@ pub trait Vault: Send + Sync + 'static {
 #[derive(Clone)]
 pub struct BoundSecret {
     pub value: String,
-    /// Empty: where the routes of a sandbox say.
-    pub hosts: Vec<HostPattern>,
+    /// Empty: where the routes of a sandbox say, by TLS on port 443.
+    pub hosts: Vec<HostBinding>,
+}
+
+impl BoundSecret {
+    /// Whether it is bound to this host, on whatever port.
+    pub fn is_bound_to(&self, host: &str) -> bool {
+        self.hosts.iter().any(|binding| binding.host().matches(host))
+    }
 }
 
 /// Shows nothing of the value.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::LogLine;
 use crate::id::{BuildId, ImageId, SandboxId, SecretName};
-use crate::network::HostPattern;
+use crate::network::HostBinding;
 use crate::spec::SandboxSpec;
 
 /// A sandbox that is gone, as it last was.
@@ -40,10 +40,12 @@ pub struct ArchiveList {
 pub struct SetSecret {
     /// At most 64 KiB.
     pub value: String,
-    /// The only hosts that it may be sent to, and those where its placeholder is replaced. Absent: as
-    /// before. Empty: where the routes of a sandbox say, and no placeholder of it is replaced.
+    /// The only hosts that it may be sent to, and those where its placeholder is replaced:
+    /// `api.example.com` by TLS on port 443, `api.example.com:8443` by TLS on that port,
+    /// `http://internal.example:8080` without TLS. Absent: as before. Empty: where the routes of a sandbox
+    /// say, by TLS on port 443, and no placeholder of it is replaced.
     #[serde(default)]
-    pub hosts: Option<Vec<HostPattern>>,
+    pub hosts: Option<Vec<HostBinding>>,
 }
 
 /// Shows nothing of the value.
@@ -60,9 +62,10 @@ pub struct Secret {
     pub name: SecretName,
     /// Grows with every new value, from 1.
     pub version: u32,
-    /// The only hosts that it may be sent to; empty: where the routes of a sandbox say.
+    /// The only hosts that it may be sent to; empty: where the routes of a sandbox say, by TLS on port
+    /// 443.
     #[serde(default)]
-    pub hosts: Vec<HostPattern>,
+    pub hosts: Vec<HostBinding>,
     pub created_at_ms: u64,
     pub updated_at_ms: u64,
 }

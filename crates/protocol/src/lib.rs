@@ -26,7 +26,9 @@ pub use id::{
     BuildId, ImageId, Name, PreviewId, SandboxId, SandboxRef, SaveId, SecretName, SnapshotId,
     SnapshotRef, TokenId,
 };
-pub use network::{AddressRange, Destination, HostPattern, Network, NetworkLimits, Route, WebRule};
+pub use network::{
+    AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,
+};
 pub use preview::PreviewLabel;
 pub use snapshot::{Snapshot, SnapshotKind, SnapshotState};
 pub use spec::{Hooks, Lifetime, PortAccess, Resources, SandboxSpec, StandbyPolicy};

@@ -13,7 +13,7 @@ use crate::spec::Pairs;
 
 mod text;
 
-pub use text::{NoDestination, NoRange};
+pub use text::{NoBinding, NoDestination, NoRange};
 
 /// What the sandbox may reach. Host, neighbours and private ranges it never reaches, unless the
 /// operator lets policies name them (`egress.private`) and its own names them.
@@ -190,6 +190,26 @@ impl HostPattern {
     /// The host, if it is one.
     pub fn exact(&self) -> Option<&str> {
         (!self.below).then_some(self.name.as_str())
+    }
+}
+
+/// Where a secret may be sent: `api.example.com` by TLS on port 443, `api.example.com:8443` by TLS on
+/// that port, `http://internal.example:8080` without TLS. The host may be `*.example.com`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostBinding {
+    host: HostPattern,
+    port: u16,
+    tls: bool,
+}
+
+impl HostBinding {
+    pub fn host(&self) -> &HostPattern {
+        &self.host
+    }
+
+    /// Whether a secret may be sent to this host on this port, with TLS or without.
+    pub fn permits(&self, host: &str, port: u16, tls: bool) -> bool {
+        self.host.matches(host) && self.port == port && self.tls == tls
     }
 }
 

@@ -43,7 +43,7 @@ fn what_can_be_no_range_or_port_is_refused_before_anybody_is_asked() {
         "update web --route a.example:X=y --no-route",
         "update web --gateway office --no-gateway",
         "update web --connections 1 --no-limits",
-        "secret set A --host https://a.example",
+        "secret set A --host ftp://a.example",
         "secret set A --host a.example --no-host",
         "egress ls",
         "create --deny 10.0.0.0/33",

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use http::{HeaderName, HeaderValue};
 use torpor_protocol::spec::Pairs;
-use torpor_protocol::{HostPattern, Network, NetworkLimits, Route, SecretName};
+use torpor_protocol::{HostBinding, HostPattern, Network, NetworkLimits, Route, SecretName};
 
 use super::{Inadmissible, clip, invalid};
 
@@ -171,12 +171,12 @@ fn secrets_in(text: &str) -> Result<Vec<SecretName>, String> {
     Ok(names)
 }
 
-/// The first of these hosts that a secret which is bound to `bound` may not be sent to.
+/// The first of these hosts that a secret which is bound to `bound` may not be sent to, on whatever port.
 pub(crate) fn unbound<'a>(
     hosts: &'a [HostPattern],
-    bound: &[HostPattern],
+    bound: &[HostBinding],
 ) -> Option<&'a HostPattern> {
-    hosts.iter().find(|host| !bound.iter().any(|pattern| covers(pattern, host)))
+    hosts.iter().find(|host| !bound.iter().any(|binding| covers(binding.host(), host)))
 }
 
 /// Whether every host of `other` is one of `pattern`.
@@ -214,6 +214,9 @@ fn check_limits(limits: &NetworkLimits) -> Result<(), Inadmissible> {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Debug;
+    use std::str::FromStr;
+
     use serde_json::{Value, json};
 
     use super::*;
@@ -346,9 +349,9 @@ mod tests {
 
     #[test]
     fn a_secret_goes_to_a_route_all_of_whose_hosts_it_is_bound_to() {
-        let patterns = |texts: &[&str]| -> Vec<HostPattern> {
+        fn parsed<T: FromStr<Err: Debug>>(texts: &[&str]) -> Vec<T> {
             texts.iter().map(|text| text.parse().unwrap()).collect()
-        };
+        }
         for (hosts, bound, missed) in [
             (&["a.x.org"][..], &["a.x.org"][..], None),
             (&["a.x.org", "b.x.org"], &["*.x.org"], None),
@@ -359,9 +362,10 @@ mod tests {
             (&["x.org"], &["*.x.org"], Some("x.org")),
             (&["*.x.org"], &["x.org"], Some("*.x.org")),
             (&["a.x.org", "y.org"], &["*.x.org"], Some("y.org")),
+            (&["a.x.org"], &["http://*.x.org:8080"], None),
             (&["*.badx.org"], &["*.x.org"], Some("*.badx.org")),
         ] {
-            let (hosts, bound) = (patterns(hosts), patterns(bound));
+            let (hosts, bound) = (parsed(hosts), parsed(bound));
             let told = unbound(&hosts, &bound).map(ToString::to_string);
             assert_eq!(told.as_deref(), missed, "{hosts:?} {bound:?}");
         }

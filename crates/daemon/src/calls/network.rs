@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::{HostPattern, Network, NetworkLimits, SecretName};
+use torpor_protocol::{HostBinding, Network, NetworkLimits, SecretName};
 
 use crate::admission::network::{secrets_of, unbound};
 use crate::api::error::{ApiError, Result};
@@ -39,7 +39,7 @@ pub(super) async fn known(app: &App, network: &Network) -> Result<()> {
 }
 
 /// The hosts of a secret that is there.
-async fn bound_to(app: &App, name: &SecretName) -> Result<Vec<HostPattern>> {
+async fn bound_to(app: &App, name: &SecretName) -> Result<Vec<HostBinding>> {
     let secret = app.vault.find(name).await?;
     let secret = secret.ok_or_else(|| StoreError::NoSuchSecret(name.to_string()))?;
     Ok(secret.hosts)

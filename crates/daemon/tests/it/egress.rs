@@ -150,7 +150,10 @@ async fn a_secret_is_bound_to_hosts_and_stays_so_until_others_are_said() {
     assert_eq!((&again["version"], &again["hosts"]), (&json!(2), &set["hosts"]));
     let free = set_secret(&world, "KEY", &[]).await.expect(200);
     assert_eq!((&free["version"], &free["hosts"]), (&json!(3), &json!([])));
-    set_secret(&world, "KEY", &["https://example.com"]).await.expect_error(400, "invalid_request");
+    let ports = ["https://a.example:443", "a.example:8443", "http://a.example:8080"];
+    let set = set_secret(&world, "KEY", &ports).await.expect(200);
+    assert_eq!(set["hosts"], json!(["a.example", "a.example:8443", "http://a.example:8080"]));
+    set_secret(&world, "KEY", &["ftp://a.example"]).await.expect_error(400, "invalid_request");
 }
 
 #[tokio::test]

@@ -49,6 +49,12 @@ pub(super) async fn course(visit: &Visit, policy: &Policy, speech: &Speech) -> C
         (Readable::Encrypted, Fate::Pass { rule, .. }) if wanted && speech.host().is_some() => {
             (Step::Read, rule)
         }
+        // Requests that nobody reads could be in it, and what was put in before could come back.
+        (Readable::Encrypted | Readable::No, Fate::Pass { .. })
+            if wanted && matches!(speech, Speech::Tls { .. } | Speech::Http2) =>
+        {
+            (Step::Deny, word::PROTOCOL.to_owned())
+        }
         // Each request of it may be for another host.
         (Readable::Plain, Fate::Pass { rule, to: Goal::Host })
             if policy.by_name() && host.is_some() =>

@@ -67,8 +67,8 @@ async fn first_words(visit: &Visit, guest: &mut OwnedReadHalf) -> io::Result<Byt
     let course = settled(visit, &speech).await;
     let may = match course.step {
         Step::Pass { .. } => true,
-        // It is too late to read it: it is connected. Where that must be, it is refused.
-        Step::Read => !course.must_be_read,
+        // It is too late to read it: it is connected. Where that matters, it is refused.
+        Step::Read => !course.waits,
         Step::Deny => false,
     };
     if may {

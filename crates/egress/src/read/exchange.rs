@@ -13,15 +13,19 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 use torpor_lifecycle::store::Vault;
+use torpor_protocol::Network;
 use torpor_protocol::egress::{EgressKind, Verdict};
 
 use super::Errand;
 use super::body::{Body, CHANGED_MAX, Kind, Taken, empty, take};
+use super::decode::Coding;
 use super::headers;
-use super::inject::{Injection, ask_for_plain_answers, paths_matter};
+use super::inject::{Injection, paths_matter};
+use super::purse::{Purse, Way};
 use super::redact::{Needles, Redacted};
 use super::refusal::Refusal;
 use super::room::Room;
@@ -47,6 +51,8 @@ pub(super) struct Exchange {
     upstream: Upstream,
     speech: Speech,
     room: Room,
+    /// What must not come back, as it was for the last request.
+    needles: Mutex<Needles>,
     within: Within,
 }
 
@@ -94,7 +100,8 @@ impl Exchange {
         room: Room,
         within: Within,
     ) -> Arc<Self> {
-        Arc::new(Self { errand, vault, upstream, speech, room, within })
+        let needles = Mutex::default();
+        Arc::new(Self { errand, vault, upstream, speech, room, needles, within })
     }
 
     /// Answers in any case, and tells what became of the request.
@@ -137,24 +144,32 @@ impl Exchange {
             Some(canonical) if paths_matter(network, host) => canonical,
             Some(_) | None => path,
         };
-        let mut injection =
-            Injection::prepare(&*self.vault, network, host, &parts.method, &path).await?;
+        let purse = Purse::open(&*self.vault, network).await?;
+        let way = Way { host, port: self.errand.port(), tls: self.upstream.is_encrypted() };
+        let mut injection = Injection::prepare(&purse, network, way, &parts.method, &path)?;
         parts.uri = injection.target(&path, parts.uri.query())?;
         injection.headers(&mut parts.headers)?;
         let body = change(&mut injection, &mut parts.headers, body, &self.room).await?;
-        let used = injection.used;
-        if !used.needles.is_empty() {
-            ask_for_plain_answers(&mut parts.headers);
+        note.told.secrets = injection.used.names.into_iter().collect();
+        let needles = self.needles(&purse, network);
+        if !needles.is_empty() {
+            headers::ask_for_all_of_it(&mut parts.headers);
         }
-        note.told.secrets = used.names.into_iter().collect();
         parts.extensions.clear();
         let request = Request::from_parts(parts, body);
         let answer = self.upstream.ask(request, self.speech, &authority, protocol.as_ref()).await?;
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
             let asked = protocol.is_some();
-            return self.switch(answer, asked.then_some(upgrade), used.needles);
+            return self.switch(answer, asked.then_some(upgrade), needles);
         }
-        Ok(fit(answer, used.needles))
+        fit(answer, host, needles)
+    }
+
+    /// What must not come back from this host.
+    fn needles(&self, purse: &Purse, network: &Network) -> Needles {
+        let mut last = self.needles.lock();
+        *last = purse.needles(network, self.errand.host(), &last);
+        last.clone()
     }
 
     /// The path to ask for, if the policy lets this request pass.
@@ -184,9 +199,9 @@ impl Exchange {
             return Err(Refusal::BadAnswer { host: self.errand.host().to_owned(), why });
         };
         let server = hyper::upgrade::on(&mut answer);
-        self.within.tunnel(tunnel(guest, server, needles.clone()));
         let protocol = answer.headers_mut().remove(header::UPGRADE);
-        let mut answer = fit(answer, needles).map(|_| empty());
+        let mut answer = fit(answer, self.errand.host(), needles.clone())?.map(|_| empty());
+        self.within.tunnel(tunnel(guest, server, needles));
         let headers = answer.headers_mut();
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         if let Some(protocol) = protocol {
@@ -232,20 +247,33 @@ async fn change(
     }
 }
 
-/// An answer for the guest, without what was put into the request.
-fn fit(answer: Response<Incoming>, needles: Needles) -> Response<Body> {
+/// An answer of this host for the guest, without what must not come back.
+fn fit(
+    answer: Response<Incoming>,
+    host: &str,
+    needles: Needles,
+) -> Result<Response<Body>, Refusal> {
     let (mut parts, body) = answer.into_parts();
+    let coding = Coding::of(&parts.headers);
     headers::prepare_answer(&mut parts.headers);
     parts.extensions.clear();
     parts.version = Version::HTTP_11;
     if needles.is_empty() {
-        return Response::from_parts(parts, body.map_err(Into::into).boxed_unsync());
+        return Ok(Response::from_parts(parts, body.map_err(Into::into).boxed_unsync()));
     }
     needles.clean_headers(&mut parts.headers);
-    if body.is_end_stream() {
-        return Response::from_parts(parts, empty());
+    if parts.status == StatusCode::PARTIAL_CONTENT {
+        return Err(Refusal::Partial { host: host.to_owned() });
     }
-    Response::from_parts(parts, Redacted::new(body, needles).boxed_unsync())
+    if body.is_end_stream() && parts.status != StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(Response::from_parts(parts, empty()));
+    }
+    let coding = coding.map_err(|coding| Refusal::Coded { host: host.to_owned(), coding })?;
+    if coding.is_some() {
+        parts.headers.remove(header::CONTENT_ENCODING);
+        parts.headers.remove(header::CONTENT_LENGTH);
+    }
+    Ok(Response::from_parts(parts, Redacted::new(body, coding, needles).boxed_unsync()))
 }
 
 /// Reads what a guest is sending anyway.

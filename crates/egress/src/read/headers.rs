@@ -7,9 +7,12 @@ use http::{Method, Version};
 use super::refusal::Refusal;
 use crate::policy::host_of;
 
-pub(super) const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+/// How single messages of an answer are compressed.
+pub(super) const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const REQUEST_RANGE: HeaderName = HeaderName::from_static("request-range");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
 /// They concern one connection. `Trailer` is not among them: it announces what the body ends with.
@@ -106,6 +109,21 @@ pub(super) fn prepare(headers: &mut HeaderMap) {
     headers.remove(header::EXPECT);
     if wants_trailers {
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
+}
+
+/// Asks for an answer that can be looked through: not compressed, and not in parts, which could be too
+/// short to recognise a secret in. A server may ignore a range, and its whole answer is a proper one.
+pub(super) fn ask_for_all_of_it(headers: &mut HeaderMap) {
+    headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    for name in [
+        GRPC_ACCEPT_ENCODING,
+        header::SEC_WEBSOCKET_EXTENSIONS,
+        header::RANGE,
+        REQUEST_RANGE,
+        header::IF_RANGE,
+    ] {
+        headers.remove(name);
     }
 }
 

@@ -3,12 +3,13 @@
 //! Invariants
 //! - A route uses a secret only for hosts that the secret is bound to, if it is bound at all. A
 //!   placeholder of the code itself is replaced only if the policy names the secret and the secret is
-//!   bound to this very host; else it stays as it is.
+//!   bound to this very host; else it stays as it is. Where the host is right, and the port or the lack
+//!   of TLS is not, the request is refused ([`purse`](super::purse)).
 //! - What was put in is not looked through again, and where it stands it can't end what it stands in: it
 //!   is encoded, or refused.
 //! - What a route sets replaces what the guest sent under the same name.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -17,13 +18,13 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, Uri};
 use serde_json::value::RawValue;
-use torpor_lifecycle::store::Vault;
-use torpor_protocol::{Network, Route, SecretName};
+use torpor_protocol::{Network, Route};
 
 use super::body::Kind;
-use super::headers::{GRPC_ACCEPT_ENCODING, belongs_to_the_connection};
+use super::forms::Form;
+use super::headers::belongs_to_the_connection;
 use super::placeholder::{self, Script};
-use super::purse::{self, Form, Used, Values};
+use super::purse::{Purse, Used, Value, Values, Way};
 use super::refusal::Refusal;
 use crate::policy::{begins, canonical};
 
@@ -37,17 +38,17 @@ pub(super) struct Injection<'a> {
 
 impl<'a> Injection<'a> {
     /// What this policy says about a request, with the secrets it takes.
-    pub(super) async fn prepare(
-        vault: &dyn Vault,
+    pub(super) fn prepare(
+        purse: &Purse,
         network: &'a Network,
-        host: &str,
+        way: Way<'_>,
         method: &Method,
         path: &str,
     ) -> Result<Self, Refusal> {
-        let routes = network.routes.iter().filter(|route| is_for(route, host, method, path));
+        let routes = network.routes.iter().filter(|route| is_for(route, way.host, method, path));
         let routes: Vec<_> = routes.collect();
-        let of_routes = purse::of_routes(vault, named(&routes), host).await?;
-        let of_the_code = purse::of_the_code(vault, &network.secrets, host).await?;
+        let of_routes = purse.of_routes(&routes, way)?;
+        let of_the_code = purse.of_the_code(&network.secrets, way);
         Ok(Self { routes, of_routes, of_the_code, used: Used::default() })
     }
 
@@ -161,7 +162,7 @@ impl<'a> Injection<'a> {
         let unfit = || {
             let names = self.used.names.iter();
             let mut unfit = names.filter(|name| {
-                let value = self.of_the_code.get(*name).map(|secret| secret.value.as_str());
+                let value = self.of_the_code.get(*name).map(Value::text);
                 value.is_some_and(|value| HeaderValue::from_str(value).is_err())
             });
             unfit.next().cloned().map_or(Refusal::Malformed("a header is none"), Refusal::Unfit)
@@ -180,14 +181,7 @@ impl<'a> Injection<'a> {
         let Ok(plain) = STANDARD.decode(coded.trim_ascii()) else { return Ok(None) };
         let code = &self.of_the_code;
         let replaced = self.used.replace(&plain, Script::Plain, code, Form::Raw)?;
-        Ok(replaced.map(|replaced| {
-            let coded = STANDARD.encode(replaced);
-            let names = placeholder::names(&plain);
-            if let Some(name) = names.iter().find(|name| code.contains_key(*name)) {
-                self.used.needles.add(coded.trim_end_matches('=').as_bytes(), name);
-            }
-            [b"Basic ", coded.as_bytes()].concat()
-        }))
+        Ok(replaced.map(|replaced| [b"Basic ", STANDARD.encode(replaced).as_bytes()].concat()))
     }
 
     /// `a=1&b=2` without the pairs that routes set, with secrets in it, and with what routes set; none
@@ -224,13 +218,6 @@ impl<'a> Injection<'a> {
     }
 }
 
-/// Answers to requests that got secrets are looked through: they must not come compressed.
-pub(super) fn ask_for_plain_answers(headers: &mut HeaderMap) {
-    headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    headers.remove(GRPC_ACCEPT_ENCODING);
-    headers.remove(header::SEC_WEBSOCKET_EXTENSIONS);
-}
-
 fn is_for(route: &Route, host: &str, method: &Method, path: &str) -> bool {
     let hosts = route.hosts.iter().any(|one| one.matches(host));
     let same = |one: &String| one.eq_ignore_ascii_case(method.as_str());
@@ -246,14 +233,6 @@ fn is_for(route: &Route, host: &str, method: &Method, path: &str) -> bool {
 pub(super) fn paths_matter(network: &Network, host: &str) -> bool {
     let here = |route: &&Route| route.hosts.iter().any(|one| one.matches(host));
     network.routes.iter().filter(here).any(|route| !route.paths.is_empty())
-}
-
-fn named(routes: &[&Route]) -> BTreeSet<SecretName> {
-    let values = |route: &&Route| -> Vec<SecretName> {
-        let all = route.headers.values().chain(route.query.values()).chain(route.body.values());
-        all.flat_map(|template| placeholder::names(template.as_bytes())).collect()
-    };
-    routes.iter().flat_map(values).collect()
 }
 
 /// An object with these members, in place of those of the same name. The others stay as they are

@@ -11,14 +11,19 @@
 //!   HTTP. There is one connection to the server at a time, and it ends with the guest's.
 //! - A request names the host that its connection was decided about, or it is refused (421).
 //! - Bodies stream. Only what has to be changed is kept whole, up to [`body::CHANGED_MAX`].
-//! - Values of secrets are in no event, log, error or `Debug`.
+//! - Values of secrets are in no event, log, error or `Debug`; and in no answer of a host that they could have
+//!   been sent to, whichever request it answers ([`redact`]). Such an answer comes whole and unpacked, or
+//!   not at all.
+//! - A secret leaves by TLS on port 443, or where its binding says ([`purse`]).
 //!
 //! Not done: placeholders in trailers, multipart forms, compressed bodies and WebSocket messages stay as
 //! they are; so does a signature over what a placeholder changed. What [`redact`] can't see is told there.
 
 mod authority;
 mod body;
+mod decode;
 mod exchange;
+mod forms;
 mod headers;
 mod inject;
 mod placeholder;
@@ -53,6 +58,7 @@ use torpor_protocol::SandboxId;
 use torpor_protocol::egress::{EgressKind, Verdict};
 
 pub use authority::{Authority, AuthorityError};
+pub(crate) use purse::secrets_of;
 
 use crate::EgressError;
 use crate::policy::{Decision, Policy, host_of, word};

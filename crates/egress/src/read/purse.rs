@@ -1,119 +1,154 @@
-//! Secrets on their way into one request: their values, and what was used of them.
+//! The secrets of a policy on one way to one host: which may go into a request, which could come back,
+//! and what was used.
+//!
+//! Invariants
+//! - A secret goes where one of its bindings says: to that host, on that port, with TLS unless the binding
+//!   says otherwise. One that is bound to nothing goes where routes say, with TLS on port 443.
+//! - What could come back from a host is every secret of the policy that is bound to it or that a route
+//!   for it names, whatever this very request got: a server may have kept it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use torpor_lifecycle::store::{BoundSecret, StoreError, Vault};
-use torpor_protocol::SecretName;
+use torpor_lifecycle::store::{BoundSecret, Vault};
+use torpor_protocol::{Network, Route, SecretName};
 
 use super::body::CHANGED_MAX;
+use super::forms::Form;
 use super::placeholder::{self, Script};
 use super::redact::Needles;
 use super::refusal::Refusal;
 
-/// How a value is written where it goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
-    /// As it is.
-    Raw,
-    /// As a part of a path.
-    Path,
-    /// As a part of a query or a form.
-    Query,
-    /// Inside a string of JSON.
-    Json,
+/// Where a request goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Way<'a> {
+    pub(super) host: &'a str,
+    pub(super) port: u16,
+    pub(super) tls: bool,
 }
 
-impl Form {
-    const ALL: [Self; 4] = [Self::Raw, Self::Path, Self::Query, Self::Json];
+/// Where secrets go that are bound to nothing.
+const USUAL: (u16, bool) = (443, true);
 
-    pub(super) fn write(self, value: &str) -> Vec<u8> {
-        match self {
-            Self::Raw => value.as_bytes().to_vec(),
-            Self::Path => percent(value, b"-._~:@!$&'()*,;="),
-            Self::Query => percent(value, b"-._~"),
-            Self::Json => {
-                let quoted = serde_json::Value::from(value).to_string();
-                quoted.as_bytes()[1..quoted.len() - 1].to_vec()
+impl Way<'_> {
+    fn permits(&self, secret: &BoundSecret) -> bool {
+        let Self { host, port, tls } = *self;
+        let bound = secret.hosts.iter().any(|binding| binding.permits(host, port, tls));
+        bound || (secret.hosts.is_empty() && (port, tls) == USUAL)
+    }
+
+    /// Why this secret does not go this way, though it may be sent to this host.
+    fn barred(&self, name: &SecretName, secret: &BoundSecret) -> Refusal {
+        let here = secret.hosts.iter().filter(|binding| binding.host().matches(self.host));
+        let mut bound: Vec<_> = here.map(ToString::to_string).collect();
+        if bound.is_empty() {
+            bound.push(self.host.to_owned());
+        }
+        let bound = bound.join(" and ");
+        Refusal::Barred { name: name.clone(), way: self.to_string(), bound }
+    }
+}
+
+/// As bindings are written, but always with the scheme.
+impl fmt::Display for Way<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (scheme, usual) = if self.tls { ("https", 443) } else { ("http", 80) };
+        write!(f, "{scheme}://{}", self.host)?;
+        if self.port == usual { Ok(()) } else { write!(f, ":{}", self.port) }
+    }
+}
+
+/// The secrets that a policy names: in routes, and for the code.
+pub(crate) fn secrets_of(network: &Network) -> BTreeSet<SecretName> {
+    let routed = network.routes.iter().flat_map(named_by);
+    routed.chain(network.secrets.iter().cloned()).collect()
+}
+
+fn named_by(route: &Route) -> Vec<SecretName> {
+    let all = route.headers.values().chain(route.query.values()).chain(route.body.values());
+    all.flat_map(|template| placeholder::names(template.as_bytes())).collect()
+}
+
+/// A value that may stand for a placeholder.
+pub(super) struct Value {
+    text: String,
+    /// It may not: why.
+    barred: Option<Refusal>,
+}
+
+impl Value {
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+pub(super) type Values = BTreeMap<SecretName, Value>;
+
+/// All secrets of a policy that are there.
+pub(super) struct Purse(BTreeMap<SecretName, BoundSecret>);
+
+impl Purse {
+    pub(super) async fn open(vault: &dyn Vault, network: &Network) -> Result<Self, Refusal> {
+        let mut secrets = BTreeMap::new();
+        for name in secrets_of(network) {
+            let secret = vault.bound(&name).await.map_err(|error| {
+                tracing::warn!(%name, %error, "a secret can't be read");
+                Refusal::Vault(name.clone())
+            })?;
+            secrets.extend(secret.map(|secret| (name, secret)));
+        }
+        Ok(Self(secrets))
+    }
+
+    /// The secrets that these routes need.
+    pub(super) fn of_routes(&self, routes: &[&Route], way: Way<'_>) -> Result<Values, Refusal> {
+        let mut values = Values::new();
+        for name in routes.iter().flat_map(|route| named_by(route)) {
+            let secret = self.0.get(&name).ok_or_else(|| Refusal::NoSecret(name.clone()))?;
+            if !secret.hosts.is_empty() && !secret.is_bound_to(way.host) {
+                return Err(Refusal::NotBound { name, host: way.host.to_owned() });
             }
+            if !way.permits(secret) {
+                return Err(way.barred(&name, secret));
+            }
+            values.insert(name, Value { text: secret.value.clone(), barred: None });
         }
+        Ok(values)
     }
-}
 
-/// With percent signs for all but letters, digits and these.
-fn percent(value: &str, kept: &[u8]) -> Vec<u8> {
-    let mut written = Vec::with_capacity(value.len());
-    for byte in value.bytes() {
-        if byte.is_ascii_alphanumeric() || kept.contains(&byte) {
-            written.push(byte);
-        } else {
-            written.extend_from_slice(format!("%{byte:02X}").as_bytes());
-        }
+    /// The secrets that the code in the sandbox may use for this host.
+    pub(super) fn of_the_code(&self, names: &[SecretName], way: Way<'_>) -> Values {
+        let here = names.iter().filter_map(|name| {
+            let secret = self.0.get(name).filter(|secret| secret.is_bound_to(way.host))?;
+            let barred = (!way.permits(secret)).then(|| way.barred(name, secret));
+            Some((name.clone(), Value { text: secret.value.clone(), barred }))
+        });
+        here.collect()
     }
-    written
-}
 
-/// Some secrets that may be used now.
-pub(super) type Values = BTreeMap<SecretName, BoundSecret>;
-
-/// The secrets that the code in the sandbox may use for this host.
-pub(super) async fn of_the_code(
-    vault: &dyn Vault,
-    names: &[SecretName],
-    host: &str,
-) -> Result<Values, Refusal> {
-    let mut values = Values::new();
-    for name in names {
-        let secret = vault.bound(name).await.map_err(|error| unavailable(name, &error))?;
-        let here = |secret: &BoundSecret| secret.hosts.iter().any(|one| one.matches(host));
-        values.extend(secret.filter(here).map(|secret| (name.clone(), secret)));
+    /// What must not come back from this host; `before` if it is the same.
+    pub(super) fn needles(&self, network: &Network, host: &str, before: &Needles) -> Needles {
+        let here = |route: &&Route| route.hosts.iter().any(|one| one.matches(host));
+        let routed: BTreeSet<_> = network.routes.iter().filter(here).flat_map(named_by).collect();
+        let concerns = |(name, secret): &(&SecretName, &BoundSecret)| {
+            secret.is_bound_to(host) || (secret.hosts.is_empty() && routed.contains(*name))
+        };
+        let secrets = self.0.iter().filter(concerns).map(|(name, secret)| (name, &*secret.value));
+        let secrets: Vec<_> = secrets.collect();
+        if before.are_of(&secrets) { before.clone() } else { Needles::of(&secrets) }
     }
-    Ok(values)
-}
-
-/// The secrets that routes need for this host.
-pub(super) async fn of_routes(
-    vault: &dyn Vault,
-    names: BTreeSet<SecretName>,
-    host: &str,
-) -> Result<Values, Refusal> {
-    let mut values = Values::new();
-    for name in names {
-        let secret = vault.bound(&name).await.map_err(|error| unavailable(&name, &error))?;
-        let secret = secret.ok_or_else(|| Refusal::NoSecret(name.clone()))?;
-        let here = secret.hosts.iter().any(|one| one.matches(host));
-        if !secret.hosts.is_empty() && !here {
-            return Err(Refusal::NotBound { name, host: host.to_owned() });
-        }
-        values.insert(name, secret);
-    }
-    Ok(values)
-}
-
-fn unavailable(name: &SecretName, error: &StoreError) -> Refusal {
-    tracing::warn!(%name, %error, "a secret can't be read");
-    Refusal::Vault(name.clone())
 }
 
 /// What was put into a request.
 pub(super) struct Used {
     pub(super) names: BTreeSet<SecretName>,
-    /// What must not come back with the answer.
-    pub(super) needles: Needles,
     /// Bytes that may still be put in: a body full of placeholders would grow without end.
     left: usize,
 }
 
-/// Shows nothing of the values.
-impl fmt::Debug for Used {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Used").field("names", &self.names).finish_non_exhaustive()
-    }
-}
-
 impl Default for Used {
     fn default() -> Self {
-        Self { names: BTreeSet::new(), needles: Needles::default(), left: CHANGED_MAX }
+        Self { names: BTreeSet::new(), left: CHANGED_MAX }
     }
 }
 
@@ -127,10 +162,13 @@ impl Used {
         form: Form,
     ) -> Result<Option<Vec<u8>>, Refusal> {
         placeholder::replace(text, script, |name| {
-            let Some(secret) = values.get(name) else { return Ok(None) };
-            let written = form.write(&secret.value);
+            let Some(Value { text, barred }) = values.get(name) else { return Ok(None) };
+            if let Some(why) = barred {
+                return Err(why.clone());
+            }
+            let written = form.write(text);
             self.left = self.left.checked_sub(written.len()).ok_or(Refusal::Swollen)?;
-            self.note(name, &secret.value);
+            self.names.insert(name.clone());
             Ok(Some(written))
         })
     }
@@ -140,13 +178,5 @@ impl Used {
         let filled = self.replace(template.as_bytes(), Script::Plain, values, Form::Raw)?;
         let filled = filled.unwrap_or_else(|| template.as_bytes().to_vec());
         Ok(String::from_utf8(filled).expect("texts in place of parts of a text are a text"))
-    }
-
-    fn note(&mut self, name: &SecretName, value: &str) {
-        if self.names.insert(name.clone()) {
-            for form in Form::ALL {
-                self.needles.add(&form.write(value), name);
-            }
-        }
     }
 }

@@ -1,18 +1,19 @@
-//! What was put into a request does not come back with the answer.
+//! What was put into requests does not come back with answers.
 //!
-//! A service that repeats what it was sent would give a secret to the sandbox. So in the answer to a
-//! request that got secrets their values are replaced by `[secret NAME]`, in headers, in trailers and in
-//! the body while it streams. In bodies what stands in place of a value is as long as it (the rest is
-//! stars): answers, ranges and messages say how long they are.
+//! A service that repeats what it was sent, at once or later, would give a secret to the sandbox. So in every
+//! answer of a host the values of all secrets that this sandbox could have sent there are replaced by
+//! `[secret NAME]`, in headers, in trailers and in the body while it streams. In bodies what stands in place
+//! of a value is as long as it (the rest is stars): answers and messages say how long they are.
 //!
-//! Limits: found are the value itself and each form that it was sent in (with percent signs, as JSON,
-//! in `Basic` credentials). A service that encodes it in another way, compresses although it was asked
-//! not to, gives it out in pieces (ranges), or in the answer to a later request, gives it away: bind
-//! secrets to hosts that don't.
+//! Limits: found are the forms that [`forms`](super::forms) has. A service that encodes a value in another way
+//! or gives it out in pieces (its own parts of a text, messages of a WebSocket that are split) gives it away:
+//! bind secrets to hosts that don't.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -22,19 +23,24 @@ use hyper::body::{Body as HttpBody, Frame, Incoming};
 use torpor_protocol::SecretName;
 
 use super::body::BoxError;
+use super::decode::{Coding, Decoder};
+use super::forms;
 
 /// Shortest value that is looked for. Shorter ones hide nothing, and would tear answers apart.
 const VALUE_MIN: usize = 4;
 
-/// What must not come back, each with what stands in its place.
+/// What must not come back. Clones are the same.
 #[derive(Clone, Default)]
-pub(super) struct Needles {
-    needles: Vec<Needle>,
-    /// Whether one begins with this byte; empty if there is none.
-    firsts: Vec<bool>,
+pub(super) struct Needles(Arc<Sorted>);
+
+#[derive(Default)]
+struct Sorted {
+    /// The secrets that these are of.
+    secrets: Vec<(SecretName, String)>,
+    /// By their first byte, and of those the longest first: one may begin another. Empty: there is none.
+    by_first: Vec<Vec<Needle>>,
 }
 
-#[derive(Clone)]
 struct Needle {
     value: Vec<u8>,
     instead: Vec<u8>,
@@ -43,7 +49,7 @@ struct Needle {
 /// Shows nothing of the values.
 impl fmt::Debug for Needles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Needles").field("count", &self.needles.len()).finish_non_exhaustive()
+        f.debug_struct("Needles").field("secrets", &self.0.secrets.len()).finish_non_exhaustive()
     }
 }
 
@@ -55,45 +61,68 @@ enum Here<'a> {
     Needle(&'a Needle),
 }
 
-impl Needles {
-    /// Also looks for this form of a secret.
-    pub(super) fn add(&mut self, value: &[u8], name: &SecretName) {
-        let known = self.needles.iter().any(|needle| needle.value == value);
-        if value.len() < VALUE_MIN || known {
-            return;
+/// How long what stands in place of a value is.
+#[derive(Debug, Clone, Copy)]
+enum Length {
+    Any,
+    /// As long as the value.
+    Same,
+}
+
+impl Needle {
+    fn write_instead(&self, length: Length, to: &mut Vec<u8>) {
+        let end = to.len() + self.value.len();
+        match length {
+            Length::Any => to.extend_from_slice(&self.instead),
+            Length::Same => {
+                if self.instead.len() <= self.value.len() {
+                    to.extend_from_slice(&self.instead);
+                }
+                to.resize(end, b'*');
+            }
         }
-        self.firsts.resize(256, false);
-        self.firsts[usize::from(value[0])] = true;
-        let instead = format!("[secret {name}]").into_bytes();
-        self.needles.push(Needle { value: value.to_vec(), instead });
-        // The longest first: one may begin another.
-        self.needles.sort_by_key(|needle| std::cmp::Reverse(needle.value.len()));
+    }
+}
+
+impl Needles {
+    /// All forms of these secrets.
+    pub(super) fn of(secrets: &[(&SecretName, &str)]) -> Self {
+        let mut by_first: Vec<Vec<Needle>> = Vec::new();
+        for (name, secret) in secrets {
+            let instead = format!("[secret {name}]").into_bytes();
+            let forms = forms::all(secret).into_iter().filter(|form| form.len() >= VALUE_MIN);
+            for value in forms {
+                by_first.resize_with(256, Vec::new);
+                let alike = &mut by_first[usize::from(value[0])];
+                if !alike.iter().any(|needle| needle.value == value) {
+                    alike.push(Needle { value, instead: instead.clone() });
+                }
+            }
+        }
+        for alike in &mut by_first {
+            alike.sort_by_key(|needle| std::cmp::Reverse(needle.value.len()));
+        }
+        let secrets = secrets.iter().map(|(name, value)| ((*name).clone(), (*value).to_owned()));
+        Self(Arc::new(Sorted { secrets: secrets.collect(), by_first }))
+    }
+
+    /// Whether these are the needles of these very secrets.
+    pub(super) fn are_of(&self, secrets: &[(&SecretName, &str)]) -> bool {
+        let mine = self.0.secrets.iter().map(|(name, value)| (name, value.as_str()));
+        mine.eq(secrets.iter().copied())
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.needles.is_empty()
+        self.0.by_first.is_empty()
     }
 
-    /// What stands in place of each is as long as it.
-    fn padded(mut self) -> Self {
-        for Needle { value, instead } in &mut self.needles {
-            if instead.len() > value.len() {
-                instead.clear();
-            }
-            instead.resize(value.len(), b'*');
-        }
-        self
-    }
-
-    fn begins(&self, byte: u8) -> bool {
-        self.firsts.get(usize::from(byte)).copied().unwrap_or_default()
+    fn beginning(&self, byte: u8) -> &[Needle] {
+        self.0.by_first.get(usize::from(byte)).map_or(&[], Vec::as_slice)
     }
 
     fn here(&self, rest: &[u8], last: bool) -> Here<'_> {
-        if !rest.first().is_some_and(|first| self.begins(*first)) {
-            return Here::Nothing;
-        }
-        for needle in &self.needles {
+        let Some(first) = rest.first() else { return Here::Nothing };
+        for needle in self.beginning(*first) {
             if rest.starts_with(&needle.value) {
                 return Here::Needle(needle);
             }
@@ -105,21 +134,21 @@ impl Needles {
     }
 
     /// What of `text` can be shown, and how much of its end has to wait for what follows.
-    fn clean(&self, text: &[u8], last: bool) -> (Vec<u8>, usize) {
+    fn clean(&self, text: &[u8], last: bool, length: Length) -> (Vec<u8>, usize) {
         let mut clean = Vec::with_capacity(text.len());
         let mut at = 0;
         while at < text.len() {
             match self.here(&text[at..], last) {
                 Here::Nothing => {
                     let rest = &text[at + 1..];
-                    let skip = rest.iter().position(|byte| self.begins(*byte));
+                    let skip = rest.iter().position(|byte| !self.beginning(*byte).is_empty());
                     let next = at + 1 + skip.unwrap_or(rest.len());
                     clean.extend_from_slice(&text[at..next]);
                     at = next;
                 }
                 Here::Perhaps => break,
                 Here::Needle(needle) => {
-                    clean.extend_from_slice(&needle.instead);
+                    needle.write_instead(length, &mut clean);
                     at += needle.value.len();
                 }
             }
@@ -129,7 +158,7 @@ impl Needles {
 
     pub(super) fn clean_headers(&self, headers: &mut HeaderMap) {
         for value in headers.values_mut() {
-            let (clean, _) = self.clean(value.as_bytes(), true);
+            let (clean, _) = self.clean(value.as_bytes(), true, Length::Any);
             if clean != value.as_bytes()
                 && let Ok(clean) = HeaderValue::from_bytes(&clean)
             {
@@ -149,27 +178,30 @@ pub(super) struct Sieve {
 
 impl Sieve {
     pub(super) fn new(needles: Needles) -> Self {
-        Self { needles: needles.padded(), held: Vec::new() }
+        Self { needles, held: Vec::new() }
     }
 
     /// What can be passed on, now that this came.
     pub(super) fn push(&mut self, chunk: &[u8]) -> Vec<u8> {
         self.held.extend_from_slice(chunk);
-        let (clean, waiting) = self.needles.clean(&self.held, false);
+        let (clean, waiting) = self.needles.clean(&self.held, false, Length::Same);
         self.held.drain(..self.held.len() - waiting);
         clean
     }
 
     /// What is left when nothing more comes.
     pub(super) fn end(&mut self) -> Vec<u8> {
-        let (clean, _) = self.needles.clean(&std::mem::take(&mut self.held), true);
-        clean
+        let held = std::mem::take(&mut self.held);
+        self.needles.clean(&held, true, Length::Same).0
     }
 }
 
-/// The body of an answer, looked through while it streams.
+/// The body of an answer, unpacked if it is packed, and looked through while it streams.
 pub(super) struct Redacted {
     inner: Incoming,
+    decoder: Option<Decoder>,
+    /// What has to be unpacked yet.
+    coded: Bytes,
     needles: Needles,
     sieve: Sieve,
     ready: VecDeque<Frame<Bytes>>,
@@ -177,21 +209,48 @@ pub(super) struct Redacted {
 }
 
 impl Redacted {
-    pub(super) fn new(inner: Incoming, needles: Needles) -> Self {
-        let sieve = Sieve::new(needles.clone());
-        Self { inner, needles, sieve, ready: VecDeque::new(), ended: false }
+    pub(super) fn new(inner: Incoming, coding: Option<Coding>, needles: Needles) -> Self {
+        let (decoder, coded) = (coding.map(Decoder::new), Bytes::new());
+        let (sieve, ready) = (Sieve::new(needles.clone()), VecDeque::new());
+        Self { inner, decoder, coded, needles, sieve, ready, ended: false }
     }
 
-    fn take(&mut self, frame: Frame<Bytes>) {
+    fn take(&mut self, frame: Frame<Bytes>) -> io::Result<()> {
         let trailers = match frame.into_data() {
-            Ok(data) => return self.pass(|sieve| sieve.push(&data)),
+            Ok(data) if self.decoder.is_some() => {
+                self.coded = data;
+                return Ok(());
+            }
+            Ok(data) => {
+                self.pass(|sieve| sieve.push(&data));
+                return Ok(());
+            }
             Err(frame) => frame.into_trailers(),
         };
         if let Ok(mut trailers) = trailers {
-            self.pass(Sieve::end);
+            self.end()?;
             self.needles.clean_headers(&mut trailers);
             self.ready.push_back(Frame::trailers(trailers));
         }
+        Ok(())
+    }
+
+    /// Unpacks some of what came.
+    fn unpack(&mut self) -> io::Result<()> {
+        let Some(decoder) = &mut self.decoder else { return Ok(()) };
+        let plain = decoder.step(&mut self.coded)?;
+        self.pass(|sieve| sieve.push(&plain));
+        Ok(())
+    }
+
+    /// Nothing more of the body comes.
+    fn end(&mut self) -> io::Result<()> {
+        if let Some(mut decoder) = self.decoder.take() {
+            let plain = decoder.end()?;
+            self.pass(|sieve| sieve.push(&plain));
+        }
+        self.pass(Sieve::end);
+        Ok(())
     }
 
     fn pass(&mut self, clean: impl FnOnce(&mut Sieve) -> Vec<u8>) {
@@ -217,13 +276,21 @@ impl HttpBody for Redacted {
             if self.ended {
                 return Poll::Ready(None);
             }
-            match std::task::ready!(Pin::new(&mut self.inner).poll_frame(context)) {
-                Some(Ok(frame)) => self.take(frame),
-                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
-                None => {
-                    self.ended = true;
-                    self.pass(Sieve::end);
+            let done = if self.coded.is_empty() {
+                match std::task::ready!(Pin::new(&mut self.inner).poll_frame(context)) {
+                    Some(Ok(frame)) => self.take(frame),
+                    Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                    None => {
+                        self.ended = true;
+                        self.end()
+                    }
                 }
+            } else {
+                self.unpack()
+            };
+            if let Err(error) = done {
+                self.ended = true;
+                return Poll::Ready(Some(Err(error.into())));
             }
         }
     }
@@ -238,11 +305,10 @@ mod tests {
     use super::*;
 
     fn needles(values: &[(&str, &str)]) -> Needles {
-        let mut needles = Needles::default();
-        for (value, name) in values {
-            needles.add(value.as_bytes(), &name.parse().unwrap());
-        }
-        needles
+        let named =
+            values.iter().map(|(value, name)| (name.parse::<SecretName>().unwrap(), *value));
+        let named: Vec<_> = named.collect();
+        Needles::of(&named.iter().map(|(name, value)| (name, *value)).collect::<Vec<_>>())
     }
 
     fn sieved(needles: &Needles, chunks: &[&str]) -> (Vec<String>, String) {

@@ -30,6 +30,8 @@ pub(super) enum Refusal {
     NoSecret(SecretName),
     #[error("a route needs the secret {name}, which is not bound to {host}")]
     NotBound { name: SecretName, host: String },
+    #[error("the secret {name} is not sent to {way}: it is bound to {bound}")]
+    Barred { name: SecretName, way: String, bound: String },
     #[error("the secret {0} can't be read at present")]
     Vault(SecretName),
     #[error("the value of the secret {0} can't stand in a header: it has a control character")]
@@ -55,6 +57,16 @@ pub(super) enum Refusal {
     Slow { host: String, limit: Duration },
     #[error("{host} gave no proper answer: {why}")]
     BadAnswer { host: String, why: String },
+    #[error(
+        "the answer of {host} is compressed ({coding}) though it was asked for as it is: what a secret is \
+         sent to can't be looked through so"
+    )]
+    Coded { host: String, coding: String },
+    #[error(
+        "the answer of {host} is a part though all of it was asked for: what a secret is sent to can't \
+         be looked through so"
+    )]
+    Partial { host: String },
 }
 
 impl Refusal {
@@ -79,6 +91,13 @@ impl Refusal {
             }
             Self::NoSecret(_) => (StatusCode::BAD_GATEWAY, "no-such-secret", ROUTE),
             Self::NotBound { .. } => (StatusCode::BAD_GATEWAY, "secret-not-bound", ROUTE),
+            Self::Barred { .. } => (
+                StatusCode::FORBIDDEN,
+                "secret-barred",
+                "ask for the address that it is bound to (by https, on port 443, unless another is \
+                 named); whoever owns the secret can bind it to another port, HOST:PORT, or to plain \
+                 HTTP, http://HOST:PORT",
+            ),
             Self::Vault(_) => (StatusCode::BAD_GATEWAY, "secret-unavailable", "try again"),
             Self::Unfit(_) => (StatusCode::BAD_GATEWAY, "secret-unfit", ROUTE),
             Self::BadHeader(_) => (StatusCode::BAD_GATEWAY, "route-unfit", ROUTE),
@@ -102,19 +121,33 @@ impl Refusal {
             }
             Self::Slow { .. } => (StatusCode::GATEWAY_TIMEOUT, "upstream-slow", "try again"),
             Self::BadAnswer { .. } => (StatusCode::BAD_GATEWAY, "upstream-failed", "try again"),
+            Self::Coded { .. } => (
+                StatusCode::BAD_GATEWAY,
+                "answer-compressed",
+                "have the server answer without compression, or with gzip or deflate alone",
+            ),
+            Self::Partial { .. } => (
+                StatusCode::BAD_GATEWAY,
+                "answer-partial",
+                "have the server ignore ranges, or get this from a host that no secret is bound to",
+            ),
         }
     }
 
     /// Whether nothing of the request left.
     pub(super) fn stayed(&self) -> bool {
         match self {
-            Self::Slow { .. } | Self::BadAnswer { .. } => false,
+            Self::Slow { .. }
+            | Self::BadAnswer { .. }
+            | Self::Coded { .. }
+            | Self::Partial { .. } => false,
             Self::Denied { .. }
             | Self::Misdirected { .. }
             | Self::Malformed(_)
             | Self::Connect
             | Self::NoSecret(_)
             | Self::NotBound { .. }
+            | Self::Barred { .. }
             | Self::Vault(_)
             | Self::Unfit(_)
             | Self::BadHeader(_)
@@ -134,7 +167,8 @@ impl Refusal {
             | Self::Misdirected { .. }
             | Self::Malformed(_)
             | Self::Connect
-            | Self::NotBound { .. } => Verdict::Denied,
+            | Self::NotBound { .. }
+            | Self::Barred { .. } => Verdict::Denied,
             Self::NoSecret(_)
             | Self::Vault(_)
             | Self::Unfit(_)
@@ -146,7 +180,9 @@ impl Refusal {
             | Self::SlowBody
             | Self::Unreachable { .. }
             | Self::Slow { .. }
-            | Self::BadAnswer { .. } => Verdict::Failed,
+            | Self::BadAnswer { .. }
+            | Self::Coded { .. }
+            | Self::Partial { .. } => Verdict::Failed,
         }
     }
 
@@ -158,6 +194,7 @@ impl Refusal {
             | Self::NotBound { name, .. }
             | Self::Vault(name)
             | Self::Unfit(name) => format!("secret {name}"),
+            Self::Barred { name, way, .. } => format!("secret {name} not to {way}"),
             Self::Misdirected { .. }
             | Self::Malformed(_)
             | Self::Connect
@@ -169,7 +206,9 @@ impl Refusal {
             | Self::SlowBody
             | Self::Unreachable { .. }
             | Self::Slow { .. }
-            | Self::BadAnswer { .. } => self.parts().1.to_owned(),
+            | Self::BadAnswer { .. }
+            | Self::Coded { .. }
+            | Self::Partial { .. } => self.parts().1.to_owned(),
         }
     }
 

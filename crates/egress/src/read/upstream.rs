@@ -88,6 +88,11 @@ impl Upstream {
         Self { errand, tls, within, state: Mutex::new(State::None) }
     }
 
+    /// Whether what is sent there is encrypted.
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
     /// Connects already now, as one that speaks one of these; none if it can't be reached.
     pub(super) async fn connect(&mut self, offered: &[Speech]) -> Option<Speech> {
         let (state, speech) = match self.open(offered).await {

@@ -9,16 +9,18 @@ use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use torpor_egress::Settings;
-use torpor_lifecycle::store::BoundSecret;
 use torpor_protocol::egress::{EgressKind, Verdict};
 
-use crate::world::{DEADLINE, ELSEWHERE, FakeVault, SERVER, World, all, assert_reset, web};
+use crate::world::{
+    DEADLINE, ELSEWHERE, FakeVault, SERVER, World, all, assert_cut, assert_reset, greet_and_echo,
+    web,
+};
 
 /// A TLS server that echoes, with a certificate for this host; its port and whom to believe.
 pub(crate) async fn tls_server(world: &mut World, host: &str) -> (u16, RootCertStore) {
@@ -143,14 +145,13 @@ async fn what_cant_be_read_does_not_reach_a_host_that_must_be() {
 
 #[tokio::test]
 async fn a_host_that_a_granted_secret_is_bound_to_is_read() {
-    let secret =
-        BoundSecret { value: "s3cr3t-value".to_owned(), hosts: vec!["a.test".parse().unwrap()] };
-    let vault = FakeVault([("key".to_owned(), secret)].into());
+    let vault = FakeVault::default();
     let policy = r#"{"allow":["0.0.0.0/0","a.test","b.test","127.0.0.2"],"secrets":["key"]}"#;
-    let mut world = World::with(policy, Settings::default(), vault).await;
+    let mut world = World::with(policy, Settings::default(), vault.clone()).await;
     world.host("a.test", &[SERVER]);
     world.host("b.test", &[SERVER]);
     let (port, _) = world.server(web).await;
+    vault.set("key", "s3cr3t-value", &format!("http://a.test:{port}"));
     for (host, replaced) in [("a.test", true), ("b.test", false)] {
         let request = format!(
             "GET /{{{{SECRET:key}}}} HTTP/1.1\r\nHost: {host}\r\nX: {{{{SECRET:key}}}}\r\n\
@@ -161,4 +162,70 @@ async fn a_host_that_a_granted_secret_is_bound_to_is_read() {
         let used = used.iter().filter(|event| event.host.as_deref() == Some(host));
         assert_eq!(used.into_iter().any(|event| !event.secrets.is_empty()), replaced, "{host}");
     }
+}
+
+/// Of a host that is named by nothing but the answer to a question.
+const PUBLIC: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
+/// For a host that a secret of this policy is bound to, and a route for another host names.
+const ROUTED_ELSEWHERE: &str = r#"{"allow":["*.test","127.0.0.2"],
+    "routes":[{"hosts":["other.test"],"headers":{"x":"{{SECRET:key}}"}}]}"#;
+
+async fn bound_elsewhere() -> World {
+    let vault = FakeVault::default();
+    vault.set("key", "s3cr3t-value", "*.test");
+    let world = World::with(ROUTED_ELSEWHERE, Settings::default(), vault).await;
+    world.host("a.test", &[SERVER]);
+    world.host("b.test", &[PUBLIC]);
+    world.guest.ask("b.test.", hickory_proto::rr::RecordType::A).await;
+    world
+}
+
+#[tokio::test]
+async fn a_host_that_shares_a_secret_with_a_routed_one_is_read() {
+    let mut world = bound_elsewhere().await;
+    let (port, _) = world.server(web).await;
+    let request = "GET /s3cr3t-value HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n";
+    let answer = world.guest.http(SERVER, port, request).await;
+    assert!(answer.contains("GET /[secret key]") && !answer.contains("s3cr3t"), "{answer}");
+}
+
+#[tokio::test]
+async fn what_cant_be_read_of_such_a_host_is_refused() {
+    let mut world = bound_elsewhere().await;
+    let (port, count) = world.server(greet_and_echo).await;
+    let name = ServerName::try_from("a.test").unwrap();
+    let mut config = (*client(&RootCertStore::empty())).clone();
+    config.alpn_protocols = vec![b"something".to_vec()];
+    let mut connection = ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut other_protocol = Vec::new();
+    connection.write_tls(&mut other_protocol).unwrap();
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    for (address, words) in [(SERVER, other_protocol), (PUBLIC, preface)] {
+        let mut stream = world.guest.connect(address, port).await;
+        stream.write_all(&words).await.unwrap();
+        assert_reset(&mut stream).await;
+    }
+    assert_eq!(count.load(Ordering::Relaxed), 0);
+    // Who lets the server speak first can't be read any more.
+    for words in [hello("a.test"), b"GET / HTTP/1.1\r\nHost: a.test\r\n\r\n".to_vec()] {
+        let mut stream = world.guest.connect(SERVER, port).await;
+        let mut greeting = [0; 3];
+        timeout(DEADLINE, stream.read_exact(&mut greeting)).await.unwrap().unwrap();
+        stream.write_all(&words).await.unwrap();
+        assert_cut(&mut stream).await;
+    }
+}
+
+#[tokio::test]
+async fn a_policy_with_more_secrets_cuts_what_is_not_read() {
+    let mut world = World::new(r#"{"allow":["a.test","127.0.0.2"]}"#).await;
+    world.host("a.test", &[SERVER]);
+    let (port, roots) = tls_server(&mut world, "a.test").await;
+    let stream = world.guest.connect(ELSEWHERE, port).await;
+    let mut stream = tls_client(stream, "a.test", &roots).await.unwrap();
+    world.set_policy(r#"{"allow":["a.test","b.test","127.0.0.2"]}"#);
+    stream.write_all(b"x").await.unwrap();
+    assert_eq!(timeout(DEADLINE, stream.read_u8()).await.unwrap().unwrap(), b'x');
+    world.set_policy(r#"{"allow":["a.test","127.0.0.2"],"secrets":["key"]}"#);
+    assert_cut(stream.get_mut().0).await;
 }

@@ -64,13 +64,21 @@ pub(crate) struct Guest {
 /// Where connections wanted to go, by where they come from.
 type Wanted = Arc<Mutex<HashMap<SocketAddr, SocketAddrV4>>>;
 
-#[derive(Default)]
-pub(crate) struct FakeVault(pub(crate) BTreeMap<String, BoundSecret>);
+#[derive(Clone, Default)]
+pub(crate) struct FakeVault(Arc<Mutex<BTreeMap<String, BoundSecret>>>);
+
+impl FakeVault {
+    /// From now on there is this secret, bound to this.
+    pub(crate) fn set(&self, name: &str, value: &str, host: &str) {
+        let secret = BoundSecret { value: value.to_owned(), hosts: vec![host.parse().unwrap()] };
+        self.0.lock().insert(name.to_owned(), secret);
+    }
+}
 
 #[async_trait]
 impl Vault for FakeVault {
     async fn reveal(&self, names: &[SecretName]) -> Result<BTreeMap<String, String>, StoreError> {
-        let one = |name: &SecretName| match self.0.get(&name.to_string()) {
+        let one = |name: &SecretName| match self.0.lock().get(&name.to_string()) {
             Some(secret) => Ok((name.to_string(), secret.value.clone())),
             None => Err(StoreError::NoSuchSecret(name.to_string())),
         };
@@ -78,7 +86,7 @@ impl Vault for FakeVault {
     }
 
     async fn bound(&self, name: &SecretName) -> Result<Option<BoundSecret>, StoreError> {
-        Ok(self.0.get(&name.to_string()).cloned())
+        Ok(self.0.lock().get(&name.to_string()).cloned())
     }
 }
 

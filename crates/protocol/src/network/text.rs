@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{AddressRange, Destination, HostPattern, WebRule};
+use super::{AddressRange, Destination, HostBinding, HostPattern, WebRule};
 
 /// A text that is no range of addresses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -141,6 +141,58 @@ impl FromStr for HostPattern {
     }
 }
 
+/// Ports that a binding need not name.
+const HTTPS_PORT: u16 = 443;
+const HTTP_PORT: u16 = 80;
+
+/// A text that does not say where a secret may be sent.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a secret can't be bound to {text:?}: {why}. Write api.example.com (TLS on port 443), \
+     api.example.com:8443 (TLS on that port) or http://internal.example:8080 (without TLS)"
+)]
+pub struct NoBinding {
+    text: String,
+    why: &'static str,
+}
+
+impl FromStr for HostBinding {
+    type Err = NoBinding;
+    fn from_str(text: &str) -> Result<Self, NoBinding> {
+        let wrong = |why| NoBinding { text: text.chars().take(80).collect(), why };
+        let (scheme, place) = text.split_once("://").unwrap_or(("https", text));
+        let tls = match scheme {
+            _ if scheme.eq_ignore_ascii_case("https") => true,
+            _ if scheme.eq_ignore_ascii_case("http") => false,
+            _ => return Err(wrong("its scheme is neither https nor http")),
+        };
+        if place.contains(['/', '?', '#', '@']) {
+            return Err(wrong("it is more than a host and a port"));
+        }
+        let (host, port) = match place.rsplit_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (place, None),
+        };
+        let port = match port {
+            Some(port) if port.bytes().all(|byte| byte.is_ascii_digit()) => port.parse().ok(),
+            Some(_) => None,
+            None if tls => Some(HTTPS_PORT),
+            None => Some(HTTP_PORT),
+        };
+        let port = port.filter(|port| *port > 0).ok_or_else(|| wrong("its port is none"))?;
+        let host = host.parse().map_err(|error: NoDestination| wrong(error.why))?;
+        Ok(Self { host, port, tls })
+    }
+}
+
+impl fmt::Display for HostBinding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (scheme, usual) = if self.tls { ("", HTTPS_PORT) } else { ("http://", HTTP_PORT) };
+        write!(f, "{scheme}{}", self.host)?;
+        if self.port == usual { Ok(()) } else { write!(f, ":{}", self.port) }
+    }
+}
+
 impl fmt::Display for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -193,7 +245,7 @@ macro_rules! text_in_json {
     )*};
 }
 
-text_in_json!(AddressRange, Destination, HostPattern);
+text_in_json!(AddressRange, Destination, HostBinding, HostPattern);
 
 #[cfg(test)]
 mod tests {
@@ -273,6 +325,47 @@ mod tests {
             ("example.com.evil.org", false),
         ] {
             assert_eq!(pattern.matches(host), matches, "{host}");
+        }
+    }
+
+    #[test]
+    fn a_binding_is_by_tls_on_443_unless_it_says_otherwise() {
+        for (text, shown, (port, tls)) in [
+            ("API.example.com", "api.example.com", (443, true)),
+            ("https://api.example.com:443", "api.example.com", (443, true)),
+            ("api.example.com:8443", "api.example.com:8443", (8443, true)),
+            ("http://api.example.com", "http://api.example.com", (80, false)),
+            ("HTTP://api.example.com:8080", "http://api.example.com:8080", (8080, false)),
+        ] {
+            let binding: HostBinding = text.parse().unwrap();
+            assert_eq!(binding.to_string(), shown);
+            assert_eq!(shown.parse::<HostBinding>().unwrap(), binding);
+            assert!(binding.permits("api.example.com", port, tls), "{text}");
+            assert!(!binding.permits("api.example.com", port, !tls), "{text}");
+            assert!(!binding.permits("api.example.com", port + 1, tls), "{text}");
+            assert!(!binding.permits("other.example.com", port, tls), "{text}");
+        }
+        let below: HostBinding = "*.example.com:8443".parse().unwrap();
+        assert!(below.permits("a.example.com", 8443, true));
+    }
+
+    #[test]
+    fn what_a_secret_cant_be_bound_to_is_refused_with_the_reason() {
+        for (text, why) in [
+            ("ftp://example.com", "scheme"),
+            ("http://example.com/v1", "more than a host"),
+            ("user@example.com", "more than a host"),
+            ("example.com:", "port"),
+            ("example.com:0", "port"),
+            ("example.com:65536", "port"),
+            ("example.com:+80", "port"),
+            ("192.0.2.1", "neither"),
+            ("192.0.2.1:443", "neither"),
+            ("http://", "neither"),
+            ("::1", "host"),
+        ] {
+            let error = text.parse::<HostBinding>().unwrap_err().to_string();
+            assert!(error.contains(why), "{text}: {error}");
         }
     }
 

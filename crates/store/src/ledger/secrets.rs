@@ -3,7 +3,7 @@
 use sqlx::sqlite::SqliteRow;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::Secret;
-use torpor_protocol::{HostPattern, SecretName};
+use torpor_protocol::{HostBinding, SecretName};
 
 use super::{Ledger, column, json, now_ms, parsed, time, to_column};
 
@@ -20,7 +20,7 @@ impl Ledger {
     pub(crate) async fn put_secret(
         &self,
         name: &SecretName,
-        hosts: Option<Vec<HostPattern>>,
+        hosts: Option<Vec<HostBinding>>,
         seal: impl FnOnce(&Secret) -> Result<Sealed, StoreError>,
     ) -> Result<Secret, StoreError> {
         let action = "record a secret in the ledger";

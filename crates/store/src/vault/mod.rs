@@ -14,7 +14,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use torpor_lifecycle::store::{self, BoundSecret, StoreError};
 use torpor_protocol::api::Secret;
-use torpor_protocol::{HostPattern, SecretName};
+use torpor_protocol::{HostBinding, SecretName};
 
 use crate::{Layout, Ledger};
 use key::Key;
@@ -48,7 +48,7 @@ impl Vault {
         &self,
         name: &SecretName,
         value: &str,
-        hosts: Option<Vec<HostPattern>>,
+        hosts: Option<Vec<HostBinding>>,
     ) -> Result<Secret, StoreError> {
         if value.len() > VALUE_MAX || value.contains('\0') {
             return Err(StoreError::Invalid(format!(

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use torpor_protocol::api::{Secret, SetSecret};
-use torpor_protocol::{HostPattern, SecretName};
+use torpor_protocol::{HostBinding, SecretName};
 
 use super::route;
 use crate::client::Client;
@@ -25,11 +25,13 @@ const VALUE_MAX: u64 = 64 * 1024;
 pub(super) struct Set {
     /// What it is called, and the variable that carries it.
     name: SecretName,
-    /// It may be sent to this host only, such as api.example.com or '*.example.com', and its placeholder
-    /// is replaced there; may be given several times [default: as before].
+    /// It may be sent to this host only, and its placeholder is replaced there: api.example.com or
+    /// '*.example.com' by TLS on port 443, api.example.com:8443 by TLS on that port,
+    /// http://internal.example:8080 unencrypted; may be given several times [default: as before].
     #[arg(long, value_name = "HOST")]
-    host: Vec<HostPattern>,
-    /// It is bound to no host any more: it goes where routes say, and its placeholder nowhere.
+    host: Vec<HostBinding>,
+    /// It is bound to no host any more: it goes where routes say, by TLS on port 443, and its placeholder
+    /// nowhere.
     #[arg(long, conflicts_with = "host")]
     no_host: bool,
     /// The value is what this file holds, to the byte.

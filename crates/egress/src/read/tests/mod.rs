@@ -1,8 +1,10 @@
 //! Real guests and real servers, with a reader between them.
 
+mod back;
 mod host;
 mod secrets;
 mod speech;
+mod ways;
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -117,6 +119,7 @@ impl Vault for Safe {
 struct Fake {
     sandbox: SandboxId,
     policy: Arc<Policy>,
+    port: u16,
     server: Option<SocketAddr>,
     open: Arc<AtomicBool>,
     told: Arc<Mutex<Vec<Told>>>,
@@ -134,7 +137,7 @@ impl Errand for Fake {
     }
 
     fn port(&self) -> u16 {
-        443
+        self.port
     }
 
     fn policy(&self) -> Arc<Policy> {
@@ -146,7 +149,7 @@ impl Errand for Fake {
     }
 
     async fn dial(&self, host: &str, port: u16) -> Result<TcpStream, DialError> {
-        assert_eq!((host, port), (HOST, 443));
+        assert_eq!((host, port), (HOST, self.port));
         if !self.open.load(Ordering::Relaxed) {
             return Err(DialError::Denied { rule: "private".to_owned() });
         }
@@ -199,6 +202,7 @@ impl World {
         let errand = Fake {
             sandbox: SandboxId::random(),
             policy: Arc::new(Policy::new(&network, &[])),
+            port: 443,
             server: None,
             open: Arc::new(AtomicBool::new(true)),
             told: Arc::default(),
@@ -217,11 +221,12 @@ impl World {
         world
     }
 
-    /// The same without TLS.
+    /// The same without TLS, on port 80.
     pub(super) async fn plain(network: Value, secrets: Secrets, handler: Handler) -> Self {
         let mut world = Self::new(network, secrets, handler).await;
         world.tasks.abort_all();
         world.tls = None;
+        world.errand.port = 80;
         world.start().await;
         world
     }
@@ -296,6 +301,13 @@ impl World {
         let stream = self.connect_tls(HOST, &["http/1.1"]).await.unwrap();
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         self.tasks.spawn(async move { drop(connection.with_upgrades().await) });
+        sender
+    }
+
+    pub(super) async fn plain_http1(&mut self) -> http1::SendRequest<Body> {
+        let stream = self.connect();
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        self.tasks.spawn(async move { drop(connection.await) });
         sender
     }
 
