@@ -1,5 +1,5 @@
-//! To which hosts secrets are bound, on whatever port, as the vault says; remembered for a moment, because every new
-//! connection asks.
+//! To which hosts secrets are bound, on whatever port, as the vault says; remembered for a moment, because
+//! every new connection asks.
 
 use std::collections::HashMap;
 use std::sync::Arc;

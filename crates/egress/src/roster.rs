@@ -3,7 +3,8 @@
 //!
 //! Invariants
 //! - A connection that a new policy would refuse, or read where it is not read, is cut when that policy
-//!   comes into force; all are when its member is dismissed.
+//!   comes into force, and so are those that are not read if it puts in more; all are when its member is
+//!   dismissed.
 //! - A connection that is decided about while the policy changes is decided about again.
 //! - What is remembered for a member is bounded, whatever it asks for.
 
@@ -19,7 +20,6 @@ use tokio_util::sync::CancellationToken;
 use torpor_protocol::SandboxId;
 
 use crate::policy::{Fate, Policy};
-use crate::read::secrets_of;
 
 /// Connections one member may have open: more than any honest program has, and few enough that others
 /// have some, too.
@@ -145,14 +145,15 @@ impl Member {
 
     fn change(&self, policy: Policy) {
         let mut state = self.state.lock();
-        let other_way = state.policy.network().gateway != policy.network().gateway;
+        let (had, has) = (state.policy.network(), policy.network());
+        let other_way = had.gateway != has.gateway;
         // What nobody reads could give back what is put in from now on.
-        let had = secrets_of(state.policy.network());
-        let more_secrets = !secrets_of(policy.network()).is_subset(&had);
+        let more_is_put_in = has.routes.iter().any(|route| !had.routes.contains(route))
+            || has.secrets.iter().any(|name| !had.secrets.contains(name));
         state.policy = Arc::new(policy);
         for open in state.open.values() {
             let Some(settled) = &open.settled else { continue };
-            let unread = more_secrets && !settled.read;
+            let unread = more_is_put_in && !settled.read;
             if other_way
                 || unread
                 || !settled.still_fine(&state.policy, &self.names(*settled.to.ip()))

@@ -254,6 +254,8 @@ fn fit(
     needles: Needles,
 ) -> Result<Response<Body>, Refusal> {
     let (mut parts, body) = answer.into_parts();
+    // First, because a refusal may repeat one.
+    needles.clean_headers(&mut parts.headers);
     let coding = Coding::of(&parts.headers);
     headers::prepare_answer(&mut parts.headers);
     parts.extensions.clear();
@@ -261,7 +263,6 @@ fn fit(
     if needles.is_empty() {
         return Ok(Response::from_parts(parts, body.map_err(Into::into).boxed_unsync()));
     }
-    needles.clean_headers(&mut parts.headers);
     if parts.status == StatusCode::PARTIAL_CONTENT {
         return Err(Refusal::Partial { host: host.to_owned() });
     }

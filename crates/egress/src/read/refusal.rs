@@ -58,14 +58,10 @@ pub(super) enum Refusal {
     #[error("{host} gave no proper answer: {why}")]
     BadAnswer { host: String, why: String },
     #[error(
-        "the answer of {host} is compressed ({coding}) though it was asked for as it is: what a secret is \
-         sent to can't be looked through so"
+        "the answer of {host} is compressed ({coding}), and no secret could be recognised in it"
     )]
     Coded { host: String, coding: String },
-    #[error(
-        "the answer of {host} is a part though all of it was asked for: what a secret is sent to can't \
-         be looked through so"
-    )]
+    #[error("{host} sent a part of its answer only, and no secret could be recognised in it")]
     Partial { host: String },
 }
 

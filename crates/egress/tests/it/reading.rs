@@ -217,7 +217,7 @@ async fn what_cant_be_read_of_such_a_host_is_refused() {
 }
 
 #[tokio::test]
-async fn a_policy_with_more_secrets_cuts_what_is_not_read() {
+async fn a_policy_that_puts_in_more_cuts_what_is_not_read() {
     let mut world = World::new(r#"{"allow":["a.test","127.0.0.2"]}"#).await;
     world.host("a.test", &[SERVER]);
     let (port, roots) = tls_server(&mut world, "a.test").await;
