@@ -99,6 +99,40 @@ fn doctor_finds_this_host_able() {
 }
 
 #[test]
+fn for_production_doctor_asks_for_more_and_says_what_to_do() {
+    let world = World::start();
+    let data_dir = world.data_dir();
+    // The copy that a test begins with has not the rights of what a daemon makes.
+    assert!(Command::new("chmod").args(["-R", "go="]).arg(&data_dir).status().unwrap().success());
+    let args = ["doctor", "--production", "--json", "--data-dir", data_dir.to_str().unwrap()];
+    let checked = world.command(&args).env("TORPOR_LISTEN", world.address()).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&checked.stdout).unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    let of = |name: &str| findings.iter().find(|finding| finding["name"] == name).unwrap();
+    assert_eq!(of("core files")["verdict"], "ok", "{report}");
+    assert_eq!(of("permissions")["verdict"], "ok", "{report}");
+    assert_eq!(of("API key")["verdict"], "fail", "the daemon asks for none: {report}");
+    assert!(of("API key")["remedy"].as_str().unwrap().contains("torpor key create"), "{report}");
+    assert_eq!(checked.status.code(), Some(1), "{report}");
+}
+
+#[test]
+fn no_process_that_holds_secrets_or_memory_of_sandboxes_can_leave_a_core_file() {
+    let world = World::start();
+    world.create("web");
+    let mut pids: Vec<_> = world.traces().pids().iter().map(ToString::to_string).collect();
+    pids.push(world.daemon_pid().to_string());
+    let limit = |pid: &String| {
+        let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+        let line = limits.lines().find(|line| line.starts_with("Max core file size"))?;
+        Some(line.split_whitespace().skip(4).take(2).collect::<Vec<_>>().join(" "))
+    };
+    let limits: Vec<_> = pids.iter().filter_map(limit).collect();
+    assert!(limits.len() > 2, "the daemon, a keeper and a machine: {pids:?}");
+    assert!(limits.iter().all(|limit| limit == "1 1"), "{pids:?} {limits:?}");
+}
+
+#[test]
 fn metrics_count_what_happened() {
     let world = World::start();
     world.create("web");

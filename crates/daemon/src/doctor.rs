@@ -2,11 +2,14 @@
 //! directory, the port, the default image.
 
 mod engine;
+mod production;
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use production::production;
 use rustix::fs::{Access, access};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -72,15 +75,22 @@ impl Port {
 
 /// Whether what listens there answers as we do.
 async fn is_torpor(config: &Config) -> bool {
+    let answer = ask(config.listen, "/healthz").await.unwrap_or_default();
+    answer.contains("x-request-id") && answer.ends_with("\r\n\r\nok")
+}
+
+/// What is answered to somebody without a key, head included.
+async fn ask(address: SocketAddr, path: &str) -> Option<String> {
     let ask = async {
-        let mut stream = TcpStream::connect(config.listen).await.ok()?;
-        let request = "GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+        let mut stream = TcpStream::connect(address).await.ok()?;
+        let request =
+            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.ok()?;
         let mut answer = String::new();
         stream.take(ANSWER_MAX).read_to_string(&mut answer).await.ok()?;
-        Some(answer.contains("x-request-id") && answer.ends_with("\r\n\r\nok"))
+        Some(answer)
     };
-    tokio::time::timeout(ANSWER, ask).await.ok().flatten().unwrap_or(false)
+    tokio::time::timeout(ANSWER, ask).await.ok().flatten()
 }
 
 /// Opens the store as `serve` would, unless a daemon has it.
@@ -96,12 +106,9 @@ async fn store(data_dir: &Path) -> Vec<Finding> {
         Ok(images) => {
             let image = match images.resolve(DEFAULT_IMAGE).await {
                 Ok(_) => fine("default image", format!("{DEFAULT_IMAGE} is there")),
-                Err(error) => Finding {
-                    name: "default image",
-                    verdict: Verdict::Warn,
-                    detail: chain(&error),
-                    remedy: Some("make it with `torpor image base`".into()),
-                },
+                Err(error) => {
+                    warned("default image", chain(&error), "make it with `torpor image base`")
+                }
             };
             vec![fine("data directory", format!("{shown} can be used")), image]
         }
@@ -137,6 +144,10 @@ fn fine(name: &'static str, detail: impl Into<String>) -> Finding {
 fn failed(name: &'static str, detail: impl Into<String>, remedy: &str) -> Finding {
     let (detail, remedy) = (detail.into(), Some(remedy.to_owned()));
     Finding { name, verdict: Verdict::Fail, detail, remedy }
+}
+
+fn warned(name: &'static str, detail: impl Into<String>, remedy: &str) -> Finding {
+    Finding { verdict: Verdict::Warn, ..failed(name, detail, remedy) }
 }
 
 #[cfg(test)]

@@ -311,7 +311,8 @@ fn close_on_exec_from(first: RawFd) -> io::Result<()> {
 fn drop_rights(user: Uid, group: Gid, groups: &[Gid]) -> io::Result<()> {
     rustix::process::setsid()?;
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
-    limit(Resource::Core, 0)?;
+    // Not 0, which lets the kernel pipe a core to a program.
+    limit(Resource::Core, 1)?;
     limit(Resource::Nofile, FILES_MAX)?;
     drop_bounding_set()?;
     rustix::thread::set_thread_groups(groups)?;

@@ -14,11 +14,15 @@ use crate::progress::Progress;
 /// Check whether this computer can be a host, and say what to do if not.
 ///
 /// ✓ works, ! works less well than it could, ✗ does not work. Exits with 1 if something does not
-/// work. Run it as root, as the daemon will be.
+/// work. Run it as root, as the daemon will be. With --production it also looks for what lets
+/// hostile tenants reach each other or your secrets.
 #[derive(Debug, Args)]
 pub(super) struct Doctor {
     #[command(flatten)]
     host: HostArgs,
+    /// Also check what matters before strangers' code is let in.
+    #[arg(long)]
+    production: bool,
     /// As JSON.
     #[arg(long)]
     json: bool,
@@ -41,10 +45,15 @@ struct Reports<'a> {
 
 impl Doctor {
     pub(super) fn run(self) -> Result<ExitCode> {
+        let file = self.host.file();
         let config = self.host.load(|_| ())?;
         let findings = block_on(async {
             let _progress = Progress::waiting("looking at this computer");
-            torpor_daemon::doctor(&config).await
+            let mut findings = torpor_daemon::doctor(&config).await;
+            if self.production {
+                findings.extend(torpor_daemon::production(&config, file.as_deref()).await);
+            }
+            findings
         })?;
         match self.json {
             true => output::json(&Reports { findings: findings.iter().map(report).collect() })?,

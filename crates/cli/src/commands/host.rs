@@ -38,6 +38,11 @@ enum Engine {
 }
 
 impl HostArgs {
+    /// The configuration file that was named.
+    pub(super) fn file(&self) -> Option<PathBuf> {
+        self.config.clone()
+    }
+
     /// The configuration; `more` adds what only one verb knows.
     pub(super) fn load(self, more: impl FnOnce(&mut Overrides)) -> Result<Config> {
         let mut overrides = Overrides {

@@ -53,6 +53,7 @@ impl Serve {
         })?;
         torpor_daemon::telemetry::start(&config.log)
             .map_err(|error| Error::usage(format!("the log level is no filter: {error}")))?;
+        torpor_daemon::cores::forbid();
         for name in Config::unknown_variables() {
             output::note(&format!("torpor: warning: {name} is set and means nothing to us"));
         }

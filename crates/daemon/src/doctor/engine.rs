@@ -4,14 +4,14 @@
 
 use std::io;
 
+use torpor_engines::probe::Finding;
 use torpor_engines::probe::kvm::Kvm;
-use torpor_engines::probe::{Finding, Verdict};
 use torpor_kernel::{Kernel, KernelError};
 use torpor_lifecycle::chain;
 use torpor_qemu::build::{Accel, Build, BuildError};
 use torpor_store::Layout;
 
-use super::{failed, fine};
+use super::{failed, fine, warned};
 use crate::config::{Config, EngineConfig, EngineKind};
 use crate::engine::{self, Choice, Found, Leaning, lean, settle};
 
@@ -19,6 +19,8 @@ use crate::engine::{self, Choice, Found, Leaning, lean, settle};
 pub(super) struct Engines {
     pub(super) findings: Vec<Finding>,
     pub(super) gvisor: bool,
+    /// Whether microVMs would have a processor that is not emulated.
+    pub(super) kvm: bool,
 }
 
 pub(super) async fn look(config: &Config) -> Engines {
@@ -45,7 +47,7 @@ async fn judge(config: &EngineConfig, kvm: &Kvm, found: Found) -> Engines {
         }
         Err(reason) => failed("engine", reason, "install what is missing, or set engine.kind"),
     });
-    Engines { findings, gvisor }
+    Engines { findings, gvisor, kvm: kvm.works() }
 }
 
 /// What it means if something for microVMs is missing.
@@ -115,12 +117,10 @@ fn kernel(weight: Weight, found: &Result<Kernel, KernelError>) -> Finding {
     }
 }
 
-fn warned(name: &'static str, detail: impl Into<String>, remedy: &str) -> Finding {
-    Finding { verdict: Verdict::Warn, ..failed(name, detail, remedy) }
-}
-
 #[cfg(test)]
 mod tests {
+    use torpor_engines::probe::Verdict;
+
     use super::*;
 
     fn config(kind: EngineKind, emulate: bool) -> EngineConfig {
