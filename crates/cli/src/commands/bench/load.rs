@@ -129,19 +129,38 @@ fn all_well(outcomes: Vec<Outcome>) -> Result<Vec<Duration>> {
 /// Arrivals of a Poisson process of which it is known that `count` come within `span`: independent
 /// and uniform. Always the same ones, so that runs can be compared.
 pub(super) fn poisson(count: usize, span: Duration) -> Vec<Duration> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let uniform = || {
-        // SplitMix64.
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let bits = u32::try_from((z ^ (z >> 31)) >> 32).expect("32 bits are left");
-        span.mul_f64(f64::from(bits) / f64::from(u32::MAX))
-    };
+    let mut random = SplitMix::default();
+    let uniform = || span.mul_f64(random.share());
     let mut times: Vec<_> = std::iter::repeat_with(uniform).take(count).collect();
     times.sort();
     times
+}
+
+/// SplitMix64: numbers that look random, always the same ones.
+#[derive(Debug)]
+pub(super) struct SplitMix(u64);
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Default for SplitMix {
+    fn default() -> Self {
+        Self(GOLDEN)
+    }
+}
+
+impl SplitMix {
+    pub(super) fn draw(&mut self) -> u32 {
+        self.0 = self.0.wrapping_add(GOLDEN);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        u32::try_from((z ^ (z >> 31)) >> 32).expect("32 bits are left")
+    }
+
+    /// From 0 to 1.
+    pub(super) fn share(&mut self) -> f64 {
+        f64::from(self.draw()) / f64::from(u32::MAX)
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 //!      │             │        │         ├─▶ picture      latency over time
 //!      ├─▶ guest, load  far     │         ├─▶ cost         what the daemon uses of its host
 //!      └─▶ runsc              │         └─▶ records      a daemon of its own with many records
+//!  timing ──▶ home     a daemon with a data directory of its own, also for records
 //! ```
 //!
 //! Invariants
@@ -24,6 +25,7 @@ mod files;
 mod fleet;
 mod fork;
 mod guest;
+mod home;
 mod load;
 mod machine;
 mod picture;
@@ -33,6 +35,7 @@ mod run;
 mod runsc;
 mod soak;
 mod standby;
+mod timing;
 mod wake;
 
 use std::path::PathBuf;
@@ -116,11 +119,14 @@ enum What {
     /// First requests right after wakes, `--rounds` in each of four sandboxes, and how many failed. Only by
     /// name.
     Soak,
+    /// Whether the time of a refusal tells how much of a key or token was right, on a daemon of its own. Only
+    /// by name.
+    Timing,
 }
 
 impl What {
     /// In this order, from quick to slow.
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Create,
         Self::Run,
         Self::Files,
@@ -131,11 +137,12 @@ impl What {
         Self::Fleet,
         Self::Burst,
         Self::Soak,
+        Self::Timing,
     ];
 
     /// Whether it is measured although nothing was named.
     fn is_usual(self) -> bool {
-        !matches!(self, Self::Burst | Self::Soak)
+        !matches!(self, Self::Burst | Self::Soak | Self::Timing)
     }
 
     fn title(self) -> &'static str {
@@ -150,6 +157,7 @@ impl What {
             Self::Fleet => "the fleet",
             Self::Burst => "bursts",
             Self::Soak => "first requests after wakes",
+            Self::Timing => "timing of refusals",
         }
     }
 }
@@ -202,6 +210,7 @@ impl Bench {
                 What::Fleet => fleet::measure(self, client, info, report).await?,
                 What::Burst => fleet::bursts(self, client, report).await?,
                 What::Soak => soak::measure(self, client, report).await?,
+                What::Timing => timing::measure(self, report).await?,
             }
         }
         Ok(())
