@@ -9,7 +9,7 @@
 //!      │             │        │         ├─▶ picture      latency over time
 //!      ├─▶ guest, load  far     │         ├─▶ cost         what the daemon uses of its host
 //!      └─▶ runsc              │         └─▶ records      a daemon of its own with many records
-//!  timing ──▶ home     a daemon with a data directory of its own, also for records
+//!  timing connections ──▶ home     a daemon with a data directory of its own, also for records
 //! ```
 //!
 //! Invariants
@@ -17,6 +17,7 @@
 //!   after an error and after ctrl-c; what lives outside of the daemon goes when its owner drops;
 //! - how a sandbox sleeps is looked up before its wake is timed.
 
+mod connections;
 mod cost;
 mod create;
 mod egress;
@@ -88,6 +89,9 @@ pub(super) struct Bench {
     /// Sandboxes in the fleet.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     fleet: u32,
+    /// Connections of strangers.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    connections: u32,
     /// Write everything as JSON to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -122,11 +126,14 @@ enum What {
     /// Whether the time of a refusal tells how much of a key or token was right, on a daemon of its own. Only
     /// by name.
     Timing,
+    /// What strangers' connections that say nothing or half a request cost a daemon of its own, and who is
+    /// still answered. Only by name.
+    Connections,
 }
 
 impl What {
     /// In this order, from quick to slow.
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Create,
         Self::Run,
         Self::Files,
@@ -138,11 +145,12 @@ impl What {
         Self::Burst,
         Self::Soak,
         Self::Timing,
+        Self::Connections,
     ];
 
     /// Whether it is measured although nothing was named.
     fn is_usual(self) -> bool {
-        !matches!(self, Self::Burst | Self::Soak | Self::Timing)
+        !matches!(self, Self::Burst | Self::Soak | Self::Timing | Self::Connections)
     }
 
     fn title(self) -> &'static str {
@@ -158,6 +166,7 @@ impl What {
             Self::Burst => "bursts",
             Self::Soak => "first requests after wakes",
             Self::Timing => "timing of refusals",
+            Self::Connections => "connections of strangers",
         }
     }
 }
@@ -211,6 +220,7 @@ impl Bench {
                 What::Burst => fleet::bursts(self, client, report).await?,
                 What::Soak => soak::measure(self, client, report).await?,
                 What::Timing => timing::measure(self, report).await?,
+                What::Connections => connections::measure(self, report).await?,
             }
         }
         Ok(())
