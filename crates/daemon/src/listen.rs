@@ -32,14 +32,12 @@ use crate::app::App;
 use crate::config::{Config, Second};
 use crate::desk::{Desk, Peer};
 use crate::tls::{NoHandshake, Tls};
-use strangers::{Budget, Counted, Share};
+use strangers::{Counted, Strangers};
 
 /// How long running requests may go on after a shutdown began.
 const GRACE: Duration = Duration::from_secs(5);
 /// How long the head of a request may take to arrive, the first one from the connection on.
 const HEAD_DEADLINE: Duration = Duration::from_secs(30);
-/// The same for the first one while few places are left.
-const HURRIED: Duration = Duration::from_secs(5);
 /// How long to wait when the host has no file descriptors left: somebody else must close some.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Longest head of a request, and what is read ahead of a body.
@@ -168,8 +166,7 @@ pub(crate) async fn serve(
         desk,
         tls,
         places: Arc::new(Semaphore::new(app.config.limits.connections)),
-        few: app.config.limits.connections / 4,
-        budget: Arc::default(),
+        strangers: Arc::default(),
         connections: TaskTracker::new(),
     };
     let mut shutdown = pin!(shutdown);
@@ -196,15 +193,16 @@ struct Front {
     desk: Desk,
     tls: Option<Arc<Tls>>,
     places: Arc<Semaphore>,
-    /// So many places are few.
-    few: usize,
-    budget: Arc<Budget>,
+    strangers: Arc<Strangers>,
     connections: TaskTracker,
 }
 
 impl Front {
     /// Takes one connection in. Cancel-safe.
     async fn accept(&self, doors: &Doors) {
+        if self.places.available_permits() == 0 {
+            self.strangers.make_room();
+        }
         let place = Arc::clone(&self.places).acquire_owned().await;
         let place = place.expect("the semaphore is never closed");
         let (stream, peer) = match doors.accept().await {
@@ -215,10 +213,8 @@ impl Front {
             }
         };
         prepare(&stream);
-        let patience =
-            if self.places.available_permits() < self.few { HURRIED } else { HEAD_DEADLINE };
-        let caller =
-            Caller { desk: self.desk.clone(), peer, patience, share: Share::of(&self.budget) };
+        let strangers = Arc::clone(&self.strangers);
+        let caller = Caller { desk: self.desk.clone(), peer, strangers };
         let tls = self.tls.clone();
         self.connections.spawn(async move {
             match tls {
@@ -244,9 +240,7 @@ fn prepare(stream: &TcpStream) {
 struct Caller {
     desk: Desk,
     peer: Peer,
-    /// How long its first head may take.
-    patience: Duration,
-    share: Arc<Share>,
+    strangers: Arc<Strangers>,
 }
 
 impl Caller {
@@ -255,6 +249,7 @@ impl Caller {
         let stopping = self.desk.stopping();
         let handshake = tokio::select! {
             handshake = tls.accept(stream) => handshake,
+            () = self.strangers.wait() => return,
             () = stopping.cancelled() => return,
         };
         let peer = self.peer.address;
@@ -275,7 +270,8 @@ impl Caller {
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         challenged: Option<Arc<Tls>>,
     ) {
-        let Self { desk, peer, patience, share } = self;
+        let Self { desk, peer, strangers } = self;
+        let share = strangers.share();
         let stopping = desk.stopping();
         let asked = CancellationToken::new();
         let first = asked.clone();
@@ -297,7 +293,8 @@ impl Caller {
         let builder = builder();
         let mut serving =
             pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-        let mut late = pin!(tokio::time::sleep(patience));
+        let mut late = pin!(tokio::time::sleep(HEAD_DEADLINE));
+        let mut crowded = pin!(strangers.wait());
         let mut told = false;
         loop {
             tokio::select! {
@@ -312,6 +309,7 @@ impl Caller {
                         return;
                     }
                 }
+                () = crowded.as_mut(), if !first.is_cancelled() => return,
                 () = stopping.cancelled(), if !told => {
                     told = true;
                     serving.as_mut().graceful_shutdown();

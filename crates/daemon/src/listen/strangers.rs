@@ -1,7 +1,9 @@
-//! What people may make us hold before we know what they want: the bytes of heads that are not complete.
+//! What people may make us hold before we know what they want.
 //!
-//! What fits the first buffer of a connection is free, so an ordinary request always gets through. What is
-//! beyond comes out of one budget for all connections; who wants more when it is spent is cut off.
+//! - Bytes of heads that are not complete: what fits the first buffer of a connection is free, so an ordinary
+//!   request always gets through. What is beyond comes out of one budget for all connections; who wants
+//!   more when it is spent is cut off.
+//! - Places: when there is none left, who has been there longest without a request makes room.
 
 use std::io;
 use std::pin::Pin;
@@ -14,20 +16,63 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
 
 /// What a connection may send of a head at any time: hyper's first buffer.
 const FREE: usize = 8 * 1024;
 /// What all connections together may send beyond.
 const BUDGET: usize = 16 * 1024 * 1024;
 
-/// What is spent of the budget.
+/// All connections without a request.
 #[derive(Debug, Default)]
-pub(super) struct Budget(AtomicUsize);
+pub(super) struct Strangers {
+    /// Of the budget.
+    spent: AtomicUsize,
+    waiting: AtomicUsize,
+    /// Wakes the one that waits longest.
+    leave: Notify,
+}
+
+impl Strangers {
+    /// Until this connection has to make room.
+    pub(super) async fn wait(&self) {
+        let _waits = Waits::one(&self.waiting);
+        self.leave.notified().await;
+    }
+
+    /// Asks one of them to leave, if there is one.
+    pub(super) fn make_room(&self) {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.leave.notify_one();
+        }
+    }
+
+    /// For one more connection.
+    pub(super) fn share(self: &Arc<Self>) -> Arc<Share> {
+        let all = Arc::clone(self);
+        Arc::new(Share { all, sent: AtomicUsize::new(0), answering: AtomicUsize::new(0) })
+    }
+}
+
+struct Waits<'a>(&'a AtomicUsize);
+
+impl<'a> Waits<'a> {
+    fn one(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// What one connection has sent of a head that is not complete.
 #[derive(Debug)]
 pub(super) struct Share {
-    budget: Arc<Budget>,
+    all: Arc<Strangers>,
     sent: AtomicUsize,
     /// Requests that are being answered. While there is one, what arrives is its body.
     answering: AtomicUsize,
@@ -38,18 +83,13 @@ fn beyond(sent: usize) -> usize {
 }
 
 impl Share {
-    pub(super) fn of(budget: &Arc<Budget>) -> Arc<Self> {
-        let budget = Arc::clone(budget);
-        Arc::new(Self { budget, sent: AtomicUsize::new(0), answering: AtomicUsize::new(0) })
-    }
-
     fn received(&self, count: usize) -> io::Result<()> {
         if self.answering.load(Ordering::Relaxed) > 0 {
             return Ok(());
         }
         let before = self.sent.fetch_add(count, Ordering::Relaxed);
         let more = beyond(before + count) - beyond(before);
-        let spent = self.budget.0.fetch_add(more, Ordering::Relaxed);
+        let spent = self.all.spent.fetch_add(more, Ordering::Relaxed);
         if more > 0 && spent + more > BUDGET {
             return Err(io::Error::other("too many large heads at the same time"));
         }
@@ -59,7 +99,7 @@ impl Share {
     /// Whatever was sent is used up.
     fn settle(&self) {
         let sent = self.sent.swap(0, Ordering::Relaxed);
-        self.budget.0.fetch_sub(beyond(sent), Ordering::Relaxed);
+        self.all.spent.fetch_sub(beyond(sent), Ordering::Relaxed);
     }
 
     /// A head is complete: from here to the end of the answer, what arrives is free.
@@ -175,40 +215,58 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
     use super::*;
 
     #[test]
     fn small_heads_are_free_and_large_ones_share_a_budget() {
-        let budget = Arc::<Budget>::default();
-        let most: Vec<_> = (0..256).map(|_| Share::of(&budget)).collect();
+        let all = Arc::<Strangers>::default();
+        let most: Vec<_> = (0..256).map(|_| all.share()).collect();
         for share in &most {
             share.received(FREE + BUDGET / 256).unwrap();
         }
-        let late = Share::of(&budget);
+        let late = all.share();
         late.received(FREE).unwrap();
         assert!(late.received(1).is_err());
         drop(late);
         // One of them turns out to be a request.
         let answering = most[0].answer();
-        let other = Share::of(&budget);
+        let other = all.share();
         other.received(FREE + BUDGET / 256).unwrap();
         most[0].received(BUDGET).unwrap();
         drop(answering);
         assert!(most[0].received(FREE + 1).is_err());
         drop((most, other));
-        assert_eq!(budget.0.load(Ordering::Relaxed), 0);
+        assert_eq!(all.spent.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test]
     async fn what_was_answered_is_used_up() {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        let budget = Arc::<Budget>::default();
+        let all = Arc::<Strangers>::default();
         let (near, mut far) = tokio::io::duplex(64 * 1024);
-        let mut counted = Counted { inner: near, share: Share::of(&budget) };
+        let mut counted = Counted { inner: near, share: all.share() };
         far.write_all(&[0; FREE + 100]).await.unwrap();
         counted.read_exact(&mut vec![0; FREE + 100]).await.unwrap();
-        assert_eq!(budget.0.load(Ordering::Relaxed), 100);
+        assert_eq!(all.spent.load(Ordering::Relaxed), 100);
         counted.write_all(b"pong").await.unwrap();
-        assert_eq!(budget.0.load(Ordering::Relaxed), 0);
+        assert_eq!(all.spent.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn who_waits_longest_makes_room() {
+        let all = Strangers::default();
+        all.make_room();
+        let (mut first, mut second) = (pin!(all.wait()), pin!(all.wait()));
+        let now = Duration::ZERO;
+        assert!(timeout(now, first.as_mut()).await.is_err(), "nobody is asked ahead");
+        assert!(timeout(now, second.as_mut()).await.is_err());
+        all.make_room();
+        assert!(timeout(now, second.as_mut()).await.is_err());
+        assert!(timeout(now, first.as_mut()).await.is_ok());
     }
 }

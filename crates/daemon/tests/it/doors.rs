@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::Method;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use torpor_daemon::config::{ListenAlso, Secret};
+use torpor_daemon::config::{Limits, ListenAlso, Secret};
 use torpor_daemon::{Config, Leave, ServeError, serve_with};
 use torpor_lifecycle::fake::{FakeHost, Inside};
 
@@ -89,5 +89,16 @@ async fn a_head_that_does_not_end_is_cut_off_before_it_costs_much() {
     let answer = tokio::time::timeout(Duration::from_secs(10), refused).await.expect("in time");
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
     assert!(sent < 400, "all of it was read");
+    assert_eq!(world.get("/healthz").await.text(), "ok");
+}
+
+#[tokio::test]
+async fn those_who_connect_and_say_nothing_take_nobodys_place() {
+    let limits = Limits { connections: 4, ..Config::default().limits };
+    let world = World::with(Config { limits, ..Config::default() }).await;
+    let mut silent = Vec::new();
+    for _ in 0..8 {
+        silent.push(TcpStream::connect(world.address).await.unwrap());
+    }
     assert_eq!(world.get("/healthz").await.text(), "ok");
 }
