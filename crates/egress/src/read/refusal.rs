@@ -14,6 +14,11 @@ use super::body::{Body, CHANGED_MAX, full};
 /// What proxies say when an answer is theirs and not the server's.
 const PROXY_ERROR: HeaderName = HeaderName::from_static("proxy-error");
 
+const ROUTE: &str = "whoever wrote the network policy of this sandbox can change that";
+const REBIND: &str = "ask for the address that it is bound to (by https, on port 443, unless another is \
+                      named); whoever owns the secret can bind it to another port, HOST:PORT, or to \
+                      plain HTTP, http://HOST:PORT";
+
 /// Why a request was not passed on. Guests read it: no value of a secret is in it, and nothing of the
 /// host.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -67,7 +72,6 @@ pub(super) enum Refusal {
 
 impl Refusal {
     fn parts(&self) -> (StatusCode, &'static str, &'static str) {
-        const ROUTE: &str = "whoever wrote the network policy of this sandbox can change that";
         match self {
             Self::Denied { .. } => (
                 StatusCode::FORBIDDEN,
@@ -87,13 +91,7 @@ impl Refusal {
             }
             Self::NoSecret(_) => (StatusCode::BAD_GATEWAY, "no-such-secret", ROUTE),
             Self::NotBound { .. } => (StatusCode::BAD_GATEWAY, "secret-not-bound", ROUTE),
-            Self::Barred { .. } => (
-                StatusCode::FORBIDDEN,
-                "secret-barred",
-                "ask for the address that it is bound to (by https, on port 443, unless another is \
-                 named); whoever owns the secret can bind it to another port, HOST:PORT, or to plain \
-                 HTTP, http://HOST:PORT",
-            ),
+            Self::Barred { .. } => (StatusCode::FORBIDDEN, "secret-barred", REBIND),
             Self::Vault(_) => (StatusCode::BAD_GATEWAY, "secret-unavailable", "try again"),
             Self::Unfit(_) => (StatusCode::BAD_GATEWAY, "secret-unfit", ROUTE),
             Self::BadHeader(_) => (StatusCode::BAD_GATEWAY, "route-unfit", ROUTE),
