@@ -9,6 +9,9 @@ pub(super) const BLOCK: usize = 512;
 const NAME: usize = 100;
 /// `name` of a record that holds the name of the next entry.
 const LONG: &[u8] = b"././@LongLink";
+/// Whose headers these are. Only in POSIX archives programs look for holes in this form.
+const GNU: &[u8; 8] = b"ustar  \0";
+const POSIX: &[u8; 8] = b"ustar\x0000";
 /// Name of a file with holes for those who do not know how to read it.
 const SPARSE: &[u8] = b"GNUSparseFile.0";
 
@@ -87,7 +90,7 @@ impl Header {
                 unreachable!("only read, never written")
             }
         };
-        self.write_block(letter, out);
+        self.write_block(letter, GNU, out);
     }
 
     fn write_sparse(&self, whole: u64, out: &mut Vec<u8>) {
@@ -102,13 +105,13 @@ impl Header {
         }
         let size = records.len() as u64;
         let about = Self { name: b"pax".to_vec(), size, whole: None, ..self.clone() };
-        about.write_block(b'x', out);
+        about.write_block(b'x', POSIX, out);
         out.extend_from_slice(&records);
         out.resize(out.len() + padding(size), 0);
-        Self { name: SPARSE.to_vec(), ..self.clone() }.write_block(b'0', out);
+        Self { name: SPARSE.to_vec(), ..self.clone() }.write_block(b'0', POSIX, out);
     }
 
-    fn write_block(&self, letter: u8, out: &mut Vec<u8>) {
+    fn write_block(&self, letter: u8, magic: &[u8; 8], out: &mut Vec<u8>) {
         let mut block = [0; BLOCK];
         put_text(&mut block[..NAME], &self.name);
         put_number(&mut block[100..108], u64::from(self.mode));
@@ -118,7 +121,7 @@ impl Header {
         put_number(&mut block[136..148], u64::try_from(self.modified.0).unwrap_or(0));
         block[156] = letter;
         put_text(&mut block[157..257], &self.target);
-        block[257..265].copy_from_slice(b"ustar  \0");
+        block[257..265].copy_from_slice(magic);
         let sum = checksum(&block);
         block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
         out.extend_from_slice(&block);
@@ -139,7 +142,7 @@ fn write_long(letter: u8, text: &[u8], out: &mut Vec<u8>) {
         modified: (0, 0),
         device: (0, 0),
     };
-    record.write_block(letter, out);
+    record.write_block(letter, GNU, out);
     out.extend_from_slice(text);
     out.resize(out.len() + 1 + padding(size), 0);
 }

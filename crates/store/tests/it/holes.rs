@@ -126,7 +126,7 @@ async fn refused(size: u64, data: &[Range<u64>], pieces: &[(u64, &[u8])]) -> Str
     let error = world.saves.files_of(&memory, Box::new(liar)).await.unwrap_err();
     assert_eq!(world.saves.bytes().await.unwrap(), memory.manifest.size_bytes());
     assert_eq!(names(&world.dir.join("staging")), [""; 0]);
-    error.to_string()
+    format!("{error}: {error:?}")
 }
 
 #[tokio::test]
