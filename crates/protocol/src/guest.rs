@@ -41,6 +41,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::excerpt::Excerpt;
 use crate::snapshot::SavedProcess;
 
 pub use kept::{KEPT_MAX, KEPT_WINDOW, Reached, Unconfirmed};
@@ -124,7 +125,7 @@ pub enum BadFrame {
 /// A JSON error as text, so that frames can be compared in tests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct JsonError(String);
+pub struct JsonError(Excerpt);
 
 impl<'a> Frame<'a> {
     /// Takes a packet apart; whatever the guest sent, this only borrows.
@@ -144,7 +145,7 @@ impl<'a> Frame<'a> {
     pub fn json<T: Deserialize<'a>>(&self) -> Result<T, BadFrame> {
         serde_json::from_slice(self.payload).map_err(|error| BadFrame::Payload {
             kind: self.kind,
-            source: JsonError(error.to_string()),
+            source: JsonError(error.to_string().into()),
         })
     }
 

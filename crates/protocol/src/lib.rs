@@ -11,6 +11,7 @@ pub mod domain;
 pub mod egress;
 pub mod engine;
 pub mod error;
+pub mod excerpt;
 pub mod guest;
 pub mod id;
 pub mod kept;
@@ -22,6 +23,7 @@ pub mod status;
 
 pub use domain::{DomainName, PreviewPath};
 pub use error::{ErrorBody, ErrorCode};
+pub use excerpt::Excerpt;
 pub use id::{
     BuildId, ImageId, Name, PreviewId, SandboxId, SandboxRef, SaveId, SecretName, SnapshotId,
     SnapshotRef, TokenId,

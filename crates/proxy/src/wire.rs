@@ -29,8 +29,7 @@ impl Wire {
     pub async fn open(mut stream: Stream) -> Result<Self, GuestError> {
         let reply = stream.reply().await?;
         if reply != Reply::Done {
-            let text: String = format!("{reply:?} to a connect").chars().take(120).collect();
-            return Err(GuestError::Protocol(text));
+            return Err(GuestError::protocol(format!("{reply:?} to a connect")));
         }
         let sender = stream.sender();
         Ok(Self { stream, sender, unread: Bytes::new(), sending: None, finished: false })
@@ -65,7 +64,7 @@ impl AsyncRead for Wire {
                 Ok(None) => return Poll::Ready(Ok(())),
                 Ok(Some(item)) => {
                     let text = format!("{item:?} on a connection");
-                    return Poll::Ready(Err(broken(GuestError::Protocol(text))));
+                    return Poll::Ready(Err(broken(GuestError::protocol(text))));
                 }
                 Err(error) => return Poll::Ready(Err(broken(error))),
             }

@@ -297,8 +297,9 @@ impl Monitor {
         loop {
             if let Some(at) = self.unread[searched..].iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.unread.drain(..=searched + at).collect();
-                let said: Said = serde_json::from_slice(&line)
-                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                let said: Said = serde_json::from_slice(&line).map_err(|error| {
+                    io::Error::new(io::ErrorKind::InvalidData, shortened(&error.to_string()))
+                })?;
                 if said.event.as_deref() == Some("MIGRATION") {
                     self.loading = said.data["status"].as_str().map(str::to_owned);
                 }
@@ -353,9 +354,10 @@ fn set_path() -> String {
     format!("/dev/fdset/{STATE_SET}")
 }
 
-/// The first line; the rest is for who wrote QEMU.
+/// The first line, without what acts on a terminal; the rest is for who wrote QEMU.
 fn shortened(words: &str) -> String {
-    words.lines().next().unwrap_or_default().chars().take(WORDS_MAX).collect()
+    let line = words.lines().next().unwrap_or_default().chars().take(WORDS_MAX);
+    line.map(|c| if c.is_ascii() && !c.is_control() { c } else { '?' }).collect()
 }
 
 #[cfg(test)]

@@ -90,8 +90,8 @@ impl Output {
             Some(Item::Reply(Reply::At { ms })) => Said::At(ms),
             Some(Item::Reply(Reply::Exited(status))) => Said::Exited(self.report(&status)),
             Some(Item::Reply(_)) => {
-                let what = "an answer that does not belong to a process".to_owned();
-                return Err(GuestError::Protocol(what).into());
+                let what = "an answer that does not belong to a process";
+                return Err(GuestError::protocol(what).into());
             }
             Some(Item::End | Item::Reset) | None => return Ok(None),
         }))

@@ -111,7 +111,7 @@ async fn connect_kept(app: &Arc<App>, awake: &Awake, port: u16) -> Result<Option
         let mut stream = awake.lease.guest().connect_kept(port, keep.token()).await?;
         let reply = stream.reply().await?;
         if reply != Reply::Done {
-            return Err(GuestError::Protocol(format!("{reply:?} to a connect")));
+            return Err(GuestError::protocol(format!("{reply:?} to a connect")));
         }
         Ok(stream)
     };

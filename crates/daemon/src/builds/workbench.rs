@@ -246,7 +246,7 @@ async fn feed(mut stream: Stream, mut pieces: mpsc::Receiver<io::Result<Bytes>>)
         }
     };
     let Reply::Done = reply? else {
-        return Err(GuestError::Protocol("an unpack was not answered".to_owned()).into());
+        return Err(GuestError::protocol("an unpack was not answered").into());
     };
     Ok(())
 }

@@ -3,6 +3,8 @@
 use std::io::Read;
 use std::time::Duration;
 
+use torpor_protocol::Excerpt;
+
 use super::layout::MachineDir;
 use crate::keeper::{Ended, Keeper};
 use crate::limits::Group;
@@ -12,8 +14,6 @@ use crate::machines::Record;
 pub(super) const REAP_MAX: Duration = Duration::from_secs(10);
 /// How much of a crash report is read: the reason stands at its head.
 const PANIC_MAX: u64 = 64 * 1024;
-/// Longest line of a crash report or of the agent's stderr that is passed on.
-const LINE_MAX: usize = 300;
 
 /// Waits until it is reaped.
 pub(super) async fn reason(
@@ -33,7 +33,7 @@ pub(super) async fn reason(
         return "crashed: process limit reached (pids.max)".into();
     }
     if let Some(line) = report.lines().find(|line| !line.trim().is_empty()) {
-        return format!("crashed: {}", shortened(line));
+        return format!("crashed: {}", Excerpt::from(line.trim()));
     }
     match ended {
         Some(Ended::Signal { signal }) => format!("killed by the host: signal {signal}"),
@@ -44,7 +44,7 @@ pub(super) async fn reason(
         Some(Ended::Code { code }) => {
             let tail = keeper.tail(record.id.as_str()).await.unwrap_or_default();
             match tail.lines().rfind(|line| !line.trim().is_empty()) {
-                Some(line) => format!("agent exited with {code}: {}", shortened(line)),
+                Some(line) => format!("agent exited with {code}: {}", Excerpt::from(line.trim())),
                 None => format!("agent exited with {code}"),
             }
         }
@@ -59,9 +59,4 @@ fn crash_report(dir: &MachineDir) -> String {
         let _ = file.take(PANIC_MAX).read_to_end(&mut report);
     }
     String::from_utf8_lossy(&report).into_owned()
-}
-
-/// One printable line of what a guest may have written.
-fn shortened(line: &str) -> String {
-    line.trim().chars().filter(|c| !c.is_control()).take(LINE_MAX).collect()
 }

@@ -19,7 +19,7 @@ use rustix::fs::Mode;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 use torpor_lifecycle::engine::{BootPlan, EngineError};
-use torpor_protocol::{Network as Policy, Resources};
+use torpor_protocol::{Excerpt, Network as Policy, Resources};
 
 use super::Host;
 use super::build::Build;
@@ -170,7 +170,7 @@ async fn create(
     let (spawned, card) = tokio::join!(host.remains.keeper.spawn(spawn, CREATE_MAX), card);
     let (ended, stderr) = spawned.map_err(EngineError::failed("start runsc"))?;
     if ended != (Ended::Code { code: 0 }) {
-        let why = format!("runsc create ended with {ended}: {}", stderr.trim());
+        let why = format!("runsc create ended with {ended}: {}", Excerpt::from(stderr.trim()));
         return Err(EngineError::failed("create the sandbox")(why));
     }
     card.map_err(EngineError::failed("open the machine's network card"))

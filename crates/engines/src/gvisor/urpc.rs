@@ -16,11 +16,10 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
+use torpor_protocol::Excerpt;
 
 /// Longest reply: the stacks of some ten thousand threads. Most have a hundred bytes.
 const REPLY_MAX: usize = 64 * 1024 * 1024;
-/// Longest text of a refusal that is passed on.
-const WORDS_MAX: usize = 300;
 /// Descriptors beside one call.
 const FDS_MAX: usize = 4;
 
@@ -34,7 +33,7 @@ pub(super) enum UrpcError {
         source: io::Error,
     },
     #[error("{method} failed: {message}")]
-    Refused { method: &'static str, message: String },
+    Refused { method: &'static str, message: Excerpt },
     #[error("{method} did not answer within {} s", wait.as_secs())]
     Deadline { method: &'static str, wait: Duration },
     #[error("the connection broke during {method}")]
@@ -135,7 +134,10 @@ impl Urpc {
             match serde_json::from_slice(&reply) {
                 Ok(answer) => return Ok(answer),
                 Err(error) if error.is_eof() => {}
-                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+                Err(error) => {
+                    let words = Excerpt::from(error.to_string());
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, words.to_string()));
+                }
             }
         }
         Err(io::Error::new(io::ErrorKind::InvalidData, "the reply has no end"))
@@ -157,9 +159,8 @@ impl Urpc {
 }
 
 /// The first line; the rest is for who wrote the sandbox.
-fn shortened(words: &str) -> String {
-    let line = words.lines().next().unwrap_or_default();
-    line.trim_end_matches(':').chars().take(WORDS_MAX).collect()
+fn shortened(words: &str) -> Excerpt {
+    words.lines().next().unwrap_or_default().trim_end_matches(':').into()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
+use torpor_protocol::Excerpt;
 
 use super::KEEPER_VERSION;
 use super::wire::{self, Ended, RecvError, Reply, Request, Spawn};
@@ -238,5 +239,5 @@ impl Keeper {
 }
 
 fn nonsense(reply: &Reply) -> KeeperError {
-    KeeperError::Nonsense(format!("{reply:?}"))
+    KeeperError::Nonsense(Excerpt::from(format!("{reply:?}")).to_string())
 }

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
+use torpor_protocol::Excerpt;
+
 use crate::keeper::{Ended, Keeper};
 use crate::limits::Group;
 use crate::machines::Record;
 
 /// From the end to the last trace of the process; it has all of the guest's memory to give back.
 pub(super) const REAP_MAX: Duration = Duration::from_secs(10);
-/// Longest line of QEMU's stderr that is passed on.
-const LINE_MAX: usize = 300;
 
 /// Waits until it is reaped.
 pub(super) async fn reason(keeper: &Keeper, group: &Group, record: &Record) -> String {
@@ -34,7 +34,6 @@ pub(super) async fn reason(keeper: &Keeper, group: &Group, record: &Record) -> S
 }
 
 /// The last that a program wrote, as one printable line.
-pub(super) fn last_line(text: &str) -> Option<String> {
-    let line = text.lines().rfind(|line| !line.trim().is_empty())?;
-    Some(line.trim().chars().filter(|c| !c.is_control()).take(LINE_MAX).collect())
+pub(super) fn last_line(text: &str) -> Option<Excerpt> {
+    text.lines().rfind(|line| !line.trim().is_empty()).map(|line| line.trim().into())
 }

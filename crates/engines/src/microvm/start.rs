@@ -359,7 +359,8 @@ impl Start<'_> {
         let spawned = self.host.remains.keeper.spawn(spawn, START_MAX).await;
         let (ended, stderr) = spawned.map_err(EngineError::failed("start QEMU"))?;
         if ended != (Ended::Code { code: 0 }) {
-            let line = last_line(&stderr).unwrap_or_default();
+            let line = last_line(&stderr);
+            let line = line.as_deref().unwrap_or_default();
             return Err(EngineError::failed("start QEMU")(format!("{ended}: {line}")));
         }
         let pid = std::fs::read_to_string(&dir.pid).and_then(|text| -> io::Result<i32> {

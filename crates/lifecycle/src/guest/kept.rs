@@ -145,7 +145,7 @@ impl Guest {
 /// Sends what the agent, which is `there`, did not get.
 fn go_on(mut stream: Stream, parked: &mut Parked, there: Reached) -> Result<Stream, GuestError> {
     let Some(again) = parked.log.go_on(there) else {
-        return Err(GuestError::Protocol("the machine is not what it was".to_owned()));
+        return Err(GuestError::protocol("the machine is not what it was"));
     };
     stream.received = parked.received;
     stream.leftover = std::mem::take(&mut parked.leftover);

@@ -11,10 +11,13 @@
 mod kept;
 mod mux;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use torpor_protocol::Excerpt;
 use torpor_protocol::guest::{
     FailureCode, FileStat, Health, Identity, LogLine, ProcessSpec, ProcessStatus, Reply, Request,
     WINDOW,
@@ -38,7 +41,7 @@ const KEPT_LINES_MAX: usize = 1024 * 1024;
 pub enum GuestError {
     /// The agent said no.
     #[error("{message}")]
-    Refused { code: FailureCode, message: String },
+    Refused { code: FailureCode, message: Excerpt },
     /// The machine is gone.
     #[error("the machine is gone")]
     Gone,
@@ -49,9 +52,15 @@ pub enum GuestError {
     Asleep,
     /// What came is not our protocol.
     #[error("the agent broke the protocol: {0}")]
-    Protocol(String),
+    Protocol(Excerpt),
     #[error("the agent did not answer within {0:?}")]
     Timeout(Duration),
+}
+
+impl GuestError {
+    pub fn protocol(what: impl Into<Excerpt>) -> Self {
+        Self::Protocol(what.into())
+    }
 }
 
 /// Speaks with the agent of one machine.
@@ -174,7 +183,7 @@ impl Guest {
                     }
                 }
                 if all.len() > KEPT_LINES_MAX {
-                    return Err(GuestError::Protocol("more lines than an agent keeps".to_owned()));
+                    return Err(GuestError::protocol("more lines than an agent keeps"));
                 }
             }
             Ok(all)
@@ -203,6 +212,8 @@ impl Guest {
 
 /// The agent answered something else than the protocol says.
 pub fn unexpected(request: &Request) -> GuestError {
-    let text: String = format!("{request:?}").chars().take(120).collect();
-    GuestError::Protocol(format!("an answer that does not belong to {text}"))
+    // What it carries may be secret.
+    let text = format!("{request:?}");
+    let verb = text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+    GuestError::protocol(format!("an answer that does not belong to {verb}"))
 }

@@ -68,7 +68,7 @@ pub(super) async fn hello(channel: &dyn Channel) -> Result<(), GuestError> {
     static SESSION: AtomicU64 = AtomicU64::new(0);
     // Two daemons after each other must not choose the same number.
     let mut random = [0u8; 4];
-    getrandom::fill(&mut random).map_err(|error| GuestError::Protocol(error.to_string()))?;
+    getrandom::fill(&mut random).map_err(|error| GuestError::protocol(error.to_string()))?;
     let number = SESSION.fetch_add(1, Ordering::Relaxed) & 0xffff_ffff;
     let session = (u64::from(u32::from_le_bytes(random)) << 32) | number;
 
@@ -83,10 +83,10 @@ pub(super) async fn hello(channel: &dyn Channel) -> Result<(), GuestError> {
         if frame.kind != Kind::Hello {
             continue;
         }
-        let answer: Hello = frame.json().map_err(|bad| GuestError::Protocol(bad.to_string()))?;
+        let answer: Hello = frame.json().map_err(|bad| GuestError::protocol(bad.to_string()))?;
         if answer.version != GUEST_VERSION {
             let text = format!("it speaks version {}, not {GUEST_VERSION}", answer.version);
-            return Err(GuestError::Protocol(text));
+            return Err(GuestError::protocol(text));
         }
         if answer.session == session {
             return Ok(());
@@ -192,7 +192,10 @@ pub(super) async fn open(
     let packet = guest::json_packet(id, Kind::Open, request);
     if packet.len() > HEADER + guest::MAX_PAYLOAD {
         let message = format!("a request of {} bytes is too large", packet.len());
-        return Err(GuestError::Refused { code: guest::FailureCode::Invalid, message });
+        return Err(GuestError::Refused {
+            code: guest::FailureCode::Invalid,
+            message: message.into(),
+        });
     }
     shared.send(packet.into()).await?;
     Ok(stream)
@@ -206,7 +209,10 @@ impl Shared {
         }
         if streams.open.len() >= MAX_STREAMS {
             let message = format!("{MAX_STREAMS} requests to this sandbox are under way");
-            return Err(GuestError::Refused { code: guest::FailureCode::Limit, message });
+            return Err(GuestError::Refused {
+                code: guest::FailureCode::Limit,
+                message: message.into(),
+            });
         }
         loop {
             streams.next = streams.next.wrapping_add(1);
@@ -279,19 +285,18 @@ impl Shared {
     }
 
     fn deliver(&self, packet: Bytes) -> Result<(), GuestError> {
-        let frame = Frame::parse(&packet).map_err(|bad| GuestError::Protocol(bad.to_string()))?;
+        let frame = Frame::parse(&packet).map_err(|bad| GuestError::protocol(bad.to_string()))?;
         let streams = self.streams.lock();
-        // Frames of a stream that was given up are still on the way.
-        let Some(inbox) = streams.open.get(&frame.stream) else { return Ok(()) };
+        let Some(inbox) = streams.open.get(&frame.stream) else { return stray(&frame) };
         let item = match frame.kind {
             Kind::Data => Item::Data(packet.slice(HEADER..)),
             Kind::DataErr => Item::DataErr(packet.slice(HEADER..)),
             Kind::Reply => {
                 let reply = frame.json::<Reply>();
-                Item::Reply(reply.map_err(|bad| GuestError::Protocol(bad.to_string()))?)
+                Item::Reply(reply.map_err(|bad| GuestError::protocol(bad.to_string()))?)
             }
             Kind::Credit => {
-                let bytes = frame.credit().map_err(|bad| GuestError::Protocol(bad.to_string()))?;
+                let bytes = frame.credit().map_err(|bad| GuestError::protocol(bad.to_string()))?;
                 let window = match &inbox.log {
                     Some(log) => log.confirm(bytes as usize),
                     None => WINDOW,
@@ -303,19 +308,33 @@ impl Shared {
             }
             Kind::End => Item::End,
             Kind::Reset => Item::Reset,
-            Kind::Hello | Kind::Open => {
-                return Err(GuestError::Protocol(format!("unexpected {:?} frame", frame.kind)));
-            }
+            Kind::Hello | Kind::Open => return stray(&frame),
         };
         let unread = self.unread.fetch_add(packet.len(), Ordering::Relaxed) + packet.len();
         if unread > UNREAD_MAX {
-            return Err(GuestError::Protocol(format!("{unread} bytes that nobody asked for")));
+            return Err(GuestError::protocol(format!("{unread} bytes that nobody asked for")));
         }
         if inbox.items.send((item, packet.len())).is_err() {
             self.unread.fetch_sub(packet.len(), Ordering::Relaxed);
         }
         Ok(())
     }
+}
+
+/// A frame that belongs to no stream. Those of a stream that was given up are still on the way; the
+/// answer to our own `Hello` was taken before the first frame came here.
+fn stray(frame: &Frame<'_>) -> Result<(), GuestError> {
+    let expected = match frame.kind {
+        Kind::Hello | Kind::Open => false,
+        Kind::Reply | Kind::Data | Kind::DataErr | Kind::Credit | Kind::End | Kind::Reset => {
+            frame.stream != 0
+        }
+    };
+    if expected {
+        return Ok(());
+    }
+    let (kind, stream) = (frame.kind, frame.stream);
+    Err(GuestError::protocol(format!("unexpected {kind:?} frame on stream {stream}")))
 }
 
 /// Counts a packet while it is being sent, so that none goes out after the channel was given up.

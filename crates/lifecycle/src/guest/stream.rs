@@ -108,10 +108,10 @@ impl Stream {
             }
             Item::Reset => {
                 self.over = true;
-                Err(GuestError::Protocol("the agent gave up the request".to_owned()))
+                Err(GuestError::protocol("the agent gave up the request"))
             }
             Item::Reply(Reply::Failed(failure)) => {
-                Err(GuestError::Refused { code: failure.code, message: failure.message })
+                Err(GuestError::Refused { code: failure.code, message: failure.message.into() })
             }
             Item::Reply(_) | Item::Data(_) | Item::DataErr(_) => Ok(Some(item)),
         }
@@ -121,8 +121,8 @@ impl Stream {
     pub async fn reply(&mut self) -> Result<Reply, GuestError> {
         match self.next().await? {
             Some(Item::Reply(reply)) => Ok(reply),
-            Some(other) => Err(GuestError::Protocol(format!("expected an answer, not {other:?}"))),
-            None => Err(GuestError::Protocol("the agent ended without an answer".to_owned())),
+            Some(other) => Err(GuestError::protocol(format!("expected an answer, not {other:?}"))),
+            None => Err(GuestError::protocol("the agent ended without an answer")),
         }
     }
 
@@ -130,7 +130,7 @@ impl Stream {
     pub async fn data(&mut self) -> Result<Option<Bytes>, GuestError> {
         match self.next().await? {
             Some(Item::Data(bytes) | Item::DataErr(bytes)) => Ok(Some(bytes)),
-            Some(other) => Err(GuestError::Protocol(format!("expected bytes, not {other:?}"))),
+            Some(other) => Err(GuestError::protocol(format!("expected bytes, not {other:?}"))),
             None => Ok(None),
         }
     }
@@ -176,18 +176,16 @@ impl Stream {
                 }
                 Item::End => ended = true,
                 Item::Reset | Item::Reply(_) | Item::DataErr(_) => {
-                    return Err(GuestError::Protocol(
-                        "the agent gave up the connection".to_owned(),
-                    ));
+                    return Err(GuestError::protocol("the agent gave up the connection"));
                 }
             }
             if waiting > KEPT_WINDOW as usize {
-                return Err(GuestError::Protocol("more bytes than were granted".to_owned()));
+                return Err(GuestError::protocol("more bytes than were granted"));
             }
         }
         let finished = self.sender.finished.load(Ordering::Relaxed);
         let log = self.sender.log.as_ref().and_then(|log| log.take());
-        let log = log.ok_or_else(|| GuestError::Protocol("it is not kept".to_owned()))?;
+        let log = log.ok_or_else(|| GuestError::protocol("it is not kept"))?;
         Ok(Parked { received: self.received, leftover, ended, finished, log })
     }
 }

@@ -46,7 +46,7 @@ pub(super) async fn find(guest: &Guest, text: &str) -> Result<ProcessStatus> {
     };
     let process = guest.process(&request).await?;
     if process.terminal {
-        let message = format!("process {text} has a terminal: it is a PTY session");
+        let message = format!("process {text} has a terminal: it is a PTY session").into();
         let code = FailureCode::NoSuchProcess;
         return Err(GuestError::Refused { code, message }.into());
     }

@@ -93,7 +93,7 @@ fn id_of(process: &ProcessStatus) -> String {
 async fn find(guest: &Guest, session: &str) -> Result<ProcessStatus> {
     let unknown = || GuestError::Refused {
         code: FailureCode::NoSuchProcess,
-        message: format!("there is no PTY session {session}"),
+        message: format!("there is no PTY session {session}").into(),
     };
     let pid = session.split_once('-').and_then(|(pid, _)| pid.parse().ok());
     let Some(pid) = pid else { return Err(unknown().into()) };

@@ -12,6 +12,8 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+use torpor_protocol::Excerpt;
+
 use super::fault::Fault;
 use super::wire::{Items, Part, Pointer, Reader, Step, Value};
 
@@ -132,7 +134,7 @@ impl<'a> Graph<'a> {
         let known = self.type_of(of.kind)?;
         let field = known.fields.iter().position(|field| *field == name.as_bytes());
         let missing = || {
-            let of = String::from_utf8_lossy(known.name);
+            let of = Excerpt::of(known.name);
             Fault::Shape(format!("{of} has no field {name}"))
         };
         of.number_at(field.ok_or_else(missing)?)
@@ -173,7 +175,7 @@ impl<'a> Graph<'a> {
         };
         let (values, of) = (of.values()?, self.type_of(of.kind)?);
         if values.len() != of.fields.len() {
-            let name = String::from_utf8_lossy(of.name);
+            let name = Excerpt::of(of.name);
             return Err(Fault::Absurd(format!("a {name} has {} fields", values.len())));
         }
         Ok(Fields { graph: self, of, values })
@@ -206,7 +208,7 @@ impl<'g, 'a> Fields<'g, 'a> {
     fn get(&self, name: &[u8]) -> Result<Value<'a>, Fault> {
         let index = self.of.fields.iter().position(|field| *field == name);
         let Some(index) = index else {
-            let (of, name) = (String::from_utf8_lossy(self.of.name), String::from_utf8_lossy(name));
+            let (of, name) = (Excerpt::of(self.of.name), Excerpt::of(name));
             return Err(Fault::Shape(format!("{of} has no field {name}")));
         };
         Ok(self.values[index])
@@ -224,7 +226,7 @@ impl<'g, 'a> Fields<'g, 'a> {
     }
 
     fn strange(&self, name: &str) -> Fault {
-        let of = String::from_utf8_lossy(self.of.name);
+        let of = Excerpt::of(self.of.name);
         Fault::Shape(format!("{of} has a field {name} of another type"))
     }
 

@@ -15,6 +15,7 @@
 use std::collections::{HashMap, HashSet};
 
 use torpor_lifecycle::engine::{Change, ChangeKind};
+use torpor_protocol::Excerpt;
 
 use super::fault::Fault;
 use super::graph::{Fields, Graph};
@@ -168,8 +169,8 @@ impl<'a> Walk<'_, '_, 'a> {
         let slash: &[u8] = if dir.is_empty() { b"" } else { b"/" };
         let path = [dir, slash, name].concat();
         if path.len() > PATH_MAX {
-            let start = String::from_utf8_lossy(&path[..80]);
-            return Err(Fault::Absurd(format!("a path is too long: {start}…")));
+            let path = Excerpt::of(&path);
+            return Err(Fault::Absurd(format!("a path is too long: {path}")));
         }
         let dentry = self.upper.graph.follow(dentry)?;
         Ok((path, self.upper.graph.fields(dentry)?.pointer("inode")?))
