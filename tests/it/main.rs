@@ -19,6 +19,7 @@ mod microvm;
 mod mishaps;
 mod network;
 mod outside;
+mod private;
 mod previews;
 mod restart;
 mod run;

@@ -220,6 +220,11 @@ impl Config {
         unknown_among(names)
     }
 
+    /// Variables whose values are nobody else's business, for whoever starts programs.
+    pub fn secret_variables() -> impl Iterator<Item = String> {
+        KEYS.iter().filter(|key| key.is_secret()).map(keys::Key::variable)
+    }
+
     fn assemble(
         file: Option<&Path>,
         variable: impl Fn(&str) -> Option<String>,

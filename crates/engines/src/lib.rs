@@ -11,6 +11,7 @@
 //!   probe       whether this host can carry all that, for `torpor doctor`
 //! ```
 
+mod directory;
 pub mod disk;
 pub mod gvisor;
 pub mod keeper;

@@ -40,7 +40,7 @@ pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
 
 /// Replaces a small file as a whole, durably.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    write_with_mode(path, bytes, 0o666)
+    write_with_mode(path, bytes, 0o644)
 }
 
 /// [`write_whole`] for a file that nobody else may read, at no instant.

@@ -22,7 +22,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::{ImageId, SandboxId, SaveId};
@@ -59,6 +59,7 @@ impl Layout {
         let root = dir.canonicalize().map_err(refused(dir, "can't be opened"))?;
         // Before the lock, which would already be a change.
         let fresh = check_version(&root)?;
+        close_to_others(&root)?;
         let lock = take_lock(&root)?;
         if fresh {
             let text = format!("{FORMAT}\n");
@@ -249,6 +250,26 @@ fn make_dir(dir: &Path) -> Result<(), StoreError> {
     made.map_err(refused(dir, "can't be created"))
 }
 
+/// Whoever writes into the data directory is root in every sandbox.
+fn close_to_others(dir: &Path) -> Result<(), StoreError> {
+    let stat =
+        rustix::fs::stat(dir).map_err(|error| refused(dir, "can't be read")(error.into()))?;
+    if stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(StoreError::Invalid(format!(
+            "the data directory {} belongs to user {}: run torpor as that user, or choose another",
+            dir.display(),
+            stat.st_uid
+        )));
+    }
+    let others = Mode::WGRP | Mode::WOTH;
+    let mode = Mode::from_raw_mode(stat.st_mode);
+    if !mode.intersects(others) {
+        return Ok(());
+    }
+    let closed = rustix::fs::chmod(dir, mode.difference(others));
+    closed.map_err(|error| refused(dir, "is open to others and can't be closed")(error.into()))
+}
+
 /// Whether the directory still has to be set up.
 fn check_version(root: &Path) -> Result<bool, StoreError> {
     let shown = root.display();
@@ -332,6 +353,21 @@ fn refused(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> StoreEr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_data_directory_is_closed_to_others_unless_it_is_not_ours() {
+        let mode = |dir: &Path| rustix::fs::stat(dir).unwrap().st_mode & 0o777;
+        let open = Mode::from_raw_mode(0o777);
+        let dir = tempfile::tempdir().unwrap();
+        rustix::fs::chmod(dir.path(), open).unwrap();
+        drop(Layout::open(dir.path()).unwrap());
+        assert_eq!(mode(dir.path()), 0o755);
+        let foreign = tempfile::tempdir().unwrap();
+        std::fs::write(foreign.path().join("thesis"), "x").unwrap();
+        rustix::fs::chmod(foreign.path(), open).unwrap();
+        Layout::open(foreign.path()).unwrap_err();
+        assert_eq!(mode(foreign.path()), 0o777);
+    }
 
     #[test]
     fn a_second_daemon_is_told_who_is_there() {

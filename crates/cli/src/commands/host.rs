@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use rustix::fs::Mode;
 use torpor_daemon::config::{EngineKind, Overrides};
 use torpor_daemon::{Config, ServeError};
 
@@ -57,9 +58,25 @@ impl HostArgs {
             ..Overrides::default()
         };
         more(&mut overrides);
-        Config::load(self.config.as_deref(), overrides)
-            .map_err(|error| Error::Usage { message: error.to_string(), hint: None })
+        let config = Config::load(self.config.as_deref(), overrides)
+            .map_err(|error| Error::Usage { message: error.to_string(), hint: None })?;
+        settle();
+        Ok(config)
     }
+}
+
+/// Makes this process one that may start others and leave files behind, whoever started it: our secrets,
+/// which were read, are not in the environment that programs inherit; and others may read what must be
+/// read, and write nothing. To be called before there is a second thread.
+fn settle() {
+    for name in Config::secret_variables() {
+        #[expect(unsafe_code, reason = "the environment is shared by all threads")]
+        // SAFETY: this is the only thread.
+        unsafe {
+            std::env::remove_var(name);
+        }
+    }
+    rustix::process::umask(Mode::WGRP | Mode::WOTH);
 }
 
 /// Runs something of the daemon's libraries to its end.

@@ -46,7 +46,6 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use rustix::fs::Mode;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use torpor_lifecycle::engine::{
@@ -61,6 +60,7 @@ use self::machine::{GvisorMachine, Parts};
 use self::shelf::Shelf;
 use self::shell::Make;
 use self::start::{Origin, Start};
+use crate::directory;
 use crate::keeper::Keeper;
 use crate::limits::{self, Hierarchy};
 use crate::machines::{
@@ -449,11 +449,11 @@ fn check_paths(config: &GvisorConfig) -> Result<(), EngineError> {
 }
 
 fn make_dirs(layout: &Layout) -> std::io::Result<()> {
-    for dir in layout.own_dirs().iter().chain([&layout.scratch_dir]) {
-        std::fs::create_dir_all(dir)?;
-    }
-    for dir in [&layout.runtime_dir, &layout.scratch_dir] {
-        rustix::fs::chmod(dir, Mode::RWXU)?;
-    }
-    Ok(())
+    directory::guarded(layout.runtime_dir.parent().unwrap_or(&layout.runtime_dir))?;
+    directory::private(&layout.runtime_dir)?;
+    layout
+        .own_dirs()
+        .iter()
+        .chain([&layout.scratch_dir])
+        .try_for_each(|dir| directory::private(dir))
 }

@@ -13,8 +13,8 @@ use tokio::io::Interest;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use torpor_protocol::Excerpt;
 
-use super::KEEPER_VERSION;
 use super::wire::{self, Ended, RecvError, Reply, Request, Spawn};
+use super::{KEEPER_VERSION, SYSTEM_PATH};
 use crate::watch::watch;
 
 /// How long a keeper may take to start: it has nothing to do but to bind a socket.
@@ -73,6 +73,8 @@ impl Keeper {
         })?;
         let mut child = tokio::process::Command::new(program)
             .args(args)
+            .env_clear()
+            .env("PATH", SYSTEM_PATH)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()

@@ -13,15 +13,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::TAIL_MAX;
 use super::wire::Spawn;
+use super::{SYSTEM_PATH, TAIL_MAX};
 
 /// Bytes under way on a channel: some packets of the largest size each way, so that neither side
 /// waits for the other's scheduler at every packet.
 const CHANNEL_BUFFER: usize = 4 * 1024 * 1024;
-
-/// Where started programs find others.
-const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// How long the keeper leaves a machine's stderr alone after it read from it: what a machine writes
 /// costs the host at most ten reads a second.
@@ -119,6 +116,8 @@ fn start(spawn: &Spawn, stdin: OwnedFd, stderr: OwnedFd) -> io::Result<Pid> {
     // and allocates nothing.
     unsafe {
         command.pre_exec(move || {
+            // What is made for a machine is for its user to read, and for nobody to write.
+            rustix::process::umask(Mode::WGRP | Mode::WOTH);
             for group in &groups {
                 rustix::io::write(group, b"0")?;
             }

@@ -34,7 +34,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use rustix::fs::Mode;
 use tokio::sync::{Semaphore, oneshot};
 use torpor_kernel::Kernel;
 use torpor_lifecycle::engine::{
@@ -51,6 +50,7 @@ use self::machine::{MicrovmMachine, Parts};
 use self::start::{Began, Origin, Start};
 use self::template::Templates;
 use crate::INIT;
+use crate::directory;
 use crate::keeper::Keeper;
 use crate::limits::{self, Hierarchy};
 use crate::machines::{
@@ -406,12 +406,10 @@ fn check_paths(config: &MicrovmConfig) -> Result<(), EngineError> {
 }
 
 fn make_dirs(layout: &Layout) -> std::io::Result<()> {
-    let machines = layout.machines();
-    for dir in [&machines, &layout.scratch_dir, &layout.templates_dir] {
-        std::fs::create_dir_all(dir)?;
-    }
-    for dir in [&layout.runtime_dir, &layout.scratch_dir, &layout.templates_dir] {
-        rustix::fs::chmod(dir, Mode::RWXU)?;
-    }
-    Ok(())
+    let (own, machines) = (&layout.runtime_dir, layout.machines());
+    // What other engines have is in the same directory of the installation.
+    let installation = own.parent().unwrap_or(own);
+    directory::guarded(installation.parent().unwrap_or(installation))?;
+    let dirs = [installation, own, &machines, &layout.scratch_dir, &layout.templates_dir];
+    dirs.into_iter().try_for_each(directory::private)
 }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::NetworkError;
 use super::names::{Block, Names};
+use crate::directory;
 
 const DIRECTORY: &str = "/run/torpor/net";
 /// Holders of the lock work for milliseconds.
@@ -32,7 +33,8 @@ impl Claims {
     }
 
     fn lock_in(directory: &Path) -> io::Result<Self> {
-        fs::create_dir_all(directory)?;
+        directory::guarded(directory.parent().unwrap_or(directory))?;
+        directory::private(directory)?;
         let lock = OpenOptions::new()
             .create(true)
             .truncate(false)

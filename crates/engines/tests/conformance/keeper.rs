@@ -58,6 +58,23 @@ impl Drop for Desk {
 }
 
 #[tokio::test]
+async fn the_keeper_and_what_it_starts_have_nothing_of_the_daemons_environment_or_umask() {
+    rustix::process::umask(rustix::fs::Mode::empty());
+    assert!(std::env::vars_os().count() > 1, "there is something to inherit");
+    let desk = desk().await;
+    for environ in ["/proc/$PPID/environ", "/proc/self/environ"] {
+        let (_, said) = desk.spawn(environ, &format!("cat {environ} >&2")).await.unwrap();
+        let names: Vec<_> =
+            said.split_terminator('\0').map(|pair| pair.split('=').next()).collect();
+        // The shell itself adds PWD.
+        assert_eq!(names.iter().filter(|name| **name != Some("PWD")).count(), 1, "{said:?}");
+        assert!(names.contains(&Some("PATH")), "{said:?}");
+    }
+    let (_, umask) = desk.spawn("umask", "umask >&2").await.unwrap();
+    assert_eq!(umask.trim(), "0022");
+}
+
+#[tokio::test]
 async fn a_program_that_fails_is_told_with_its_words() {
     let desk = desk().await;
     let (ended, stderr) = desk.spawn("one", "echo no such thing >&2; exit 7").await.unwrap();

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
 use super::{Build, BuildError, HASH_DIGITS, SIDECARS, parts};
+use crate::directory;
 use crate::machines::absent;
 
 const PROGRAM: &str = "runsc";
@@ -137,7 +138,7 @@ fn copy(runsc: &Path, fresh: &Path) -> io::Result<()> {
     for old in [fresh, &fresh.with_extension("")] {
         absent(fs::remove_dir_all(old))?;
     }
-    fs::create_dir_all(fresh)?;
+    directory::private(fresh)?;
     let parts = parts(runsc)?;
     let (program, sidecars) = parts.split_first().expect("a program is a part");
     copy_durably(program, &fresh.join(PROGRAM))?;
