@@ -13,6 +13,7 @@ use figment::Figment;
 use figment::providers::{Format, Serialized, Toml};
 use figment::value::Value;
 use serde::{Deserialize, Serialize};
+use torpor_engines::Users;
 use torpor_protocol::Resources;
 use torpor_store::Vault;
 
@@ -60,7 +61,7 @@ pub struct Config {
     pub log: Log,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineConfig {
     pub kind: EngineKind,
@@ -68,9 +69,28 @@ pub struct EngineConfig {
     pub qemu_path: Option<PathBuf>,
     /// Whether microVMs may do without KVM.
     pub emulate: bool,
+    /// Machines have this user of the host and those after it.
+    pub first_user: u32,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            kind: EngineKind::default(),
+            runsc_path: None,
+            qemu_path: None,
+            emulate: false,
+            first_user: Users::FIRST,
+        }
+    }
 }
 
 impl EngineConfig {
+    /// Who machines are on this host; it was looked at when the configuration was read.
+    pub fn users(&self) -> Users {
+        Users::starting_at(self.first_user).unwrap_or_default()
+    }
+
     /// Whether machines may be emulated where KVM does not work.
     pub fn may_emulate(&self) -> bool {
         self.kind == EngineKind::Microvm && self.emulate
@@ -261,6 +281,9 @@ impl Config {
         }
         if !self.data_dir.is_absolute() || !self.runtime_dir.is_absolute() {
             return senseless("data_dir and runtime_dir must be absolute paths");
+        }
+        if Users::starting_at(self.engine.first_user).is_none() {
+            return senseless("engine.first_user must be a number from 65536 to 4294901759");
         }
         if self.limits.connections == 0 {
             return senseless("limits.connections is 0, so nobody could connect");

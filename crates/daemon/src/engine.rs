@@ -24,6 +24,8 @@ pub(crate) use choice::{Choice, Found, Leaning, Parts, lean, settle};
 const KEEPER: &str = "keeper";
 /// The hidden command that starts a QEMU.
 const JAIL: &str = "jail";
+/// The hidden command that starts runsc.
+const ENTER: &str = "enter";
 
 pub(crate) async fn open(
     config: &Config,
@@ -99,6 +101,7 @@ async fn open_microvm(
         tag: layout.tag().to_owned(),
         keeper_command: vec![program.clone().into(), KEEPER.into()],
         jail_command: vec![program.into(), JAIL.into()],
+        users: config.engine.users(),
         guard,
     };
     Ok(Arc::new(Microvm::open(config).await?))
@@ -157,7 +160,9 @@ fn gvisor_config(
         runtime_dir: config.runtime_dir.clone(),
         scratch_dir: layout.scratch(),
         tag: layout.tag().to_owned(),
-        keeper_command: vec![program.into(), KEEPER.into()],
+        keeper_command: vec![program.clone().into(), KEEPER.into()],
+        enter_command: vec![program.into(), ENTER.into()],
+        users: config.engine.users(),
         shells: config.standby.shells,
         guard,
     })

@@ -62,6 +62,7 @@ async fn bench() -> Outcome<()> {
         tag: TAG.to_owned(),
         keeper_command: vec![me.clone(), "keeper".into()],
         jail_command: vec![me, "jail".into()],
+        users: torpor_engines::Users::default(),
         guard: Arc::new(NoGuard),
     };
     let root = root(dir.path())?;

@@ -17,6 +17,7 @@ pub mod gvisor;
 pub mod keeper;
 pub mod limits;
 mod machines;
+pub use machines::Users;
 pub mod microvm;
 mod mountinfo;
 pub mod network;

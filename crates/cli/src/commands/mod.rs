@@ -13,6 +13,7 @@ mod domain;
 mod egress;
 mod ended;
 mod engine;
+mod enter;
 mod exec;
 mod fork;
 mod host;
@@ -149,6 +150,8 @@ enum Command {
     Keeper(keeper::Keeper),
     #[command(hide = true)]
     Jail(jail::Jail),
+    #[command(hide = true)]
+    Enter(enter::Enter),
 }
 
 impl Cli {
@@ -196,6 +199,7 @@ impl Cli {
             Command::Purge(verb) => verb.run(),
             Command::Keeper(verb) => verb.run(),
             Command::Jail(verb) => verb.run(),
+            Command::Enter(verb) => verb.run(),
             Command::Version(verb) => online(client()?, async |client| verb.run(client).await),
         }
     }

@@ -79,6 +79,12 @@ pub const KEYS: &[Key] = &[
         help: "The QEMU program, 10.0 or newer. Default: the first one in PATH.",
     },
     Key {
+        name: "engine.first_user",
+        default: "1953497088",
+        help: "Every sandbox has a user of the host of its own: this number or one of the 65535 after \
+               it. Nobody else may have them; not below 65536.",
+    },
+    Key {
         name: "engine.emulate",
         default: "false",
         help: "Lets `microvm` emulate the processor where KVM does not work. Many times slower: for \

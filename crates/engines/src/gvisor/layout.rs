@@ -7,7 +7,7 @@
 //!   runsc/                  runsc's own state: <id>_sandbox:<id>.{state,lock}, runsc-<id>.sock,
 //!                           null-netns (a mount)
 //!   machines/<id>/          made first and removed last: what is under way has one
-//!     config.json, pid, panic.log
+//!     config.json, enter.json, pid, panic.log
 //!     machine.json          whose it is; without it it is nobody's
 //!     mark                  how its guest stands; without it it has none
 //!     disk/                 its disk, mounted
@@ -53,6 +53,7 @@ impl Layout {
         let runsc = self.runsc_root();
         MachineDir {
             config: dir.join("config.json"),
+            entry: dir.join("enter.json"),
             pid: dir.join("pid"),
             panic_log: dir.join("panic.log"),
             record: dir.join(RECORD),
@@ -107,6 +108,7 @@ impl Files for Layout {
 pub(super) struct MachineDir {
     pub(super) dir: PathBuf,
     pub(super) config: PathBuf,
+    pub(super) entry: PathBuf,
     pub(super) pid: PathBuf,
     pub(super) panic_log: PathBuf,
     pub(super) record: PathBuf,

@@ -22,6 +22,7 @@
 
 pub mod build;
 mod control;
+mod enter;
 mod image;
 mod layout;
 mod links;
@@ -55,6 +56,7 @@ use torpor_protocol::{Resources, SandboxId};
 
 use self::build::{Build, Builds, Generation};
 use self::control::Control;
+pub use self::enter::enter;
 use self::layout::{Layout, MACHINES_DIR, MachineDir, RUNTIME_DIR_MAX};
 use self::machine::{GvisorMachine, Parts};
 use self::shelf::Shelf;
@@ -64,7 +66,7 @@ use crate::directory;
 use crate::keeper::Keeper;
 use crate::limits::{self, Hierarchy};
 use crate::machines::{
-    Files, MachineId, MarkFile, Record, Remains, Roll, Turns, Unclaimed, check_root,
+    Files, MachineId, MarkFile, Record, Remains, Roll, Turns, Unclaimed, Users, check_root,
     host_memory_mib, ids_in,
 };
 use crate::network::{Network, remove_traces};
@@ -86,6 +88,10 @@ pub struct GvisorConfig {
     pub tag: String,
     /// Starts the keeper, to be followed by the path of its socket.
     pub keeper_command: Vec<OsString>,
+    /// Starts runsc ([`enter`]), to be followed by the path of a description.
+    pub enter_command: Vec<OsString>,
+    /// Who machines are on this host.
+    pub users: Users,
     /// How many empty machines are kept ready, so that a start is quick; 0: none.
     pub shells: usize,
     /// Decides about what guests send out, as far as a firewall can't.
@@ -142,6 +148,8 @@ impl Drop for Gvisor {
 /// What all machines of the engine share.
 struct Host {
     builds: Builds,
+    enter_command: Vec<OsString>,
+    users: Users,
     memory_mib: u64,
     network: Network,
     remains: Arc<Remains<Layout>>,
@@ -164,6 +172,8 @@ impl Gvisor {
         let builds = builds.map_err(EngineError::failed("use runsc"))?;
         let hierarchy = limits::complete()?;
         make_dirs(&layout).map_err(EngineError::failed("make the engine's directories"))?;
+        // What earlier versions left there is out of reach for the users of machines.
+        build::unmount_state(&layout.runsc_root());
         keeper.ensure().await.map_err(EngineError::failed("start the keeper"))?;
         let (roll, left) = Roll::read(&layout.machines());
         let network = Network::open(&config.tag, &left, config.guard).await;
@@ -184,6 +194,8 @@ impl Gvisor {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let host = Host {
             builds,
+            enter_command: config.enter_command,
+            users: config.users,
             memory_mib: host_memory_mib(),
             network,
             roll,
@@ -302,7 +314,7 @@ impl Engine for Gvisor {
     }
 
     async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<usize, EngineError> {
-        let Host { remains, roll, shelf, .. } = &*self.host;
+        let Host { remains, roll, shelf, network, .. } = &*self.host;
         roll.retain(keep);
         let mut stay: HashSet<MachineId> = shelf.ids().into_iter().collect();
         stay.extend(keep.iter().filter_map(|sandbox| roll.machine_of(sandbox)));
@@ -310,6 +322,7 @@ impl Engine for Gvisor {
         ids.retain(|id| !stay.contains(id));
         let count = ids.iter().filter(|id| !remains.is_shell(id)).count();
         remains.clear_all(ids).await?;
+        network.swept();
         Ok(count)
     }
 

@@ -23,6 +23,7 @@ use torpor_protocol::{Excerpt, Network as Policy, Resources};
 
 use super::Host;
 use super::build::Build;
+use super::enter::Entry;
 use super::layout::MachineDir;
 use super::oci::Description;
 use super::sentry;
@@ -159,9 +160,13 @@ async fn create(
     group: &Group,
     slot: &Slot,
 ) -> Result<OwnedFd, EngineError> {
+    let entry = Entry { user: host.users.of(slot), command: host.create_command(dir, id, build) };
+    let text = serde_json::to_vec(&entry).expect("an entry has text keys");
+    std::fs::write(&dir.entry, text).map_err(EngineError::failed("describe the sandbox"))?;
+    let enter = host.enter_command.iter().map(|word| word.to_string_lossy().into_owned());
     let spawn = Spawn {
         id: id.to_string(),
-        argv: host.create_command(dir, id, build),
+        argv: enter.chain([dir.entry.to_string_lossy().into_owned()]).collect(),
         cgroup_procs: group.procs_files(),
         cwd: dir.dir.clone(),
         oom_score_adj: GUEST_OOM_SCORE,

@@ -16,6 +16,7 @@ mod roll;
 mod root;
 mod turns;
 mod unclaimed;
+mod users;
 
 use std::path::Path;
 
@@ -28,6 +29,7 @@ pub(crate) use roll::Roll;
 pub(crate) use root::check_root;
 pub(crate) use turns::{Turn, Turns};
 pub(crate) use unclaimed::{Removable, Unclaimed};
+pub use users::Users;
 
 /// The file of a machine's [`Record`].
 pub(crate) const RECORD: &str = "machine.json";

@@ -54,7 +54,7 @@ use crate::directory;
 use crate::keeper::Keeper;
 use crate::limits::{self, Hierarchy};
 use crate::machines::{
-    Files, MachineId, MarkFile, Record, Remains, Roll, Turns, Unclaimed, check_root,
+    Files, MachineId, MarkFile, Record, Remains, Roll, Turns, Unclaimed, Users, check_root,
     host_memory_mib, ids_in,
 };
 use crate::network::{Network, remove_traces};
@@ -81,6 +81,8 @@ pub struct MicrovmConfig {
     pub keeper_command: Vec<OsString>,
     /// Starts a QEMU ([`torpor_qemu::jail::start`]), to be followed by the path of its description.
     pub jail_command: Vec<OsString>,
+    /// Who machines are on this host.
+    pub users: Users,
     /// Decides about what guests send out, as far as a firewall can't.
     pub guard: Arc<dyn Guard>,
 }
@@ -134,6 +136,7 @@ struct Host {
     build: Build,
     kernel: Kernel,
     jail_command: Vec<OsString>,
+    users: Users,
     /// What ties a saved machine to this host.
     version: String,
     memory_mib: u64,
@@ -175,6 +178,7 @@ impl Microvm {
             build,
             kernel: config.kernel,
             jail_command: config.jail_command,
+            users: config.users,
             version,
             memory_mib: host_memory_mib(),
             cores: u32::try_from(cores).unwrap_or(u32::MAX),
@@ -273,7 +277,7 @@ impl Engine for Microvm {
     }
 
     async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<usize, EngineError> {
-        let Host { remains, roll, .. } = &*self.host;
+        let Host { remains, roll, network, .. } = &*self.host;
         roll.retain(keep);
         let stay: HashSet<MachineId> =
             keep.iter().filter_map(|sandbox| roll.machine_of(sandbox)).collect();
@@ -282,6 +286,7 @@ impl Engine for Microvm {
         // What was to become a template was nobody's.
         let count = ids.iter().filter(|id| !remains.is_shell(id)).count();
         remains.clear_all(ids).await?;
+        network.swept();
         Ok(count)
     }
 

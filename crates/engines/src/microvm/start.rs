@@ -43,10 +43,8 @@ use crate::limits::Group;
 use crate::machines::{MachineId, Mark, MarkFile, Process, Record};
 use crate::network::Slot;
 
-/// Users of QEMUs are numbered from here by their places in the network: nobody else has these.
-const USERS: u32 = 0x5470_0000;
-/// The group of all QEMUs: it may read what machines begin from.
-pub(super) const READERS: u32 = USERS - 1;
+/// The group of all QEMUs: it may read what machines begin from. Files of saves have it.
+pub(super) const READERS: u32 = 0x546f_ffff;
 /// Starting a QEMU takes some ten milliseconds; a hundred times that on a busy host.
 const START_MAX: Duration = Duration::from_secs(60);
 /// What a QEMU needs beside the memory of its guest; with what an emulating one translates.
@@ -270,7 +268,7 @@ impl Start<'_> {
         let group = group
             .map_err(EngineError::failed("make the machine's cgroup"))?
             .map_err(EngineError::failed("make the machine's cgroup"))?;
-        let user = USERS + u32::from(slot.number());
+        let user = self.host.users.of(&slot);
         let own = File::options().write(true).open(&dir.disk);
         let owned = own.and_then(|disk| fchown(&disk, Some(user), Some(user)));
         owned.map_err(EngineError::failed("give the machine its disk"))?;
@@ -322,7 +320,7 @@ impl Start<'_> {
             card: Some(Card { mac: link.mac }),
             origin,
         };
-        let user = USERS + u32::from(slot.number());
+        let user = self.host.users.of(slot);
         Jail {
             program: build.program.clone(),
             arguments: [line.arguments(), self.name(id)].concat(),

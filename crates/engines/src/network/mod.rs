@@ -164,7 +164,7 @@ impl Network {
             links.add_local(block.turnstile().address, &names.label()).await?;
             let makeup = Makeup { names: &names, block, resolver, closed: &closed, tells: true };
             let telling = load(makeup, &lists).await?;
-            let pool = tend::existing_slots(&links, &names, block, fresh).await?;
+            let pool = tend::existing_slots(&links, &names, block, fresh, left).await?;
             Ok((pool, Parking::new(namespace)?, telling))
         };
         let (pool, parking, telling) = match prepared.await {
@@ -231,6 +231,13 @@ impl Network {
             admissions.restore(slot.number, before);
         }
         set
+    }
+
+    /// No machine of an earlier daemon is alive but those that will be adopted, or are never heard of again.
+    /// Until then nobody comes into their places.
+    pub(crate) fn swept(&self) {
+        self.shared.pool.lock().swept();
+        self.shared.work.notify_one();
     }
 
     /// The same as dropping it.

@@ -151,9 +151,14 @@ impl Block {
         }
     }
 
+    /// A number that no slot of another installation has.
+    pub(super) fn place(self, slot: u16) -> u16 {
+        (u16::from(self.0) << (32 - BLOCK_PREFIX)) + slot
+    }
+
     /// The kernel's number for the slot's network card.
     pub(super) fn card_index(self, slot: u16) -> u32 {
-        CARD_INDICES + (u32::from(self.0) << (32 - BLOCK_PREFIX)) + u32::from(slot)
+        CARD_INDICES + u32::from(self.place(slot))
     }
 
     /// Where the kernel tells what the firewall decided.
@@ -199,6 +204,7 @@ mod tests {
         assert_eq!(first.turnstile().address, Ipv4Addr::new(10, 213, 3, 255));
         assert_ne!(first.turnstile().public_mark, Block(1).turnstile().public_mark);
         assert_ne!(first.card_index(SLOTS), Block(1).card_index(1));
+        assert_eq!(Block(BLOCKS - 1).place(SLOTS), u16::MAX - 1);
         assert!(i32::try_from(Block(BLOCKS - 1).card_index(SLOTS)).is_ok(), "as the kernel has it");
         for (address, has) in [
             (first.address(1), true),

@@ -21,6 +21,8 @@ enum State {
     Ready(u32),
     Taken(u32),
     Doubtful(u32),
+    /// Of a machine that an earlier daemon left, with a guest or without.
+    Left(u32),
 }
 
 /// The state of every slot that exists; numbers in the variants are those of their host ends.
@@ -49,7 +51,7 @@ impl Pool {
 
     fn seize(&mut self, number: u16) -> Result<u32, NetworkError> {
         match self.slots.get(&number).copied() {
-            Some(State::Ready(index) | State::Doubtful(index)) => {
+            Some(State::Ready(index) | State::Doubtful(index) | State::Left(index)) => {
                 self.slots.insert(number, State::Taken(index));
                 Ok(index)
             }
@@ -65,19 +67,31 @@ impl Pool {
                 self.slots.insert(number, State::Doubtful(index));
                 true
             }
-            Some(State::Making | State::Ready(_) | State::Doubtful(_)) | None => false,
+            Some(State::Making | State::Ready(_) | State::Doubtful(_) | State::Left(_)) | None => {
+                false
+            }
         }
     }
 
-    /// A slot of an earlier daemon.
-    pub(super) fn found(&mut self, number: u16, index: u32) {
-        self.slots.insert(number, State::Doubtful(index));
+    /// A slot of an earlier daemon; `left`: a machine of it lives.
+    pub(super) fn found(&mut self, number: u16, index: u32, left: bool) {
+        let state = if left { State::Left(index) } else { State::Doubtful(index) };
+        self.slots.insert(number, state);
+    }
+
+    /// Machines that an earlier daemon left are known to whoever wants them, and all others are gone.
+    pub(super) fn swept(&mut self) {
+        for state in self.slots.values_mut() {
+            if let State::Left(index) = *state {
+                *state = State::Doubtful(index);
+            }
+        }
     }
 
     pub(super) fn doubtful(&self) -> Vec<(u16, u32)> {
         let doubtful = |(number, state): (&u16, &State)| match state {
             State::Doubtful(index) => Some((*number, *index)),
-            State::Making | State::Ready(_) | State::Taken(_) => None,
+            State::Making | State::Ready(_) | State::Taken(_) | State::Left(_) => None,
         };
         self.slots.iter().filter_map(doubtful).collect()
     }
@@ -157,7 +171,7 @@ mod tests {
     #[test]
     fn a_found_slot_that_is_adopted_is_not_cleared_under_its_owner() {
         let mut pool = Pool::default();
-        pool.found(5, 105);
+        pool.found(5, 105, false);
         assert_eq!(pool.take(), None);
         assert_eq!(pool.adopt(5).expect("found"), 105);
         pool.cleared(5);

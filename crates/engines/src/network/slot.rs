@@ -54,6 +54,11 @@ impl Slot {
         self.number
     }
 
+    /// A number that no other slot of this host has, whatever installation it belongs to.
+    pub(crate) fn place(&self) -> u16 {
+        self.shared.block.place(self.number)
+    }
+
     /// What its guest is called on this host.
     pub fn address(&self) -> Ipv4Addr {
         self.shared.block.address(self.number)

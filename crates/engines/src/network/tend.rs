@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::links::Links;
 use super::names::{Block, Names, far_index, far_link};
 use super::pool::Pool;
-use super::{NetworkError, Parking, Shared, card, conntrack, firewall, host, list};
+use super::{Left, NetworkError, Parking, Shared, card, conntrack, firewall, host, list};
 
 /// Slots that wait ready for the next machines: a small burst.
 const SPARE: usize = 8;
@@ -91,6 +91,7 @@ pub(super) async fn existing_slots(
     names: &Names,
     block: Block,
     fresh: bool,
+    left: &[Left],
 ) -> Result<Pool, NetworkError> {
     let mut pool = Pool::default();
     for (name, index) in links.list().await? {
@@ -99,7 +100,7 @@ pub(super) async fn existing_slots(
             links.delete(index).await?;
         } else {
             finish(links, &name, index, block, number).await?;
-            pool.found(number, index);
+            pool.found(number, index, left.iter().any(|left| left.slot == number));
         }
     }
     Ok(pool)

@@ -12,6 +12,7 @@ mod outside;
 mod processes;
 mod reach;
 mod saves;
+mod users;
 #[allow(dead_code, unused_imports, reason = "verbs that the cases of other engines need")]
 mod world;
 

@@ -136,6 +136,10 @@ pub(in super::super) fn of_another_build(message: &str) -> bool {
 /// Removes the directory that was given to runsc as its `--root`, with the mounts it may have there:
 /// two that are made at once lie on top of each other.
 pub(crate) fn remove_state(dir: &Path) -> io::Result<()> {
-    while unmount(dir.join("null-netns"), UnmountFlags::DETACH).is_ok() {}
+    unmount_state(dir);
     std::fs::remove_dir_all(dir)
+}
+
+pub(crate) fn unmount_state(dir: &Path) {
+    while unmount(dir.join("null-netns"), UnmountFlags::DETACH).is_ok() {}
 }

@@ -16,9 +16,9 @@ use tokio::process::Command;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-pub(crate) use self::generation::remove_state;
 pub use self::generation::{Generation, Halt};
 pub(super) use self::generation::{of_another_build, unknown_method};
+pub(crate) use self::generation::{remove_state, unmount_state};
 pub(super) use self::kept::Builds;
 
 /// The oldest build whose control socket is known to speak as we do.

@@ -10,11 +10,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use torpor_engines::Users;
 use torpor_engines::gvisor::build::{Build, Halt};
-use torpor_engines::gvisor::{Gvisor, GvisorConfig, purge};
+use torpor_engines::gvisor::{Gvisor, GvisorConfig, enter, purge};
 use torpor_lifecycle::engine::{Engine, EngineError};
 
-use crate::world::{Installation, Settings, keeper_command, unfit};
+use crate::world::{Installation, Settings, be, keeper_command, told, unfit};
 
 /// Another runsc to run the whole suite on.
 const OTHER: &str = "TORPOR_TEST_RUNSC";
@@ -39,8 +40,26 @@ impl Installed {
 fn config(settings: &Settings) -> GvisorConfig {
     let Settings { runtime_dir, scratch_dir, tag, shells, guard } = settings.clone();
     let (runsc, builds_dir) = (runsc(), None);
-    let keeper_command = keeper_command();
-    GvisorConfig { runsc, builds_dir, runtime_dir, scratch_dir, tag, keeper_command, shells, guard }
+    GvisorConfig {
+        runsc,
+        builds_dir,
+        runtime_dir,
+        scratch_dir,
+        tag,
+        keeper_command: keeper_command(),
+        enter_command: be("gvisor::enter_process"),
+        users: Users::default(),
+        shells,
+        guard,
+    }
+}
+
+/// No test, but what starts the tests' runscs: see [`be`].
+#[test]
+fn enter_process() {
+    if let Some(description) = told() {
+        std::process::exit(enter(&description).unwrap().into());
+    }
 }
 
 #[async_trait]

@@ -50,6 +50,28 @@ async fn a_start_takes_a_shell_and_another_one_is_made() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nobody_gets_the_place_of_a_shell_of_an_earlier_daemon_while_it_lives() {
+    let Some(mut world) = world_with(1).await else { return };
+    world.engine().expect(&world.plan());
+    eventually("a shell is ready", || ready(&world).len() == 1).await;
+    let slot = |world: &World, id: &str| world.records()[id]["slot"].clone();
+    let taken = slot(&world, &ready(&world)[0]);
+    world.config.shells = 0;
+    world.reopen().await;
+    // More than are kept ready, so that its own would come up.
+    let mut machines = Vec::new();
+    for _ in 0..10 {
+        let plan = world.plan();
+        machines.push(boot(&**world.engine(), plan.clone()).await);
+        assert_ne!(slot(&world, &world.machine_of(&plan.id).unwrap()), taken);
+    }
+    for (machine, _) in machines {
+        machine.kill().await.unwrap();
+    }
+    world.engine().sweep(&HashSet::new()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_shell_of_an_earlier_daemon_is_swept_and_is_no_machine() {
     let Some(mut world) = world_with(1).await else { return };
     world.engine().expect(&world.plan());

@@ -101,6 +101,7 @@ impl Installation for Installed {
             tag,
             keeper_command: keeper_command(),
             jail_command: be("microvm::jail_process"),
+            users: torpor_engines::Users::default(),
             guard,
         };
         Ok(Arc::new(Microvm::open(config).await?))
