@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 
 use crate::World;
-use crate::http;
 
 /// Both depths of sleep.
 pub const TIERS: [&str; 2] = ["warm", "cold"];
@@ -16,7 +15,7 @@ impl World {
     #[track_caller]
     pub fn put(&self, sandbox: &str, path: &str, content: &[u8]) {
         let url = format!("/v1/sandboxes/{sandbox}/files?path={path}");
-        let answer = http::request(self.address(), "PUT", &url, "", content);
+        let answer = self.request("PUT", &url, "", content);
         assert!((200..300).contains(&answer.status), "{path}: {answer:?}");
     }
 

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 /// What came back.
 #[derive(Debug)]
@@ -40,6 +41,18 @@ pub fn request(address: &str, method: &str, path: &str, head: &str, body: &[u8])
     let mut answer = Vec::new();
     let _ = socket.read_to_end(&mut answer);
     parse(&answer)
+}
+
+/// Sends bytes as they are and reads until the daemon closes or is silent for `patience`. It may close before
+/// all is sent.
+pub fn raw(address: &str, bytes: &[u8], patience: Duration) -> Vec<u8> {
+    let mut socket = TcpStream::connect(address).expect("the daemon listens");
+    socket.set_read_timeout(Some(patience)).expect("a socket has timeouts");
+    socket.set_write_timeout(Some(patience)).expect("a socket has timeouts");
+    let _ = socket.write_all(bytes);
+    let mut answer = Vec::new();
+    let _ = socket.read_to_end(&mut answer);
+    answer
 }
 
 fn parse(answer: &[u8]) -> Answer {

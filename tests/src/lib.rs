@@ -19,7 +19,7 @@ mod world;
 pub use counter::Count;
 pub use daemon::{runsc, torpor_binary};
 pub use guest::{GUEST, TIERS};
-pub use http::{Answer, request};
+pub use http::{Answer, raw, request};
 pub use internet::{ECHO_PORT, Internet, TLS_PORT};
 pub use traces::{Machine, Traces};
 pub use world::{Outcome, World};

@@ -72,7 +72,13 @@ impl World {
         Some(Self::with_env(&microvm::SETTINGS))
     }
 
-    /// With settings in the environment of every daemon.
+    /// The same, whose sandboxes have this internet.
+    pub fn on_microvms_in(internet: &Internet) -> Option<Self> {
+        microvm::unfit().is_none().then(|| Self::in_internet(internet, &microvm::SETTINGS))
+    }
+
+    /// With settings in the environment of every daemon. `TORPOR_API_KEY` among them is sent by whatever
+    /// asks it here.
     pub fn with_env(env: &[(&'static str, &str)]) -> Self {
         Self::make(&[], env, None)
     }
@@ -182,7 +188,21 @@ impl World {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(torpor_binary());
         command.args(args).env("TORPOR_SERVER", format!("http://{}", self.address()));
+        command.envs(self.key().map(|key| ("TORPOR_API_KEY", key)));
         command
+    }
+
+    /// What the daemon was given as its key.
+    fn key(&self) -> Option<&str> {
+        let given = self.env.iter().find(|(name, _)| *name == "TORPOR_API_KEY");
+        given.map(|(_, key)| key.as_str())
+    }
+
+    /// A request with the key, if there is one.
+    pub fn request(&self, method: &str, path: &str, head: &str, body: &[u8]) -> Answer {
+        let key = self.key().map(|key| format!("authorization: Bearer {key}\r\n"));
+        let head = format!("{}{head}", key.unwrap_or_default());
+        http::request(self.address(), method, path, &head, body)
     }
 
     /// Runs `torpor args…`.
@@ -239,16 +259,16 @@ impl World {
     }
 
     pub fn get(&self, path: &str) -> Answer {
-        http::request(self.address(), "GET", path, "", b"")
+        self.request("GET", path, "", b"")
     }
 
     pub fn post(&self, path: &str, body: &Value) -> Answer {
         let head = "content-type: application/json\r\n";
-        http::request(self.address(), "POST", path, head, body.to_string().as_bytes())
+        self.request("POST", path, head, body.to_string().as_bytes())
     }
 
     pub fn delete(&self, path: &str) -> Answer {
-        http::request(self.address(), "DELETE", path, "", b"")
+        self.request("DELETE", path, "", b"")
     }
 
     /// Starts a process in a sandbox that nobody waits for.
