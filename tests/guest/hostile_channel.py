@@ -71,13 +71,19 @@ class Puppet:
     """The agent, made to call the system by its tracer."""
 
     def __init__(self):
-        self.call(16, 0, 0)  # attach
+        self.call(16, None, None)  # attach
         os.waitpid(1, 0x40000000)
-        self.memory = os.open("/proc/1/mem", os.O_RDWR)
         self.saved = self.registers()
-        self.code = os.pread(self.memory, 2, self.saved.rip)
-        os.pwrite(self.memory, b"\x0f\x05", self.saved.rip)
+        word = libc.ptrace(2, 1, self.saved.rip, None)
+        self.code = struct.pack("<q", word)
+        self.poke(self.saved.rip, b"\x0f\x05" + self.code[2:])
         self.area = self.syscall(9, 0, 1 << 20, 3, 0x22, 2**64 - 1, 0)
+        self.held = b""
+
+    def poke(self, address, data):
+        for at in range(0, len(data), 8):
+            word = int.from_bytes(data[at:at + 8].ljust(8, b"\0"), "little")
+            self.call(5, address + at, word)
 
     @staticmethod
     def call(request, address, data):
@@ -100,11 +106,14 @@ class Puppet:
         return self.registers().rax
 
     def send(self, number, packet):
-        os.pwrite(self.memory, packet, self.area)
+        # Most of a packet is as the one before.
+        same = packet[8:] == self.held[8:]
+        self.poke(self.area, packet[:8] if same else packet)
+        self.held = packet
         return self.syscall(44, number, self.area, len(packet), 0x40, 0, 0)
 
     def let_go(self):
-        os.pwrite(self.memory, self.code, self.saved.rip)
+        self.poke(self.saved.rip, self.code)
         self.call(13, None, ctypes.addressof(self.saved))
         self.call(17, None, None)
 

@@ -139,6 +139,10 @@ impl Error {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        // Where the next request begins is as unclear as this one was.
+        if let Self::Malformed(_) = self {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
         response
     }
 }
