@@ -1,5 +1,6 @@
 //! Images, build contexts and parcels that were made to reach the host's files or to use up its disk.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -35,6 +36,8 @@ pub(super) struct Stage {
     world: World,
     /// A directory of the host into which nothing may come, with the flag in it.
     outside: PathBuf,
+    /// Images that were there before.
+    images: BTreeSet<PathBuf>,
 }
 
 impl Stage {
@@ -43,7 +46,8 @@ impl Stage {
         let outside = world.path("outside");
         fs::create_dir(&outside).unwrap();
         fs::write(outside.join("flag"), FLAG).unwrap();
-        Self { world, outside }
+        let images = images(&world);
+        Self { world, outside, images }
     }
 
     fn outside(&self) -> &str {
@@ -64,9 +68,10 @@ impl Stage {
         let names: Vec<_> = fs::read_dir(&self.outside).unwrap().flatten().collect();
         assert_eq!(names.len(), 1, "{names:?}");
         assert_eq!(fs::read_to_string(self.outside.join("flag")).unwrap(), FLAG);
-        let images = self.world.data_dir().join("images");
-        let holders = Command::new("grep").args(["-rlF", FLAG]).arg(images).output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&holders.stdout), "", "the flag is in an image");
+        let new: Vec<_> = images(&self.world).difference(&self.images).cloned().collect();
+        let holders = Command::new("grep").args(["-rlF", FLAG, "/dev/null"]).args(new).output();
+        let holders = String::from_utf8_lossy(&holders.unwrap().stdout).into_owned();
+        assert_eq!(holders, "", "the flag is in an image");
         let staged = fs::read_dir(self.world.data_dir().join("staging")).unwrap().count();
         assert_eq!(staged, 0, "something is left in staging");
         self.world.delete("/v1/images/hostile");
@@ -80,6 +85,11 @@ impl Stage {
         assert!((400..500).contains(&answer.status) || failed, "{answer:?}");
         assert!(!answer.text().contains("went wrong in the daemon"), "{answer:?}");
     }
+}
+
+fn images(world: &World) -> BTreeSet<PathBuf> {
+    let entries = fs::read_dir(world.data_dir().join("images")).unwrap();
+    entries.flatten().map(|entry| entry.path()).collect()
 }
 
 fn root() -> Tar {

@@ -15,9 +15,9 @@ use super::client::keyed;
 use super::{Attempt, all_hold, daemon_is_well, memory_of_daemon};
 
 /// A key of the configuration need not look like one.
-const KEY: &str = "plain-secret";
-/// `user:plain-secret` and `:plain-secret`, as basic authentication sends them.
-const BASIC: [&str; 2] = ["dXNlcjpwbGFpbi1zZWNyZXQ=", "OnBsYWluLXNlY3JldA=="];
+const KEY: &str = "plain-secret-0123";
+/// `user:KEY` and `:KEY`, as basic authentication sends them.
+const BASIC: [&str; 2] = ["dXNlcjpwbGFpbi1zZWNyZXQtMDEyMw==", "OnBsYWluLXNlY3JldC0wMTIz"];
 /// Of the sandbox that the guest's server runs in.
 const PORT: &str = "host: 3000-web.localhost\r\n";
 
@@ -103,7 +103,7 @@ fn the_keepers_environment(world: &World) {
     for pid in keepers.into_iter().chain([world.machine_of("web")]) {
         let environ = fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())).unwrap();
         let environ = String::from_utf8_lossy(&environ).into_owned();
-        assert!(!environ.contains("TORPOR_API_KEY") && !environ.contains(KEY), "{environ}");
+        assert!(!environ.contains("TORPOR_API_KEY") && !environ.contains(KEY), "process {pid}");
     }
 }
 
@@ -292,7 +292,7 @@ fn fit_to_be_shown(value: &Value) {
 fn garbage_in_errors((): &()) {
     let world = World::start();
     let program = include_bytes!("../../guest/hostile_channel.py");
-    for what in ["reply", "garbage", "hello"] {
+    for what in ["failed", "reply", "deep"] {
         world.create_with("bad", &["--memory", "256m", "--idle-after", "0"]);
         world.put("bad", &format!("{GUEST}/hostile_channel.py"), program);
         let line = format!("python3 {GUEST}/hostile_channel.py {what} gvisor; touch /tmp/said");

@@ -48,9 +48,12 @@ pub(crate) fn is_member(account: &Account, group: &str) -> bool {
 
 fn read(path: &str) -> String {
     use std::io::Read;
+    use std::os::unix::fs::OpenOptionsExt;
     let mut bytes = Vec::new();
+    // A pipe in their place must not stop the agent.
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     // A machine without these files has numeric users only.
-    let _ = std::fs::File::open(path).and_then(|file| file.take(FILE_MAX).read_to_end(&mut bytes));
+    let _ = file.and_then(|file| file.take(FILE_MAX).read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
