@@ -242,7 +242,7 @@ impl Config {
 
     /// Variables whose values are nobody else's business, for whoever starts programs.
     pub fn secret_variables() -> impl Iterator<Item = String> {
-        KEYS.iter().filter(|key| key.is_secret()).map(keys::Key::variable)
+        KEYS.iter().filter(|key| key.is_secret()).map(Key::variable)
     }
 
     fn assemble(
