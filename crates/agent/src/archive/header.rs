@@ -52,7 +52,12 @@ pub(super) struct Header {
     pub(super) modified: (i64, u32),
     /// Major and minor number.
     pub(super) device: (u32, u32),
+    /// The name means what it says, also in a layer: a guest called a file so; see [`LITERAL`].
+    pub(super) literal: bool,
 }
+
+/// The attribute that the daemon gives to files that a guest called `.wh.NAME`.
+const LITERAL: &[u8] = b"TORPOR.literal";
 
 /// Bytes after the content, up to the next block.
 pub(super) fn padding(size: u64) -> usize {
@@ -141,6 +146,7 @@ fn write_long(letter: u8, text: &[u8], out: &mut Vec<u8>) {
         whole: None,
         modified: (0, 0),
         device: (0, 0),
+        literal: false,
     };
     record.write_block(letter, GNU, out);
     out.extend_from_slice(text);
@@ -225,6 +231,7 @@ impl Header {
             whole: None,
             modified: (i64::try_from(number(&block[136..148])?).unwrap_or(0), 0),
             device: if is_device { (small(major)?, small(minor)?) } else { (0, 0) },
+            literal: false,
         }))
     }
 
@@ -263,6 +270,7 @@ impl Header {
             b"GNU.sparse.major" if value == b"1" => {}
             b"GNU.sparse.minor" if value == b"0" => {}
             b"GNU.sparse.realsize" => self.whole = Some(parse(value)?),
+            LITERAL => self.literal = true,
             key if key.starts_with(b"GNU.sparse.") => self.kind = Kind::Sparse,
             _ => {}
         }
@@ -338,6 +346,7 @@ mod tests {
             whole: None,
             modified: (1_700_000_000, 0),
             device: (0, 0),
+            literal: false,
         }
     }
 
@@ -369,6 +378,9 @@ mod tests {
         entry.extend(b"20 path=a long path\n13 size=1234\n18 mtime=12.50001\n").unwrap();
         assert_eq!((entry.name.as_slice(), entry.size), (&b"a long path"[..], 1234));
         assert_eq!(entry.modified, (12, 500_010_000));
+        assert!(!entry.literal);
+        entry.extend(b"20 TORPOR.literal=1\n").unwrap();
+        assert!(entry.literal);
         for bad in [&b"99999999999999999999 x=y\n"[..], b"3 x", b"-1 a=b\n", b"2 \n"] {
             assert!(entry.extend(bad).is_err(), "{bad:?}");
         }

@@ -62,10 +62,14 @@ impl Layer {
         Ok(layer)
     }
 
-    pub(super) fn meaning(&self, path: &[u8]) -> Result<Meaning, Failure> {
+    /// `literal`: the name is no whiteout, whatever it begins with.
+    pub(super) fn meaning(&self, path: &[u8], literal: bool) -> Result<Meaning, Failure> {
         let (directory, name) = split(path);
         if self.is_foreign(path) {
             return Ok(Meaning::Foreign);
+        }
+        if literal {
+            return Ok(Meaning::Entry);
         }
         if name == OPAQUE {
             return Ok(Meaning::Opaque(directory.to_vec()));
@@ -254,7 +258,7 @@ mod tests {
     use super::*;
 
     fn meaning(path: &str) -> Meaning {
-        Layer::new(Path::new("/")).unwrap().meaning(path.as_bytes()).unwrap()
+        Layer::new(Path::new("/")).unwrap().meaning(path.as_bytes(), false).unwrap()
     }
 
     #[test]
@@ -266,8 +270,13 @@ mod tests {
         assert_eq!(meaning(".wh..wh.plnk"), Meaning::Foreign);
         assert_eq!(meaning("a/.whatever"), Meaning::Entry);
         let layer = Layer::new(Path::new("/")).unwrap();
+        assert_eq!(layer.meaning(b"a/.wh.b", true).unwrap(), Meaning::Entry);
+        assert_eq!(layer.meaning(b"proc/.wh.b", true).unwrap(), Meaning::Foreign);
         for wrong in ["a/.wh.", "a/.wh..", "a/.wh..."] {
-            assert_eq!(layer.meaning(wrong.as_bytes()).unwrap_err().code, FailureCode::Invalid);
+            assert_eq!(
+                layer.meaning(wrong.as_bytes(), false).unwrap_err().code,
+                FailureCode::Invalid
+            );
         }
     }
 
@@ -283,7 +292,7 @@ mod tests {
             assert_eq!(meaning(path), Meaning::Entry, "{path}");
         }
         let elsewhere = Layer::new(Path::new("/usr")).unwrap();
-        assert_eq!(elsewhere.meaning(b"proc/1").unwrap(), Meaning::Entry);
+        assert_eq!(elsewhere.meaning(b"proc/1", false).unwrap(), Meaning::Entry);
         assert!(Layer::new(Path::new("/proc/self/..")).is_err());
     }
 }

@@ -109,6 +109,7 @@ impl Packer {
             whole: None,
             modified: (found.mtime(), 0),
             device: (0, 0),
+            literal: false,
         };
         if kind.is_dir() {
             header.kind = Kind::Directory;

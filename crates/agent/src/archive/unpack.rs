@@ -276,7 +276,7 @@ impl Unpacker {
         let Some(layer) = &mut self.layer else { return Ok(true) };
         let path = plain(&header.name)?;
         let failed = |error: Errno| refused(shown(&path), error);
-        match layer.meaning(&path)? {
+        match layer.meaning(&path, header.literal)? {
             Meaning::Entry => {
                 layer.bring(&path)?;
                 return Ok(true);
