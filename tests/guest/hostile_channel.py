@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import sys
+import time
 
 HELLO, OPEN, REPLY, DATA, CREDIT, END, RESET = 0, 1, 2, 3, 5, 6, 7
 MAX = 128 * 1024
@@ -137,6 +138,8 @@ def speak(packets, microvm):
     except OSError as error:
         print("no copy:", error, flush=True)
         puppet = Puppet()
+        # So long it stands still, and questions of the daemon wait.
+        time.sleep(2 if sys.argv[1] == "failed" else 0)
         sent = [puppet.send(number, packet[:1 << 20]) for packet in packets]
         puppet.let_go()
         print("sent by the agent:", [ctypes.c_longlong(n).value for n in sent][:20], flush=True)
