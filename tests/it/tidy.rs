@@ -83,6 +83,26 @@ fn no_file_is_named_after_nothing() {
 }
 
 #[test]
+fn every_fuzz_target_is_built_has_seeds_and_is_replayed() {
+    let names = |dir: &str| -> BTreeSet<String> {
+        let entries = fs::read_dir(root().join("fuzz").join(dir)).unwrap().flatten();
+        entries.map(|entry| entry.path().file_stem().unwrap().display().to_string()).collect()
+    };
+    let manifest = fs::read_to_string(root().join("fuzz/Cargo.toml")).unwrap();
+    let tests: String = sources(&[".rs"])
+        .iter()
+        .filter(|path| path.ends_with("fuzzing.rs"))
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
+    let targets = names("fuzz_targets");
+    assert_eq!(targets, names("seeds"), "targets, and who has seeds");
+    for target in targets {
+        assert!(manifest.contains(&format!("name = \"{target}\"")), "{target} is not built");
+        assert!(tests.contains(&format!("replay(\"{target}\"")), "{target} is not replayed");
+    }
+}
+
+#[test]
 fn nothing_is_left_unfinished() {
     let unfinished =
         [concat!("todo", "!("), concat!("unimplemented", "!("), concat!("#[ign", "ore")];

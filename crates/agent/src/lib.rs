@@ -47,6 +47,8 @@ use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 
 use agent::Agent;
+#[cfg(any(test, fuzzing))]
+pub use archive::fuzzing;
 pub use line::packets;
 pub use sudo::{called_as_sudo, sudo};
 

@@ -31,6 +31,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+#[cfg(any(test, fuzzing))]
+pub use archive::fuzzing;
 pub use reference::markdown;
 
 /// Parses the command line, does what it says and returns what to exit with.

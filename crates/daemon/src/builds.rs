@@ -17,6 +17,8 @@
 mod context;
 mod copy;
 mod draft;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod jobs;
 mod pattern;
 pub(crate) mod pipe;

@@ -17,6 +17,8 @@ mod attend;
 mod audit;
 mod bindings;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod glance;
 mod house;
 mod names;

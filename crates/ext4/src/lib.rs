@@ -18,6 +18,8 @@ mod attributes;
 mod directory;
 mod error;
 mod filesystem;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod inode;
 mod number;
 mod runs;

@@ -33,6 +33,8 @@ mod error;
 pub mod fake;
 pub mod fault;
 mod fleet;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod lease;
 mod packet;
 mod sandbox;

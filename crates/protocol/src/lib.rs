@@ -12,6 +12,8 @@ pub mod egress;
 pub mod engine;
 pub mod error;
 pub mod excerpt;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod guest;
 pub mod id;
 pub mod kept;

@@ -20,6 +20,8 @@ mod connect;
 mod crowd;
 mod error;
 mod forward;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod headers;
 mod kept;
 mod marks;

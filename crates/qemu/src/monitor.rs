@@ -360,5 +360,7 @@ fn shortened(words: &str) -> String {
     line.map(|c| if c.is_ascii() && !c.is_control() { c } else { '?' }).collect()
 }
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 #[cfg(test)]
 mod tests;

@@ -25,6 +25,8 @@ mod audit;
 mod certificates;
 pub mod dockerfile;
 mod files;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod images;
 mod journals;
 mod layout;

@@ -3,6 +3,8 @@
 //! Nothing is held whole: packing is a reader that makes the archive while it is read, unpacking
 //! takes the archive in pieces of any size.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod header;
 mod layer;
 mod pack;

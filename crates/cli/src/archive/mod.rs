@@ -1,5 +1,7 @@
 //! Tars: directories of ours packed, and what a sandbox sends unpacked without trusting it.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod pack;
 mod place;
 mod unpack;

@@ -226,5 +226,7 @@ fn read(message: &Message, asked: &Name) -> Result<Vec<String>, ResponseCode> {
     Ok(texts)
 }
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 #[cfg(test)]
 mod tests;

@@ -25,6 +25,8 @@ use torpor_store::{DomainRow, Ledger};
 use crate::app::App;
 use crate::config::Config;
 use dns::Resolver;
+#[cfg(any(test, fuzzing))]
+pub use dns::fuzzing;
 use verdict::Look;
 
 /// So long a domain that was proven once leads on without its proof: name servers have bad days, and

@@ -4,6 +4,8 @@
 //! - Nothing is consumed: all that was read is in the buffer, to be passed on.
 //! - Bytes and time are bounded, however slowly the guest speaks.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod http;
 #[cfg(test)]
 mod tests;

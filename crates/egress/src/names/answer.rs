@@ -55,7 +55,7 @@ pub(super) fn too_many(question: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// The one thing that is asked for, or what is wrong with it.
-fn checked(question: &Message) -> Result<(&Name, RecordType), ResponseCode> {
+pub(super) fn checked(question: &Message) -> Result<(&Name, RecordType), ResponseCode> {
     if question.metadata.op_code != OpCode::Query {
         return Err(ResponseCode::NotImp);
     }
@@ -158,7 +158,7 @@ fn encoded(question: &Message, answer: &Message, by: By) -> Option<Vec<u8>> {
 }
 
 /// To what can't be read, if it has at least a head and asks for something.
-fn unreadable(question: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn unreadable(question: &[u8]) -> Option<Vec<u8>> {
     let (id, flags) = (question.get(..2)?, *question.get(2)?);
     let is_answer = flags & 0x80 != 0;
     if question.len() < HEAD || is_answer {

@@ -7,6 +7,8 @@
 //! - What a guest is told, and what is dialed for it, comes from the same resolver.
 
 mod answer;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod resolver;
 mod serve;
 

@@ -168,7 +168,7 @@ fn first_server(text: &str) -> Option<SocketAddr> {
 }
 
 /// One question. Its id is random.
-fn question(name: &Name, kind: RecordType) -> io::Result<Message> {
+pub(super) fn question(name: &Name, kind: RecordType) -> io::Result<Message> {
     let mut id = [0; 2];
     getrandom::fill(&mut id).map_err(io::Error::other)?;
     let mut message = Message::new(u16::from_be_bytes(id), MessageType::Query, OpCode::Query);
@@ -230,7 +230,7 @@ async fn by_tcp(whom: SocketAddr, question: &Message, bytes: &[u8]) -> io::Resul
 }
 
 /// The message, if it answers this question.
-fn answers(question: &Message, bytes: &[u8]) -> Option<Message> {
+pub(super) fn answers(question: &Message, bytes: &[u8]) -> Option<Message> {
     let answer = Message::from_vec(bytes).ok()?;
     let fits = answer.metadata.id == question.metadata.id
         && answer.metadata.message_type == MessageType::Response

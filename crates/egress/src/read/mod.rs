@@ -24,6 +24,8 @@ mod body;
 mod decode;
 mod exchange;
 mod forms;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod headers;
 mod inject;
 mod placeholder;

@@ -59,6 +59,8 @@ use self::control::Control;
 pub use self::enter::enter;
 use self::layout::{Layout, MACHINES_DIR, MachineDir, RUNTIME_DIR_MAX};
 use self::machine::{GvisorMachine, Parts};
+#[cfg(any(test, fuzzing))]
+pub use self::saved::fuzzing;
 use self::shelf::Shelf;
 use self::shell::Make;
 use self::start::{Origin, Start};

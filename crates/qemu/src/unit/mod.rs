@@ -18,6 +18,8 @@
 //! - A full disk is [`io::ErrorKind::StorageFull`] in every function.
 
 mod delta;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod id;
 mod seal;
 mod sparse;

@@ -292,7 +292,7 @@ impl Images {
 
 /// Unpacks an archive of a kind that is only known once all of it is there: `docker save` writes its
 /// manifest last.
-fn archive(
+pub(crate) fn archive(
     input: &mut dyn Read,
     stage: &Path,
     tree: &mut Tree,

@@ -15,7 +15,7 @@ mod content;
 mod diff;
 mod layer;
 mod manifest;
-mod parcel;
+pub(crate) mod parcel;
 mod spot;
 mod tree;
 

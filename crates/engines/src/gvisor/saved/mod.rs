@@ -17,6 +17,8 @@
 //! an answer that concerns this machine alone, and takes memory in proportion to the save's size.
 
 mod fault;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod graph;
 mod memory;
 mod message;

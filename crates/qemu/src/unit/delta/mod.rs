@@ -29,8 +29,8 @@ use crate::memory::{GuestMemory, PAGE, Piece, Run};
 const MAGIC: &[u8; 8] = b"torpor\x00D";
 const FORMAT: u32 = 1;
 /// What the checksum is of, in the header; the index is added.
-const SUMMED: usize = 80;
-const USED: usize = SUMMED + 32;
+pub(super) const SUMMED: usize = 80;
+pub(super) const USED: usize = SUMMED + 32;
 /// Bytes of a run in the index.
 const RUN_BYTES: u64 = 16;
 const ZERO: u64 = 1 << 63;
@@ -213,7 +213,7 @@ impl Heading {
     }
 }
 
-fn sum(header: &[u8], index: &[u8]) -> blake3::Hash {
+pub(super) fn sum(header: &[u8], index: &[u8]) -> blake3::Hash {
     blake3::Hasher::new().update(&header[..SUMMED]).update(index).finalize()
 }
 

@@ -20,7 +20,7 @@ use crate::images::{Images, blocking};
 use crate::layout::Stage;
 
 /// A snapshot file, taken apart into a stage.
-struct Unpacked {
+pub(crate) struct Unpacked {
     stage: Stage,
     letter: Letter,
     manifest: Manifest,
@@ -85,7 +85,7 @@ impl Saves {
     }
 }
 
-fn unpack(
+pub(crate) fn unpack(
     reader: impl Read,
     stage: Stage,
     spare: Stage,

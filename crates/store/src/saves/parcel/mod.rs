@@ -9,7 +9,7 @@
 //! ```
 
 mod export;
-mod import;
+pub(crate) mod import;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;

@@ -1,0 +1,5 @@
+//! Dockerfiles.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| torpor_store::fuzzing::dockerfile(bytes));

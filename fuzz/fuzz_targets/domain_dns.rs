@@ -1,0 +1,5 @@
+//! Answers of name servers about domains.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| torpor_daemon::domains::fuzzing::domain_dns(bytes));

@@ -1,0 +1,5 @@
+//! Layers of filesystem snapshots.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| torpor_store::fuzzing::layer(bytes));
