@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::words::{expand, split};
+use super::words::{Spent, expand, split};
 use super::{Command, Copy, Dockerfile, Instruction};
 
 /// These mean nothing in a sandbox, which has no health checks, stop signals or anonymous volumes.
@@ -15,12 +15,13 @@ pub(super) struct Scope<'a> {
     args: BTreeMap<String, String>,
     /// Set by SHELL; empty: the default.
     shell: Vec<String>,
+    spent: Spent,
 }
 
 impl<'a> Scope<'a> {
     pub(super) fn new(file: &'a Dockerfile, base_env: &[(String, String)]) -> Self {
         let env = base_env.iter().cloned().collect();
-        Self { file, env, args: BTreeMap::new(), shell: Vec::new() }
+        Self { file, env, args: BTreeMap::new(), shell: Vec::new(), spent: Spent::default() }
     }
 
     /// Reads an instruction; `None` if it only changed the scope. `Err` says what is wrong.
@@ -57,6 +58,7 @@ impl<'a> Scope<'a> {
             let flag = flag.split(['=', ' ']).next().unwrap_or_default();
             return Err(format!("RUN --{flag} is not supported"));
         }
+        self.spent.take(self.args.iter().map(|(name, value)| name.len() + value.len()).sum())?;
         let mut args = self.args.clone();
         // A variable hides an argument of the same name.
         args.retain(|name, _| !self.env.contains_key(name));
@@ -80,6 +82,7 @@ impl<'a> Scope<'a> {
         if self.shell.is_empty() {
             return Ok(Command::Shell(rest.to_owned()));
         }
+        self.spent.take(self.shell.iter().map(String::len).sum())?;
         let mut words = self.shell.clone();
         words.push(rest.to_owned());
         Ok(Command::Exec(words))
@@ -185,9 +188,9 @@ impl<'a> Scope<'a> {
         for word in words {
             let lookup = |name: &str| self.lookup(name);
             let (name, default) = arg(&word, self.file.escape, &lookup)?;
-            let given = self.file.build_args.get(&name).cloned();
-            let value = given.or(default).or_else(|| self.file.global_args.get(&name).cloned());
-            if let Some(value) = value {
+            let given = self.spent.copy(self.file.build_args.get(&name))?;
+            let global = self.spent.copy(self.file.global_args.get(&name))?;
+            if let Some(value) = given.or(default).or(global) {
                 self.args.insert(name, value);
             }
         }
@@ -210,8 +213,8 @@ impl<'a> Scope<'a> {
         expand(word, self.file.escape, &|name| self.lookup(name))
     }
 
-    fn lookup(&self, name: &str) -> Option<String> {
-        self.env.get(name).or_else(|| self.args.get(name)).cloned()
+    fn lookup(&self, name: &str) -> Result<Option<String>, String> {
+        self.spent.copy(self.env.get(name).or_else(|| self.args.get(name)))
     }
 }
 

@@ -12,6 +12,7 @@ mod words;
 use std::collections::BTreeMap;
 
 use lines::Line;
+use words::Spent;
 
 /// Largest Dockerfile.
 const TEXT_MAX: usize = 1024 * 1024;
@@ -110,8 +111,9 @@ impl Dockerfile {
             build_args: build_args.clone(),
             global_args: BTreeMap::new(),
         };
+        let spent = Spent::default();
         for (index, line) in lines.iter().enumerate() {
-            if file.read_top(line)? {
+            if file.read_top(line, &spent)? {
                 file.lines = lines[index + 1..].to_vec();
                 // Tells now what is wrong, whatever the base image's variables will be.
                 file.steps(&[])?;
@@ -141,29 +143,29 @@ impl Dockerfile {
     }
 
     /// A line up to FROM; whether this was it.
-    fn read_top(&mut self, line: &Line) -> Result<bool, DockerfileError> {
+    fn read_top(&mut self, line: &Line, spent: &Spent) -> Result<bool, DockerfileError> {
         let (keyword, rest) = instruction::keyword(&line.text);
         let read = match keyword.as_str() {
-            "ARG" => self.read_global_arg(rest).map(|()| false),
-            "FROM" => self.read_from(rest).map(|()| true),
+            "ARG" => self.read_global_arg(rest, spent).map(|()| false),
+            "FROM" => self.read_from(rest, spent).map(|()| true),
             _ => Err(format!("{keyword} comes before FROM")),
         };
         read.map_err(|message| DockerfileError::new(line.number, message))
     }
 
-    fn read_global_arg(&mut self, rest: &str) -> Result<(), String> {
+    fn read_global_arg(&mut self, rest: &str, spent: &Spent) -> Result<(), String> {
         for word in words::split(rest, self.escape)? {
-            let lookup = |name: &str| self.global_args.get(name).cloned();
+            let lookup = |name: &str| spent.copy(self.global_args.get(name));
             let (name, default) = instruction::arg(&word, self.escape, &lookup)?;
-            if let Some(value) = self.build_args.get(&name).cloned().or(default) {
+            if let Some(value) = spent.copy(self.build_args.get(&name))?.or(default) {
                 self.global_args.insert(name, value);
             }
         }
         Ok(())
     }
 
-    fn read_from(&mut self, rest: &str) -> Result<(), String> {
-        let lookup = |name: &str| self.global_args.get(name).cloned();
+    fn read_from(&mut self, rest: &str, spent: &Spent) -> Result<(), String> {
+        let lookup = |name: &str| spent.copy(self.global_args.get(name));
         let mut words = Vec::new();
         for word in words::split(rest, self.escape)? {
             let word = words::expand(&word, self.escape, &lookup)?;

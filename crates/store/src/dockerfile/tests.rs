@@ -186,6 +186,19 @@ fn a_value_that_doubles_itself_is_stopped() {
     assert!(error(&"#".repeat(TEXT_MAX + 1)).contains("more than"));
 }
 
+#[test]
+fn a_long_value_that_is_used_on_every_line_is_stopped() {
+    let long = "x".repeat(100 * 1024);
+    let env = format!("FROM a\nENV A={long}\n{}", "ENV B=$A\n".repeat(1000));
+    let labels = format!("FROM a\nENV A={long}\nLABEL{}\n", " b=$A".repeat(1000));
+    let run = format!("FROM a\nARG A={long}\n{}", "RUN x\n".repeat(1000));
+    let shell = format!("FROM a\nSHELL [\"{long}\"]\n{}", "RUN x\n".repeat(1000));
+    let args = format!("ARG A={long}\n{}FROM a\n", "ARG B=$A\n".repeat(1000));
+    for text in [env, labels, run, shell, args] {
+        assert!(error(&text).contains("all values together"));
+    }
+}
+
 fn fragments() -> impl Strategy<Value = String> {
     let fragment = prop_oneof![
         Just("FROM a\n"),

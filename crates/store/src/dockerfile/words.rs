@@ -1,9 +1,14 @@
 //! Words of an instruction: split at spaces outside quotes, quotes and escapes taken away, variables
 //! replaced. Variables are never replaced in commands: there the shell does it.
 
+use std::cell::Cell;
+
 /// Longest value after replacement: what the kernel takes as one argument. Without it a value that
 /// repeats itself grows without end.
 const VALUE_MAX: usize = 128 * 1024;
+/// All values that variables are replaced with: far more than anybody writes. Without it a long one
+/// that is used on every line becomes gigabytes.
+const VALUES_MAX: usize = 16 * 1024 * 1024;
 /// Defaults within defaults; deeper is nobody's intention.
 const DEPTH_MAX: usize = 16;
 
@@ -47,7 +52,27 @@ pub(super) fn split(text: &str, escape: char) -> Result<Vec<String>, String> {
 }
 
 /// How variables are looked up.
-pub(super) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+pub(super) type Lookup<'a> = &'a dyn Fn(&str) -> Result<Option<String>, String>;
+
+/// Bytes that variables were replaced with so far.
+#[derive(Debug, Default)]
+pub(super) struct Spent(Cell<usize>);
+
+impl Spent {
+    pub(super) fn take(&self, bytes: usize) -> Result<(), String> {
+        self.0.set(self.0.get().saturating_add(bytes));
+        match self.0.get() > VALUES_MAX {
+            true => Err(format!("all values together become longer than {VALUES_MAX} bytes")),
+            false => Ok(()),
+        }
+    }
+
+    /// A copy of a value.
+    pub(super) fn copy(&self, value: Option<&String>) -> Result<Option<String>, String> {
+        self.take(value.map_or(0, String::len))?;
+        Ok(value.cloned())
+    }
+}
 
 /// Takes quotes and escapes away and replaces `$X`, `${X}`, `${X:-default}`, `${X:+other}` and the
 /// same without the colon.
@@ -133,7 +158,7 @@ impl Expansion<'_> {
         if self.peek() == Some('{') {
             self.at += 1;
             let name = self.name();
-            let value = (self.lookup)(&name);
+            let value = (self.lookup)(&name)?;
             out.push_str(&self.braced(&name, value)?);
             return Ok(());
         }
@@ -141,7 +166,7 @@ impl Expansion<'_> {
         if name.is_empty() {
             out.push('$');
         } else {
-            out.push_str(&(self.lookup)(&name).unwrap_or_default());
+            out.push_str(&(self.lookup)(&name)?.unwrap_or_default());
         }
         Ok(())
     }
