@@ -344,15 +344,15 @@ fn rapid_reset(world: &World) {
 }
 
 fn continuation_flood(world: &World) {
-    // A header of which each frame brings 16 kilobytes more, and never the last.
-    let piece = [&b"\x00\x01x\x7f\x81\x7f"[..], &[b'x'; 16_000]].concat();
+    // Each frame brings a header of 16 kilobytes, and none is the last.
+    let piece = [&b"\x00\x01x\x7f\x81\x7c"[..], &[b'x'; 16_000]].concat();
     let first = frame(1, 1, 1, &get());
     floods(world, std::iter::once(first).chain((0..4000).map(move |_| frame(9, 0, 1, &piece))));
 }
 
 fn header_bomb(world: &World) {
     // One entry of 4 KB in the table, then named thousands of times in each request.
-    let entry = [&b"\x40\x01x\x7f\x81\x1e"[..], &[b'x'; 4000]].concat();
+    let entry = [&b"\x40\x01x\x7f\x81\x1e"[..], &[b'x'; 3968]].concat();
     let head = [get(), entry].concat();
     let first = frame(1, 5, 1, &head);
     let bomb = |n: u32| frame(1, 5, 2 * n + 3, &[get(), vec![0xbe; 16_000]].concat());
