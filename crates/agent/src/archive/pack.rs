@@ -77,7 +77,8 @@ impl Packer {
             let Some(file) = open(place)? else { return Ok(()) };
             let size = header.size;
             let holes = found.blocks().saturating_mul(512) < size;
-            let runs = if holes { sparse::runs(&file, size)? } else { vec![0..size] };
+            let runs =
+                if holes { sparse::runs(&file, size) } else { std::iter::once(0..size).collect() };
             let (stored, mut map) = (sparse::stored(&runs), Vec::new());
             if stored < size {
                 map = sparse::text(size, &runs);

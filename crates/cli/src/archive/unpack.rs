@@ -22,7 +22,7 @@ const EXTENSIONS_MAX: u64 = 256 * 1024;
 
 /// Extensions of one entry: more than any program writes.
 const EXTENSIONS_COUNT_MAX: u32 = 16;
-/// Pieces of a file with holes.
+/// Pieces of a file with holes: a few MiB of map.
 const RUNS_MAX: u64 = 256 * 1024;
 /// What the list of them is filled up to.
 const BLOCK: usize = 512;

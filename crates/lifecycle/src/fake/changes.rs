@@ -32,7 +32,7 @@ impl Changes for FakeChanges {
 
     fn data(&self, _index: usize) -> io::Result<Vec<Range<u64>>> {
         let size = self.memory.len() as u64;
-        Ok(if size == 0 { Vec::new() } else { vec![0..size] })
+        Ok(if size == 0 { Vec::new() } else { std::iter::once(0..size).collect() })
     }
 
     fn read(&self, _index: usize, see: See<'_>) -> io::Result<()> {

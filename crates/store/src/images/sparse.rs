@@ -309,8 +309,8 @@ mod tests {
         assert_eq!(found.runs(), [0..BLOCK, 2 * BLOCK..4 * BLOCK, 9 * BLOCK..10 * BLOCK - 5]);
         assert!(!found.is_whole());
         assert!(SparseMap::around(0, &[]).is_whole());
-        assert!(SparseMap::around(5, &[0..5]).is_whole());
-        assert_eq!(SparseMap::around(u64::MAX, &[u64::MAX - 1..u64::MAX]).runs().len(), 1);
+        assert!(SparseMap::around(5, &[0..3, 3..5]).is_whole());
+        assert_eq!(SparseMap::around(u64::MAX, &[0..1, u64::MAX - 1..u64::MAX]).runs().len(), 2);
     }
 
     #[test]

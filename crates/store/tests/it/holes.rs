@@ -132,7 +132,7 @@ async fn refused(size: u64, data: &[Range<u64>], pieces: &[(u64, &[u8])]) -> Str
 #[tokio::test]
 async fn more_data_than_the_disk_holds_fails_the_save_before_it_is_written() {
     // The disk of the sample has 10 GiB.
-    let error = refused(HUGE, &[0..11 << 30], &[]).await;
+    let error = refused(HUGE, &[0..1, 1 << 20..11 << 30], &[]).await;
     assert!(error.contains("more data than its disk of 10737418240 bytes"), "{error}");
     // Runs that are too many for a map lose the gaps between them.
     let far: Vec<_> = (0..300_000).map(|n| n << 20..(n << 20) + 4096).collect();
@@ -145,7 +145,7 @@ async fn more_data_than_the_disk_holds_fails_the_save_before_it_is_written() {
 #[tokio::test]
 async fn data_where_a_file_said_to_have_none_fails_the_save() {
     for pieces in [&[(1 << 20, &b"x"[..])], &[(4095, &b"xy"[..])], &[(u64::MAX, &b"x"[..])]] {
-        let error = refused(2 << 20, &[0..4096], pieces).await;
+        let error = refused(2 << 20, &[0..5, 5..4096], pieces).await;
         assert!(error.contains("data elsewhere"), "{pieces:?}: {error}");
     }
 }

@@ -85,7 +85,7 @@ impl Changes for LayerChanges {
         Ok(match &place.sparse {
             Some(map) => map.runs().to_vec(),
             None if size == 0 => Vec::new(),
-            None => vec![0..size],
+            None => std::iter::once(0..size).collect(),
         })
     }
 

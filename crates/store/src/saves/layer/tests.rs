@@ -18,7 +18,7 @@ impl Changes for Bare {
     }
 
     fn data(&self, index: usize) -> io::Result<Vec<Range<u64>>> {
-        Ok(vec![0..self.0[index].path.len() as u64])
+        Ok(std::iter::once(0..self.0[index].path.len() as u64).collect())
     }
 
     fn read(&self, index: usize, see: See<'_>) -> io::Result<()> {

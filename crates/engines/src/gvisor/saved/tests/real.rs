@@ -259,7 +259,7 @@ fn of_a_file_longer_than_its_disk_only_the_data_is_read() {
     };
     assert_eq!(data(b"a"), (Vec::new(), Vec::new()));
     let (runs, pieces) = data(b"b");
-    assert_eq!(runs, [20 << 30..(20 << 30) + 4096]);
+    assert_eq!((runs.len(), &runs[0]), (1, &(20 << 30..(20 << 30) + 4096)));
     assert_eq!((pieces.len(), &pieces[0].1[..8]), (1, &b"middle\n\0"[..]));
 }
 
