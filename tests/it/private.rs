@@ -27,9 +27,11 @@ fn open_to_others(dir: &Path) -> Vec<String> {
 
 #[test]
 fn a_daemon_started_without_umask_leaves_nothing_open_and_its_key_to_nobody() {
+    let mut world = World::with_env(&[("TORPOR_SECRET_KEY", KEY)]);
+    world.stop_daemon();
     // Each test has a process of its own.
     rustix::process::umask(rustix::fs::Mode::empty());
-    let world = World::with_env(&[("TORPOR_SECRET_KEY", KEY)]);
+    world.start_daemon();
     world.create("web");
     world.torpor(&["snapshot", "web"]).ok();
     let runtime = Path::new("/run/torpor");

@@ -137,6 +137,13 @@ fn a_web_page_asks(world: &World) {
             assert!((400..500).contains(&answer.status), "{path} {head}: {answer:?}");
         }
     }
+    for browser in
+        ["user-agent: Mozilla/5.0 (X11)", "sec-fetch-site: none", "origin: http://web.local"]
+    {
+        let head = format!("host: web.local\r\n{json}{browser}\r\n");
+        let answer = ask(world, "POST", "/api/v1/processes", &head, foreign.as_bytes());
+        assert_eq!(answer.status, 401, "{head}: {answer:?}");
+    }
     let after = world.get("/v1/sandboxes").json();
     let count = |list: &Value| list["sandboxes"].as_array().unwrap().len();
     assert_eq!(count(&after), count(&before), "{after}");

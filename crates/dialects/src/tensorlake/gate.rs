@@ -1,9 +1,9 @@
 //! Who is asking, and for which sandbox.
 //!
 //! - One `Host` only: of two nobody knows which one was meant.
-//! - The lifecycle API is guarded like our own. Inside a sandbox the `Host` is `<sandbox>.local`, which
-//!   no public name server gives out; a web page can't set it or the header, so only pages of this
-//!   host itself (the client libraries say so in `Origin`) get through.
+//! - The lifecycle API is guarded like our own. Inside a sandbox clients on this host say `Host:
+//!   <sandbox>.local`, which no browser has a reason to: all that looks like one is refused. Who names
+//!   the sandbox in the header says the true `Host`, as for our own.
 
 use std::sync::Arc;
 
@@ -50,9 +50,11 @@ pub(super) async fn inside(State(app): State<Arc<App>>, request: Request, next: 
         return refuse_two_hosts();
     }
     let headers = request.headers();
-    let admitted = match label(headers) {
-        Some(_) => app.keys.admit_local(headers).await,
-        None => app.keys.admit(request.uri(), headers).await,
+    let named = label(headers).is_some() && !headers.contains_key(SANDBOX_HEADER);
+    let admitted = if named {
+        app.keys.admit_local(headers).await
+    } else {
+        app.keys.admit(request.uri(), headers).await
     };
     match admitted {
         Ok(()) => next.run(request).await,

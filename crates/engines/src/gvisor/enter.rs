@@ -3,7 +3,8 @@
 //! runsc gives every sandbox the user *nobody* of wherever it is started itself, which on the host is the
 //! same for all machines and for services that have nothing to do with them. So it is started in a user
 //! namespace in which *nobody* is the machine's own user; root is root there, whose files runsc needs, and
-//! has no rights over the host. The namespace of mounts is another one too, for what runsc mounts for itself.
+//! has no rights over the host. The mounts stay the host's: in a copy of them an open file of this machine would
+//! keep the disks of all machines that were there when it was started.
 
 use std::fs;
 use std::io;
@@ -68,7 +69,7 @@ fn leave(ready: &OwnedFd, mapped: &OwnedFd) -> io::Result<()> {
     #[expect(unsafe_code, reason = "rustix marks it so for the flag FILES")]
     // SAFETY: the table of descriptors stays shared.
     unsafe {
-        unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
+        unshare_unsafe(UnshareFlags::NEWUSER)?;
     }
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let pid = rustix::process::getpid().as_raw_nonzero().get();
