@@ -200,10 +200,12 @@ struct Front {
 impl Front {
     /// Takes one connection in. Cancel-safe.
     async fn accept(&self, doors: &Doors) {
-        if self.places.available_permits() == 0 {
-            self.strangers.make_room();
-        }
-        let place = Arc::clone(&self.places).acquire_owned().await;
+        let mut place = pin!(Arc::clone(&self.places).acquire_owned());
+        let place = tokio::select! {
+            biased;
+            place = place.as_mut() => place,
+            () = self.strangers.make_room() => place.await,
+        };
         let place = place.expect("the semaphore is never closed");
         let (stream, peer) = match doors.accept().await {
             Ok(accepted) => accepted,

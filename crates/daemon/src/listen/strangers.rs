@@ -29,6 +29,7 @@ pub(super) struct Strangers {
     /// Of the budget.
     spent: AtomicUsize,
     waiting: AtomicUsize,
+    came: Notify,
     /// Wakes the one that waits longest.
     leave: Notify,
 }
@@ -37,14 +38,16 @@ impl Strangers {
     /// Until this connection has to make room.
     pub(super) async fn wait(&self) {
         let _waits = Waits::one(&self.waiting);
+        self.came.notify_one();
         self.leave.notified().await;
     }
 
-    /// Asks one of them to leave, if there is one.
-    pub(super) fn make_room(&self) {
-        if self.waiting.load(Ordering::Relaxed) > 0 {
-            self.leave.notify_one();
+    /// Asks one of them to leave, as soon as there is one.
+    pub(super) async fn make_room(&self) {
+        while self.waiting.load(Ordering::Relaxed) == 0 {
+            self.came.notified().await;
         }
+        self.leave.notify_one();
     }
 
     /// For one more connection.
@@ -260,12 +263,12 @@ mod tests {
     #[tokio::test]
     async fn who_waits_longest_makes_room() {
         let all = Strangers::default();
-        all.make_room();
-        let (mut first, mut second) = (pin!(all.wait()), pin!(all.wait()));
         let now = Duration::ZERO;
+        assert!(timeout(now, all.make_room()).await.is_err(), "there is nobody");
+        let (mut first, mut second) = (pin!(all.wait()), pin!(all.wait()));
         assert!(timeout(now, first.as_mut()).await.is_err(), "nobody is asked ahead");
         assert!(timeout(now, second.as_mut()).await.is_err());
-        all.make_room();
+        all.make_room().await;
         assert!(timeout(now, second.as_mut()).await.is_err());
         assert!(timeout(now, first.as_mut()).await.is_ok());
     }

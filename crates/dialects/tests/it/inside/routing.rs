@@ -27,12 +27,16 @@ async fn the_host_names_a_sandbox_by_id_or_name() {
 }
 
 #[tokio::test]
-async fn the_header_names_a_sandbox_whatever_the_host() {
+async fn the_header_names_a_sandbox_at_a_host_that_is_ours() {
     let place = Place::new().await;
     let id = place.id().await;
-    for host in ["localhost:8900", "127.0.0.1", "other.local"] {
-        for name in ["web", &*id] {
-            place.health(host, &[("X-Tensorlake-Sandbox-Id", name)]).await.expect(200);
+    for name in ["web", &*id] {
+        let named = [("X-Tensorlake-Sandbox-Id", name)];
+        for host in ["localhost:8900", "127.0.0.1"] {
+            place.health(host, &named).await.expect(200);
+        }
+        for host in ["other.local", "evil.example"] {
+            place.health(host, &named).await.expect_error(401, "UNAUTHENTICATED");
         }
     }
 }
