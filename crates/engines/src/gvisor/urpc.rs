@@ -201,6 +201,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn of_what_a_broken_sandbox_says_one_short_printable_line_is_passed_on() {
+        let flood: &'static str = String::leak("\\u001b[2J".repeat(10_000));
+        let refused = String::leak(format!("{{\"success\":false,\"err\":\"{flood}\"}}"));
+        let absurd = String::leak(format!("{{\"success\":\"{flood}\"}}"));
+        for reply in [&*refused, &*absurd] {
+            let error = sandbox(&[reply]).await.call("a.B", "x", &[], WAIT).await.unwrap_err();
+            let text = torpor_lifecycle::chain(&error);
+            assert!(text.len() < 1000, "{} bytes", text.len());
+            assert!(!text.chars().any(char::is_control), "{text:?}");
+        }
+    }
+
+    #[tokio::test]
     async fn a_sandbox_that_hangs_up_or_talks_nonsense_is_an_error() {
         for replies in [&["{\"success\":"][..], &["hello"][..], &[][..]] {
             let error = sandbox(replies).await.call("a.B", (), &[], WAIT).await.unwrap_err();

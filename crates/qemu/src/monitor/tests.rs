@@ -109,6 +109,20 @@ async fn a_qemu_that_is_gone_before_it_answers_has_quit() {
 }
 
 #[tokio::test]
+async fn of_what_a_broken_qemu_says_one_short_printable_line_is_passed_on() {
+    let flood = "\\u001b[2J".repeat(10_000);
+    let refused = format!("{{\"error\": {{\"desc\": \"{flood}\"}}, \"id\": 2}}\n");
+    let absurd = format!("{{\"id\": \"{flood}\"}}\n");
+    for said in [refused, absurd] {
+        let error = monitor(&[&said]).await.stop().await.unwrap_err();
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        let text = format!("{error} {}", cause.unwrap_or_default());
+        assert!(text.len() < 1000, "{} bytes", text.len());
+        assert!(!text.chars().any(char::is_control), "{text:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_state_that_could_not_be_loaded_says_why() {
     let ok = |id: u32| format!("{{\"return\": {{}}, \"id\": {id}}}\n");
     let failed = "{\"event\": \"MIGRATION\", \"data\": {\"status\": \"setup\"}}\n\

@@ -56,6 +56,7 @@ fn config(settings: &Settings) -> GvisorConfig {
 
 /// No test, but what starts the tests' runscs: see [`be`].
 #[test]
+#[expect(clippy::disallowed_methods, reason = "it is another program, and has no machines")]
 fn enter_process() {
     if let Some(description) = told() {
         std::process::exit(enter(&description).unwrap().into());
