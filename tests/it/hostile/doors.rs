@@ -40,7 +40,6 @@ pub(super) const ALONE: &[Attempt<()>] = &[
     ("make large files of nothing before a snapshot", sparse_files),
     ("ask after the last key was revoked", the_last_key),
     ("send half a head without end", half_a_head),
-    ("write into the daemon's directories where the umask is 0", a_generous_umask),
     ("be the user that another machine runs as", users_of_machines),
     ("put garbage into the daemon's error messages", garbage_in_errors),
 ];
@@ -225,40 +224,6 @@ fn half_a_head((): &()) {
     daemon_is_well(&world);
     let grown = memory_of_daemon(&world).saturating_sub(before);
     assert!(grown < 128 << 20, "{grown} bytes for {} strangers", sockets.len());
-}
-
-/// Below these directories nobody but the owner may write, except where the sticky bit says whose is whose.
-#[track_caller]
-fn nobody_else_writes(dir: &std::path::Path) {
-    let mut open = vec![dir.to_owned()];
-    while let Some(path) = open.pop() {
-        let Ok(about) = fs::symlink_metadata(&path) else { continue };
-        if about.is_symlink() {
-            continue;
-        }
-        let mode = about.permissions().mode();
-        assert_eq!(mode & 0o022, 0, "{}: {mode:o}", path.display());
-        if about.is_dir() {
-            open.extend(
-                fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()),
-            );
-        }
-    }
-}
-
-fn a_generous_umask((): &()) {
-    let before = rustix::process::umask(rustix::fs::Mode::empty());
-    let world = World::start();
-    rustix::process::umask(before);
-    world.create("web");
-    world.torpor(&["snapshot", "web", "--name", "memory"]).ok();
-    world.torpor(&["snapshot", "web", "--filesystem", "--name", "files"]).ok();
-    world.put("web", "/tmp/file", b"x");
-    nobody_else_writes(&std::path::Path::new("/run/torpor").join(world.tag()));
-    // The directory itself is the test's; what is in it is the daemon's.
-    for entry in fs::read_dir(world.data_dir()).unwrap().flatten() {
-        nobody_else_writes(&entry.path());
-    }
 }
 
 /// As this host sees it.

@@ -50,6 +50,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "crates/daemon/tests/it/daemon.rs",
         "who_connects_and_does_not_ask_is_cut_off",
     ),
+    (
+        "write into the daemon's directories where the umask is 0",
+        "tests/it/private.rs",
+        "a_daemon_started_without_umask_leaves_nothing_open_and_its_key_to_nobody",
+    ),
     ("secret-given-back-later", "tests/it/egress.rs", LATER),
     ("secret-over-plain-http", "tests/it/egress.rs", LATER),
     ("secret-in-a-compressed-answer", "tests/it/egress.rs", LATER),

@@ -180,6 +180,18 @@ mod tests {
     }
 
     #[test]
+    fn nobody_comes_into_the_place_of_a_machine_that_was_left_before_it_is_swept() {
+        let mut pool = Pool::default();
+        pool.found(5, 105, true);
+        pool.found(6, 106, true);
+        pool.cleared(5);
+        assert_eq!((pool.take(), pool.doubtful()), (None, vec![]));
+        assert_eq!(pool.adopt(6).expect("it is its own"), 106);
+        pool.swept();
+        assert_eq!(pool.doubtful(), [(5, 105)]);
+    }
+
+    #[test]
     fn at_the_last_slot_the_waiting_are_told() {
         let mut pool = with_slots(SLOTS);
         while pool.take().is_some() {}
