@@ -25,6 +25,9 @@ mod doctor;
 pub mod domains;
 pub mod egress;
 mod engine;
+#[cfg(any(test, fuzzing))]
+#[path = "../../../fuzz/input.rs"]
+mod input;
 mod listen;
 pub mod metrics;
 pub mod pressure;

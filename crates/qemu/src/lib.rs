@@ -12,6 +12,9 @@
 //! ```
 
 pub mod build;
+#[cfg(any(test, fuzzing))]
+#[path = "../../../fuzz/input.rs"]
+mod input;
 pub mod jail;
 pub mod line;
 pub mod memory;

@@ -35,7 +35,8 @@ fn unpacked(pieces: &[&[u8]], layer: bool) -> (bool, Vec<String>) {
     let scratch = input::Scratch::new();
     let root = scratch.inside();
     fs::write(root.join("there"), "before").expect("a file can be written");
-    let made = layer.then(|| Layer::new(&root).ok().expect("layers can go there"));
+    let new = || Layer::new(&root).unwrap_or_else(|_| panic!("layers can go there"));
+    let made = layer.then(new);
     let mut unpacker = Unpacker::new(&root, None, made).expect("it can be opened");
     let pushed = pieces.iter().try_for_each(|piece| unpacker.push(piece));
     let done = pushed.and_then(|()| unpacker.finish()).is_ok();

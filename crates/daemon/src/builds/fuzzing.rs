@@ -1,8 +1,6 @@
 //! Entry point of a fuzz target: what holds whatever a build context is.
 
-#[path = "../../../../fuzz/input.rs"]
-mod input;
-
+use crate::input;
 use std::fs;
 use std::io;
 

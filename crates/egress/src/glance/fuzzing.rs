@@ -1,9 +1,7 @@
 //! Entry point of a fuzz target: what holds whatever a guest says first.
 
-#[path = "../../../../fuzz/input.rs"]
-mod input;
-
 use super::{BytesMut, Duration, LOOK_MAX, PORTION, Patience, Speech, glance};
+use crate::fuzzing::input;
 use tokio::io::AsyncWriteExt;
 
 const PATIENCE: Patience = Patience {

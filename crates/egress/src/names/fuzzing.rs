@@ -1,8 +1,6 @@
 //! Entry point of a fuzz target: what holds whatever a guest asks and a name server answers.
 
-#[path = "../../../../fuzz/input.rs"]
-mod input;
-
+use crate::fuzzing::input;
 use hickory_proto::op::Message;
 use hickory_proto::rr::{Name, RecordType};
 

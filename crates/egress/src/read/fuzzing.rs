@@ -1,8 +1,6 @@
 //! Entry points of fuzz targets: what holds whatever a service answers.
 
-#[path = "../../../../fuzz/input.rs"]
-mod input;
-
+use crate::fuzzing::input;
 use std::io;
 use std::sync::OnceLock;
 

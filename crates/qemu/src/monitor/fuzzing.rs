@@ -1,9 +1,7 @@
 //! Entry point of a fuzz target: what holds whatever a QEMU says.
 
-#[path = "../../../../fuzz/input.rs"]
-mod input;
-
 use super::{LINE_MAX, Monitor, WORDS_MAX, shortened};
+use crate::input;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 

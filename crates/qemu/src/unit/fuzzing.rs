@@ -1,8 +1,6 @@
 //! Entry points of fuzz targets: what holds whatever a microVM was saved as.
 
-#[path = "../../../../fuzz/input.rs"]
-mod input;
-
+use crate::input;
 use std::fs;
 
 use super::delta::{SUMMED, USED, sum};

@@ -1,9 +1,7 @@
 //! Entry point of a fuzz target: what holds whatever a name server answers.
 
-#[path = "../../../../../fuzz/input.rs"]
-mod input;
-
 use super::{Message, TEXT_MAX, TEXTS_MAX, answers, question, read};
+use crate::input;
 
 /// Texts are few and short.
 pub fn domain_dns(bytes: &[u8]) {
