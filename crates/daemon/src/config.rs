@@ -283,7 +283,7 @@ impl Config {
             return senseless("data_dir and runtime_dir must be absolute paths");
         }
         if Users::starting_at(self.engine.first_user).is_none() {
-            return senseless("engine.first_user must be a number from 65536 to 4294901759");
+            return senseless("engine.first_user must be a number from 65536 to 2147418112");
         }
         if self.limits.connections == 0 {
             return senseless("limits.connections is 0, so nobody could connect");

@@ -167,7 +167,7 @@ impl<D: ReadAt> Walk<'_, D> {
         let mut see = |name: &[u8], number| {
             let path = [dir, slash, name].concat();
             if path.len() > PATH_MAX {
-                let start = String::from_utf8_lossy(&path[..80]);
+                let start = path[..80].escape_ascii();
                 return Err(Ext4Error::TooMuch(format!("a path is too long: {start}…")));
             }
             self.count.entry()?;
@@ -279,7 +279,7 @@ impl<D: ReadAt> Walk<'_, D> {
         for (path, index) in self.names {
             let node = &self.nodes[index];
             if entries.last().is_some_and(|last| last.path == path) {
-                let path = String::from_utf8_lossy(&path);
+                let path = path[..path.len().min(80)].escape_ascii();
                 return Err(damaged(format!("there are two of {path}")));
             }
             let kind = match (firsts[index], &node.kind) {

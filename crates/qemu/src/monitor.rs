@@ -355,7 +355,7 @@ fn set_path() -> String {
 }
 
 /// The first line, without what acts on a terminal; the rest is for who wrote QEMU.
-fn shortened(words: &str) -> String {
+pub(crate) fn shortened(words: &str) -> String {
     let line = words.lines().next().unwrap_or_default().chars().take(WORDS_MAX);
     line.map(|c| if c.is_ascii() && !c.is_control() { c } else { '?' }).collect()
 }

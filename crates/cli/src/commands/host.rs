@@ -68,7 +68,7 @@ impl HostArgs {
 /// Makes this process one that may start others and leave files behind, whoever started it: our secrets,
 /// which were read, are not in the environment that programs inherit; and others may read what must be
 /// read, and write nothing. To be called before there is a second thread.
-fn settle() {
+pub(super) fn settle() {
     for name in Config::secret_variables() {
         #[expect(unsafe_code, reason = "the environment is shared by all threads")]
         // SAFETY: this is the only thread.

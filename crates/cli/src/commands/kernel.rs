@@ -10,7 +10,7 @@ use torpor_daemon::config::Overrides;
 use torpor_kernel::{Kernel as Ready, KernelError, Listed};
 use torpor_store::Layout;
 
-use super::host::{block_on, chain};
+use super::host::{block_on, chain, settle};
 use crate::error::{Error, Result};
 use crate::output::{self, plain};
 use crate::progress::Progress;
@@ -124,6 +124,7 @@ impl Place {
         let overrides = Overrides { data_dir: self.data_dir, ..Overrides::default() };
         let config = Config::load(self.config.as_deref(), overrides)
             .map_err(|error| Error::usage(error.to_string()))?;
+        settle();
         Ok(Layout::kernels_in(&config.data_dir))
     }
 }

@@ -18,10 +18,10 @@ impl Users {
     /// Past all that accounts, dynamic users of services and containers are given by usual tools.
     pub const FIRST: u32 = 0x7470_0000;
 
-    /// None if there are users of the system among them, or numbers that mean no user.
+    /// None if there are users of the system among them, or numbers that some programs take for negative.
     pub fn starting_at(first: u32) -> Option<Self> {
         let last = first.checked_add(Self::COUNT - 1)?;
-        (first >= Self::COUNT && last < u32::MAX).then_some(Self { first })
+        (first >= Self::COUNT && i32::try_from(last).is_ok()).then_some(Self { first })
     }
 
     /// The user, and the group of the same number, of the machine that has this place.
@@ -41,12 +41,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_has_neither_users_of_the_system_nor_what_is_none() {
-        for first in [0, 1000, 65_535, u32::MAX, u32::MAX - 65_535] {
+    fn a_range_has_neither_users_of_the_system_nor_numbers_that_are_too_large() {
+        for first in [0, 1000, 65_535, (1 << 31) - 65_535, 1 << 31, u32::MAX] {
             assert_eq!(Users::starting_at(first), None, "{first}");
         }
         assert_eq!(Users::starting_at(Users::FIRST), Some(Users::default()));
         assert!(Users::starting_at(65_536).is_some());
-        assert!(Users::starting_at(u32::MAX - 65_536).is_some());
+        assert!(Users::starting_at((1 << 31) - 65_536).is_some());
     }
 }

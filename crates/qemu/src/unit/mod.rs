@@ -35,6 +35,7 @@ use rustix::fs::{Gid, Mode, OFlags, fchmod, fchown};
 use serde::{Deserialize, Serialize};
 
 use crate::memory::PAGE;
+use crate::monitor::shortened;
 use seal::Kind;
 
 pub use delta::{Delta, DeltaSize, worth_a_delta, write_delta};
@@ -200,7 +201,7 @@ fn read_about(dir: &Path) -> Result<About, Flaw> {
     }
     let file = open_file(&dir.join(ABOUT_FILE))?;
     let text = read_small(&file, ABOUT_MAX)?;
-    let damaged = |error: serde_json::Error| Flaw::Damaged(error.to_string());
+    let damaged = |error: serde_json::Error| Flaw::Damaged(shortened(&error.to_string()));
     let Head { format } = serde_json::from_slice(&text).map_err(damaged)?;
     if format > About::FORMAT {
         return Err(Flaw::Newer { format, known: About::FORMAT });

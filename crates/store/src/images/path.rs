@@ -6,6 +6,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 
 use torpor_lifecycle::store::StoreError;
+use torpor_protocol::Excerpt;
 
 use super::limits::Limits;
 
@@ -96,9 +97,10 @@ impl TreePath {
     }
 }
 
+/// For errors: as much of it as is needed to find it, escaped.
 impl fmt::Display for TreePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "/{}", String::from_utf8_lossy(&self.0))
+        write!(f, "/{}", Excerpt::of(&self.0))
     }
 }
 
