@@ -126,7 +126,7 @@ impl Answering {
     /// Ends with the body. What follows an upgrade is no HTTP, and never counts.
     pub(super) fn until_sent(self, response: Response<Body>) -> Response<Body> {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            std::mem::forget(self);
+            self.0.answering.fetch_add(1, Ordering::Relaxed);
             return response;
         }
         response.map(|inner| Body::new(Sent { inner, _answering: self }))

@@ -16,8 +16,9 @@ use torpor_protocol::ErrorCode;
 use super::super::error::{ApiError, Result};
 use super::{Hash, hash_bytes};
 
-/// How keys that are made here begin.
+/// How keys that are made here begin, and how many digits make one worth hiding; they have 64.
 const MADE: &[u8] = b"tpk_";
+const MADE_DIGITS: usize = 32;
 const BASIC: &[u8] = b"basic ";
 
 pub(super) struct Finder {
@@ -71,7 +72,7 @@ impl Finder {
     }
 
     fn is_plainly_in(&self, text: &[u8]) -> bool {
-        text.windows(MADE.len()).any(|piece| piece == MADE)
+        text.windows(MADE.len() + MADE_DIGITS).any(is_made)
             || self.configured.as_ref().is_some_and(|key| key.is_in(text))
     }
 }
@@ -108,6 +109,10 @@ impl Configured {
     }
 }
 
+fn is_made(piece: &[u8]) -> bool {
+    piece.strip_prefix(MADE).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+}
+
 /// Adding one tells zeros apart.
 fn roll(sum: u64, base: u64, byte: u8) -> u64 {
     sum.wrapping_mul(base).wrapping_add(u64::from(byte).wrapping_add(1))
@@ -142,6 +147,7 @@ mod tests {
     use super::*;
 
     const KEY: &str = "plain+secret of mine=";
+    const MADE_KEY: &str = "tpk_0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
     fn left(name: &'static str, value: &str) -> bool {
         let mut headers = HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())]);
@@ -157,7 +163,7 @@ mod tests {
             ("authorization", format!("bearer   {KEY}")),
             ("authorization", KEY.to_owned()),
             ("authorization", basic),
-            ("authorization", "Token tpk_0123".to_owned()),
+            ("authorization", format!("Token {MADE_KEY}")),
             ("x-api-key", format!("other, {KEY}")),
             ("x-anything", format!("<{KEY}>")),
             ("cookie", format!("a=1; key={KEY}; b=2")),
@@ -171,7 +177,8 @@ mod tests {
 
     #[test]
     fn what_is_no_key_of_ours_stays() {
-        for value in ["Bearer mine", "", "%", "%zz", "plain+secret of mine", "tpk-1", "Basic !!"] {
+        for value in ["Bearer mine", "", "%", "%zz", "plain+secret of mine", "tpk_logo", "Basic !!"]
+        {
             assert!(left("authorization", value), "{value}");
         }
     }
@@ -182,7 +189,9 @@ mod tests {
             Finder::new(Some(KEY)).hide(&uri.parse().unwrap(), &mut HeaderMap::new()).is_err()
         };
         assert!(refused("/?key=plain%2Bsecret%20of%20mine="));
-        assert!(refused("/tpk_1/x") && refused("/?t%70k_1"));
+        assert!(refused(&format!("/{MADE_KEY}/x")));
+        assert!(refused(&format!("/?{}", MADE_KEY.replace('p', "%70"))));
+        assert!(!refused("/tpk_logo.png"));
         assert!(!refused("/a%20b?c=%25"));
     }
 
