@@ -11,7 +11,7 @@ use torpor_protocol::api::PREVIEW_HEADER;
 use crate::headers::{check, is_grpc, prepare, request_id, upgrade};
 use crate::{Target, route};
 
-/// A target survives its text; a request that is let in has one host, no key of ours, and nothing that
+/// A target survives its text; a request that is let in has one host, no header of ours, and nothing that
 /// is only for the connection it came on. The input has a line for the target and one for each header.
 pub fn preview_request(bytes: &[u8]) {
     let mut lines = bytes.split(|byte| *byte == b'\n');

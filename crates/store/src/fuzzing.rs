@@ -22,9 +22,9 @@ use crate::layout::Layout;
 use crate::saves::parcel;
 use crate::{LayerChanges, Limits};
 
-/// Small, so that what exceeds it is found.
+/// Small, so that what exceeds it is found, and soon.
 const LIMITS: Limits =
-    Limits { bytes: 1024 * 1024, entries: 2000, ratio: 200, path: 4096, depth: 64 };
+    Limits { bytes: 256 * 1024, entries: 200, ratio: 200, path: 4096, depth: 16 };
 /// What steps of a Dockerfile may come to, all values together.
 const STEPS_MAX: usize = 64 * 1024 * 1024;
 
