@@ -2,7 +2,8 @@
 //! for previews.
 //!
 //! Who connects and does not ask in time is cut off, and so is who makes us hold too much before it asked
-//! ([`strangers`]); who asked may take as long as it needs, because bodies are streams. A shutdown lets running requests end within [`GRACE`].
+//! ([`strangers`]); who asked may take as long as it needs, because bodies are streams. A shutdown lets
+//! running requests end within [`GRACE`].
 
 mod strangers;
 

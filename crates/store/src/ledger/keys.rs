@@ -46,7 +46,6 @@ impl Ledger {
             created_at_ms: now_ms(),
             last_used_at_ms: None,
         };
-        self.require_keys().await?;
         let query = sqlx::query(
             "INSERT INTO api_keys (id, label, prefix, hash, created_at_ms) VALUES (?, ?, ?, ?, ?)",
         )

@@ -59,19 +59,10 @@ impl LayerChanges {
 
     fn file(&self, index: usize) -> io::Result<(u64, &Place)> {
         let missing = || io::Error::from(io::ErrorKind::NotFound);
-        match self.entries.get(index).ok_or_else(missing)?.kind {
-            ChangeKind::File { size } => Ok((size, &self.places[index])),
-            ChangeKind::HardLink { .. }
-            | ChangeKind::Directory { .. }
-            | ChangeKind::Symlink { .. }
-            | ChangeKind::Fifo
-            | ChangeKind::Socket
-            | ChangeKind::CharDevice { .. }
-            | ChangeKind::BlockDevice { .. }
-            | ChangeKind::Removed => {
-                Err(io::Error::new(io::ErrorKind::InvalidInput, "only files have content"))
-            }
-        }
+        let ChangeKind::File { size } = self.entries.get(index).ok_or_else(missing)?.kind else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "only files have content"));
+        };
+        Ok((size, &self.places[index]))
     }
 }
 
@@ -231,17 +222,8 @@ impl Index {
 }
 
 fn link((change, _): &(Change, Place)) -> Option<(Vec<u8>, Vec<u8>)> {
-    match &change.kind {
-        ChangeKind::HardLink { to } => Some((change.path.clone(), to.clone())),
-        ChangeKind::File { .. }
-        | ChangeKind::Directory { .. }
-        | ChangeKind::Symlink { .. }
-        | ChangeKind::Fifo
-        | ChangeKind::Socket
-        | ChangeKind::CharDevice { .. }
-        | ChangeKind::BlockDevice { .. }
-        | ChangeKind::Removed => None,
-    }
+    let ChangeKind::HardLink { to } = &change.kind else { return None };
+    Some((change.path.clone(), to.clone()))
 }
 
 /// A path that stays in its tree, in one spelling. Parts may be longer than names of files are: the
