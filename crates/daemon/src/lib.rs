@@ -171,7 +171,7 @@ async fn serve_at(
     shutdown: impl Future<Output = Leave>,
 ) -> Result<(), ServeError> {
     let exposed = doors.exposed()?.is_some();
-    let _turnstile = egress::listen(&parts.egress, parts.engine.about().turnstile);
+    let _egress_proxy = egress::listen(&parts.egress, parts.engine.about().egress_proxy);
     let app = open(parts, config, exposed).await?;
     app.previews.found_at(doors.address()?, doors.encrypted()?);
     let tasks = [
@@ -278,7 +278,7 @@ async fn recover(
         journal: Arc::new(parts.journals.clone()),
         vault: Arc::new(parts.vault.clone()),
         room: Arc::clone(room) as _,
-        authority: Some(parts.egress.certificate().to_owned()),
+        interception_ca: Some(parts.egress.certificate().to_owned()),
         policy,
     });
     Ok(fleet.await?)

@@ -7,5 +7,5 @@ mod connections;
 mod gateways;
 mod life;
 mod names;
-mod reading;
+mod interception;
 mod world;

@@ -4,7 +4,7 @@
 
 mod caps;
 mod cards;
-mod guided;
+mod proxied;
 mod hostile;
 mod life;
 mod lists;

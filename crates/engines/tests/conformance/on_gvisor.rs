@@ -9,7 +9,7 @@
 mod bounds;
 mod contract;
 mod copies;
-mod guided;
+mod proxied;
 mod gvisor;
 mod keeper;
 #[allow(dead_code, reason = "as of `world`")]

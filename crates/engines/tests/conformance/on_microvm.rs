@@ -5,7 +5,7 @@
 mod bounds;
 mod contract;
 mod copies;
-mod guided;
+mod proxied;
 mod microvm;
 #[allow(dead_code, reason = "as of `world`")]
 mod outside;

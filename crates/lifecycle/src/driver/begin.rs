@@ -172,7 +172,7 @@ impl Driver {
         };
         self.look_up_saved().await;
         // The daemon before may have had another certificate, or no time to tell of it.
-        self.untold = self.world.trust(&self.record.spec).is_some();
+        self.ca_dirty = self.world.trusted_ca(&self.record.spec).is_some();
         let adopted = match adopted {
             Some(machine) => Some(self.brought_up_to_date(machine).await),
             None => None,
@@ -221,7 +221,7 @@ impl Driver {
         };
         match greeted.await {
             Ok(guest) => {
-                if self.untold {
+                if self.ca_dirty {
                     self.renew_identity(&guest).await;
                 }
                 // It may have been woken in the last instant of the daemon before.
@@ -240,7 +240,7 @@ impl Driver {
     /// The machine answered: after its hook everybody may come in.
     pub(super) async fn opened(&mut self, started: Started) -> Phase {
         let Started { machine, guest, steps, booted, .. } = started;
-        self.untold = false;
+        self.ca_dirty = false;
         let hooks = &self.record.spec.standby.hooks;
         // An image that boots did not wake.
         if self.record.save.is_some() {

@@ -62,7 +62,7 @@ impl Driver {
         from: &SandboxSpec,
         to: &SandboxSpec,
     ) -> Result<(), Error> {
-        let trusts = |spec| self.world.trust(spec).is_some();
+        let trusts = |spec| self.world.trusted_ca(spec).is_some();
         let (trusted, trusts) = (trusts(from), trusts(to));
         if trusts && !trusted {
             self.tell(to).await?;
@@ -97,10 +97,10 @@ impl Driver {
     /// wakes.
     async fn tell(&mut self, spec: &SandboxSpec) -> Result<(), Error> {
         // Until it is known that it was heard.
-        self.untold = true;
+        self.ca_dirty = true;
         let Some(guest) = self.door.guest() else { return Ok(()) };
         self.identify(&guest, spec).await?;
-        self.untold = false;
+        self.ca_dirty = false;
         Ok(())
     }
 
@@ -108,13 +108,13 @@ impl Driver {
     /// can't be told is no reason not to wake.
     pub(super) async fn renew_identity(&mut self, guest: &Guest) {
         let Record { id, spec, .. } = &self.record;
-        if spec.secrets.is_empty() && !self.untold {
+        if spec.secrets.is_empty() && !self.ca_dirty {
             return;
         }
         match self.identify(guest, spec).await {
-            Ok(()) => self.untold = false,
+            Ok(()) => self.ca_dirty = false,
             Err(error) => {
-                tracing::warn!(sandbox = %id, error = chain(&error), "its identity is as it was");
+                tracing::warn!(sandbox = %id, error = chain(&error), "cannot renew identity, keeping the old one");
             }
         }
     }

@@ -53,8 +53,8 @@ pub(crate) struct Driver {
     pub(crate) delete: CancellationToken,
     /// When it last began to run with the door open.
     pub(crate) entered: Instant,
-    /// Its agent may not know yet whom everybody inside is to trust.
-    pub(crate) untold: bool,
+    /// Its agent may not know yet which CA certificates everybody inside is to trust.
+    pub(crate) ca_dirty: bool,
 }
 
 /// Where the sandbox stands, with what is alive there.
@@ -145,7 +145,7 @@ impl Driver {
         charge: Charge,
         inbox: mpsc::Receiver<Request>,
     ) -> (Box<Self>, Phase) {
-        let Charge { record, status, untold, phase, .. } = charge;
+        let Charge { record, status, ca_dirty, phase, .. } = charge;
         let driver = Self {
             world,
             record,
@@ -155,15 +155,15 @@ impl Driver {
             door: Arc::clone(&sandbox.door),
             delete: sandbox.delete.clone(),
             entered: Instant::now(),
-            untold,
+            ca_dirty,
         };
         (Box::new(driver), phase)
     }
 
     /// What the next driver of a dormant sandbox takes over.
     pub(crate) fn into_charge(self) -> Charge {
-        let Self { record, status, untold, .. } = self;
-        Charge { record, status, untold, phase: Phase::Dormant }
+        let Self { record, status, ca_dirty, .. } = self;
+        Charge { record, status, ca_dirty, phase: Phase::Dormant }
     }
 
     pub(crate) async fn run(mut self: Box<Self>, mut phase: Phase) -> End {

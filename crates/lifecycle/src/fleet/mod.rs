@@ -43,8 +43,8 @@ pub struct Parts {
     pub journal: Arc<dyn Journal>,
     pub vault: Arc<dyn Vault>,
     pub room: Arc<dyn Room>,
-    /// The certificate (PEM) of who reads some requests of guests.
-    pub authority: Option<String>,
+    /// The interception CA (PEM).
+    pub interception_ca: Option<String>,
     pub policy: Policy,
 }
 
@@ -78,7 +78,7 @@ struct Register {
 impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
-        let Parts { engine, ledger, images, saves, journal, vault, room, authority, policy } =
+        let Parts { engine, ledger, images, saves, journal, vault, room, interception_ca, policy } =
             parts;
         let records = ledger.all().await?;
         let keep: HashSet<_> =
@@ -93,7 +93,7 @@ impl Fleet {
             journal,
             vault,
             room,
-            authority,
+            interception_ca,
             policy,
             clock: Clock::start(),
             stopping: CancellationToken::new(),

@@ -41,7 +41,7 @@ enum Taken {
 pub(crate) struct Charge {
     pub(crate) record: Record,
     pub(crate) status: watch::Sender<Status>,
-    pub(crate) untold: bool,
+    pub(crate) ca_dirty: bool,
     pub(crate) phase: Phase,
 }
 
@@ -115,7 +115,7 @@ impl Fleet {
         let first = first_status(&record, world.engine.about().kind);
         let (sender, status) = watch::channel(first);
         let (id, last_used_at_ms) = (record.id.clone(), record.last_used_at_ms);
-        let charge = Charge { record, status: sender, untold: false, phase };
+        let charge = Charge { record, status: sender, ca_dirty: false, phase };
         let sandbox = Sandbox {
             id: id.clone(),
             seat: Arc::new(Seat {

@@ -7,7 +7,7 @@ mod kept;
 mod lives;
 mod snapshots;
 mod standby;
-mod trust;
+mod ca;
 mod turns;
 
 use std::sync::Arc;
@@ -86,7 +86,7 @@ fn parts(engine: FakeEngine, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Pa
         journal: store.clone(),
         vault: store.clone(),
         room: room.clone(),
-        authority: None,
+        interception_ca: None,
         policy: Policy::default(),
     }
 }
