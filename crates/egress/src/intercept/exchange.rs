@@ -132,10 +132,10 @@ impl Exchange {
         note: &mut Note,
     ) -> Result<Response<Body>, Refusal> {
         let host = self.context.host();
-        headers::check(&parts)?;
+        torpor_headers::check(&parts)?;
         let authority = headers::authority(&parts, host)?;
         let path = self.decide(&parts, note)?;
-        let protocol = headers::upgrade(&parts);
+        let protocol = torpor_headers::upgrade(&parts);
         headers::prepare(&mut parts.headers);
         let policy = self.context.policy();
         let network = policy.network();

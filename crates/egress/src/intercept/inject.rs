@@ -22,7 +22,6 @@ use torpor_protocol::{Network, Route};
 
 use super::body::Kind;
 use super::forms::Form;
-use super::headers::belongs_to_the_connection;
 use super::placeholder::{self, Script};
 use super::secrets::{PolicySecrets, Used, Value, Values, Target};
 use super::refusal::Refusal;
@@ -129,7 +128,7 @@ impl<'a> Injection<'a> {
         for (name, template) in self.routes.iter().flat_map(|route| &route.headers) {
             let bad = || Refusal::BadHeader(name.clone());
             let header = HeaderName::try_from(name.as_str()).map_err(|_| bad())?;
-            if belongs_to_the_connection(&header) {
+            if torpor_headers::is_framing(&header) {
                 return Err(bad());
             }
             let filled = self.used.fill(template, &self.of_routes)?;

@@ -82,26 +82,26 @@ async fn fill(
     let text = name.to_ascii().to_ascii_lowercase();
     let text = text.strip_suffix('.').unwrap_or(&text).to_owned();
     let decision = policy.question(&text);
-    let tell = |verdict, rule: String, address| tell(shared, guest, &text, verdict, rule, address);
+    let audit = |verdict, rule: String, address| audit(shared, guest, &text, verdict, rule, address);
     if !decision.allowed {
         // Not REFUSED: programs would take that for a server that is out of order, and ask again.
         answer.metadata.response_code = ResponseCode::NXDomain;
-        return tell(Verdict::Denied, decision.rule, None);
+        return audit(Verdict::Denied, decision.rule, None);
     }
     if is_never_asked(kind) {
         return;
     }
     let Ok(found) = shared.dialer.resolver.ask(name, kind).await else {
         answer.metadata.response_code = ResponseCode::ServFail;
-        return tell(Verdict::Failed, decision.rule, None);
+        return audit(Verdict::Failed, decision.rule, None);
     };
     answer.metadata.response_code = found.code;
     let kept = found.records.iter().filter(|record| keeps(&policy, record, kind));
     answer.answers = kept.cloned().collect();
     remember(guest, &policy, &text, &found);
     match found.addresses().find(|(address, _)| !policy.may_tell(*address)) {
-        Some((address, _)) => tell(Verdict::Denied, word::PRIVATE.to_owned(), Some(address)),
-        None => tell(Verdict::Allowed, decision.rule, None),
+        Some((address, _)) => audit(Verdict::Denied, word::PRIVATE.to_owned(), Some(address)),
+        None => audit(Verdict::Allowed, decision.rule, None),
     }
 }
 
@@ -168,7 +168,7 @@ pub(super) fn unreadable(question: &[u8]) -> Option<Vec<u8>> {
     Message::error_msg(id, OpCode::Query, ResponseCode::FormErr).to_vec().ok()
 }
 
-fn record(
+fn audit(
     shared: &Shared,
     guest: &Guest,
     name: &str,

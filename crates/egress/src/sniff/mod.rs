@@ -129,7 +129,7 @@ impl Sniffer {
         let broken = Protocol::Broken("its TLS hello is none");
         let hello = self.hello.get_or_insert_default();
         while self.given < seen.len() {
-            match hello.intercept_tls(&mut &seen[self.given..]) {
+            match hello.read_tls(&mut &seen[self.given..]) {
                 Ok(0) | Err(_) => return Some(broken),
                 Ok(count) => self.given += count,
             }

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 use torpor_protocol::egress::{EgressKind, Verdict};
 
-use crate::reading::{hello, tls_client, tls_server};
+use crate::interception::{hello, tls_client, tls_server};
 use crate::world::{
     DEADLINE, ELSEWHERE, SERVER, World, all, assert_cut, assert_reset, echo, greet_and_echo, web,
 };

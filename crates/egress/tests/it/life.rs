@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use torpor_lifecycle::engine::{GuestRegistry as _, LoggedPacket};
 use torpor_protocol::egress::{EgressKind, Verdict};
 
-use crate::reading::hello;
+use crate::interception::hello;
 use crate::world::{DEADLINE, ELSEWHERE, SERVER, World, assert_cut, assert_reset, echo};
 
 /// Sends a hello to this host and waits until it came back.
