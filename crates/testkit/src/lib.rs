@@ -9,7 +9,10 @@ const STRICT: &str = "TORPOR_TEST_STRICT";
 #[track_caller]
 pub fn missing(why: impl std::fmt::Display) {
     let strict = std::env::var_os(STRICT).is_some_and(|value| !value.is_empty() && value != "0");
-    assert!(!strict, "this test can't run: {why}\nhint: scripts/setup --microvm, as root, or unset {STRICT}");
+    assert!(
+        !strict,
+        "this test can't run: {why}\nhint: scripts/setup --microvm, as root, or unset {STRICT}"
+    );
     not_here(why);
 }
 
