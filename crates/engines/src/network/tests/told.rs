@@ -17,14 +17,14 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMP: u8 = 1;
 
-fn packet_logged(protocol: u8, to: Ipv4Addr, port: u16, allowed: bool) -> LoggedPacket {
+fn logged(protocol: u8, to: Ipv4Addr, port: u16, allowed: bool) -> LoggedPacket {
     LoggedPacket { protocol, to, port, allowed }
 }
 
 /// Waits until so much was told of a guest.
 async fn told(network: &Opened, guest: Ipv4Addr, count: usize) -> Vec<LoggedPacket> {
     eventually("it is told", async || {
-        let passed = network.registry.passed(guest);
+        let passed = network.registry.packets(guest);
         (passed.len() >= count).then_some(passed)
     })
     .await
@@ -48,12 +48,12 @@ fn what_passes_and_what_is_refused_is_told_once_each() {
             assert_eq!(ping(&guest, PUBLIC), (0, 0));
             assert_eq!(reaches(&guest, ELSEWHERE), !listed);
             let expected = [
-                passed(TCP, PUBLIC, PORT, true),
-                passed(TCP, metadata, PORT, false),
-                passed(TCP, HOST, PORT, listed),
-                passed(UDP, GATEWAY, 53, true),
-                passed(ICMP, PUBLIC, 0, true),
-                passed(TCP, ELSEWHERE, PORT, !listed),
+                logged(TCP, PUBLIC, PORT, true),
+                logged(TCP, metadata, PORT, false),
+                logged(TCP, HOST, PORT, listed),
+                logged(UDP, GATEWAY, 53, true),
+                logged(ICMP, PUBLIC, 0, true),
+                logged(TCP, ELSEWHERE, PORT, !listed),
             ];
             assert_eq!(told(&network, slot.address(), expected.len()).await, expected);
         }
@@ -71,7 +71,7 @@ fn of_a_proxied_guest_only_what_the_doorkeeper_cant_see_is_told() {
         assert!(doorkeeper.arrived().is_some());
         guest.ask(PUBLIC, 443).expect_err("refused");
         assert!(!reaches(&guest, HOST));
-        let expected = [passed(UDP, PUBLIC, 443, false), passed(TCP, HOST, PORT, false)];
+        let expected = [logged(UDP, PUBLIC, 443, false), logged(TCP, HOST, PORT, false)];
         assert_eq!(told(&network, slot.address(), 2).await, expected);
     });
 }
@@ -94,8 +94,8 @@ fn a_noisy_guest_does_not_drown_the_others() {
         flood.expect("sent");
         assert!(reaches(&guest, PUBLIC));
         let heard = told(&network, quiet.address(), 1).await;
-        assert_eq!(heard, [passed(TCP, PUBLIC, PORT, true)]);
-        let noise = network.registry.passed(noisy.address()).len();
+        assert_eq!(heard, [logged(TCP, PUBLIC, PORT, true)]);
+        let noise = network.registry.packets(noisy.address()).len();
         assert!((1..2_000).contains(&noise), "{noise} of 5000 were told");
     });
 }

@@ -216,7 +216,7 @@ pub(super) struct Opened {
 pub(super) enum Heard {
     Registered(Ipv4Addr, SandboxId, Policy),
     Dismissed(Ipv4Addr),
-    LoggedPacket(Ipv4Addr, LoggedPacket),
+    Packet(Ipv4Addr, LoggedPacket),
 }
 
 /// A registry that remembers all that it is told.
@@ -229,12 +229,12 @@ impl Watching {
     }
 
     /// What became of the packets of a guest.
-    pub(super) fn packet_logged(&self, guest: Ipv4Addr) -> Vec<LoggedPacket> {
-        let passed = |heard: Heard| match heard {
-            Heard::LoggedPacket(from, passed) if from == guest => Some(passed),
-            Heard::Registered(..) | Heard::Dismissed(_) | Heard::LoggedPacket(..) => None,
+    pub(super) fn packets(&self, guest: Ipv4Addr) -> Vec<LoggedPacket> {
+        let packets = |heard: Heard| match heard {
+            Heard::Packet(from, packet) if from == guest => Some(packet),
+            Heard::Registered(..) | Heard::Dismissed(_) | Heard::Packet(..) => None,
         };
-        self.heard().into_iter().filter_map(passed).collect()
+        self.heard().into_iter().filter_map(packets).collect()
     }
 }
 
@@ -246,7 +246,7 @@ impl GuestRegistry for Watching {
         self.0.lock().push(Heard::Dismissed(guest));
     }
     fn packet_logged(&self, guest: Ipv4Addr, packet: LoggedPacket) {
-        self.0.lock().push(Heard::LoggedPacket(guest, packet));
+        self.0.lock().push(Heard::Packet(guest, packet));
     }
 }
 
