@@ -98,7 +98,7 @@ impl Driver {
     async fn tell(&mut self, spec: &SandboxSpec) -> Result<(), Error> {
         // Until it is known that it was heard.
         self.ca_dirty = true;
-        let Some(guest) = self.door.guest() else { return Ok(()) };
+        let Some(guest) = self.gate.guest() else { return Ok(()) };
         self.identify(&guest, spec).await?;
         self.ca_dirty = false;
         Ok(())
@@ -148,7 +148,7 @@ impl Driver {
 
     /// As far as somebody can be asked.
     pub(super) async fn note_last_lines(&self) {
-        if let Some(guest) = self.door.guest() {
+        if let Some(guest) = self.gate.guest() {
             self.note_lines(&guest).await;
         }
     }

@@ -22,7 +22,7 @@ async fn intercepting() -> World {
 
 async fn daemon(host: &Arc<FakeHost>, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Fleet {
     let parts = parts(FakeEngine::new(Arc::clone(host)), store, room);
-    Fleet::recover(Parts { interception_ca: Some(CA.to_owned()), ..parts }).await.unwrap()
+    Fleet::recover(Parts { ca: Some(CA.to_owned()), ..parts }).await.unwrap()
 }
 
 /// A policy that needs the requests.
@@ -176,17 +176,16 @@ async fn a_fork_trusts_whom_its_own_policy_says() {
     let name = Some("base".parse().unwrap());
     let taking = world.fleet.take_snapshot(&reference("web"), name, SnapshotKind::Memory).await;
     taking.unwrap().done().await.unwrap();
-    let moment = world.fleet.moment(&"base".parse().unwrap()).await.unwrap();
-    for (name, network, trust) in
-        [("same", intercepted(), Some(CA)), ("other", Network::default(), None)]
+    let point = world.fleet.restore_point(&"base".parse().unwrap()).await.unwrap();
+    for (name, network, trust) in [("same", intercepted(), Some(CA)), ("other", Network::default(), None)]
     {
         let name = Some(name.parse().unwrap());
-        let wish = SandboxSpec { name, network, ..moment.spec().clone() };
-        let fork = world.fleet.begin(&moment, wish).await.unwrap();
+        let wish = SandboxSpec { name, network, ..point.spec().clone() };
+        let fork = world.fleet.begin(&point, wish).await.unwrap();
         drop(fork.awake().await.unwrap());
         assert_eq!(trusted(&world, &fork).as_deref(), trust);
     }
-    world.fleet.let_go(moment).await;
+    world.fleet.let_go(point).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -195,7 +194,7 @@ async fn the_next_daemon_tells_again_whom_it_can_intercept() {
     let (one, other) = (world.running("one").await, world.running("other").await);
     world.fleet.update(&one, network(intercepted())).await.unwrap();
     let before = (told(&world, &one).len(), told(&world, &other).len());
-    world.fleet.shutdown(crate::Leave::Running).await;
+    world.fleet.shutdown(crate::ShutdownMode::Running).await;
     let fleet = daemon(&world.host, &world.store, &world.room).await;
     let world = World { fleet, ..world };
     for name in ["one", "other"] {
