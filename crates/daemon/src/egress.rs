@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use torpor_egress::{InterceptionCa, Egress, EgressError, Settings};
+use torpor_egress::{Egress, EgressError, InterceptionCa, Settings};
 use torpor_lifecycle::engine::EgressProxy;
 use torpor_store::Vault;
 

@@ -79,7 +79,10 @@ impl Network {
     /// a firewall says all of it.
     pub fn is_proxied(&self) -> bool {
         let by_name = |list: &[Destination]| list.iter().any(|entry| entry.web().is_some());
-        by_name(&self.allow) || by_name(&self.deny) || self.is_intercepted() || self.gateway.is_some()
+        by_name(&self.allow)
+            || by_name(&self.deny)
+            || self.is_intercepted()
+            || self.gateway.is_some()
     }
 
     /// Whether requests to some hosts are intercepted, also encrypted ones.

@@ -177,7 +177,8 @@ async fn a_fork_trusts_whom_its_own_policy_says() {
     let taking = world.fleet.take_snapshot(&reference("web"), name, SnapshotKind::Memory).await;
     taking.unwrap().done().await.unwrap();
     let point = world.fleet.restore_point(&"base".parse().unwrap()).await.unwrap();
-    for (name, network, trust) in [("same", intercepted(), Some(CA)), ("other", Network::default(), None)]
+    for (name, network, trust) in
+        [("same", intercepted(), Some(CA)), ("other", Network::default(), None)]
     {
         let name = Some(name.parse().unwrap());
         let wish = SandboxSpec { name, network, ..point.spec().clone() };

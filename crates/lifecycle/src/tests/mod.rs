@@ -1,13 +1,13 @@
 //! The life of a sandbox, told as behaviours, on fakes and virtual time.
 
 mod builds;
+mod ca;
 mod changes;
 mod cold;
 mod kept;
 mod lives;
 mod snapshots;
 mod standby;
-mod ca;
 mod turns;
 
 use std::sync::Arc;

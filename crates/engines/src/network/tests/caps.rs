@@ -10,7 +10,7 @@ use torpor_protocol::{Network as Policy, NetworkLimits};
 
 use super::super::names::{GATEWAY, Names, far_link};
 use super::super::namespace::Namespace;
-use super::verbs::{Doorkeeper, proxied, policy, reaches, says};
+use super::verbs::{Doorkeeper, policy, proxied, reaches, says};
 use super::world::{ELSEWHERE, PUBLIC, Place, eventually, fresh_tag, greeting, ip, on_a_host};
 
 const ON: Policy = Policy::OPEN;

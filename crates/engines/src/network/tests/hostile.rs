@@ -7,7 +7,7 @@ use std::time::Duration;
 use torpor_protocol::Network as Policy;
 
 use super::super::names::{GATEWAY_MAC, GUEST, GUEST_MAC};
-use super::verbs::{Doorkeeper, proxied, policy};
+use super::verbs::{Doorkeeper, policy, proxied};
 use super::world::{
     DATAGRAM_PORT, FORBIDDEN, HOST, PUBLIC, ROUTER, datagram, fresh_tag, on_a_host, read,
 };

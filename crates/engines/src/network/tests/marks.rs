@@ -28,9 +28,7 @@ fn marked_connections_reach_no_more_than_their_mark_says() {
                 false
             }
         };
-        for (mark, may) in
-            [(proxy.public_mark, false), (proxy.private_mark, true), (7, true)]
-        {
+        for (mark, may) in [(proxy.public_mark, false), (proxy.private_mark, true), (7, true)] {
             for to in [PUBLIC, ELSEWHERE] {
                 assert!(reaches(mark, (to, PORT).into()), "{to}");
             }

@@ -91,7 +91,8 @@ fn loopback_neighbours_and_the_egress_proxy_cant_be_named() {
             let allow = [&wide[..], &by_name].concat();
             let slot = network.take(&policy(true, &allow, &[])).await.expect("a slot");
             let guest = network.guest(&slot);
-            for to in [neighbour.address(), network.egress_proxy().address, slot.address(), GATEWAY] {
+            for to in [neighbour.address(), network.egress_proxy().address, slot.address(), GATEWAY]
+            {
                 let refused = guest.connect(to).expect_err("refused");
                 assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{to}");
                 guest.ask(to, DATAGRAM_PORT).expect_err("refused");

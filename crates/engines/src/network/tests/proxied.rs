@@ -7,7 +7,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 use torpor_protocol::Network as Policy;
 
 use super::super::names::{GATEWAY, GUEST};
-use super::verbs::{Doorkeeper, answer, proxied, is_cut, ping, policy, reaches, says, talk};
+use super::verbs::{Doorkeeper, answer, is_cut, ping, policy, proxied, reaches, says, talk};
 use super::world::{
     DATAGRAM_PORT, ELSEWHERE, HOST, Heard, PORT, PUBLIC, Place, datagram, fresh_tag, greeting,
     on_a_host, read, somebody,

@@ -6,7 +6,7 @@ use torpor_lifecycle::engine::LoggedPacket;
 use torpor_protocol::{Network as Policy, SandboxId};
 
 use super::super::names::GATEWAY;
-use super::verbs::{Doorkeeper, proxied, nft, ping, policy, reaches, says};
+use super::verbs::{Doorkeeper, nft, ping, policy, proxied, reaches, says};
 use super::world::{
     ELSEWHERE, FORBIDDEN, HOST, Heard, Opened, PORT, PUBLIC, eventually, fresh_tag, greeting,
     on_a_host, somebody,
