@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use torpor_protocol::egress::Verdict;
 
-use super::version::pieces;
+use super::versions::pieces;
 use super::*;
 
 const VALUE: &str = "k3pt/b0und-67890";

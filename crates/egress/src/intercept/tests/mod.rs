@@ -4,7 +4,7 @@ mod back;
 mod host;
 mod secrets;
 mod versions;
-mod dialer;
+mod targets;
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -7,7 +7,7 @@ use hyper::body::Frame;
 use serde_json::json;
 use torpor_protocol::egress::Verdict;
 
-use super::version::pieces;
+use super::versions::pieces;
 use super::*;
 
 const SECRETS: Secrets = &[
