@@ -11,8 +11,8 @@ use torpor_lifecycle::chain;
 use torpor_lifecycle::store::Vault;
 use torpor_protocol::{HostBinding, SecretName};
 
-use crate::policy::Policy;
 use crate::intercept::secrets_of;
+use crate::policy::Policy;
 
 /// How long an answer of the vault is good: short enough that a secret which is bound anew works at
 /// once for people.

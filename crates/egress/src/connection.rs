@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 use torpor_protocol::egress::{EgressEvent, EgressKind, Verdict};
 use torpor_protocol::{Name, SecretName};
 
-use crate::shared::Shared;
+use crate::dialer::DialError;
 use crate::policy::{Decision, Policy};
 use crate::registry::{Guest, Permit};
-use crate::dialer::DialError;
+use crate::shared::Shared;
 
 /// One connection of a guest. Dropping it gives its permit back.
 pub(crate) struct Connection {

@@ -13,22 +13,22 @@
 //! - A secret goes to the hosts it is bound to and nowhere else; its value is in no event, log or error.
 //! - Without this crate running, proxied sandboxes reach nothing: nobody listens at the egress proxy.
 
-mod handle;
 mod audit;
 mod bindings;
+mod connection;
+mod dialer;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod sniff;
-mod shared;
+mod handle;
+mod intercept;
+mod listener;
 mod names;
 mod policy;
-mod intercept;
-mod rewind;
 mod registry;
-mod listener;
-mod connection;
-mod dialer;
+mod rewind;
+mod shared;
+mod sniff;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -36,19 +36,19 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use torpor_lifecycle::engine::{GuestRegistry, LoggedPacket, EgressProxy};
+use torpor_lifecycle::engine::{EgressProxy, GuestRegistry, LoggedPacket};
 use torpor_lifecycle::store::Vault;
 use torpor_protocol::egress::{EgressEvent, EgressKind, Gateway, Verdict};
 use torpor_protocol::{AddressRange, Destination, Name, Network, SandboxId};
 
 pub use audit::{Audit, Counts, EVENTS_MAX, Verdicts};
-pub use error::EgressError;
-pub use intercept::{InterceptionCa, CaError};
-pub use listener::{Listener, OriginalDestination};
 pub use dialer::{BadGateway, Upstream};
+pub use error::EgressError;
+pub use intercept::{CaError, InterceptionCa};
+pub use listener::{Listener, OriginalDestination};
 
-use shared::Shared;
 use policy::{Policy, closed_range, word};
+use shared::Shared;
 
 /// What the operator says.
 #[derive(Debug, Clone, Default)]
@@ -87,7 +87,11 @@ impl Egress {
 
     /// The same, where somebody else than the kernel says where a connection wanted to go: for tests.
     #[doc(hidden)]
-    pub fn listen_with(&self, proxy: EgressProxy, original_destination: OriginalDestination) -> io::Result<Listener> {
+    pub fn listen_with(
+        &self,
+        proxy: EgressProxy,
+        original_destination: OriginalDestination,
+    ) -> io::Result<Listener> {
         Listener::open(&self.shared, proxy, original_destination)
     }
 

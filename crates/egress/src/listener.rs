@@ -18,10 +18,10 @@ use torpor_lifecycle::engine::EgressProxy;
 use torpor_protocol::egress::{EgressEvent, EgressKind, Verdict};
 
 use crate::handle::{Accepted, handle};
-use crate::shared::Shared;
 use crate::names;
 use crate::policy::word;
 use crate::registry::Guest;
+use crate::shared::Shared;
 
 /// Connections of all guests together: each has two descriptors and some buffers.
 const CONNECTIONS_MAX: usize = 16 * 1024;
@@ -80,7 +80,8 @@ impl Listener {
         let stop = CancellationToken::new();
         names::serve(shared, udp, asked, &stop);
         let here = connections.local_addr()?;
-        let acceptor = Acceptor { shared: Arc::clone(shared), original_destination, stop: stop.clone() };
+        let acceptor =
+            Acceptor { shared: Arc::clone(shared), original_destination, stop: stop.clone() };
         tokio::spawn(stop.clone().run_until_cancelled_owned(acceptor.run(connections)));
         Ok(Self { connections: here, names, _stop: stop.drop_guard() })
     }

@@ -8,10 +8,10 @@ use torpor_protocol::AddressRange;
 
 use crate::audit::Audit;
 use crate::bindings::Bindings;
-use crate::names::Resolver;
-use crate::intercept::{InterceptionCa, Interceptor};
-use crate::registry::Registry;
 use crate::dialer::Dialer;
+use crate::intercept::{InterceptionCa, Interceptor};
+use crate::names::Resolver;
+use crate::registry::Registry;
 use crate::{EgressError, Settings};
 
 pub(crate) struct Shared {

@@ -7,8 +7,8 @@
 //! ```
 
 mod plan;
-mod relay;
 mod refuse;
+mod relay;
 
 use std::net::SocketAddrV4;
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use bytes::BytesMut;
 use tokio::net::TcpStream;
 use torpor_protocol::egress::{EgressKind, Verdict};
 
-use crate::sniff::{Timeouts, Protocol, sniff};
-use crate::shared::Shared;
-use crate::policy::Goal;
-use crate::rewind::Rewind;
-use crate::registry::{Guest, Permit, Settled};
-use crate::listener::reset;
-use crate::connection::{Outcome, Connection};
+use crate::connection::{Connection, Outcome};
 use crate::dialer::DialError;
-use plan::{Plan, Action, plan};
+use crate::listener::reset;
+use crate::policy::Goal;
+use crate::registry::{Guest, Permit, Settled};
+use crate::rewind::Rewind;
+use crate::shared::Shared;
+use crate::sniff::{Protocol, Timeouts, sniff};
+use plan::{Action, Plan, plan};
 
 /// How long the first message of a guest may take, once it began or on a port where it comes first.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
@@ -107,8 +107,12 @@ async fn serve(connection: Connection, stream: Rewind, protocol: Protocol, plan:
         Action::Intercept => {
             let shared = Arc::clone(&connection.shared);
             match protocol {
-                Protocol::Tls { .. } => Box::pin(shared.interceptor.intercept_tls(connection, stream)).await,
-                Protocol::Http(_) => Box::pin(shared.interceptor.intercept_plain(connection, stream)).await,
+                Protocol::Tls { .. } => {
+                    Box::pin(shared.interceptor.intercept_tls(connection, stream)).await
+                }
+                Protocol::Http(_) => {
+                    Box::pin(shared.interceptor.intercept_plain(connection, stream)).await
+                }
                 // What can't be intercepted never comes here.
                 Protocol::Http2
                 | Protocol::Other
@@ -138,7 +142,13 @@ async fn deny(connection: &Connection, stream: Rewind, protocol: &Protocol, rule
     }
 }
 
-async fn pass_on(connection: &Connection, stream: Rewind, protocol: &Protocol, rule: String, to: Goal) {
+async fn pass_on(
+    connection: &Connection,
+    stream: Rewind,
+    protocol: &Protocol,
+    rule: String,
+    to: Goal,
+) {
     let dialed = match to {
         Goal::Host => connection.dial(&connection.host, connection.to.port()).await,
         Goal::Address => connection.dial_address().await,
@@ -160,7 +170,13 @@ async fn pass_on(connection: &Connection, stream: Rewind, protocol: &Protocol, r
     }
 }
 
-async fn fail(connection: &Connection, stream: Rewind, protocol: &Protocol, rule: String, error: &DialError) {
+async fn fail(
+    connection: &Connection,
+    stream: Rewind,
+    protocol: &Protocol,
+    rule: String,
+    error: &DialError,
+) {
     connection.record(outcome(protocol, Verdict::Failed, rule));
     let (_, stream) = stream.into_parts();
     match protocol {

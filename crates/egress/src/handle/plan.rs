@@ -1,8 +1,8 @@
 //! What is to be done with a connection, by what it speaks and what the policy says.
 
-use crate::sniff::Protocol;
-use crate::policy::{ConnectionDecision, Goal, Policy, word};
 use crate::connection::Connection;
+use crate::policy::{ConnectionDecision, Goal, Policy, word};
+use crate::sniff::Protocol;
 
 use super::is_web;
 
@@ -39,14 +39,22 @@ pub(super) async fn plan(connection: &Connection, policy: &Policy, protocol: &Pr
     let must_intercept = matches!(decision, ConnectionDecision::Intercept { .. });
     let (action, rule) = match (interceptable(protocol), decision) {
         (_, ConnectionDecision::Deny { rule }) => (Action::Deny, rule),
-        (Interceptable::Broken, ConnectionDecision::Pass { to: Goal::Host, .. } | ConnectionDecision::Intercept { .. }) => {
-            (Action::Deny, word::PROTOCOL.to_owned())
-        }
-        (Interceptable::Plain | Interceptable::Encrypted, ConnectionDecision::Intercept { rule }) => (Action::Intercept, rule),
+        (
+            Interceptable::Broken,
+            ConnectionDecision::Pass { to: Goal::Host, .. } | ConnectionDecision::Intercept { .. },
+        ) => (Action::Deny, word::PROTOCOL.to_owned()),
+        (
+            Interceptable::Plain | Interceptable::Encrypted,
+            ConnectionDecision::Intercept { rule },
+        ) => (Action::Intercept, rule),
         (Interceptable::No, ConnectionDecision::Intercept { rule }) => (Action::Deny, rule),
-        (Interceptable::Plain, ConnectionDecision::Pass { rule, .. }) if wanted => (Action::Intercept, rule),
+        (Interceptable::Plain, ConnectionDecision::Pass { rule, .. }) if wanted => {
+            (Action::Intercept, rule)
+        }
         // Without a name it can't be said whom to stand in for.
-        (Interceptable::Encrypted, ConnectionDecision::Pass { rule, .. }) if wanted && protocol.host().is_some() => {
+        (Interceptable::Encrypted, ConnectionDecision::Pass { rule, .. })
+            if wanted && protocol.host().is_some() =>
+        {
             (Action::Intercept, rule)
         }
         // Requests that nobody sees could be in it, and what was put in before could come back.

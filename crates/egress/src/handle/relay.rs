@@ -9,12 +9,12 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use torpor_protocol::egress::{EgressKind, Verdict};
 
 use super::plan::Action;
-use super::{FIRST_MESSAGE, SPEAKS_SOON, settled, outcome};
-use crate::sniff::{Timeouts, Protocol, sniff};
+use super::{FIRST_MESSAGE, SPEAKS_SOON, outcome, settled};
+use crate::connection::{Connection, Outcome};
+use crate::listener::reset;
 use crate::policy::word;
 use crate::rewind::Rewind;
-use crate::listener::reset;
-use crate::connection::{Outcome, Connection};
+use crate::sniff::{Protocol, Timeouts, sniff};
 
 /// Bytes on their way, in each direction: as many as the kernel takes at once.
 const BUFFER: usize = 64 * 1024;

@@ -12,8 +12,8 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use tokio::time::timeout;
 
+use super::budget::{BodyBudget, Reservation};
 use super::refusal::Refusal;
-use super::budget::{Reservation, BodyBudget};
 
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(super) type Body = UnsyncBoxBody<Bytes, BoxError>;

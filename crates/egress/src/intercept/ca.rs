@@ -139,9 +139,8 @@ impl InterceptionCa {
             return Ok(leaf.clone());
         }
         let leaf = self.sign(host, now.into());
-        let leaf = leaf
-            .map_err(|source| CaError::Make { what: host.to_owned(), source })
-            .map(Arc::new)?;
+        let leaf =
+            leaf.map_err(|source| CaError::Make { what: host.to_owned(), source }).map(Arc::new)?;
         self.leaves.lock().keep(host, now, leaf.clone());
         Ok(leaf)
     }

@@ -84,7 +84,11 @@ enum Sender {
 }
 
 impl Client {
-    pub(super) fn new(context: Arc<dyn RequestContext>, tls: Option<ClientConfig>, tasks: Tasks) -> Self {
+    pub(super) fn new(
+        context: Arc<dyn RequestContext>,
+        tls: Option<ClientConfig>,
+        tasks: Tasks,
+    ) -> Self {
         Self { context, tls, tasks, state: Mutex::new(State::None) }
     }
 

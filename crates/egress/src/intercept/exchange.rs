@@ -22,18 +22,18 @@ use torpor_protocol::egress::{EgressKind, Verdict};
 
 use super::RequestContext;
 use super::body::{Body, CHANGED_MAX, Kind, Taken, empty, take};
+use super::budget::BodyBudget;
+use super::client::{Client, HttpVersion};
 use super::decode::Coding;
 use super::headers;
 use super::inject::{Injection, paths_matter};
-use super::secrets::{PolicySecrets, Target};
 use super::redact::{Needles, Redacted};
 use super::refusal::Refusal;
-use super::budget::BodyBudget;
-use super::tunnel::tunnel;
-use super::client::{Client, HttpVersion};
+use super::secrets::{PolicySecrets, Target};
 use super::tasks::Tasks;
-use crate::policy::canonical;
+use super::tunnel::tunnel;
 use crate::connection::Outcome;
+use crate::policy::canonical;
 
 /// How long a connection may lie idle, or a guest may take for the headers of a request.
 const IDLE_DEADLINE: Duration = Duration::from_secs(300);

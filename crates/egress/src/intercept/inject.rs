@@ -23,8 +23,8 @@ use torpor_protocol::{Network, Route};
 use super::body::Kind;
 use super::forms::Form;
 use super::placeholder::{self, Script};
-use super::secrets::{PolicySecrets, Used, Value, Values, Target};
 use super::refusal::Refusal;
+use super::secrets::{PolicySecrets, Target, Used, Value, Values};
 use crate::policy::{begins, canonical};
 
 /// What is to be put into one request.

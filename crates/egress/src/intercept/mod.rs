@@ -19,8 +19,10 @@
 //! Not done: placeholders in trailers, multipart forms, compressed bodies and WebSocket messages stay as
 //! they are; so does a signature over what a placeholder changed. What [`redact`] can't see is listed there.
 
-mod ca;
 mod body;
+mod budget;
+mod ca;
+mod client;
 mod decode;
 mod exchange;
 mod forms;
@@ -29,15 +31,13 @@ pub(crate) mod fuzzing;
 mod headers;
 mod inject;
 mod placeholder;
-mod secrets;
 mod redact;
 mod refusal;
-mod budget;
+mod secrets;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod tunnel;
-mod client;
-mod tasks;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -59,17 +59,17 @@ use torpor_lifecycle::store::Vault;
 use torpor_protocol::SandboxId;
 use torpor_protocol::egress::{EgressKind, Verdict};
 
-pub use ca::{InterceptionCa, CaError};
+pub use ca::{CaError, InterceptionCa};
 pub(crate) use secrets::secrets_of;
 
 use crate::EgressError;
-use crate::policy::{Decision, Policy, host_of, word};
-use crate::connection::{Outcome, Connection};
+use crate::connection::{Connection, Outcome};
 use crate::dialer::DialError;
-use ca::provider;
-use exchange::{Exchange, serve};
+use crate::policy::{Decision, Policy, host_of, word};
 use budget::BodyBudgets;
+use ca::provider;
 use client::{Client, HttpVersion};
+use exchange::{Exchange, serve};
 use tasks::Tasks;
 
 /// How long a guest may take for its part of a TLS handshake.
@@ -176,7 +176,9 @@ impl Interceptor {
         let opened = tasks.until_cut(Box::pin(self.open(context.clone(), stream, &tasks))).await;
         match opened {
             Some(Ok((exchange, stream))) => serve(exchange, stream).await,
-            Some(Err((verdict, rule))) => context.record(Outcome::new(EgressKind::Tls, verdict, rule)),
+            Some(Err((verdict, rule))) => {
+                context.record(Outcome::new(EgressKind::Tls, verdict, rule))
+            }
             None => {}
         }
     }
@@ -232,7 +234,8 @@ impl Interceptor {
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_cert_resolver(resolver);
-        config.alpn_protocols = version.map(|version| version.token().to_vec()).into_iter().collect();
+        config.alpn_protocols =
+            version.map(|version| version.token().to_vec()).into_iter().collect();
         // There is one configuration for each connection: nothing can be resumed.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;

@@ -101,7 +101,11 @@ impl PolicySecrets {
     }
 
     /// The secrets that these routes need.
-    pub(super) fn of_routes(&self, routes: &[&Route], target: Target<'_>) -> Result<Values, Refusal> {
+    pub(super) fn of_routes(
+        &self,
+        routes: &[&Route],
+        target: Target<'_>,
+    ) -> Result<Values, Refusal> {
         let mut values = Values::new();
         for name in routes.iter().flat_map(|route| named_by(route)) {
             let secret = self.0.get(&name).ok_or_else(|| Refusal::NoSecret(name.clone()))?;

@@ -7,10 +7,10 @@ use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
 use torpor_protocol::egress::{EgressEvent, EgressKind, Verdict};
 
 use super::resolver::{Answer, address};
-use crate::shared::Shared;
+use crate::connection::shortened;
 use crate::policy::{Policy, host_of, word};
 use crate::registry::Guest;
-use crate::connection::shortened;
+use crate::shared::Shared;
 
 /// Bytes of an answer by UDP: fits every path.
 const PAYLOAD: u16 = 1232;
@@ -82,7 +82,8 @@ async fn fill(
     let text = name.to_ascii().to_ascii_lowercase();
     let text = text.strip_suffix('.').unwrap_or(&text).to_owned();
     let decision = policy.question(&text);
-    let audit = |verdict, rule: String, address| audit(shared, guest, &text, verdict, rule, address);
+    let audit =
+        |verdict, rule: String, address| audit(shared, guest, &text, verdict, rule, address);
     if !decision.allowed {
         // Not REFUSED: programs would take that for a server that is out of order, and ask again.
         answer.metadata.response_code = ResponseCode::NXDomain;

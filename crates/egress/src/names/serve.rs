@@ -11,8 +11,8 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{By, answer, too_many};
-use crate::shared::Shared;
 use crate::registry::Guest;
+use crate::shared::Shared;
 
 /// Bytes of a question: one name, a few options.
 const QUESTION_MAX: usize = 1500;

@@ -231,7 +231,9 @@ impl Policy {
     fn undenied_connection(&self, host: &str, address: Ipv4Addr) -> ConnectionDecision {
         if !self.listed {
             return match self.internet() {
-                Decision { allowed: true, rule, .. } => ConnectionDecision::Pass { rule, to: Goal::Host },
+                Decision { allowed: true, rule, .. } => {
+                    ConnectionDecision::Pass { rule, to: Goal::Host }
+                }
                 Decision { rule, .. } => ConnectionDecision::Deny { rule },
             };
         }
@@ -249,7 +251,11 @@ impl Policy {
 
     /// About a connection that does not say which host it is for. `names` are those that the guest was
     /// answered this address for; the one that decided comes with the answer.
-    pub(crate) fn nameless(&self, names: &[String], address: Ipv4Addr) -> (ConnectionDecision, Option<String>) {
+    pub(crate) fn nameless(
+        &self,
+        names: &[String],
+        address: Ipv4Addr,
+    ) -> (ConnectionDecision, Option<String>) {
         if let Some(rule) = self.address_denied(address) {
             return (ConnectionDecision::Deny { rule }, None);
         }
@@ -263,7 +269,10 @@ impl Policy {
         }
         if !self.by_name() {
             return match self.address(None, address) {
-                Ok(_) => (ConnectionDecision::Pass { rule: self.internet().rule, to: Goal::Address }, None),
+                Ok(_) => (
+                    ConnectionDecision::Pass { rule: self.internet().rule, to: Goal::Address },
+                    None,
+                ),
                 Err(rule) => (ConnectionDecision::Deny { rule }, None),
             };
         }

@@ -1,6 +1,6 @@
 //! Entry point of a fuzz target: what holds whatever a guest says first.
 
-use super::{BytesMut, Duration, SNIFF_MAX, PORTION, Timeouts, Protocol, sniff};
+use super::{BytesMut, Duration, PORTION, Protocol, SNIFF_MAX, Timeouts, sniff};
 use crate::fuzzing::input;
 use tokio::io::AsyncWriteExt;
 

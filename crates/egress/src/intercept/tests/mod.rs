@@ -3,8 +3,8 @@
 mod back;
 mod host;
 mod secrets;
-mod versions;
 mod targets;
+mod versions;
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -39,12 +39,12 @@ use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::store::{BoundSecret, StoreError, Vault};
 use torpor_protocol::{SandboxId, SecretName};
 
-use super::ca::provider;
 use super::body::{Body, empty, full};
-use super::{InterceptionCa, RequestContext, Interceptor};
-use crate::policy::{Decision, Policy};
+use super::ca::provider;
+use super::{InterceptionCa, Interceptor, RequestContext};
 use crate::connection::Outcome;
 use crate::dialer::DialError;
+use crate::policy::{Decision, Policy};
 
 pub(super) const HOST: &str = "api.example.com";
 /// Where guests believe the server to be.

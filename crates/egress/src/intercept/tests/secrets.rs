@@ -28,7 +28,10 @@ const LONG: &str = {
 };
 
 /// Sends a request through, and tells what the server got and what was answered.
-async fn through(network: Value, request: Request<Body>) -> (Option<Seen>, u16, String, Vec<Outcome>) {
+async fn through(
+    network: Value,
+    request: Request<Body>,
+) -> (Option<Seen>, u16, String, Vec<Outcome>) {
     let (handler, seen) = remember();
     let mut world = World::new(network, SECRETS, handler).await;
     let answer = world.http1().await.send_request(request).await.unwrap();
