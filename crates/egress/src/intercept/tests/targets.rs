@@ -1,4 +1,4 @@
-//! A secret goes by TLS on port 443, or where its binding says, and no other way.
+//! A secret goes by TLS on port 443, or where its binding says, and nowhere else.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -15,17 +15,17 @@ const SECRETS: Secrets = &[
     ("BOTH", "both-12345", &["api.example.com", "http://api.example.com"]),
 ];
 /// Port, and whether with TLS.
-type Way = (u16, bool);
-const WAYS: [Way; 5] = [(443, true), (8443, true), (80, false), (8080, false), (443, false)];
+type Target = (u16, bool);
+const TARGETS: [Target; 5] = [(443, true), (8443, true), (80, false), (8080, false), (443, false)];
 
-/// Sends a request this way, and tells what the server got, what was answered and what was told.
+/// Sends a request to this target, and tells what the server got, what was answered and what was told.
 async fn sent(
-    way: Way,
+    target: Target,
     network: Value,
     request: Request<Body>,
 ) -> (Option<Seen>, u16, String, Outcome) {
     let (handler, seen) = remember();
-    let (port, tls) = way;
+    let (port, tls) = target;
     let mut world = match tls {
         true => World::new(network, SECRETS, handler).await,
         false => World::plain(network, SECRETS, handler).await,
@@ -43,7 +43,7 @@ async fn sent(
 
 #[tokio::test]
 async fn a_route_puts_a_secret_in_only_where_it_is_bound_to() {
-    for (name, value, ways, bound) in [
+    for (name, value, targets, bound) in [
         ("FREE", "free-12345", &[(443, true)][..], "api.example.com"),
         ("USUAL", "usual-12345", &[(443, true)], "*.example.com"),
         ("PORT", "port-12345", &[(8443, true)], "api.example.com:8443"),
@@ -52,21 +52,21 @@ async fn a_route_puts_a_secret_in_only_where_it_is_bound_to() {
     ] {
         let headers = json!({"x-key": format!("{{{{SECRET:{name}}}}}")});
         let network = json!({"routes": [{"hosts": [HOST], "headers": headers}]});
-        for way in WAYS {
-            let (seen, status, body, told) = sent(way, network.clone(), get("/")).await;
-            if dialer.contains(&way) {
-                assert_eq!(seen.unwrap().headers["x-key"], value, "{name} {way:?}");
-                assert_eq!((status, told.secrets.len()), (200, 1), "{name} {way:?}");
+        for target in TARGETS {
+            let (seen, status, body, told) = sent(target, network.clone(), get("/")).await;
+            if targets.contains(&target) {
+                assert_eq!(seen.unwrap().headers["x-key"], value, "{name} {target:?}");
+                assert_eq!((status, told.secrets.len()), (200, 1), "{name} {target:?}");
                 continue;
             }
-            assert!(seen.is_none(), "{name} {way:?}");
-            assert_eq!((status, told.verdict), (403, Verdict::Denied), "{name} {way:?}");
+            assert!(seen.is_none(), "{name} {target:?}");
+            assert_eq!((status, told.verdict), (403, Verdict::Denied), "{name} {target:?}");
             for word in ["secret-barred", name, bound, "HOST:PORT"] {
                 assert!(body.contains(word), "{word}: {body}");
             }
             assert!(!body.contains(value), "{body}");
             assert!(told.secrets.is_empty());
-            let scheme = if way.1 { "https" } else { "http" };
+            let scheme = if target.1 { "https" } else { "http" };
             let rule = format!("secret {name} not to {scheme}://{HOST}");
             assert!(told.rule.starts_with(&rule), "{}", told.rule);
         }
@@ -95,10 +95,10 @@ async fn a_placeholder_is_replaced_only_where_its_secret_is_bound_to() {
     for request in requests {
         let (seen, ..) = sent((443, true), network(), request()).await;
         assert!(seen.is_some());
-        for way in [(8443, true), (80, false)] {
-            let (seen, status, body, told) = sent(way, network(), request()).await;
-            assert!(seen.is_none(), "{way:?}");
-            assert_eq!((status, told.verdict), (403, Verdict::Denied), "{way:?}");
+        for target in [(8443, true), (80, false)] {
+            let (seen, status, body, told) = sent(target, network(), request()).await;
+            assert!(seen.is_none(), "{target:?}");
+            assert_eq!((status, told.verdict), (403, Verdict::Denied), "{target:?}");
             assert!(body.contains("secret-barred") && body.contains("USUAL"), "{body}");
         }
     }
