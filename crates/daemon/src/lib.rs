@@ -286,6 +286,7 @@ async fn recover(
 
 /// Sandboxes that are there or are remembered: whose log is kept.
 async fn remembered(fleet: &Fleet, ledger: &Ledger) -> Result<HashSet<SandboxId>, StoreError> {
+    use torpor_lifecycle::ledger::ArchiveLedger as _;
     // In this order: one that ends meanwhile is in both.
     let mut known: HashSet<_> = fleet.survey(|status| status.id.clone()).into_iter().collect();
     known.extend(ledger.archived_ids().await?);
