@@ -36,9 +36,8 @@ async fn a_daemon_that_was_replaced_leaves_a_sleeper_as_its_owner_knows_it() {
     let sandbox = world.fleet.create(sleepy("web")).await.unwrap();
     let asleep = async |sandbox: &crate::Sandbox| {
         let mut status = sandbox.watch();
-        let durable = |status: &torpor_protocol::Status| {
-            status.tier == Some(Tier::Warm) && status.durable
-        };
+        let durable =
+            |status: &torpor_protocol::Status| status.tier == Some(Tier::Warm) && status.durable;
         tokio::time::timeout(super::SOON, status.wait_for(durable)).await.unwrap().unwrap();
     };
     asleep(&sandbox).await;
