@@ -272,7 +272,7 @@ async fn recover(
     };
     let fleet = Fleet::recover(torpor_lifecycle::Parts {
         engine: Arc::clone(&parts.engine),
-        ledger: Arc::new(parts.ledger.clone()),
+        ledger: parts.ledger.fleet(),
         images: Arc::new(parts.images.clone()),
         saves: Arc::new(parts.saves.clone()),
         journal: Arc::new(parts.journals.clone()),
@@ -286,7 +286,6 @@ async fn recover(
 
 /// Sandboxes that are there or are remembered: whose log is kept.
 async fn remembered(fleet: &Fleet, ledger: &Ledger) -> Result<HashSet<SandboxId>, StoreError> {
-    use torpor_lifecycle::ledger::ArchiveLedger as _;
     // In this order: one that ends meanwhile is in both.
     let mut known: HashSet<_> = fleet.survey(|status| status.id.clone()).into_iter().collect();
     known.extend(ledger.archived_ids().await?);
@@ -302,7 +301,7 @@ pub async fn purge(config: &Config) -> Result<usize, ServeError> {
 
 /// Strangers must not find an open door.
 async fn refuse_exposed(config: &Config, doors: &Doors, ledger: &Ledger) -> Result<(), ServeError> {
-    let guarded = config.api_key.is_some() || !ledger.keys().await?.is_empty();
+    let guarded = config.api_key.is_some() || ledger.count_keys().await? > 0;
     match doors.exposed()? {
         Some(address) if !guarded => Err(ServeError::Exposed(address)),
         Some(_) | None => Ok(()),

@@ -75,7 +75,7 @@ impl Keyring {
         config: &Config,
         exposed: bool,
     ) -> std::result::Result<Self, StoreError> {
-        let count = ledger.keys().await?.len();
+        let count = ledger.count_keys().await?;
         let secret = config.api_key.as_ref().map(|key| key.0.as_str());
         if secret.is_some() {
             ledger.require_keys().await?;
@@ -116,7 +116,7 @@ impl Keyring {
     }
 
     pub async fn list(&self) -> Result<Vec<KeyRow>> {
-        Ok(self.ledger.keys().await?)
+        Ok(self.ledger.keys(None, usize::MAX).await?)
     }
 
     /// Not valid any more when this returns.

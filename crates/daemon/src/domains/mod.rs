@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use torpor_lifecycle::Clock;
+use torpor_lifecycle::ledger::{PAGE, everything};
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::domain::{DomainState, PROOF_PREFIX};
 use torpor_protocol::{DomainName, PreviewId};
@@ -92,7 +93,11 @@ impl Domains {
             previews: config.previews.domain.to_ascii_lowercase(),
             names: config.tls.names.iter().map(ToString::to_string).collect(),
         };
-        let rows = ledger.domains().await?;
+        let page = |after: Option<DomainName>| {
+            let ledger = &ledger;
+            async move { ledger.domains(after.as_ref(), PAGE).await }
+        };
+        let rows = everything(page, |row| row.name.clone()).await?;
         let rows = rows.into_iter().map(|row| (row.name.clone(), row)).collect();
         let resolver = Resolver::new(config.egress.resolver);
         Ok(Self { ledger, resolver, clock, own, rows: RwLock::new(rows) })

@@ -31,11 +31,12 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use tokio::sync::Mutex;
+use torpor_lifecycle::ledger::{PAGE, everything};
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Sandbox};
 use torpor_protocol::domain::DomainState;
 use torpor_protocol::preview::{CreatePreview, Preview, PreviewLabel, UpdatePreview};
-use torpor_protocol::{ErrorCode, Name, PreviewId, SandboxId, SandboxRef};
+use torpor_protocol::{ErrorCode, Name, PreviewId, SandboxId, SandboxRef, TokenId};
 use torpor_store::Ledger;
 
 use crate::api::error::{ApiError, Result};
@@ -99,11 +100,18 @@ impl Previews {
         config: &Config,
     ) -> std::result::Result<Self, StoreError> {
         let mut tokens: HashMap<PreviewId, Vec<_>> = HashMap::new();
-        for row in ledger.preview_tokens().await? {
+        let page = |after: Option<TokenId>| async move {
+            ledger.preview_tokens(after.as_ref(), PAGE).await
+        };
+        let mut rows = everything(page, |row| row.id.clone()).await?;
+        rows.sort_by_key(|row| row.created_at_ms);
+        for row in rows {
             tokens.entry(row.preview.clone()).or_default().push(row.into());
         }
         let mut known = Known::default();
-        for preview in ledger.previews().await? {
+        let page =
+            |after: Option<PreviewId>| async move { ledger.previews(after.as_ref(), PAGE).await };
+        for preview in everything(page, |preview| preview.id.clone()).await? {
             let id = preview.id.clone();
             match Entry::new(preview) {
                 Ok(entry) => known.put(Arc::new(Entry {

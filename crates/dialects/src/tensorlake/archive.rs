@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
 use torpor_daemon::app::App;
-use torpor_lifecycle::ledger::ArchiveLedger as _;
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{SandboxId, SandboxRef};
 

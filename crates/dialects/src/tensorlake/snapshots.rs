@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::app::App;
 use torpor_daemon::calls;
-use torpor_lifecycle::ledger::{ArchiveLedger as _, SnapshotFilter};
+use torpor_lifecycle::ledger::SnapshotFilter;
 use torpor_protocol::{
     ErrorCode, SandboxId, SandboxRef, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
 };
