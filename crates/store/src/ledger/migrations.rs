@@ -1,0 +1,51 @@
+//! The steps that make the ledger's tables, oldest first; none is ever changed. They are listed by hand,
+//! because `sqlx::migrate!` would have every build compile SQLite and sqlx a second time, for the macro.
+
+use std::sync::LazyLock;
+
+use sqlx::SqlSafeStr;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+
+/// Names of the files in `migrations/` (`NNNN_name.sql`) with their text.
+macro_rules! steps {
+    ($($file:literal),* $(,)?) => {
+        [$(($file, include_str!(concat!("../../migrations/", $file, ".sql")))),*]
+    };
+}
+
+static STEPS: [(&str, &str); 7] = steps![
+    "0001_ledger",
+    "0002_saves",
+    "0003_archive",
+    "0004_egress",
+    "0005_previews",
+    "0006_domains",
+    "0007_keys",
+];
+
+pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
+    let steps = (1..).zip(&STEPS).map(|(version, (file, sql))| {
+        let kind = MigrationType::Simple;
+        Migration::new(version, (*file).into(), kind, sql.into_sql_str(), false)
+    });
+    Migrator::with_migrations(steps.collect())
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_is_a_step_and_their_numbers_have_no_gap() {
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
+        let files = std::fs::read_dir(dir).unwrap().flatten();
+        let mut files: Vec<_> =
+            files.map(|file| file.file_name().into_string().unwrap()).collect();
+        files.sort();
+        let listed: Vec<_> = STEPS.iter().map(|(file, _)| format!("{file}.sql")).collect();
+        assert_eq!(files, listed);
+        for (number, file) in (1..).zip(files) {
+            assert!(file.starts_with(&format!("{number:04}_")), "{file}");
+        }
+    }
+}
