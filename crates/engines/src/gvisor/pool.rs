@@ -69,7 +69,12 @@ impl Pool {
     /// Every container of this daemon, and the one that is being made.
     pub(super) fn ids(&self) -> Vec<MachineId> {
         let stock = self.stock.lock();
-        stock.ready.iter().map(|container| container.id.clone()).chain(stock.making.clone()).collect()
+        stock
+            .ready
+            .iter()
+            .map(|container| container.id.clone())
+            .chain(stock.making.clone())
+            .collect()
     }
 
     /// No more is made, and what there is is removed.
@@ -184,11 +189,12 @@ impl Shared<Runsc> {
     fn keep(&self, container: Container) -> Result<(), EngineError> {
         let mut stock = self.backend.pool.stock.lock();
         let record = container.record();
-        record.write(&container.dir.dir.join(RECORD)).map_err(EngineError::failed("write a container's record"))?;
+        record
+            .write(&container.dir.dir.join(RECORD))
+            .map_err(EngineError::failed("write a container's record"))?;
         stock.ready.push(container);
         Ok(())
     }
-
 }
 
 /// What is on the pool and what should be.
@@ -250,10 +256,13 @@ impl<S: Made> Stock<S> {
     /// Makes what is most missed. When the pool is full a container gives way only to a spec of which
     /// there is none: else two makes in turn would be made and dropped all the time.
     fn next(&mut self, size: usize) -> Next<S> {
-        let missed = |spec: &&ContainerSpec| self.target(spec, size).saturating_sub(self.count(spec));
+        let missed =
+            |spec: &&ContainerSpec| self.target(spec, size).saturating_sub(self.count(spec));
         // The first of the largest: the latest use decides between equals.
         let most = self.uses.iter().rev().max_by_key(missed);
-        let Some(spec) = most.filter(|spec| missed(spec) > 0).cloned() else { return Next::Nothing };
+        let Some(spec) = most.filter(|spec| missed(spec) > 0).cloned() else {
+            return Next::Nothing;
+        };
         if self.ready.len() < size {
             return Next::Make(spec);
         }
@@ -289,7 +298,11 @@ mod tests {
     }
 
     fn spec(name: &str) -> ContainerSpec {
-        ContainerSpec { root: name.into(), resources: Resources::default(), build: Build::on_paper() }
+        ContainerSpec {
+            root: name.into(),
+            resources: Resources::default(),
+            build: Build::on_paper(),
+        }
     }
 
     /// Uses in this order, then everything that is to be done is done.

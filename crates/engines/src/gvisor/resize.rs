@@ -10,7 +10,11 @@ use crate::disk::ScratchDisk;
 use crate::limits::{Group, Limits};
 
 /// On `Err` it is as it was. Blocks.
-pub(super) fn resize(group: &Group, disk: &ScratchDisk, wanted: &Resources) -> Result<(), EngineError> {
+pub(super) fn resize(
+    group: &Group,
+    disk: &ScratchDisk,
+    wanted: &Resources,
+) -> Result<(), EngineError> {
     const WHAT: &str = "change the machine's resources";
     let size = disk.size_mib().map_err(EngineError::failed(WHAT))?;
     if wanted.disk_mib < size {

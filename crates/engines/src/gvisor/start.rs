@@ -42,10 +42,7 @@ pub(super) struct Start<'a> {
 
 impl Start<'_> {
     /// Goes through all steps; on `Err` nothing is left.
-    pub(super) async fn run(
-        &self,
-        wanted: Wanted<'_>,
-    ) -> Result<HostMachine<Runsc>, EngineError> {
+    pub(super) async fn run(&self, wanted: Wanted<'_>) -> Result<HostMachine<Runsc>, EngineError> {
         let (container, mut steps) = self.container(wanted).await?;
         let id = container.id.clone();
         let started = self.fill(container, wanted, &mut steps).await;

@@ -204,7 +204,9 @@ impl QemuControl {
             state,
         };
         let taken = spawn_blocking(move || work.take()).await;
-        taken.map_err(EngineError::failed("save the machine"))?.map_err(|error| not_saved(error, into))
+        taken
+            .map_err(EngineError::failed("save the machine"))?
+            .map_err(|error| not_saved(error, into))
     }
 
     async fn monitor(&mut self) -> Result<&mut Monitor, EngineError> {

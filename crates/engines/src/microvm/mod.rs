@@ -66,7 +66,8 @@ pub(crate) async fn open(
     config: MicrovmConfig,
 ) -> Result<Arc<dyn Engine>, EngineError> {
     let MicrovmConfig { qemu: build, kernel, templates_dir, jail_command } = config;
-    directory::private(&templates_dir).map_err(EngineError::failed("make the engine's directories"))?;
+    directory::private(&templates_dir)
+        .map_err(EngineError::failed("make the engine's directories"))?;
     let initramfs = torpor_kernel::initramfs(&kernel, INIT)
         .map_err(EngineError::failed("put together what machines boot with"))?;
     let layout = Layout::of(&installation.config);

@@ -316,7 +316,8 @@ impl Start<'_> {
     ) -> Result<Process, EngineError> {
         let text = serde_json::to_vec(jail).map_err(EngineError::failed("describe the jail"))?;
         std::fs::write(&dir.jail, text).map_err(EngineError::failed("describe the jail"))?;
-        let command = self.host.backend.jail_command.iter().map(|word| word.to_string_lossy().into_owned());
+        let command =
+            self.host.backend.jail_command.iter().map(|word| word.to_string_lossy().into_owned());
         let spawn = Spawn {
             id: id.to_string(),
             argv: command.chain([dir.jail.to_string_lossy().into_owned()]).collect(),

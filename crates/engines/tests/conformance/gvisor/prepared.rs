@@ -46,7 +46,10 @@ async fn a_start_takes_a_container_and_another_one_is_made() {
     assert_eq!(say(&guest, "cat /root/file").await, "kept");
     machine.kill().await.unwrap();
     world.engine().close().await;
-    assert!(!world.config.runtime_dir.exists(), "close removes the containers and finds nothing left");
+    assert!(
+        !world.config.runtime_dir.exists(),
+        "close removes the containers and finds nothing left"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
