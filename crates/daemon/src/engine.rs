@@ -11,7 +11,7 @@ use torpor_engines::microvm::{self, MicrovmConfig};
 use torpor_engines::probe::kvm::{self, Kvm};
 use torpor_engines::{EngineConfig, HostConfig};
 use torpor_kernel::KernelError;
-use torpor_lifecycle::engine::{Engine, EngineError, Guard, NoGuard};
+use torpor_lifecycle::engine::{Engine, EngineError, GuestRegistry, NoGuestRegistry};
 use torpor_protocol::AddressRange;
 use torpor_qemu::build::{Accel, Build, BuildError};
 use torpor_store::Layout;
@@ -31,11 +31,11 @@ const ENTER: &str = "enter";
 pub(crate) async fn open(
     config: &Config,
     layout: &Layout,
-    guard: Arc<dyn Guard>,
+    registry: Arc<dyn GuestRegistry>,
 ) -> Result<Arc<dyn Engine>, ServeError> {
     let (choice, reason) = choose(config, &layout.kernels()).await?;
     tracing::info!(engine = choice.name(), reason, "isolation engine");
-    let host = host_config(config, layout, guard)?;
+    let host = host_config(config, layout, registry)?;
     refuse_strangers(&choice, &host)?;
     let engine = match choice {
         Choice::Gvisor => EngineConfig::Gvisor(gvisor_config(config, layout, &reason)?),
@@ -48,7 +48,7 @@ pub(crate) async fn open(
 fn host_config(
     config: &Config,
     layout: &Layout,
-    guard: Arc<dyn Guard>,
+    registry: Arc<dyn GuestRegistry>,
 ) -> Result<HostConfig, ServeError> {
     Ok(HostConfig {
         // An installation keeps what is its own in a directory named after the tag.
@@ -57,7 +57,7 @@ fn host_config(
         tag: layout.tag().to_owned(),
         keeper_command: vec![this_program()?.into(), KEEPER.into()],
         users: config.engine.users(),
-        guard,
+        registry,
     })
 }
 
@@ -133,7 +133,7 @@ pub(crate) async fn near() -> Result<Vec<AddressRange>, ServeError> {
 
 /// Ends every machine of this installation and removes its traces; no daemon may be running.
 pub(crate) async fn purge(config: &Config, layout: &Layout) -> Result<usize, ServeError> {
-    let host = host_config(config, layout, Arc::new(NoGuard))?;
+    let host = host_config(config, layout, Arc::new(NoGuestRegistry))?;
     Ok(torpor_engines::purge(&host).await?)
 }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use torpor_engines::microvm::MicrovmConfig;
 use torpor_engines::{AGENT, EngineConfig, HostConfig, Users, keeper};
-use torpor_lifecycle::engine::{AGENT_PATH, BootPlan, Engine, Machine, NoGuard};
+use torpor_lifecycle::engine::{AGENT_PATH, BootPlan, Engine, Machine, NoGuestRegistry};
 use torpor_lifecycle::guest::{Guest, Item};
 use torpor_protocol::guest::{ProcessSpec, Request};
 use torpor_protocol::{Network, Resources, SandboxId, SandboxSpec};
@@ -59,7 +59,7 @@ async fn bench() -> Outcome<()> {
         tag: TAG.to_owned(),
         keeper_command: vec![me.clone(), "keeper".into()],
         users: Users::default(),
-        guard: Arc::new(NoGuard),
+        registry: Arc::new(NoGuestRegistry),
     };
     let (templates_dir, jail_command) = (path("templates"), vec![me, "jail".into()]);
     let config = MicrovmConfig { qemu, kernel, templates_dir, jail_command };

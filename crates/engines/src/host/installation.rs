@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use torpor_lifecycle::engine::{Engine, EngineError, Guard};
+use torpor_lifecycle::engine::{Engine, EngineError, GuestRegistry};
 
 use crate::directory;
 use crate::gvisor::{self, GvisorConfig};
@@ -37,12 +37,12 @@ pub struct HostConfig {
     /// Who machines are on this host.
     pub users: Users,
     /// Decides about what guests send out, as far as a firewall can't.
-    pub guard: Arc<dyn Guard>,
+    pub registry: Arc<dyn GuestRegistry>,
 }
 
 impl fmt::Debug for HostConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { runtime_dir, scratch_dir, tag, keeper_command, users, guard: _ } = self;
+        let Self { runtime_dir, scratch_dir, tag, keeper_command, users, registry: _ } = self;
         f.debug_struct("HostConfig")
             .field("runtime_dir", runtime_dir)
             .field("scratch_dir", scratch_dir)
@@ -162,7 +162,7 @@ impl Installation {
         let hierarchy = limits::complete()?;
         config.make_dirs().map_err(EngineError::failed("make the engine's directories"))?;
         let left: Vec<_> = config.machines().iter().flat_map(|dir| left_in(dir)).collect();
-        let network = Network::open(&config.tag, &left, config.guard.clone()).await;
+        let network = Network::open(&config.tag, &left, config.registry.clone()).await;
         let network = network.map_err(EngineError::failed("open the network"))?;
         Ok(Self { config, hierarchy, network, memory_mib: host_memory_mib() })
     }

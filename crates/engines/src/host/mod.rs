@@ -74,7 +74,7 @@ impl<B: Backend> Host<B> {
             kind: B::KIND,
             version: backend.version(),
             nameserver: Some(network.nameserver().to_string()),
-            turnstile: Some(network.turnstile()),
+            egress_proxy: Some(network.egress_proxy()),
             abilities: Abilities {
                 memory_snapshots: true,
                 live_snapshots: true,

@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use torpor_engines::limits::{Group, Hierarchy};
 use torpor_engines::{EngineConfig, HostConfig, Users, keeper};
-use torpor_lifecycle::engine::{BootPlan, Engine, EngineError, Guard, Machine, NoGuard};
+use torpor_lifecycle::engine::{BootPlan, Engine, EngineError, GuestRegistry, Machine, NoGuestRegistry};
 use torpor_lifecycle::guest::Guest;
 use torpor_protocol::{Network, Resources, SandboxId, SandboxSpec};
 
@@ -35,15 +35,15 @@ pub(crate) struct Settings {
     pub(crate) tag: String,
     /// How many containers gVisor prepares ahead.
     pub(crate) prepared: usize,
-    pub(crate) guard: Arc<dyn Guard>,
+    pub(crate) registry: Arc<dyn GuestRegistry>,
 }
 
 impl Settings {
     /// What all engines of this host are told.
     pub(crate) fn host(&self) -> HostConfig {
-        let Self { runtime_dir, scratch_dir, tag, prepared: _, guard } = self.clone();
+        let Self { runtime_dir, scratch_dir, tag, prepared: _, registry } = self.clone();
         let (keeper_command, users) = (keeper_command(), Users::default());
-        HostConfig { runtime_dir, scratch_dir, tag, keeper_command, users, guard }
+        HostConfig { runtime_dir, scratch_dir, tag, keeper_command, users, registry }
     }
 
     /// The only engine of an installation.
@@ -149,7 +149,7 @@ pub(crate) async fn world() -> Option<World> {
         scratch_dir: dir.path().join("scratch"),
         tag,
         prepared: 0,
-        guard: Arc::new(NoGuard),
+        registry: Arc::new(NoGuestRegistry),
     };
     let root = installed.root(dir.path());
     let installed = Arc::new(installed);
