@@ -16,7 +16,9 @@ use async_trait::async_trait;
 use serde_json::Value;
 use torpor_engines::limits::{Group, Hierarchy};
 use torpor_engines::{EngineConfig, HostConfig, Users, keeper};
-use torpor_lifecycle::engine::{BootPlan, Engine, EngineError, GuestRegistry, Machine, NoGuestRegistry};
+use torpor_lifecycle::engine::{
+    BootPlan, Engine, EngineError, GuestRegistry, Machine, NoGuestRegistry,
+};
 use torpor_lifecycle::guest::Guest;
 use torpor_protocol::{Network, Resources, SandboxId, SandboxSpec};
 
