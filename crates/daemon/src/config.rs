@@ -15,6 +15,7 @@ use figment::value::Value;
 use serde::{Deserialize, Serialize};
 use torpor_engines::Users;
 use torpor_protocol::Resources;
+use torpor_service::Settings;
 use torpor_store::Vault;
 
 mod egress;
@@ -271,6 +272,17 @@ impl Config {
         Ok(config)
     }
 
+    /// What the service needs to know of it.
+    pub(crate) fn service(&self) -> Settings {
+        Settings {
+            defaults: self.defaults,
+            idle_after_ms: self.standby.idle_after_ms,
+            sandboxes_max: self.limits.sandboxes,
+            memory_floor_mib: self.standby.memory_floor_mib,
+            pressure_percent: self.standby.pressure_percent,
+        }
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         let senseless = |text: &str| Err(ConfigError::Senseless(text.to_owned()));
         if self.api_key.as_ref().is_some_and(|key| key.0.len() < 16) {
@@ -297,7 +309,7 @@ impl Config {
         self.egress.check()?;
         self.previews.check()?;
         self.tls.check()?;
-        crate::admission::check_resources(&self.defaults)
+        torpor_service::admission::check_resources(&self.defaults)
             .map_err(|error| ConfigError::Senseless(format!("defaults: {error}")))
     }
 }

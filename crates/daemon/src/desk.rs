@@ -21,10 +21,11 @@ use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{PREVIEW_HEADER, REQUEST_ID_HEADER};
 use torpor_proxy::{Proxy, Target};
+use torpor_service::{Error, room};
 use tower::ServiceExt;
 
 use crate::api;
-use crate::api::error::ApiError;
+use crate::api::error::status_of;
 use crate::app::App;
 use crate::previews::{self, Entry, Visitor};
 
@@ -55,7 +56,7 @@ pub(crate) struct Desk {
 
 impl Desk {
     pub(crate) fn new(app: &Arc<App>) -> Self {
-        let proxy = Proxy::new(app.fleet.clone()).waking_by(crate::room::waker(app));
+        let proxy = Proxy::new(app.fleet.clone()).waking_by(room::waker(app));
         Self { app: Arc::clone(app), router: api::router(app), proxy }
     }
 
@@ -153,7 +154,7 @@ impl Desk {
         sandbox: &Sandbox,
         port: NonZeroU16,
         headers: &HeaderMap,
-    ) -> Result<Option<Lease>, ApiError> {
+    ) -> Result<Option<Lease>, Error> {
         let (access, asleep) = {
             let watched = sandbox.watch();
             let status = watched.borrow();
@@ -168,12 +169,12 @@ impl Desk {
         if !asleep {
             return Ok(None);
         }
-        crate::room::awake(&self.app, sandbox).await.map(Some)
+        room::awake(&self.app, sandbox).await.map(Some)
     }
 }
 
-fn not_exposed(port: NonZeroU16) -> ApiError {
-    ApiError::with_hint(
+fn not_exposed(port: NonZeroU16) -> Error {
+    Error::with_hint(
         ErrorCode::PortNotExposed,
         format!("port {port} of this sandbox may not be reached from outside"),
         "PATCH the sandbox: `ports.exposed` lists those that may",
@@ -181,7 +182,8 @@ fn not_exposed(port: NonZeroU16) -> ApiError {
 }
 
 /// The answer to a preview that can't be served.
-fn told(error: &ApiError, request: &Request<Incoming>) -> Response<Body> {
+fn told(error: &Error, request: &Request<Incoming>) -> Response<Body> {
     let id = crate::telemetry::request_id(request.headers());
-    (error.status(), [(REQUEST_ID_HEADER, &*id)], axum::Json(error.told(&id))).into_response()
+    let answer = axum::Json(error.to_body(&id));
+    (status_of(error.code()), [(REQUEST_ID_HEADER, &*id)], answer).into_response()
 }

@@ -12,12 +12,8 @@
 //!   [`api::error`].
 //! - Stopping the daemon loses no sandbox: they are saved, or go on without it.
 
-pub mod admission;
 pub mod api;
 pub mod app;
-mod audit;
-pub mod builds;
-pub mod calls;
 pub mod config;
 pub mod cores;
 mod desk;
@@ -29,13 +25,8 @@ mod engine;
 #[path = "../../../fuzz/input.rs"]
 mod input;
 mod listen;
-pub mod metrics;
-pub mod pressure;
 pub mod previews;
-mod room;
-mod tally;
 pub mod telemetry;
-mod throttle;
 mod tls;
 
 use std::collections::HashSet;
@@ -53,6 +44,10 @@ use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Policy};
 use torpor_protocol::SandboxId;
+use torpor_service::builds::jobs::Jobs;
+use torpor_service::metrics::Metrics;
+use torpor_service::room::HostRoom;
+use torpor_service::{Service, admission, audit, pressure, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 
 use app::App;
@@ -175,8 +170,8 @@ async fn serve_at(
     let app = open(parts, config, exposed).await?;
     app.previews.found_at(doors.address()?, doors.encrypted()?);
     let tasks = [
-        tokio::spawn(tally::count(Arc::clone(&app))),
-        tokio::spawn(pressure::watch(Arc::clone(&app))),
+        tokio::spawn(tally::count(Arc::clone(&app.service))),
+        tokio::spawn(pressure::watch(Arc::clone(&app.service))),
         tokio::spawn(read_ahead(Arc::clone(&app))),
         tokio::spawn(previews::look_after(Arc::clone(&app))),
         tokio::spawn(domains::look_after(Arc::clone(&app))),
@@ -221,48 +216,44 @@ fn idle_awake_max(config: &Config) -> usize {
 
 /// Brings the sandboxes back and puts everything together.
 async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, ServeError> {
-    let room = Arc::new(room::HostRoom::default());
+    let room = Arc::new(HostRoom::default());
     parts.journals.sweep(&remembered(&parts.ledger).await?).await?;
     let ledger = parts.ledger.clone();
     let keys = api::auth::Keyring::open(ledger.clone(), &config, exposed).await?;
     let about = parts.engine.about();
-    let metrics = metrics::Metrics::new(about.kind, &about.version);
+    let metrics = Metrics::new(about.kind, &about.version);
     let fleet = recover(&parts, &config, &room).await?;
     fleet.retain_builds().await?;
     let domains = domains::Domains::open(ledger.clone(), &config, fleet.clock()).await?;
     let domains = Arc::new(domains);
     let previews = previews::Previews::open(&ledger, &fleet, &domains, &config).await?;
-    let app = Arc::new(App {
+    let service = Arc::new(Service {
         installation: parts.installation,
-        domains,
+        settings: config.service(),
         fleet,
-        previews,
-        builds: builds::jobs::Jobs::open(ledger.clone()).await?,
+        builds: Jobs::open(ledger.clone()).await?,
         ledger,
         images: parts.images,
         saves: parts.saves,
         vault: parts.vault,
         egress: parts.egress,
         audit: parts.audit,
-        keys,
-        config,
         metrics,
         host: admission::Host::here(),
         gauge: parts.gauge,
-        dialects: parts.dialects,
         making_room: Mutex::new(()),
         started: Instant::now(),
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
     });
-    room.open(&app);
-    Ok(app)
+    room.open(&service);
+    Ok(Arc::new(App { service, keys, previews, domains, config, dialects: parts.dialects }))
 }
 
 async fn recover(
     parts: &Parts,
     config: &Config,
-    room: &Arc<room::HostRoom>,
+    room: &Arc<HostRoom>,
 ) -> Result<Fleet, ServeError> {
     let policy = Policy {
         persist_after: Duration::from_millis(config.standby.persist_after_ms),

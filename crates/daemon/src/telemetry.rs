@@ -12,6 +12,7 @@ use http::{HeaderMap, HeaderValue};
 use tokio::time::Instant;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::REQUEST_ID_HEADER;
+use torpor_service::Error;
 use tracing::Instrument;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
@@ -38,7 +39,7 @@ pub fn start(log: &Log) -> Result<(), ParseError> {
 
 /// How a dialect words an error, when its response carries this.
 #[derive(Clone, Copy)]
-pub struct Wording(pub fn(&ApiError, &str) -> Response);
+pub struct Wording(pub fn(&Error, &str) -> Response);
 
 /// Around every request.
 pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
@@ -51,13 +52,13 @@ pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Ne
     let started = Instant::now();
     async {
         let mut response = run(request, next).await;
-        let failed = response.extensions_mut().remove::<Arc<ApiError>>();
+        let failed = response.extensions_mut().remove::<Arc<Error>>();
         if let Some(error) = &failed {
             response = with_body(response, error, &id);
             if error.lost_agent() {
                 app.metrics.agent_gone();
             }
-            if let ApiError::TooOften(_) = **error {
+            if let Error::RateLimited(_) = **error {
                 app.metrics.throttled();
             }
         }
@@ -65,7 +66,7 @@ pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Ne
         let status = response.status().as_u16();
         app.metrics.answered(method.as_str(), route, status, took);
         let took_ms = took.as_secs_f64() * 1000.0;
-        match failed.as_ref().and_then(|error| error.blame()) {
+        match failed.as_ref().and_then(|error| error.internal()) {
             Some(error) => tracing::error!(%method, route, status, took_ms, error, "failed"),
             None => tracing::info!(%method, route, status, took_ms, "answered"),
         }
@@ -85,11 +86,11 @@ async fn run(request: Request, next: Next) -> Response {
     }
 }
 
-fn with_body(response: Response, error: &ApiError, id: &str) -> Response {
+fn with_body(response: Response, error: &Error, id: &str) -> Response {
     let (head, _) = response.into_parts();
     let mut answer = match head.extensions.get::<Wording>() {
         Some(Wording(word)) => word(error, id),
-        None => (head.status, axum::Json(error.told(id))).into_response(),
+        None => (head.status, axum::Json(error.to_body(id))).into_response(),
     };
     for (name, value) in &head.headers {
         answer.headers_mut().entry(name).or_insert_with(|| value.clone());

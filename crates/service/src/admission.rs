@@ -3,7 +3,7 @@
 //! machine is asked in [`crate::room`]; whether there are the secrets and the way out that a network
 //! names, in [`crate::calls`].
 
-pub(crate) mod network;
+pub mod network;
 
 use torpor_protocol::api::{CreateSandbox, Resize, Standby, UpdateSandbox};
 use torpor_protocol::spec::Pairs;

@@ -8,7 +8,7 @@ use torpor_protocol::egress::EgressEvent;
 use torpor_store::AuditLog;
 
 /// Writes down until nothing can happen any more.
-pub(crate) async fn keep(log: AuditLog, mut events: Receiver<Arc<EgressEvent>>) {
+pub async fn keep(log: AuditLog, mut events: Receiver<Arc<EgressEvent>>) {
     loop {
         match events.recv().await {
             Ok(event) => log.note(event),

@@ -21,7 +21,7 @@ mod draft;
 pub mod fuzzing;
 pub mod jobs;
 mod pattern;
-pub(crate) mod pipe;
+pub mod pipe;
 mod published;
 mod tail;
 mod work;
@@ -39,9 +39,9 @@ use torpor_protocol::{ErrorCode, Lifetime, Resources};
 use torpor_store::dockerfile::{Copy, Dockerfile, DockerfileError, Instruction, Step};
 use torpor_store::{Image, ImageName, OnProgress, Progress, Stage};
 
-use crate::api::error::{ApiError, Result};
-use crate::app::App;
-pub(crate) use context::CONTEXT_MAX;
+use crate::error::{Error, Result};
+use crate::Service;
+pub use context::CONTEXT_MAX;
 use context::Context;
 use draft::{Draft, words};
 use workbench::Workbench;
@@ -53,27 +53,27 @@ const LEFTOVER_SECS: u64 = 120;
 /// Written by the agent at every start, for the machine and not for the image.
 const WRITTEN_BY_AGENT: [&str; 3] = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"];
 /// Where the context lies in its stage.
-pub(crate) const CONTEXT_FILE: &str = "context";
+pub const CONTEXT_FILE: &str = "context";
 
 /// Which image a name means that no image of this host has; for clients that call them otherwise.
 pub type Alias = fn(&str) -> Option<&'static str>;
 
 /// What is to be built.
-pub(crate) struct Order {
-    pub(crate) name: Option<ImageName>,
+pub struct Order {
+    pub name: Option<ImageName>,
     /// The Dockerfile's path in the context.
-    pub(crate) dockerfile: String,
-    pub(crate) args: BTreeMap<String, String>,
-    pub(crate) alias: Alias,
+    pub dockerfile: String,
+    pub args: BTreeMap<String, String>,
+    pub alias: Alias,
     /// What the steps may use of the host; absent: as much as any sandbox.
-    pub(crate) cpus: Option<f64>,
-    pub(crate) memory_mib: Option<u64>,
+    pub cpus: Option<f64>,
+    pub memory_mib: Option<u64>,
     /// Ends the build before its time.
-    pub(crate) stop: CancellationToken,
+    pub stop: CancellationToken,
 }
 
 impl Order {
-    pub(crate) fn new(stop: CancellationToken) -> Self {
+    pub fn new(stop: CancellationToken) -> Self {
         Self {
             name: None,
             dockerfile: "Dockerfile".to_owned(),
@@ -88,14 +88,14 @@ impl Order {
 
 /// Tells a client how far it is. A client that is slow slows the build; one that is gone does not.
 #[derive(Clone)]
-pub(crate) struct Events(mpsc::Sender<ImageEvent>);
+pub struct Events(mpsc::Sender<ImageEvent>);
 
 impl Events {
-    pub(crate) fn new(sender: mpsc::Sender<ImageEvent>) -> Self {
+    pub fn new(sender: mpsc::Sender<ImageEvent>) -> Self {
         Self(sender)
     }
 
-    pub(crate) async fn tell(&self, event: ImageEvent) {
+    pub async fn tell(&self, event: ImageEvent) {
         let _ = self.0.send(event).await;
     }
 
@@ -106,7 +106,7 @@ impl Events {
     }
 
     /// For the store, which can't wait: what does not fit is not told.
-    pub(crate) fn on_progress(&self) -> OnProgress {
+    pub fn on_progress(&self) -> OnProgress {
         let events = self.0.clone();
         Arc::new(move |progress| {
             let _ = events.try_send(shown(progress));
@@ -130,8 +130,8 @@ fn shown(progress: Progress) -> ImageEvent {
 }
 
 /// Builds an image from the context in `stage`. Dropping the future ends the build.
-pub(crate) async fn build(
-    app: &Arc<App>,
+pub async fn build(
+    app: &Arc<Service>,
     stage: Stage,
     order: &Order,
     events: &Events,
@@ -140,7 +140,7 @@ pub(crate) async fn build(
     let text = context.text(&order.dockerfile)?;
     let text = text.ok_or_else(|| {
         let message = format!("there is no {:?} in the build context", order.dockerfile);
-        ApiError::with_hint(ErrorCode::InvalidRequest, message, "name it with ?dockerfile=")
+        Error::with_hint(ErrorCode::InvalidRequest, message, "name it with ?dockerfile=")
     })?;
     let file = Dockerfile::parse(&text, &order.args).map_err(|error| wrong(&error))?;
     let base = base(app, file.base(), order.alias).await?;
@@ -183,24 +183,24 @@ async fn open(stage: Stage) -> Result<(Stage, Context)> {
 }
 
 /// Not by mistake and not by itself.
-fn stopped() -> ApiError {
-    ApiError::new(ErrorCode::ShuttingDown, "the build was stopped")
+fn stopped() -> Error {
+    Error::new(ErrorCode::ShuttingDown, "the build was stopped")
 }
 
-async fn base(app: &App, name: &str, alias: Alias) -> Result<Image> {
+async fn base(app: &Service, name: &str, alias: Alias) -> Result<Image> {
     let hint = "FROM names an image of this host: `torpor image ls` shows them, `docker save NAME | \
                 torpor image import -t NAME -` brings one here";
     match known(app, name, alias).await {
         Err(StoreError::NoSuchImage(_)) => {
             let message = format!("there is no image {name:.200} to start from");
-            Err(ApiError::with_hint(ErrorCode::ImageNotFound, message, hint))
+            Err(Error::with_hint(ErrorCode::ImageNotFound, message, hint))
         }
         found => Ok(found?),
     }
 }
 
 /// The image of this name, or the one that it is an alias of.
-async fn known(app: &App, name: &str, alias: Alias) -> std::result::Result<Image, StoreError> {
+async fn known(app: &Service, name: &str, alias: Alias) -> std::result::Result<Image, StoreError> {
     match (app.images.inspect(name).await, alias(name)) {
         (Err(StoreError::NoSuchImage(_)), Some(other)) => app.images.inspect(other).await,
         (found, _) => found,
@@ -208,7 +208,7 @@ async fn known(app: &App, name: &str, alias: Alias) -> std::result::Result<Image
 }
 
 /// A sandbox of the image, and how many bytes its files can have.
-async fn workbench(app: &App, base: &Image, order: &Order) -> Result<(Workbench, u64)> {
+async fn workbench(app: &Service, base: &Image, order: &Order) -> Result<(Workbench, u64)> {
     let request = CreateSandbox {
         image: Some(base.id.to_string()),
         cpus: order.cpus,
@@ -273,7 +273,7 @@ impl Build<'_> {
     }
 
     /// The filesystem as it is now becomes the image.
-    async fn save(&self, app: &App, name: Option<&ImageName>) -> Result<Image> {
+    async fn save(&self, app: &Service, name: Option<&ImageName>) -> Result<Image> {
         for path in WRITTEN_BY_AGENT {
             self.bench.remove(path).await?;
         }
@@ -289,20 +289,20 @@ impl Build<'_> {
 }
 
 /// Something about the Dockerfile or its context that the client can change.
-fn mistake(text: impl Into<String>) -> ApiError {
-    ApiError::invalid(text)
+fn mistake(text: impl Into<String>) -> Error {
+    Error::invalid(text)
 }
 
-fn wrong(error: &DockerfileError) -> ApiError {
-    ApiError::invalid(error.to_string())
+fn wrong(error: &DockerfileError) -> Error {
+    Error::invalid(error.to_string())
 }
 
 /// Says where in the Dockerfile it went wrong; what is our fault stays as it is.
-fn at_step(step: &Step, error: ApiError) -> ApiError {
-    if error.blame().is_some() {
+fn at_step(step: &Step, error: Error) -> Error {
+    if error.internal().is_some() {
         return error;
     }
-    let told = error.told("");
+    let told = error.describe();
     let message = format!("line {} of the Dockerfile: {}", step.line, told.message);
-    ApiError::Refused { code: told.code, message, hint: told.hint }
+    Error::Refused { code: told.code, message, hint: told.hint }
 }

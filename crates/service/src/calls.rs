@@ -1,5 +1,5 @@
-//! What can be asked of the daemon, whatever the words: our own API and every dialect translate to
-//! these calls and to the way in ([`Awake`], [`Output`], [`transfer`]), and decide nothing themselves.
+//! What can be asked, whatever the words: our own API and every dialect translate to these calls, and
+//! decide nothing themselves.
 
 mod network;
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use torpor_lifecycle::store::PoolRecord;
-use torpor_lifecycle::{Error, Refusal, Sandbox};
+use torpor_lifecycle::{Refusal, Sandbox};
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, UpdateSandbox};
 use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork};
 use torpor_protocol::{
@@ -16,14 +16,10 @@ use torpor_protocol::{
 };
 
 use crate::admission::{self, Origin, Resolved};
-use crate::api::error::{ApiError, Result};
-pub use crate::api::extract::{Awake, JSON_MAX, RequestId, Upgrade, is_json, not_json, whole_body};
-use crate::api::moment::{Held, parse};
-pub use crate::api::output::{Output, Said};
-pub use crate::api::{exec, files, socket, transfer, tunnel};
-use crate::app::App;
+use crate::error::{Error, Result};
+use crate::pinned::{Held, parse};
+use crate::Service;
 use crate::room;
-pub use crate::room::awake;
 
 /// Stands for the number of a fork in its name.
 const NUMBER: &str = "{n}";
@@ -33,7 +29,7 @@ const POOL_MAX: usize = 1000;
 // === Sandboxes ===
 
 /// A sandbox that is recorded, and will run: [`started`] waits for it.
-pub async fn create(app: &App, request: CreateSandbox) -> Result<Sandbox> {
+pub async fn create(app: &Service, request: CreateSandbox) -> Result<Sandbox> {
     let queue_until_ms = request.queue_secs.map(|secs| deadline(app, secs));
     let (spec, moment) = match (&request.pool, &request.snapshot) {
         (Some(pool), _) => claimed(app, &app.fleet.pool(pool)?, &request).await?,
@@ -55,13 +51,13 @@ pub async fn create(app: &App, request: CreateSandbox) -> Result<Sandbox> {
 }
 
 /// What a sandbox that begins at a moment is to be.
-fn admit_at(app: &App, moment: &Held, request: CreateSandbox) -> Result<SandboxSpec> {
+fn admit_at(app: &Service, moment: &Held, request: CreateSandbox) -> Result<SandboxSpec> {
     let network = network::narrowed(request.network, &moment.about().spec.network)?;
     moment.admit(app, CreateSandbox { network, ..request })
 }
 
 /// `0` is for ever.
-fn deadline(app: &App, secs: u64) -> u64 {
+fn deadline(app: &Service, secs: u64) -> u64 {
     match secs {
         0 => u64::MAX,
         secs => app.fleet.clock().now_ms().saturating_add(secs.saturating_mul(1000)),
@@ -69,7 +65,7 @@ fn deadline(app: &App, secs: u64) -> u64 {
 }
 
 /// Secrets and ways out that are not there are missed at once, not when the sandbox starts.
-async fn know(app: &App, spec: &SandboxSpec) -> Result<()> {
+async fn know(app: &Service, spec: &SandboxSpec) -> Result<()> {
     use torpor_lifecycle::store::StoreError;
     for name in &spec.secrets {
         if app.vault.find(name).await?.is_none() {
@@ -81,7 +77,7 @@ async fn know(app: &App, spec: &SandboxSpec) -> Result<()> {
 
 /// What a sandbox of a pool is to be, and where it begins.
 async fn claimed(
-    app: &App,
+    app: &Service,
     pool: &PoolRecord,
     request: &CreateSandbox,
 ) -> Result<(SandboxSpec, Option<Held>)> {
@@ -90,7 +86,7 @@ async fn claimed(
     if *request != plain {
         let why = "pool: the pool says what its sandboxes are; only a name, labels and variables \
                    can be asked for besides";
-        return Err(ApiError::invalid(why));
+        return Err(Error::invalid(why));
     }
     admission::check_claim(request)?;
     let mut spec = pool.spec.clone();
@@ -106,7 +102,7 @@ async fn claimed(
 }
 
 /// What a sandbox from an image is to be.
-pub(crate) async fn admit(app: &App, request: CreateSandbox) -> Result<SandboxSpec> {
+pub(crate) async fn admit(app: &Service, request: CreateSandbox) -> Result<SandboxSpec> {
     let name = request.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
     let id = app.images.resolve(&name).await?;
     let origin = Origin::Image(Resolved { name, id });
@@ -114,7 +110,7 @@ pub(crate) async fn admit(app: &App, request: CreateSandbox) -> Result<SandboxSp
 }
 
 /// Returns when it runs. Whoever gets an error has nothing to clean up.
-pub async fn started(app: &App, sandbox: &Sandbox, begun: Instant) -> Result<()> {
+pub async fn started(app: &Service, sandbox: &Sandbox, begun: Instant) -> Result<()> {
     if let Err(error) = sandbox.awake().await {
         sandbox.delete().await;
         return Err(error.into());
@@ -147,7 +143,7 @@ impl Drop for Unanswered {
 }
 
 /// Changes a sandbox while it lives: all that is asked for, or nothing.
-pub async fn update(app: &App, sandbox: &Sandbox, update: UpdateSandbox) -> Result<()> {
+pub async fn update(app: &Service, sandbox: &Sandbox, update: UpdateSandbox) -> Result<()> {
     let status = sandbox.status();
     admission::check_update(&update, &status.spec.resources, &app.terms())?;
     if let Some(network) = &update.network {
@@ -157,7 +153,7 @@ pub async fn update(app: &App, sandbox: &Sandbox, update: UpdateSandbox) -> Resu
 }
 
 /// Puts it to sleep; returns when all of it is on disk.
-pub async fn sleep(app: &App, sandbox: &Sandbox, cold: bool) -> Result<()> {
+pub async fn sleep(app: &Service, sandbox: &Sandbox, cold: bool) -> Result<()> {
     let begun = Instant::now();
     sandbox.sleep(cold).await?;
     app.metrics.slept(if cold { Tier::Cold } else { Tier::Warm }, begun.elapsed());
@@ -165,7 +161,7 @@ pub async fn sleep(app: &App, sandbox: &Sandbox, cold: bool) -> Result<()> {
 }
 
 /// Wakes it, also if requests do not.
-pub async fn wake(app: &App, sandbox: &Sandbox) -> Result<()> {
+pub async fn wake(app: &Service, sandbox: &Sandbox) -> Result<()> {
     let (begun, tier) = (Instant::now(), sandbox.watch().borrow().tier);
     room::wake_room(app, sandbox, true).await?;
     sandbox.wake().await?;
@@ -180,7 +176,7 @@ pub async fn wake(app: &App, sandbox: &Sandbox) -> Result<()> {
 /// A snapshot in the making, which goes on if nobody waits for it.
 pub struct Taken {
     pub begun_as: Snapshot,
-    task: tokio::task::JoinHandle<std::result::Result<Snapshot, Error>>,
+    task: tokio::task::JoinHandle<std::result::Result<Snapshot, torpor_lifecycle::Error>>,
 }
 
 impl Taken {
@@ -190,7 +186,7 @@ impl Taken {
 }
 
 pub async fn snapshot(
-    app: &Arc<App>,
+    app: &Arc<Service>,
     sandbox: &Sandbox,
     name: Option<Name>,
     kind: SnapshotKind,
@@ -210,14 +206,14 @@ pub async fn snapshot(
 }
 
 /// Sandboxes that begin at a snapshot, in their order. One that fails takes no other.
-pub async fn fork(app: &App, of: &SnapshotRef, fork: &Fork) -> Result<Vec<Result<Sandbox>>> {
+pub async fn fork(app: &Service, of: &SnapshotRef, fork: &Fork) -> Result<Vec<Result<Sandbox>>> {
     let names = names(fork)?;
     let moment = Held::of(app, of).await?;
     begin(app, &moment, fork, names).await
 }
 
 /// Sandboxes that begin as another is now. It goes on; if it sleeps, it is not woken.
-pub async fn copy(app: &App, of: &Sandbox, fork: &Fork) -> Result<Vec<Result<Sandbox>>> {
+pub async fn copy(app: &Service, of: &Sandbox, fork: &Fork) -> Result<Vec<Result<Sandbox>>> {
     let names = names(fork)?;
     let ran = of.status().state == State::Running;
     let moment = Held::now(app, &SandboxRef::Id(of.id().clone())).await?;
@@ -230,24 +226,24 @@ pub async fn copy(app: &App, of: &Sandbox, fork: &Fork) -> Result<Vec<Result<San
 /// The names of all forks, known to be good before the first begins.
 fn names(fork: &Fork) -> Result<Vec<Option<Name>>> {
     if !(1..=FORKS_MAX).contains(&fork.count) {
-        return Err(ApiError::invalid(format!("count must be from 1 to {FORKS_MAX}")));
+        return Err(Error::invalid(format!("count must be from 1 to {FORKS_MAX}")));
     }
     let Some(pattern) = &fork.name else { return Ok(vec![None; fork.count]) };
     if fork.count > 1 && !pattern.contains(NUMBER) {
         let message = format!("name: several forks need {NUMBER} in it, for their number");
-        return Err(ApiError::invalid(message));
+        return Err(Error::invalid(message));
     }
     let named = |n: usize| {
         let name: Name = pattern
             .replace(NUMBER, &n.to_string())
             .parse()
-            .map_err(|error| ApiError::invalid(format!("{error}")))?;
+            .map_err(|error| Error::invalid(format!("{error}")))?;
         Ok(name)
     };
     let names = (1..=fork.count).map(named).collect::<Result<Vec<_>>>()?;
     let distinct: std::collections::HashSet<_> = names.iter().collect();
     if distinct.len() < names.len() {
-        return Err(ApiError::invalid("name: two forks would have the same"));
+        return Err(Error::invalid("name: two forks would have the same"));
     }
     Ok(names.into_iter().map(Some).collect())
 }
@@ -268,7 +264,7 @@ fn wish(fork: &Fork, from: &SandboxSpec) -> CreateSandbox {
 }
 
 async fn begin(
-    app: &App,
+    app: &Service,
     moment: &Held,
     fork: &Fork,
     names: Vec<Option<Name>>,
@@ -294,7 +290,7 @@ async fn begin(
 }
 
 /// Returns when it runs. On `Err`, and if it is given up, nothing is left of an unnamed one.
-async fn begin_one(app: &App, moment: &Held, spec: SandboxSpec) -> Result<(Sandbox, Unanswered)> {
+async fn begin_one(app: &Service, moment: &Held, spec: SandboxSpec) -> Result<(Sandbox, Unanswered)> {
     let sandbox = app.fleet.begin(moment, spec).await?;
     let unanswered = Unanswered::new(&sandbox);
     if let Err(error) = sandbox.awake().await {
@@ -306,24 +302,24 @@ async fn begin_one(app: &App, moment: &Held, spec: SandboxSpec) -> Result<(Sandb
 
 // === Pools ===
 
-pub async fn create_pool(app: &App, request: CreatePool) -> Result<()> {
+pub async fn create_pool(app: &Service, request: CreatePool) -> Result<()> {
     let record = pool_record(app, request).await?;
     Ok(app.fleet.create_pool(record).await?)
 }
 
 /// Makes a pool another one of the same name.
-pub async fn update_pool(app: &App, request: CreatePool) -> Result<()> {
+pub async fn update_pool(app: &Service, request: CreatePool) -> Result<()> {
     let before = app.fleet.pool(&request.name)?;
     let record = pool_record(app, request).await?;
     let record = PoolRecord { created_at_ms: before.created_at_ms, ..record };
     Ok(app.fleet.update_pool(record).await?)
 }
 
-async fn pool_record(app: &App, request: CreatePool) -> Result<PoolRecord> {
+async fn pool_record(app: &Service, request: CreatePool) -> Result<PoolRecord> {
     let CreatePool { name, size, max, snapshot, .. } = request.clone();
     if size > POOL_MAX || max == Some(0) {
         let message = format!("size must be at most {POOL_MAX}, and max at least 1");
-        return Err(ApiError::invalid(message));
+        return Err(Error::invalid(message));
     }
     let wish = CreateSandbox {
         image: request.image,
@@ -356,11 +352,11 @@ async fn pool_record(app: &App, request: CreatePool) -> Result<PoolRecord> {
     Ok(PoolRecord { name, size, spec, from, max, created_at_ms: now_ms, updated_at_ms: now_ms })
 }
 
-async fn memory_moment(app: &App, snapshot: &str) -> Result<Held> {
+async fn memory_moment(app: &Service, snapshot: &str) -> Result<Held> {
     let moment = Held::of(app, &parse(snapshot)?).await?;
     match moment.about().kind {
         SnapshotKind::Memory => Ok(moment),
-        SnapshotKind::Filesystem => Err(ApiError::invalid(
+        SnapshotKind::Filesystem => Err(Error::invalid(
             "snapshot: a pool is of a memory snapshot or an image; this one has files only",
         )),
     }

@@ -398,7 +398,7 @@ impl Metrics {
         self.egress.set(counts);
     }
 
-    pub(crate) fn certificates(&self, valid: usize) {
+    pub fn certificates(&self, valid: usize) {
         self.certificates.set(number(valid));
     }
 

@@ -1,4 +1,4 @@
-//! A saved moment while something begins from it.
+//! A saved moment, pinned while something begins from it or reads it.
 
 use std::ops::Deref;
 
@@ -7,43 +7,43 @@ use torpor_lifecycle::{Fleet, Moment};
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::{SandboxRef, SandboxSpec, SnapshotKind, SnapshotRef};
 
-use super::error::{ApiError, Result};
+use crate::error::{Error, Result};
 use crate::admission::{self, Origin};
-use crate::app::App;
+use crate::Service;
 use crate::room;
 
 /// A moment that is let go of when this is dropped, also if its request is given up.
-pub(crate) struct Held {
+pub struct Held {
     fleet: Fleet,
     moment: Option<Moment>,
 }
 
 impl Held {
     /// A snapshot.
-    pub(crate) async fn of(app: &App, snapshot: &SnapshotRef) -> Result<Self> {
+    pub async fn of(app: &Service, snapshot: &SnapshotRef) -> Result<Self> {
         let moment = app.fleet.moment(snapshot).await?;
         Ok(Self { fleet: app.fleet.clone(), moment: Some(moment) })
     }
 
     /// A sandbox as it is now.
-    pub(crate) async fn now(app: &App, sandbox: &SandboxRef) -> Result<Self> {
+    pub async fn now(app: &Service, sandbox: &SandboxRef) -> Result<Self> {
         let moment = app.fleet.moment_now(sandbox).await?;
         Ok(Self { fleet: app.fleet.clone(), moment: Some(moment) })
     }
 
-    pub(crate) fn about(&self) -> &SaveAbout {
+    pub fn about(&self) -> &SaveAbout {
         &self.save.manifest.about
     }
 
     /// What a sandbox that begins here is to be.
-    pub(crate) fn admit(&self, app: &App, request: CreateSandbox) -> Result<SandboxSpec> {
+    pub fn admit(&self, app: &Service, request: CreateSandbox) -> Result<SandboxSpec> {
         let about = self.about();
         let origin = Origin::Moment { kind: about.kind, spec: &about.spec };
         Ok(admission::admit(request, origin, &app.terms())?)
     }
 
     /// What each machine that begins here needs at once.
-    pub(crate) fn memory_mib(&self) -> u64 {
+    pub fn memory_mib(&self) -> u64 {
         match self.about().kind {
             SnapshotKind::Memory => room::mib(self.save.manifest.size_bytes()),
             SnapshotKind::Filesystem => 0,
@@ -68,6 +68,6 @@ impl Drop for Held {
 }
 
 /// How a body names a snapshot.
-pub(crate) fn parse(text: &str) -> Result<SnapshotRef> {
-    text.parse().map_err(|error| ApiError::invalid(format!("snapshot: {error}")))
+pub fn parse(text: &str) -> Result<SnapshotRef> {
+    text.parse().map_err(|error| Error::invalid(format!("snapshot: {error}")))
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::admission::Host;
-use crate::app::App;
-use crate::config::StandbyConfig;
+use crate::Service;
+use crate::Settings;
 use crate::room;
 
 /// Memory does not run out faster than sandboxes can be saved; a look costs two small reads.
@@ -81,13 +81,13 @@ struct Limits {
 }
 
 impl Limits {
-    fn new(config: &StandbyConfig, host: Host) -> Self {
-        let floor_mib = match config.memory_floor_mib {
+    fn new(settings: &Settings, host: Host) -> Self {
+        let floor_mib = match settings.memory_floor_mib {
             0 => host.memory_mib / FLOOR_PART,
             floor => floor,
         };
         let stalled_percent =
-            (config.pressure_percent > 0).then(|| f64::from(config.pressure_percent));
+            (settings.pressure_percent > 0).then(|| f64::from(settings.pressure_percent));
         Self { floor_mib, stalled_percent }
     }
 
@@ -106,15 +106,15 @@ trait Sleepers {
     fn demote(&self, cause: Cause) -> impl Future<Output = bool> + Send;
 }
 
-impl Sleepers for App {
+impl Sleepers for Service {
     async fn demote(&self, cause: Cause) -> bool {
         room::demote(self, cause).await
     }
 }
 
 /// Watches until it is dropped.
-pub(crate) async fn watch(app: Arc<App>) {
-    let limits = Limits::new(&app.config.standby, app.host);
+pub async fn watch(app: Arc<Service>) {
+    let limits = Limits::new(&app.settings, app.host);
     let mut looks = tokio::time::interval(EVERY);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -208,12 +208,14 @@ mod tests {
     fn the_floor_is_a_tenth_of_the_host_unless_configured() {
         let host = Host { memory_mib: 8000 };
         let limits = |floor, percent| {
-            let config = StandbyConfig {
+            let settings = Settings {
+                defaults: torpor_protocol::Resources::default(),
+                idle_after_ms: 1,
+                sandboxes_max: 1,
                 memory_floor_mib: floor,
                 pressure_percent: percent,
-                ..StandbyConfig::default()
             };
-            Limits::new(&config, host)
+            Limits::new(&settings, host)
         };
         assert_eq!(limits(0, 20), Limits { floor_mib: 800, stalled_percent: Some(20.0) });
         assert_eq!(limits(5, 0), Limits { floor_mib: 5, stalled_percent: None });

@@ -8,13 +8,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::Instant;
 use torpor_lifecycle::engine::EngineError;
-use torpor_lifecycle::{Error, Lease, Room, Sandbox};
+use torpor_lifecycle::{self as lifecycle, Lease, Room, Sandbox};
 use torpor_protocol::{SandboxRef, State, Status, Tier};
 use torpor_proxy::Wake;
 
 use crate::admission::Inadmissible;
-use crate::api::error::ApiError;
-use crate::app::App;
+use crate::error::Error;
+use crate::Service;
 use crate::pressure::Cause;
 
 /// How long a sandbox may take to be saved and leave memory.
@@ -22,17 +22,17 @@ const DEMOTE_DEADLINE: Duration = Duration::from_secs(30);
 /// How often a wake is tried again after the engine lacked something that others then gave back.
 const TRIES: usize = 8;
 /// What the smallest machine needs: the engine's own kernel and the agent.
-pub(crate) const MACHINE_MIB: u64 = 20;
+pub const MACHINE_MIB: u64 = 20;
 
 /// The way in for every request to a sandbox: wakes it if it sleeps and there is room.
-pub async fn awake(app: &App, sandbox: &Sandbox) -> Result<Lease, ApiError> {
+pub async fn awake(app: &Service, sandbox: &Sandbox) -> Result<Lease, Error> {
     let begun = Instant::now();
     let Some(tier) = sandbox.watch().borrow().tier else { return Ok(sandbox.awake().await?) };
     wake_room(app, sandbox, false).await?;
     let mut woken = sandbox.awake().await;
     for _ in 0..TRIES {
         // Addresses, for one, are given back by those who leave memory.
-        let Err(Error::Engine(EngineError::Capacity { .. })) = woken else { break };
+        let Err(lifecycle::Error::Engine(EngineError::Capacity { .. })) = woken else { break };
         if !demote(app, Cause::Room).await {
             break;
         }
@@ -44,7 +44,7 @@ pub async fn awake(app: &App, sandbox: &Sandbox) -> Result<Lease, ApiError> {
 }
 
 /// The same for connections that outlive sleep.
-pub(crate) fn waker(app: &Arc<App>) -> Wake {
+pub fn waker(app: &Arc<Service>) -> Wake {
     let app = Arc::clone(app);
     Arc::new(move |sandbox| {
         let app = Arc::clone(&app);
@@ -53,7 +53,7 @@ pub(crate) fn waker(app: &Arc<App>) -> Wake {
 }
 
 /// Room for a sandbox that is about to wake: asked to (`asked`), or for a request.
-pub(crate) async fn wake_room(app: &App, sandbox: &Sandbox, asked: bool) -> Result<(), ApiError> {
+pub(crate) async fn wake_room(app: &Service, sandbox: &Sandbox, asked: bool) -> Result<(), Error> {
     let needed = {
         let status = sandbox.watch();
         let status = status.borrow();
@@ -67,7 +67,7 @@ pub(crate) async fn wake_room(app: &App, sandbox: &Sandbox, asked: bool) -> Resu
 }
 
 /// Room for so many machines that need so much memory together.
-pub(crate) async fn make(app: &App, machines: usize, needed_mib: u64) -> Result<(), Inadmissible> {
+pub(crate) async fn make(app: &Service, machines: usize, needed_mib: u64) -> Result<(), Inadmissible> {
     if lack(app, machines, needed_mib).is_none() {
         return Ok(());
     }
@@ -83,10 +83,10 @@ pub(crate) async fn make(app: &App, machines: usize, needed_mib: u64) -> Result<
 
 /// The room of this host, for sandboxes that wait for it. It knows the daemon as soon as there is one.
 #[derive(Default)]
-pub(crate) struct HostRoom(OnceLock<Weak<App>>);
+pub struct HostRoom(OnceLock<Weak<Service>>);
 
 impl HostRoom {
-    pub(crate) fn open(&self, app: &Arc<App>) {
+    pub fn open(&self, app: &Arc<Service>) {
         // Set once: there is one daemon.
         let _ = self.0.set(Arc::downgrade(app));
     }
@@ -108,8 +108,8 @@ impl Room for HostRoom {
 }
 
 /// What is missing.
-fn lack(app: &App, machines: usize, needed_mib: u64) -> Option<Inadmissible> {
-    let allowed = app.config.limits.sandboxes;
+fn lack(app: &Service, machines: usize, needed_mib: u64) -> Option<Inadmissible> {
+    let allowed = app.settings.sandboxes_max;
     // Usually there are so few that nobody has to be looked at.
     if app.fleet.count() + machines > allowed && present(app) + machines > allowed {
         return Some(Inadmissible::Full(allowed));
@@ -120,7 +120,7 @@ fn lack(app: &App, machines: usize, needed_mib: u64) -> Option<Inadmissible> {
 }
 
 /// How many take memory of this host.
-fn present(app: &App) -> usize {
+fn present(app: &Service) -> usize {
     app.fleet.survey(in_memory).into_iter().filter(|present| *present).count()
 }
 
@@ -136,7 +136,7 @@ fn in_memory(status: &Status) -> bool {
 
 /// Tells the sandbox that sleeps in memory and was unused longest to leave it, and waits until it
 /// did. `false`: there is none, or it can't.
-pub(crate) async fn demote(app: &App, cause: Cause) -> bool {
+pub(crate) async fn demote(app: &Service, cause: Cause) -> bool {
     let Some(id) = app.fleet.demote_least_used().await else { return false };
     app.metrics.demoted(cause);
     let Ok(sandbox) = app.fleet.find(&SandboxRef::Id(id.clone())) else { return true };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::broadcast::error::RecvError;
 use torpor_protocol::{SandboxId, State, Status, Tier};
 
-use crate::app::App;
+use crate::Service;
 use crate::metrics::Metrics;
 
 /// What was last seen of a sandbox.
@@ -26,7 +26,7 @@ impl From<&Status> for Seen {
 }
 
 /// Counts until the fleet is gone.
-pub(crate) async fn count(app: Arc<App>) {
+pub async fn count(app: Arc<Service>) {
     let mut changes = app.fleet.events();
     let see = |status: &Status| (status.id.clone(), Seen::from(status));
     let mut seen: HashMap<SandboxId, Seen> = app.fleet.survey(see).into_iter().collect();

@@ -18,7 +18,7 @@ const BURST_SECS: f64 = 2.0;
 const BUCKETS_MAX: usize = 4096;
 
 /// Counts the requests of each `K`.
-pub(crate) struct Throttle<K> {
+pub struct Throttle<K> {
     /// Tokens in a second; none: nobody is counted.
     rate: Option<f64>,
     buckets: Mutex<HashMap<K, Bucket>>,
@@ -39,13 +39,13 @@ impl Bucket {
 
 impl<K: Hash + Eq> Throttle<K> {
     /// 0: as often as one likes.
-    pub(crate) fn new(requests_per_sec: u32) -> Self {
+    pub fn new(requests_per_sec: u32) -> Self {
         let rate = (requests_per_sec > 0).then_some(f64::from(requests_per_sec));
         Self { rate, buckets: Mutex::default() }
     }
 
     /// Counts a request; `Err`: it is one too many, and the next one is not after so long.
-    pub(crate) fn take(&self, who: K) -> Result<(), Duration> {
+    pub fn take(&self, who: K) -> Result<(), Duration> {
         let Some(rate) = self.rate else { return Ok(()) };
         let now = Instant::now();
         let full = rate * BURST_SECS;

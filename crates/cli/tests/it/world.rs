@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
-use torpor_daemon::pressure::Reading;
+use torpor_service::pressure::Reading;
 use torpor_daemon::{Config, Leave, Parts, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};

@@ -11,8 +11,8 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use http::Method;
+use torpor_service::Error;
 
-use super::error::ApiError;
 
 /// Who puts a sandbox to sleep more often than this while somebody asks means it.
 const TIMES: usize = 10;
@@ -27,7 +27,7 @@ pub async fn ask_again(request: Request, next: Next) -> Response {
     for _ in 0..TIMES {
         let request = Request::from_parts(head.clone(), Body::empty());
         let response = next.clone().run(request).await;
-        let error = response.extensions().get::<Arc<ApiError>>();
+        let error = response.extensions().get::<Arc<Error>>();
         if !error.is_some_and(|error| error.cut_by_sleep()) {
             return response;
         }

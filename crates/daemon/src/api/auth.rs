@@ -4,7 +4,7 @@
 //!   needed when there is none any more, until the configuration says `require_key = false`.
 //! - Without keys everybody on this host may ask, but no web page: see [`pages`].
 //! - No key goes into a sandbox: see [`finder`].
-//! - Who may ask may not ask as often as it likes: see [`crate::throttle`]. Metrics may always be asked for.
+//! - Who may ask may not ask as often as it likes: see [`torpor_service::throttle`]. Metrics may always be asked for.
 
 mod finder;
 mod pages;
@@ -27,10 +27,11 @@ use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ErrorCode;
 use torpor_store::{KeyRow, Ledger};
 
-use super::error::{ApiError, Result};
+use torpor_service::error::{Error, Result};
+use super::error::ApiError;
 use crate::app::App;
 use crate::config::Config;
-use crate::throttle::Throttle;
+use torpor_service::throttle::Throttle;
 use finder::Finder;
 
 /// How long a key that was seen is believed without asking the ledger, which also notes its use.
@@ -122,7 +123,7 @@ impl Keyring {
     /// Not valid any more when this returns.
     pub async fn revoke(&self, id: &str) -> Result<()> {
         if !self.ledger.delete_key(id).await? {
-            return Err(ApiError::new(ErrorCode::NotFound, "there is no such key"));
+            return Err(Error::new(ErrorCode::NotFound, "there is no such key"));
         }
         let mut seen = self.seen.lock();
         seen.at.clear();
@@ -169,7 +170,7 @@ impl Keyring {
     }
 
     fn count_request(&self, who: Option<Hash>) -> Result<()> {
-        self.throttle.take(who).map_err(ApiError::TooOften)
+        self.throttle.take(who).map_err(Error::RateLimited)
     }
 
     /// The same for requests whose `Host` is the name of a sandbox below `.local`, which somebody in the
@@ -209,7 +210,7 @@ impl Keyring {
     /// Which key it is.
     async fn admit_key(&self, headers: &HeaderMap) -> Result<Hash> {
         let Some(secret) = secret(headers) else {
-            return Err(ApiError::with_hint(
+            return Err(Error::with_hint(
                 ErrorCode::Unauthenticated,
                 "an API key is needed",
                 "send the header `Authorization: Bearer tpk_…`, or set TORPOR_API_KEY",
@@ -218,7 +219,7 @@ impl Keyring {
         if self.knows(secret).await? {
             return Ok(hash(secret));
         }
-        Err(ApiError::new(ErrorCode::Unauthenticated, "this API key is not valid"))
+        Err(Error::new(ErrorCode::Unauthenticated, "this API key is not valid"))
     }
 }
 
@@ -227,7 +228,7 @@ pub async fn authenticate(
     State(app): State<Arc<App>>,
     request: Request,
     next: Next,
-) -> Result<Response> {
+) -> std::result::Result<Response, ApiError> {
     app.keys.admit(request.uri(), request.headers()).await?;
     Ok(next.run(request).await)
 }

@@ -9,11 +9,12 @@ use serde::Deserialize;
 use torpor_protocol::domain::{AddDomain, Domain, DomainList, DomainRecord};
 use torpor_protocol::preview::Preview;
 use torpor_protocol::{DomainName, ErrorCode, PreviewPath, SandboxRef};
+use torpor_service::Error;
 use torpor_store::DomainRow;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::{ApiError, Result};
+use super::error::Result;
 use super::extract::{Json, Path};
 use super::{Answer, no_content, with_status};
 use crate::app::App;
@@ -140,7 +141,7 @@ fn target(app: &App, preview: Preview) -> Option<PreviewPath> {
     Some(PreviewPath { sandbox: name.map_or(id, SandboxRef::Name), preview: preview.name })
 }
 
-impl From<Refused> for ApiError {
+impl From<Refused> for Error {
     fn from(refused: Refused) -> Self {
         let message = refused.to_string();
         match refused {

@@ -169,10 +169,10 @@ async fn converse(
         }
         Ok(End::Left) => tracing::debug!("the client left"),
         Err(error) => {
-            if let Some(blame) = error.blame() {
+            if let Some(blame) = error.0.internal() {
                 tracing::error!(error = blame, "a conversation failed");
             }
-            let _ = mouth.say(&ExecOutput::Error(error.told(&id.0))).await;
+            let _ = mouth.say(&ExecOutput::Error(error.0.to_body(&id.0))).await;
             mouth.close(socket::ERROR, "").await;
             ear.wait_for_close().await;
         }

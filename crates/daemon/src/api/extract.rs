@@ -1,21 +1,25 @@
 //! What handlers take: like axum's extractors, but what they refuse becomes an [`ApiError`].
 
+use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{FromRequest, FromRequestParts, OptionalFromRequest, RawPathParams, Request};
 use axum::response::IntoResponse;
 use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use serde::de::DeserializeOwned;
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef, SnapshotRef};
+use torpor_service::upload::Pieces;
 
 use super::error::ApiError;
 use crate::app::App;
@@ -70,6 +74,11 @@ fn too_large() -> ApiError {
         format!("a JSON body has at most {JSON_MAX} bytes"),
         "send large input as a file (PUT …/files) or to a process (PUT …/stdin)",
     )
+}
+
+/// The bytes of a body as they come.
+pub fn pieces(body: Body) -> Pieces {
+    body.into_data_stream().map_err(io::Error::other).boxed()
 }
 
 /// Whether a body is said to be JSON.
@@ -177,7 +186,7 @@ impl FromRequestParts<Arc<App>> for Awake {
     type Rejection = ApiError;
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
         let Named(sandbox) = Named::from_request_parts(parts, app).await?;
-        let lease = crate::room::awake(app, &sandbox).await?;
+        let lease = torpor_service::room::awake(app, &sandbox).await?;
         Ok(Self { sandbox, lease })
     }
 }

@@ -12,7 +12,7 @@ use super::Answer;
 use super::error::Result;
 use super::extract::{Json, Named, RequestId, SnapshotPath};
 use crate::app::App;
-use crate::calls;
+use torpor_service::calls;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(fork_snapshot)).routes(routes!(fork_sandbox))
@@ -63,10 +63,10 @@ fn told(forks: Vec<Result<Sandbox>>, RequestId(id): &RequestId) -> Json<ForkList
     let forks = forks.into_iter().map(|fork| match fork {
         Ok(sandbox) => ForkOutcome { sandbox: Some(Box::new(sandbox.status())), error: None },
         Err(error) => {
-            if let Some(error) = error.blame() {
+            if let Some(error) = error.0.internal() {
                 tracing::error!(error, "a fork failed");
             }
-            ForkOutcome { sandbox: None, error: Some(error.told(id)) }
+            ForkOutcome { sandbox: None, error: Some(error.0.to_body(id)) }
         }
     });
     Json(ForkList { forks: forks.collect() })

@@ -4,8 +4,6 @@
 //! `done` or `error`. Imports and builds end when their client goes away; the default image is built
 //! for everybody, so it goes on.
 
-pub(crate) mod upload;
-
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -24,12 +22,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
-use super::extract::{Json, Path, Query, RequestId};
+use super::extract::{Json, Path, Query, RequestId, pieces};
 use super::output::ndjson;
 use super::{Answer, no_content};
 use crate::app::App;
-use crate::builds::{self, CONTEXT_FILE, CONTEXT_MAX, Events, Order, pipe};
-use upload::Upload;
+use torpor_service::builds::{self, CONTEXT_FILE, CONTEXT_MAX, Events, Order, pipe};
+use torpor_service::upload::Upload;
 
 /// Bytes of an archive that is imported: as many as an image may have.
 const ARCHIVE_MAX: u64 = 20 * 1024 * 1024 * 1024;
@@ -117,7 +115,7 @@ async fn import(
         let progress = events.on_progress();
         Ok(app.images.import_stream(name.as_ref(), outlet, progress).await?)
     });
-    Upload::new(body, ARCHIVE_MAX).pour(inlet).await?;
+    Upload::new(pieces(body), ARCHIVE_MAX).pour(inlet).await?;
     Ok(task.into_response())
 }
 
@@ -154,7 +152,7 @@ async fn build(
 ) -> Result<Response> {
     let order = order(query, app.stopping.clone())?;
     let stage = app.images.stage()?;
-    Upload::new(body, CONTEXT_MAX).save(&stage.path().join(CONTEXT_FILE), |_| {}).await?;
+    Upload::new(pieces(body), CONTEXT_MAX).save(&stage.path().join(CONTEXT_FILE), |_| {}).await?;
     let task = Task::start(request_id, |events| async move {
         Box::pin(builds::build(&app, stage, &order, &events)).await
     });
@@ -216,14 +214,14 @@ impl Task {
             let last = match work.await {
                 Ok(image) => ImageEvent::Done { image: shown(image) },
                 Err(error) => {
-                    if let Some(error) = error.blame() {
+                    if let Some(error) = error.0.internal() {
                         tracing::error!(
                             request_id = &*request_id,
                             error,
                             "work on an image failed"
                         );
                     }
-                    ImageEvent::Error { error: error.told(&request_id) }
+                    ImageEvent::Error { error: error.0.to_body(&request_id) }
                 }
             };
             events.tell(last).await;
@@ -272,7 +270,7 @@ mod tests {
     fn what_is_not_understood_is_refused() {
         for pair in [("arg", "A"), ("name", "UP"), ("tag", "x")] {
             let error = parse(&[pair]).err().unwrap();
-            assert_eq!(error.told("").code, ErrorCode::InvalidRequest, "{pair:?}");
+            assert_eq!(error.0.to_body("").code, ErrorCode::InvalidRequest, "{pair:?}");
         }
     }
 }

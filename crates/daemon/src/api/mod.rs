@@ -1,7 +1,7 @@
 //! The native HTTP API, `/v1`: routes, their description, and the way from errors to answers.
 //!
 //! Handlers translate: parse, one call into the fleet or through a lease, answer. What they may
-//! decide lives in [`crate::admission`]; what goes wrong becomes a status code in [`error`].
+//! decide lives in [`torpor_service::admission`]; what goes wrong becomes a status code in [`error`].
 
 #![expect(unused_qualifications, reason = "utoipa's macros write them into our code")]
 
@@ -24,7 +24,6 @@ mod gateways;
 pub(crate) mod images;
 mod keys;
 mod log;
-pub(crate) mod moment;
 pub mod output;
 mod pools;
 mod previews;

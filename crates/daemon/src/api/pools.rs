@@ -16,7 +16,7 @@ use super::error::{ApiError, Result};
 use super::extract::{Json, Path};
 use super::{Answer, no_content, with_status};
 use crate::app::App;
-use crate::calls;
+use torpor_service::calls;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(get, replace, delete))

@@ -20,7 +20,7 @@ use super::error::{ApiError, Result};
 use super::extract::{Json, Named, Query};
 use super::{Answer, no_content, with_status};
 use crate::app::App;
-use crate::calls::{self, Unanswered};
+use torpor_service::calls::{self, Unanswered};
 
 /// Sandboxes in one page of a listing, unless the client asks for another number up to this.
 const PAGE_MAX: usize = 1000;

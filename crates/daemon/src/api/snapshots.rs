@@ -23,7 +23,7 @@ use super::error::Result;
 use super::extract::{Json, Named, Query, SnapshotPath};
 use super::{Answer, no_content, with_status};
 use crate::app::App;
-use crate::calls;
+use torpor_service::calls;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new()

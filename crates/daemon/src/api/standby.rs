@@ -11,7 +11,7 @@ use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Named};
-use super::moment::parse;
+use torpor_service::pinned::parse;
 use crate::app::App;
 use crate::{calls, room};
 

@@ -22,7 +22,7 @@ use super::exec::upgraded;
 use super::extract::{Awake, Path, Query, RequestId, Upgrade};
 use super::socket::{self, Ear, Heard, Mouth};
 use crate::app::App;
-use crate::room;
+use torpor_service::room;
 
 /// How long a server inside may take to accept.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(30);

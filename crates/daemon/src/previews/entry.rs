@@ -6,7 +6,7 @@ use torpor_protocol::preview::Preview;
 use torpor_store::TokenRow;
 
 use super::rules::Rules;
-use crate::api::error::Result;
+use torpor_service::Result;
 
 /// A preview with its rules and tokens. It never changes.
 pub(crate) struct Entry {

@@ -38,7 +38,7 @@ use torpor_protocol::preview::{CreatePreview, Preview, PreviewLabel, UpdatePrevi
 use torpor_protocol::{ErrorCode, Name, PreviewId, SandboxId, SandboxRef};
 use torpor_store::Ledger;
 
-use crate::api::error::{ApiError, Result};
+use torpor_service::error::{Error, Result};
 use crate::app::App;
 use crate::config::Config;
 use crate::domains::Domains;
@@ -245,11 +245,11 @@ impl Previews {
                 (format!("the prefix {} is taken", new.label), "choose another prefix")
             };
             let hint = format!("{hint}, or delete that preview");
-            return Err(ApiError::with_hint(ErrorCode::AlreadyExists, what, hint));
+            return Err(Error::with_hint(ErrorCode::AlreadyExists, what, hint));
         }
         if count >= PREVIEWS_MAX {
             let message = format!("a sandbox has at most {PREVIEWS_MAX} previews");
-            return Err(ApiError::with_hint(ErrorCode::CapacityReached, message, "delete some"));
+            return Err(Error::with_hint(ErrorCode::CapacityReached, message, "delete some"));
         }
         Ok(())
     }
@@ -313,7 +313,7 @@ impl Previews {
         let same = |e: &&Arc<Entry>| e.preview.sandbox == *sandbox && e.preview.name == *name;
         let found = known.entries.values().find(same).filter(|entry| self.is_open(entry));
         found.cloned().ok_or_else(|| {
-            ApiError::new(ErrorCode::NotFound, format!("the sandbox has no preview called {name}"))
+            Error::new(ErrorCode::NotFound, format!("the sandbox has no preview called {name}"))
         })
     }
 
@@ -369,20 +369,20 @@ pub(crate) async fn look_after(app: Arc<App>) {
 fn end(now_ms: u64, ttl_secs: Option<u64>, expires_at: Option<u64>) -> Result<Option<u64>> {
     let end_secs = match (ttl_secs, expires_at) {
         (None, None) => return Ok(None),
-        (Some(0), None) => return Err(ApiError::invalid("ttl_secs: 0 would end it at once")),
+        (Some(0), None) => return Err(Error::invalid("ttl_secs: 0 would end it at once")),
         (Some(ttl), None) => (now_ms / 1000).saturating_add(ttl),
         (None, Some(at)) => at,
         (Some(_), Some(_)) => {
-            return Err(ApiError::invalid(
+            return Err(Error::invalid(
                 "ttl_secs and expires_at: one of them says when it ends",
             ));
         }
     };
     if end_secs.saturating_mul(1000) <= now_ms {
-        return Err(ApiError::invalid("expires_at: that is over"));
+        return Err(Error::invalid("expires_at: that is over"));
     }
     if end_secs > END_MAX {
-        return Err(ApiError::invalid("it would end after the year 9999: leave the end out"));
+        return Err(Error::invalid("it would end after the year 9999: leave the end out"));
     }
     // A time to live counts from now, not from the last full second.
     let rest = if ttl_secs.is_some() { now_ms % 1000 } else { 0 };

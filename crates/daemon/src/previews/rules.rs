@@ -10,8 +10,8 @@ use http::uri::Uri;
 use http::{Method, Request, Response, StatusCode};
 use torpor_protocol::preview::{ORIGINS_MAX, Preview, RULES_MAX, TOKEN_COOKIE, TOKEN_HEADER};
 
-use crate::admission::network::TRAVEL_HEADERS;
-use crate::api::error::{ApiError, Result};
+use torpor_service::headers::TRAVEL_HEADERS;
+use torpor_service::error::{Error, Result};
 
 /// Longest value of a header rule: half of what servers commonly take for all headers together.
 const VALUE_MAX: usize = 4096;
@@ -103,7 +103,7 @@ impl Rules {
 impl Cors {
     fn parse(origins: &[String]) -> Result<Self> {
         if origins.len() > ORIGINS_MAX {
-            return Err(ApiError::invalid(format!("cors: at most {ORIGINS_MAX} origins")));
+            return Err(Error::invalid(format!("cors: at most {ORIGINS_MAX} origins")));
         }
         if origins.is_empty() {
             return Ok(Self::None);
@@ -113,7 +113,7 @@ impl Cors {
         }
         let origins = origins.iter().map(|text| {
             is_origin(text).then(|| text.to_ascii_lowercase()).ok_or_else(|| {
-                ApiError::invalid(format!(
+                Error::invalid(format!(
                     "cors: {text:.80?} is not an origin such as https://app.example.com; `*` alone \
                      is for all"
                 ))
@@ -189,11 +189,11 @@ fn set(headers: &mut HeaderMap, name: &HeaderName, value: &HeaderValue) {
 
 fn parse(rules: &BTreeMap<String, String>, field: &str) -> Result<HeaderMap> {
     if rules.len() > RULES_MAX {
-        return Err(ApiError::invalid(format!("{field}: at most {RULES_MAX} headers")));
+        return Err(Error::invalid(format!("{field}: at most {RULES_MAX} headers")));
     }
     let mut headers = HeaderMap::new();
     for (name, value) in rules {
-        let refuse = |why: &str| ApiError::invalid(format!("{field}: {name:.80?} {why}"));
+        let refuse = |why: &str| Error::invalid(format!("{field}: {name:.80?} {why}"));
         let parsed: HeaderName = name.parse().map_err(|_| refuse("is not the name of a header"))?;
         let name = parsed.as_str();
         if TRAVEL_HEADERS.contains(&name) || OURS.contains(&name) {

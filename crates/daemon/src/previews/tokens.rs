@@ -13,7 +13,7 @@ use torpor_store::{TokenRow, Vault};
 
 use super::entry::{Entry, Token};
 use super::{Previews, end};
-use crate::api::error::{ApiError, Result};
+use torpor_service::error::{Error, Result};
 
 /// What every token starts with, so that people and secret scanners recognise one.
 const PREFIX: &str = "tpv_";
@@ -41,7 +41,7 @@ impl Previews {
         }
         if tokens.len() >= TOKENS_MAX {
             let message = format!("a preview has at most {TOKENS_MAX} tokens");
-            return Err(ApiError::with_hint(ErrorCode::CapacityReached, message, "delete some"));
+            return Err(Error::with_hint(ErrorCode::CapacityReached, message, "delete some"));
         }
         let text = fresh();
         let row = TokenRow {
@@ -71,7 +71,7 @@ impl Previews {
         let _changing = self.changing.lock().await;
         let entry = self.find(sandbox, name)?;
         let Some(token) = entry.token(id) else {
-            return Err(ApiError::new(ErrorCode::NotFound, "the preview has no such token"));
+            return Err(Error::new(ErrorCode::NotFound, "the preview has no such token"));
         };
         self.ledger.erase_preview_token(id).await?;
         let rest = entry.tokens.iter().filter(|token| token.row.id != *id).cloned().collect();

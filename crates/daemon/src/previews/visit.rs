@@ -21,7 +21,8 @@ use super::access::{self, Shown};
 use super::entry::Entry;
 use super::page::{Kind, Told, is_browser};
 use super::{listening, waking};
-use crate::api::error::ApiError;
+use crate::api::error::status_of;
+use torpor_service::Error;
 use crate::app::App;
 
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
@@ -192,12 +193,12 @@ impl Visitor<'_> {
         if !asleep {
             return Ok(Held::Nobody);
         }
-        let lease = crate::room::awake(self.app, sandbox).await;
+        let lease = torpor_service::room::awake(self.app, sandbox).await;
         lease.map(Held::Own).map_err(|error| told(&error))
     }
 
     async fn nobody_listens(&self, sandbox: &Sandbox, port: u16) -> Box<Told> {
-        let ports = match crate::room::awake(self.app, sandbox).await {
+        let ports = match torpor_service::room::awake(self.app, sandbox).await {
             Ok(lease) => listening::ports(&lease).await,
             Err(_) => Vec::new(),
         };
@@ -212,7 +213,7 @@ impl Visitor<'_> {
             "{others} Start one that listens on port {port}, at any address: 127.0.0.1 is enough \
              (torpor run --detach SANDBOX -- COMMAND)."
         );
-        let error = ApiError::with_hint(ErrorCode::PortNotListening, message, hint);
+        let error = Error::with_hint(ErrorCode::PortNotListening, message, hint);
         let told = told(&error);
         Box::new(Told { listening: Some(ports), ..*told })
     }
@@ -267,15 +268,15 @@ pub(crate) fn nobody<B>(request: &Request<B>) -> Response<Body> {
     told.answer(is_browser(request))
 }
 
-fn told(error: &ApiError) -> Box<Told> {
-    if let Some(error) = error.blame() {
+fn told(error: &Error) -> Box<Told> {
+    if let Some(error) = error.internal() {
         tracing::error!(error, "a preview failed");
     }
-    Box::new(Told::new(error.status(), error.told("")))
+    Box::new(Told::new(status_of(error.code()), error.to_body("")))
 }
 
 fn ended() -> Box<Told> {
-    told(&ApiError::new(ErrorCode::NotFound, "there is no such preview, or it has ended"))
+    told(&Error::new(ErrorCode::NotFound, "there is no such preview, or it has ended"))
 }
 
 fn locked(shown: bool) -> Box<Told> {
@@ -286,13 +287,13 @@ fn locked(shown: bool) -> Box<Told> {
     };
     let hint = "Who owns it makes one with: torpor preview token create. Programs send it in the header \
                 x-torpor-preview-token.";
-    let told = told(&ApiError::with_hint(ErrorCode::Unauthenticated, message, hint));
+    let told = told(&Error::with_hint(ErrorCode::Unauthenticated, message, hint));
     Box::new(Told { kind: Kind::Locked, ..*told })
 }
 
 fn waiting() -> Box<Told> {
     let message = "the sandbox is waking up; this page comes again by itself";
-    let told = told(&ApiError::new(ErrorCode::SandboxAsleep, message));
+    let told = told(&Error::new(ErrorCode::SandboxAsleep, message));
     Box::new(Told { kind: Kind::Waiting, status: StatusCode::SERVICE_UNAVAILABLE, ..*told })
 }
 

@@ -10,14 +10,14 @@ use tokio::sync::watch;
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::SandboxId;
 
-use crate::api::error::ApiError;
+use torpor_service::Error;
 use crate::app::App;
 
 /// How long a browser waits for an answer before it gets a page that comes again by itself: a warm or
 /// cold sandbox mostly wakes well within it, and a tab that stays empty for longer looks broken.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-type Woken = Result<Arc<Lease>, Arc<ApiError>>;
+type Woken = Result<Arc<Lease>, Arc<Error>>;
 
 /// The wakes that are under way.
 #[derive(Default)]
@@ -41,7 +41,7 @@ fn join(app: &Arc<App>, sandbox: &Sandbox) -> watch::Receiver<Option<Woken>> {
     let (app, sandbox) = (Arc::clone(app), sandbox.clone());
     tokio::spawn(async move {
         let woken = tokio::select! {
-            woken = crate::room::awake(&app, &sandbox) => Some(woken),
+            woken = torpor_service::room::awake(&app, &sandbox) => Some(woken),
             () = app.stopping.cancelled() => None,
         };
         app.previews.waking.0.lock().remove(sandbox.id());

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use torpor_daemon::pressure::{Gauge, Reading};
+use torpor_service::pressure::{Gauge, Reading};
 use torpor_daemon::{Config, Leave, Parts, ServeError, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_protocol::SandboxId;

@@ -15,7 +15,7 @@ use http::uri::Authority;
 use serde::de::DeserializeOwned;
 use torpor_daemon::api::error::ApiError;
 use torpor_daemon::app::App;
-use torpor_daemon::calls::{is_json, not_json, whole_body};
+use torpor_daemon::api::extract::{is_json, not_json, whole_body};
 use torpor_protocol::ErrorCode;
 
 /// Says whether whoever is in front of us was spoken to in TLS.
@@ -36,7 +36,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let typed = is_json(request.headers());
-        let body = whole_body(request, state).await.map_err(|error| match error.told("") {
+        let body = whole_body(request, state).await.map_err(|error| match error.0.to_body("") {
             // Not one of the statuses that are asked again: it would not arrive then either.
             told if told.code == ErrorCode::Timeout => ApiError::invalid(told.message),
             _ => error,

@@ -15,7 +15,8 @@ use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use torpor_daemon::api::error::ApiError;
 use torpor_daemon::app::App;
-use torpor_daemon::calls::{self, Awake};
+use torpor_daemon::api::extract::Awake;
+use torpor_service::room;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef};
 
@@ -62,8 +63,8 @@ pub(super) async fn inside(State(app): State<Arc<App>>, request: Request, next: 
     }
 }
 
-fn next_error(error: ApiError) -> Response {
-    axum::response::IntoResponse::into_response(error)
+fn next_error(error: impl Into<ApiError>) -> Response {
+    axum::response::IntoResponse::into_response(error.into())
 }
 
 fn has_two_hosts(headers: &HeaderMap) -> bool {
@@ -128,7 +129,7 @@ impl FromRequestParts<Arc<App>> for Inside {
             return Err(refuse(StatusCode::BAD_REQUEST, "MISSING_SANDBOX_ID", text));
         };
         let sandbox = find(app, text).map_err(next_error)?;
-        let lease = calls::awake(app, &sandbox).await.map_err(next_error)?;
+        let lease = room::awake(app, &sandbox).await.map_err(next_error)?;
         Ok(Self(Awake { sandbox, lease }))
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::app::App;
-use torpor_daemon::calls;
+use torpor_service::calls;
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::snapshot::{CreatePool, Pool};

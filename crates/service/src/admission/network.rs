@@ -4,11 +4,11 @@
 
 use std::collections::HashSet;
 
-use http::{HeaderName, HeaderValue};
 use torpor_protocol::spec::Pairs;
 use torpor_protocol::{HostBinding, HostPattern, Network, NetworkLimits, Route, SecretName};
 
 use super::{Inadmissible, clip, invalid};
+use crate::headers::{TRAVEL_HEADERS, is_value, name_of};
 
 /// Bytes of a whole policy as JSON: it travels with every start of a machine and every status.
 const POLICY_BYTES_MAX: usize = 16 * 1024;
@@ -23,23 +23,6 @@ const CONNECTIONS: std::ops::RangeInclusive<u32> = 1..=1_000_000;
 const OPENING: &str = "{{";
 const CLOSING: &str = "}}";
 const FUNCTION: &str = "SECRET:";
-
-/// Headers that say how a request travels, not what it is: whoever sends it on writes them itself.
-pub(crate) const TRAVEL_HEADERS: [&str; 13] = [
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "http2-settings",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
 
 /// Whether a sandbox may have this policy, as far as it says itself.
 pub(super) fn check(network: &Network) -> Result<(), Inadmissible> {
@@ -120,14 +103,14 @@ fn check_path(path: &str) -> Result<(), Inadmissible> {
 fn check_headers(headers: &Pairs) -> Result<(), Inadmissible> {
     let mut seen = HashSet::new();
     for (name, value) in headers {
-        let Ok(parsed) = name.parse::<HeaderName>() else {
+        let Some(parsed) = name_of(name) else {
             return invalid(ROUTES, format!("{:?} is no name of a header", clip(name)));
         };
         if TRAVEL_HEADERS.contains(&parsed.as_str()) {
             let why = format!("{name} says how a request travels and can't be put in");
             return invalid(ROUTES, why);
         }
-        if HeaderValue::from_str(value).is_err() {
+        if !is_value(value) {
             return invalid(ROUTES, format!("the value of {name} can't stand in a header"));
         }
         if !seen.insert(parsed) {

@@ -15,7 +15,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
@@ -29,9 +28,9 @@ use torpor_store::{Image, ImageName, Ledger, Stage};
 
 use super::work::Work;
 use super::{Alias, CONTEXT_FILE, Order};
-use crate::api::error::{ApiError, Result};
-use crate::api::images::upload::Upload;
-use crate::app::App;
+use crate::error::{Error, Result};
+use crate::upload::{Pieces, Upload};
+use crate::Service;
 
 /// Bytes of a context.
 pub const CONTEXT_MAX: u64 = 2 * 1024 * 1024 * 1024;
@@ -115,7 +114,7 @@ struct Arrived {
 }
 
 impl Jobs {
-    pub(crate) async fn open(ledger: Ledger) -> std::result::Result<Self, StoreError> {
+    pub async fn open(ledger: Ledger) -> std::result::Result<Self, StoreError> {
         for build in ledger.builds(usize::MAX).await? {
             match build.state {
                 BuildState::Waiting | BuildState::Running => {
@@ -134,10 +133,10 @@ impl Jobs {
     }
 
     /// Records a build. It runs at once, or when what it is made of is there.
-    pub async fn begin(&self, app: &Arc<App>, asked: Asked) -> Result<Begun> {
+    pub async fn begin(&self, app: &Arc<Service>, asked: Asked) -> Result<Begun> {
         let Asked { name, source, alias, key } = asked;
         if key.as_ref().is_some_and(|key| key.len() > KEY_MAX) {
-            return Err(ApiError::invalid(format!(
+            return Err(Error::invalid(format!(
                 "an idempotency key has at most {KEY_MAX} bytes"
             )));
         }
@@ -179,14 +178,14 @@ impl Jobs {
         if open.len() < OPEN_MAX {
             return Ok(None);
         }
-        Err(ApiError::with_hint(
+        Err(Error::with_hint(
             ErrorCode::CapacityReached,
             format!("{OPEN_MAX} builds have not ended"),
             "wait for one of them, or cancel one",
         ))
     }
 
-    fn await_context(&self, app: &Arc<App>, build: &Build, order: Order) {
+    fn await_context(&self, app: &Arc<Service>, build: &Build, order: Order) {
         // Weak, because the job holds the deadline and the app the job.
         let (app, id) = (Arc::downgrade(app), build.id.clone());
         let deadline = tokio::spawn(async move {
@@ -204,7 +203,7 @@ impl Jobs {
         self.open.lock().insert(build.id.clone(), job);
     }
 
-    fn set_off(&self, app: &Arc<App>, build: &Build, stop: CancellationToken, work: Work) {
+    fn set_off(&self, app: &Arc<Service>, build: &Build, stop: CancellationToken, work: Work) {
         let state = JobState::Running { digest: None, stop: stop.clone(), cancelled: false };
         let job = Job { build: watch::Sender::new(build.clone()), state };
         self.open.lock().insert(build.id.clone(), job);
@@ -212,13 +211,13 @@ impl Jobs {
     }
 
     /// Takes in the context of a build that waits for it. Sent again, it replaces what came before.
-    pub async fn receive(&self, app: &App, id: &BuildId, body: Body) -> Result<()> {
+    pub async fn receive(&self, app: &Service, id: &BuildId, body: Pieces) -> Result<()> {
         self.expect_waiting(id).await?;
         let stage = app.images.stage()?;
         let mut hash = Sha256::new();
         let file = stage.path().join(CONTEXT_FILE);
         let upload = Upload::new(body, CONTEXT_MAX).save(&file, |bytes| hash.update(bytes));
-        let late = |_| ApiError::invalid("the context did not arrive in time");
+        let late = |_| Error::invalid("the context did not arrive in time");
         timeout(CONTEXT_DEADLINE, upload).await.map_err(late)??;
         let digest = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         let mut arrived = Some(Arrived { stage, digest });
@@ -243,7 +242,7 @@ impl Jobs {
     }
 
     /// The context is whole if it has this digest (SHA-256, in hexadecimal digits): builds it.
-    pub async fn seal(&self, app: &Arc<App>, id: &BuildId, digest: &str) -> Result<Build> {
+    pub async fn seal(&self, app: &Arc<Service>, id: &BuildId, digest: &str) -> Result<Build> {
         let sealed = self.take_context(id, digest)?;
         let Some((build, arrived, order)) = sealed else {
             let build = self.find(id).await?;
@@ -265,11 +264,11 @@ impl Jobs {
         let Some(job) = open.get_mut(id) else { return Ok(None) };
         let JobState::Waiting { arrived, order, .. } = &job.state else { return Ok(None) };
         match arrived {
-            None => return Err(ApiError::invalid("its context has not arrived")),
+            None => return Err(Error::invalid("its context has not arrived")),
             Some(arrived) if !arrived.digest.eq_ignore_ascii_case(digest) => {
                 let message = format!("the context that arrived has the digest {}", arrived.digest);
                 let hint = "send the context again";
-                return Err(ApiError::with_hint(ErrorCode::InvalidRequest, message, hint));
+                return Err(Error::with_hint(ErrorCode::InvalidRequest, message, hint));
             }
             Some(_) => {}
         }
@@ -297,7 +296,7 @@ impl Jobs {
     }
 
     pub async fn find(&self, id: &BuildId) -> Result<Build> {
-        let missing = || ApiError::new(ErrorCode::NotFound, format!("there is no build {id}"));
+        let missing = || Error::new(ErrorCode::NotFound, format!("there is no build {id}"));
         Ok(self.latest(self.ledger.find_build(id).await?.ok_or_else(missing)?))
     }
 
@@ -392,9 +391,9 @@ impl Jobs {
     }
 }
 
-fn not_waiting(build: &Build) -> ApiError {
+fn not_waiting(build: &Build) -> Error {
     let message = format!("build {} does not wait for a context", build.id);
-    ApiError::new(ErrorCode::InUse, message)
+    Error::new(ErrorCode::InUse, message)
 }
 
 fn fresh(name: &ImageName, kind: BuildKind, state: BuildState) -> Build {

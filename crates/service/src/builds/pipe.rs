@@ -15,36 +15,36 @@ const STALL: Duration = Duration::from_secs(600);
 /// Bytes a blocking writer gathers before it hands them on.
 const GATHER: usize = 128 * 1024;
 
-pub(crate) type Piece = io::Result<Bytes>;
+pub type Piece = io::Result<Bytes>;
 
 /// Where code that waits puts bytes for code that blocks.
-pub(crate) struct Inlet(mpsc::Sender<Piece>);
+pub struct Inlet(mpsc::Sender<Piece>);
 
 /// Where code that blocks reads them.
-pub(crate) struct Outlet {
+pub struct Outlet {
     pieces: mpsc::Receiver<Piece>,
     rest: Bytes,
     over: bool,
 }
 
 /// From code that waits to code that blocks.
-pub(crate) fn inward() -> (Inlet, Outlet) {
+pub fn inward() -> (Inlet, Outlet) {
     let (sender, pieces) = mpsc::channel(PIECES);
     (Inlet(sender), Outlet { pieces, rest: Bytes::new(), over: false })
 }
 
 impl Inlet {
     /// Whether the other side still wants it.
-    pub(crate) async fn send(&self, bytes: Bytes) -> bool {
+    pub async fn send(&self, bytes: Bytes) -> bool {
         // An empty piece is the end, which is said by `finish`.
         bytes.is_empty() || self.0.send(Ok(bytes)).await.is_ok()
     }
 
-    pub(crate) async fn finish(self) {
+    pub async fn finish(self) {
         let _ = self.0.send(Ok(Bytes::new())).await;
     }
 
-    pub(crate) async fn fail(self, error: io::Error) {
+    pub async fn fail(self, error: io::Error) {
         let _ = self.0.send(Err(error)).await;
     }
 }
@@ -66,36 +66,36 @@ impl Read for Outlet {
 }
 
 /// Where code that blocks, on a thread of the runtime's, writes bytes for code that waits.
-pub(crate) struct Spout {
+pub struct Spout {
     pieces: mpsc::Sender<Piece>,
     gathered: Vec<u8>,
 }
 
 /// From code that blocks to code that waits. The pieces end with an empty one.
-pub(crate) fn outward() -> (Spout, mpsc::Receiver<Piece>) {
+pub fn outward() -> (Spout, mpsc::Receiver<Piece>) {
     let (pieces, receiver) = mpsc::channel(PIECES);
     (Spout { pieces, gathered: Vec::with_capacity(GATHER) }, receiver)
 }
 
 impl Spout {
     /// For who gives the spout away and knows when it was used.
-    pub(crate) fn lid(&self) -> Lid {
+    pub fn lid(&self) -> Lid {
         Lid(self.pieces.clone())
     }
 
     /// Says how it ended.
-    pub(crate) fn close(mut self, result: io::Result<()>) {
+    pub fn close(mut self, result: io::Result<()>) {
         let ended = result.and_then(|()| self.flush()).map(|()| Bytes::new());
         let _ = self.pieces.blocking_send(ended);
     }
 }
 
 /// Closes a spout that was given away; nothing may be left in it.
-pub(crate) struct Lid(mpsc::Sender<Piece>);
+pub struct Lid(mpsc::Sender<Piece>);
 
 impl Lid {
     /// Says how it ended.
-    pub(crate) async fn close(self, result: io::Result<()>) {
+    pub async fn close(self, result: io::Result<()>) {
         let _ = self.0.send(result.map(|()| Bytes::new())).await;
     }
 }

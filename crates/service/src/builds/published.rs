@@ -10,15 +10,15 @@ use torpor_protocol::{SnapshotKind, SnapshotRef};
 use torpor_store::{Image, ImageName};
 
 use super::WRITTEN_BY_AGENT;
-use crate::api::error::Result;
-use crate::api::moment::Held;
-use crate::app::App;
+use crate::error::Result;
+use crate::pinned::Held;
+use crate::Service;
 
 /// Read from a layer at a time.
 const BUFFER: usize = 256 * 1024;
 
 /// Makes an image of a snapshot. Processes are not part of it.
-pub(super) async fn publish(app: &Arc<App>, of: &SnapshotRef, name: &ImageName) -> Result<Image> {
+pub(super) async fn publish(app: &Arc<Service>, of: &SnapshotRef, name: &ImageName) -> Result<Image> {
     let moment = Held::of(app, of).await?;
     match moment.about().kind {
         SnapshotKind::Filesystem => import(app, &moment.save, name).await,
@@ -35,14 +35,14 @@ pub(super) async fn publish(app: &Arc<App>, of: &SnapshotRef, name: &ImageName) 
 }
 
 /// A save of the files that a memory save has.
-async fn files_of(app: &Arc<App>, save: &Arc<Save>) -> Result<Arc<Save>> {
+async fn files_of(app: &Arc<Service>, save: &Arc<Save>) -> Result<Arc<Save>> {
     let (fleet, kept) = (app.fleet.clone(), Arc::clone(save));
     let changes = tokio::task::spawn_blocking(move || fleet.changes(&kept)).await;
     let changes = changes.map_err(StoreError::failed("read the files of a save"))??;
     Ok(app.saves.files_of(save, changes).await?)
 }
 
-async fn import(app: &App, save: &Save, name: &ImageName) -> Result<Image> {
+async fn import(app: &Service, save: &Save, name: &ImageName) -> Result<Image> {
     let layer = save.dir.join(LAYER_FILE);
     let layer = File::open(layer).map_err(StoreError::failed("open the files of a save"))?;
     let spec = &save.manifest.about.spec;

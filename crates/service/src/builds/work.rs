@@ -12,8 +12,8 @@ use torpor_store::{Image, ImageName, Stage};
 use super::jobs::RESTARTED;
 use super::tail::keep_end;
 use super::{Alias, Events, Order, known, published, stopped};
-use crate::api::error::{ApiError, Result};
-use crate::app::App;
+use crate::error::{Error, Result};
+use crate::Service;
 
 /// Output that is kept to say why a build failed.
 const OUTPUT_KEPT: usize = 64 * 1024;
@@ -31,7 +31,7 @@ pub(super) enum Work {
 
 impl Work {
     /// Begins; shutdown waits for the end.
-    pub(super) fn start(self, app: &Arc<App>, id: BuildId, stop: CancellationToken) {
+    pub(super) fn start(self, app: &Arc<Service>, id: BuildId, stop: CancellationToken) {
         let (app, working) = (Arc::clone(app), Arc::clone(app));
         let tasks = app.tasks.clone();
         tasks.spawn(async move {
@@ -46,7 +46,7 @@ impl Work {
     }
 
     /// How it went, and what was said last.
-    async fn perform(self, app: &Arc<App>, stop: &CancellationToken) -> (Result<Image>, String) {
+    async fn perform(self, app: &Arc<Service>, stop: &CancellationToken) -> (Result<Image>, String) {
         let _turn = tokio::select! {
             turn = app.builds.turn() => turn,
             () = stop.cancelled() => return (Err(stopped()), String::new()),
@@ -86,10 +86,10 @@ async fn listen(mut events: mpsc::Receiver<ImageEvent>) -> String {
     said
 }
 
-async fn add_name(app: &App, of: &str, alias: Alias, name: &ImageName) -> Result<Image> {
+async fn add_name(app: &Service, of: &str, alias: Alias, name: &ImageName) -> Result<Image> {
     let image = match known(app, of, alias).await {
         Err(StoreError::NoSuchImage(_)) => {
-            return Err(ApiError::new(
+            return Err(Error::new(
                 ErrorCode::ImageNotFound,
                 format!(
                     "{of:.200} is no image of this host, and this version does not pull from \
@@ -106,9 +106,9 @@ async fn add_name(app: &App, of: &str, alias: Alias, name: &ImageName) -> Result
 
 /// What people are told of a build that did not succeed.
 fn explain(
-    app: &App,
+    app: &Service,
     id: &BuildId,
-    error: &ApiError,
+    error: &Error,
     output: &str,
 ) -> (BuildState, Option<String>) {
     if app.builds.was_cancelled(id) {
@@ -117,10 +117,10 @@ fn explain(
     if app.stopping.is_cancelled() {
         return (BuildState::Failed, Some(RESTARTED.to_owned()));
     }
-    if let Some(error) = error.blame() {
+    if let Some(error) = error.internal() {
         tracing::error!(build = %id, error, "a build failed");
     }
-    let told = error.told(id.as_str());
+    let told = error.to_body(id.as_str());
     let more = match output.trim_end() {
         "" => told.hint.map(|hint| format!(": {hint}")),
         output => Some(format!("\n{output}")),

@@ -21,7 +21,7 @@ use super::copy::Plan;
 use super::pipe::{Inlet, Spout, outward};
 use super::tail::Tail;
 use super::{Events, mistake};
-use crate::api::error::{ApiError, Result};
+use crate::error::{Error, Result};
 
 /// How long one step may take: long enough to compile something large, short enough that a build
 /// that hangs does not hold its memory for ever.
@@ -110,7 +110,7 @@ impl Workbench {
         };
         let hint = tail.last().map(|last| format!("it said last: {last}"));
         let message = format!("the command {ended}");
-        Err(ApiError::Refused { code: ErrorCode::CommandFailed, message, hint })
+        Err(Error::Refused { code: ErrorCode::CommandFailed, message, hint })
     }
 
     pub(super) async fn make_dir(&self, path: &str) -> Result<()> {
@@ -290,6 +290,6 @@ fn append(
 }
 
 async fn within<T>(limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
-    let late = |_| ApiError::new(ErrorCode::Timeout, format!("a step took longer than {limit:?}"));
+    let late = |_| Error::new(ErrorCode::Timeout, format!("a step took longer than {limit:?}"));
     timeout(limit, work).await.map_err(late)?
 }

@@ -6,13 +6,13 @@ use torpor_lifecycle::store::StoreError;
 use torpor_protocol::{HostBinding, Network, NetworkLimits, SecretName};
 
 use crate::admission::network::{secrets_of, unbound};
-use crate::api::error::{ApiError, Result};
-use crate::app::App;
+use crate::error::{Error, Result};
+use crate::Service;
 
 /// Whether everything is there that a policy names. What is missing is missed at once, not when the
 /// first request goes out.
-pub(super) async fn known(app: &App, network: &Network) -> Result<()> {
-    app.egress.check(network).map_err(|why| ApiError::invalid(format!("network: {why}")))?;
+pub(super) async fn known(app: &Service, network: &Network) -> Result<()> {
+    app.egress.check(network).map_err(|why| Error::invalid(format!("network: {why}")))?;
     for route in &network.routes {
         let names: BTreeSet<_> = secrets_of(route).into_iter().collect();
         for name in names {
@@ -20,7 +20,7 @@ pub(super) async fn known(app: &App, network: &Network) -> Result<()> {
             if !hosts.is_empty()
                 && let Some(host) = unbound(&route.hosts, &hosts)
             {
-                return Err(ApiError::invalid(format!(
+                return Err(Error::invalid(format!(
                     "network.routes: {name} may not be sent to {host}: `torpor secret set {name} \
                      --host …` says where it may"
                 )));
@@ -29,7 +29,7 @@ pub(super) async fn known(app: &App, network: &Network) -> Result<()> {
     }
     for name in &network.secrets {
         if bound_to(app, name).await?.is_empty() {
-            return Err(ApiError::invalid(format!(
+            return Err(Error::invalid(format!(
                 "network.secrets: {name} is bound to no host, so its placeholder would be replaced \
                  nowhere: `torpor secret set {name} --host …` says where it may go"
             )));
@@ -39,7 +39,7 @@ pub(super) async fn known(app: &App, network: &Network) -> Result<()> {
 }
 
 /// The hosts of a secret that is there.
-async fn bound_to(app: &App, name: &SecretName) -> Result<Vec<HostBinding>> {
+async fn bound_to(app: &Service, name: &SecretName) -> Result<Vec<HostBinding>> {
     let secret = app.vault.find(name).await?;
     let secret = secret.ok_or_else(|| StoreError::NoSuchSecret(name.to_string()))?;
     Ok(secret.hosts)
@@ -56,7 +56,7 @@ pub(super) fn narrowed(asked: Network, had: &Network) -> Result<Network> {
     deny.dedup();
     let gateway = match (asked.gateway, &had.gateway) {
         (Some(asked), Some(had)) if asked != *had => {
-            return Err(ApiError::invalid(format!(
+            return Err(Error::invalid(format!(
                 "network.gateway: what was saved leaves through {had}, and so does what begins there"
             )));
         }

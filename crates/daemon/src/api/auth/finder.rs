@@ -13,7 +13,7 @@ use http::{HeaderValue, Uri};
 use subtle::ConstantTimeEq;
 use torpor_protocol::ErrorCode;
 
-use super::super::error::{ApiError, Result};
+use torpor_service::error::{Error, Result};
 use super::{Hash, hash_bytes};
 
 /// How keys that are made here begin, and how many digits make one worth hiding; they have 64.
@@ -45,7 +45,7 @@ impl Finder {
     pub(super) fn hide(&self, uri: &Uri, headers: &mut HeaderMap) -> Result<()> {
         let target = uri.path_and_query().map_or("", |target| target.as_str());
         if self.is_in(target.as_bytes()) {
-            return Err(ApiError::with_hint(
+            return Err(Error::with_hint(
                 ErrorCode::InvalidRequest,
                 "the URL has an API key in it, which no program in a sandbox may see",
                 "send the key in the header `Authorization: Bearer …`",

@@ -13,7 +13,7 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Uri};
 use torpor_protocol::ErrorCode;
 
-use super::super::error::{ApiError, Result};
+use torpor_service::error::{Error, Result};
 
 const FETCH_SITE: &str = "sec-fetch-site";
 const FETCH_MODE: &str = "sec-fetch-mode";
@@ -71,7 +71,7 @@ pub(super) fn refuse_cross_site(headers: &HeaderMap) -> Result<()> {
     if !passing || origin(headers).or_else(|| named(headers, REFERER.as_str())).is_some_and(ours) {
         return Ok(());
     }
-    Err(ApiError::with_hint(
+    Err(Error::with_hint(
         ErrorCode::Unauthenticated,
         "the request was made by a web page of another site",
         "for everybody: `ports.public` of the sandbox, or a preview (`torpor preview create`)",
@@ -92,8 +92,8 @@ fn named(headers: &HeaderMap, name: &str) -> Option<Authority> {
     uri.authority().cloned()
 }
 
-fn foreign(message: &str) -> ApiError {
-    ApiError::with_hint(
+fn foreign(message: &str) -> Error {
+    Error::with_hint(
         ErrorCode::Unauthenticated,
         message,
         "without API keys only programs on this host may ask; make one with `torpor key create`",

@@ -22,9 +22,9 @@ use crate::api::Answer;
 use crate::api::error::{ApiError, Result};
 use crate::api::extract::{Json, Query, SnapshotPath};
 use crate::api::files::PathText;
-use crate::api::moment::{Held, parse};
+use torpor_service::pinned::{Held, parse};
 use crate::app::App;
-use crate::builds::pipe;
+use torpor_service::builds::pipe;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(files)).routes(routes!(file)).routes(routes!(diff))

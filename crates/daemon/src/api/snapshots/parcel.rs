@@ -22,11 +22,11 @@ use utoipa_axum::routes;
 
 use crate::api::error::{ApiError, Result};
 use crate::api::extract::{Query, SnapshotPath};
-use crate::api::moment::Held;
+use torpor_service::pinned::Held;
 use crate::api::transfer::{discard, next_bytes};
 use crate::api::with_status;
 use crate::app::App;
-use crate::builds::pipe::{self, Inlet, Piece};
+use torpor_service::builds::pipe::{self, Inlet, Piece};
 
 /// How long a snapshot on its way may stand still; it holds a thread and space on the disk.
 const SILENCE: Duration = Duration::from_secs(300);

@@ -12,9 +12,9 @@ use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::api::extract::Path;
+use torpor_daemon::api::extract::{Path, pieces};
 use torpor_daemon::app::App;
-use torpor_daemon::builds::jobs::{Asked, Begun, CONTEXT_MAX, Source};
+use torpor_service::builds::jobs::{Asked, Begun, CONTEXT_MAX, Source};
 use torpor_protocol::api::{Build, BuildKind, BuildState};
 use torpor_protocol::{BuildId, ErrorCode, SnapshotRef};
 
@@ -113,7 +113,7 @@ pub(super) async fn receive(
     if !app.vault.sealed(CONTEXT_SEAL, &[&build], &token) {
         return Err(missing(&build));
     }
-    app.builds.receive(&app, &parse_id(&build)?, body).await?;
+    app.builds.receive(&app, &parse_id(&build)?, pieces(body)).await?;
     Ok(StatusCode::OK.into_response())
 }
 

@@ -62,6 +62,12 @@ impl From<ApiError> for Refused {
     }
 }
 
+impl From<torpor_service::Error> for Refused {
+    fn from(error: torpor_service::Error) -> Self {
+        Self::Api(error.into())
+    }
+}
+
 impl From<GuestError> for Refused {
     fn from(error: GuestError) -> Self {
         Self::Api(error.into())

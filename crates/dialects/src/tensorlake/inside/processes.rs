@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use torpor_daemon::api::error::ApiError;
 use torpor_daemon::api::extract::Path;
 use torpor_daemon::app::App;
-use torpor_daemon::calls::transfer;
+use torpor_daemon::api::transfer;
+use torpor_service::Error as ServiceError;
 use torpor_lifecycle::guest::{Guest, GuestError};
 use torpor_protocol::guest::{Exit, FailureCode, HealthState, ProcessStatus, Request, Supervision};
 
@@ -125,10 +126,10 @@ async fn write_stdin(
     let request = Request::WriteStdin { pid, close: false };
     match transfer::deliver(&app, &awake, &request, body).await {
         // It was there: it has just closed its end, or ended.
-        Err(ApiError::Guest(GuestError::Refused {
+        Err(ApiError(ServiceError::Guest(GuestError::Refused {
             code: FailureCode::Invalid | FailureCode::NoSuchProcess,
             ..
-        })) => Err(not_writable(pid)),
+        }))) => Err(not_writable(pid)),
         delivered => Ok(delivered?),
     }
 }

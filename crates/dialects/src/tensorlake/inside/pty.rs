@@ -16,8 +16,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use torpor_daemon::api::extract::{Path, Query};
 use torpor_daemon::app::App;
-use torpor_daemon::calls::exec::upgraded;
-use torpor_daemon::calls::{Output, RequestId, Upgrade};
+use torpor_daemon::api::exec::upgraded;
+use torpor_daemon::api::extract::{RequestId, Upgrade};
+use torpor_daemon::api::output::Output;
 use torpor_lifecycle::guest::{Guest, GuestError};
 use torpor_protocol::guest::{FailureCode, ProcessSpec, ProcessStatus, Request, TerminalSize};
 

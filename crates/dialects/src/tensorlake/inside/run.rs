@@ -9,7 +9,10 @@ use axum::routing::post;
 use tokio::time::Instant;
 use torpor_daemon::api::error::ApiError;
 use torpor_daemon::app::App;
-use torpor_daemon::calls::{self, Awake, Output};
+use torpor_daemon::api::extract::Awake;
+use torpor_daemon::api::output::Output;
+use torpor_service::Error as ServiceError;
+use torpor_service::room;
 use torpor_protocol::guest::{ProcessSpec, Request};
 
 use super::command::{Command, without_default_user};
@@ -37,15 +40,15 @@ async fn open(app: &App, awake: Awake, spec: ProcessSpec) -> Result<Output> {
         Ok(output) => return Ok(output),
         Err(error) => error,
     };
-    let instead = match &error {
-        ApiError::Guest(error) => without_default_user(&spec, error),
-        ApiError::Lifecycle(_)
-        | ApiError::Store(_)
-        | ApiError::TooOften(_)
-        | ApiError::Refused { .. } => None,
+    let instead = match &error.0 {
+        ServiceError::Guest(error) => without_default_user(&spec, error),
+        ServiceError::Lifecycle(_)
+        | ServiceError::Store(_)
+        | ServiceError::RateLimited(_)
+        | ServiceError::Refused { .. } => None,
     };
     let Some(spec) = instead else { return Err(error.into()) };
-    let lease = calls::awake(app, &sandbox).await?;
+    let lease = room::awake(app, &sandbox).await?;
     let awake = Awake { sandbox, lease };
     Ok(Output::open(awake, &Request::Run(spec), None).await?)
 }

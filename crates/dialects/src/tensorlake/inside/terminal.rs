@@ -18,8 +18,8 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use torpor_daemon::api::error::ApiError;
 use torpor_daemon::app::App;
-use torpor_daemon::calls::socket::{self, Ear, Heard, Left, Mouth};
-use torpor_daemon::calls::{Output, Said};
+use torpor_daemon::api::socket::{self, Ear, Heard, Left, Mouth};
+use torpor_daemon::api::output::{Output, Said};
 use torpor_lifecycle::guest::{Guest, GuestError, Sender};
 use torpor_protocol::api::ExitReport;
 use torpor_protocol::guest::{Exit, FailureCode, Request};
@@ -143,10 +143,10 @@ fn broke(error: &ApiError) -> Over {
         let reason = "the sandbox was put to sleep; connect again";
         return Over::Close(close_code::AWAY, reason.to_owned());
     }
-    if let Some(blame) = error.blame() {
+    if let Some(blame) = error.0.internal() {
         tracing::error!(error = blame, "a terminal broke off");
     }
-    Over::Close(socket::ERROR, error.told("").message)
+    Over::Close(socket::ERROR, error.0.to_body("").message)
 }
 
 // === In ===

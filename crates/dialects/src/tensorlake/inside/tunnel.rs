@@ -13,9 +13,10 @@ use serde::Deserialize;
 use tokio::time::timeout;
 use torpor_daemon::api::extract::Query;
 use torpor_daemon::app::App;
-use torpor_daemon::calls::exec::upgraded;
-use torpor_daemon::calls::socket::{self, Ear, Heard, Mouth};
-use torpor_daemon::calls::{RequestId, Upgrade, tunnel};
+use torpor_daemon::api::exec::upgraded;
+use torpor_daemon::api::socket::{self, Ear, Heard, Mouth};
+use torpor_daemon::api::extract::{RequestId, Upgrade};
+use torpor_daemon::api::tunnel;
 use torpor_lifecycle::guest::{GuestError, Sender, Stream};
 
 use super::{Refused, Result};

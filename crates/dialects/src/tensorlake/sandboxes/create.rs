@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::app::App;
-use torpor_daemon::calls::{self, Unanswered};
+use torpor_service::Error as ServiceError;
+use torpor_service::calls::{self, Unanswered};
 use torpor_lifecycle::store::{Ledger as _, Saves as _, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::api::CreateSandbox;
@@ -84,15 +85,15 @@ async fn begin(app: &App, request: CreateSandbox) -> Result<Sandbox> {
         Ok(sandbox) => return Ok(sandbox),
         Err(error) => error,
     };
-    if let ApiError::Lifecycle(Error::Refused(Refusal::NameTaken(name))) = &refused
+    if let ServiceError::Lifecycle(Error::Refused(Refusal::NameTaken(name))) = &refused
         && let Some(again) = again
         && let Ok(holder) = app.fleet.find(&SandboxRef::Name(name.clone()))
         && holder.status().state == SandboxState::Failed
     {
         holder.delete().await;
-        return calls::create(app, again).await;
+        return Ok(calls::create(app, again).await?);
     }
-    Err(refused)
+    Err(refused.into())
 }
 
 impl Wish {
@@ -249,7 +250,7 @@ pub(in super::super) async fn settled(
         // If the daemon stops, the next one goes on with it.
         Err(_)
         | Ok(None)
-        | Ok(Some(Err(ApiError::Lifecycle(Error::Refused(Refusal::Stopping))))) => {
+        | Ok(Some(Err(ServiceError::Lifecycle(Error::Refused(Refusal::Stopping))))) => {
             Err(not_yet(sandbox.id()))
         }
         Ok(Some(Err(error))) => Err(did_not_start(app, sandbox.id(), &error).await),
@@ -264,26 +265,26 @@ fn not_yet(id: &SandboxId) -> Response {
     (StatusCode::GATEWAY_TIMEOUT, Json(body)).into_response()
 }
 
-async fn did_not_start(app: &App, id: &SandboxId, error: &ApiError) -> Response {
+async fn did_not_start(app: &App, id: &SandboxId, error: &ServiceError) -> Response {
     let (status, reason, message) = match error {
-        ApiError::Lifecycle(Error::Refused(Refusal::Failed { reason, .. })) => {
+        ServiceError::Lifecycle(Error::Refused(Refusal::Failed { reason, .. })) => {
             ("failed", failure(reason), reason.clone())
         }
-        ApiError::Lifecycle(Error::Refused(Refusal::Terminated(_))) => {
+        ServiceError::Lifecycle(Error::Refused(Refusal::Terminated(_))) => {
             let ended = app.ledger.find_archived(id).await.ok().flatten();
             let why = ended.and_then(|ended| ended.reason);
             let reason = termination(why.as_deref()).unwrap_or("cancelled");
             (TERMINATED, reason, why.unwrap_or_else(|| "it was deleted".to_owned()))
         }
-        ApiError::Lifecycle(_)
-        | ApiError::Store(_)
-        | ApiError::Guest(_)
-        | ApiError::TooOften(_)
-        | ApiError::Refused { .. } => {
-            if let Some(error) = error.blame() {
+        ServiceError::Lifecycle(_)
+        | ServiceError::Store(_)
+        | ServiceError::Guest(_)
+        | ServiceError::RateLimited(_)
+        | ServiceError::Refused { .. } => {
+            if let Some(error) = error.internal() {
                 tracing::error!(sandbox = %id, error, "it did not start");
             }
-            ("failed", failure(""), error.told("").message)
+            ("failed", failure(""), error.to_body("").message)
         }
     };
     let body = json!({

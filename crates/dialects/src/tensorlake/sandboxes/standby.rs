@@ -13,7 +13,8 @@ use tokio::task::JoinHandle;
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
 use torpor_daemon::app::App;
-use torpor_daemon::calls::{self, RequestId};
+use torpor_daemon::api::extract::RequestId;
+use torpor_service::calls;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, State as SandboxState, Status};
 
@@ -80,12 +81,12 @@ async fn fall_asleep(app: Arc<App>, sandbox: Sandbox, before: Status) -> Result<
 }
 
 async fn wake(app: Arc<App>, sandbox: Sandbox) -> Result<()> {
-    calls::wake(&app, &sandbox).await.inspect_err(|error| note(&sandbox, error))
+    Ok(calls::wake(&app, &sandbox).await.inspect_err(|error| note(&sandbox, error))?)
 }
 
 /// Perhaps nobody waits who could be told.
-fn note(sandbox: &Sandbox, error: &ApiError) {
-    let error = error.blame().unwrap_or_else(|| error.to_string());
+fn note(sandbox: &Sandbox, error: &torpor_service::Error) {
+    let error = error.internal().unwrap_or_else(|| error.to_string());
     tracing::warn!(sandbox = %sandbox.id(), error, "could not suspend or resume");
 }
 
@@ -108,7 +109,7 @@ async fn outcome(
         Ok(Some(Ok(Err(error)))) => error,
         Ok(Some(Err(_))) => Error::from(Refusal::Stopping).into(),
     };
-    let told = refused.told(id);
+    let told = refused.0.to_body(id);
     let gone = matches!(
         told.code,
         ErrorCode::SandboxTerminated | ErrorCode::SandboxNotFound | ErrorCode::ShuttingDown
