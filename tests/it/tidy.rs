@@ -42,14 +42,15 @@ fn crates_depend_only_on_what_the_architecture_allows() {
         ("proxy", vec!["lifecycle", "protocol"]),
         ("egress", vec!["lifecycle", "protocol"]),
         ("service", vec!["egress", "lifecycle", "protocol", "proxy", "store"]),
+        ("edge", vec!["lifecycle", "protocol", "proxy", "service", "store"]),
         (
             "daemon",
             vec![
-                "egress", "engines", "kernel", "lifecycle", "protocol", "proxy", "qemu", "service",
-                "store",
+                "edge", "egress", "engines", "kernel", "lifecycle", "protocol", "proxy", "qemu",
+                "service", "store",
             ],
         ),
-        ("dialects", vec!["daemon", "lifecycle", "protocol", "service", "store"]),
+        ("dialects", vec!["daemon", "edge", "lifecycle", "protocol", "service", "store"]),
         ("cli", vec!["daemon", "dialects", "engines", "kernel", "lifecycle", "protocol", "service", "store"]),
     ];
     for (name, allowed) in allowed {

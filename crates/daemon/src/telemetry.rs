@@ -8,10 +8,11 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
-use http::{HeaderMap, HeaderValue};
+use http::HeaderValue;
 use tokio::time::Instant;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::REQUEST_ID_HEADER;
+use torpor_edge::request_id;
 use torpor_service::Error;
 use tracing::Instrument;
 use tracing_subscriber::EnvFilter;
@@ -19,11 +20,8 @@ use tracing_subscriber::filter::ParseError;
 
 use crate::api::error::ApiError;
 use crate::api::extract::RequestId;
-use crate::app::App;
+use torpor_service::Service;
 use crate::config::{Log, LogFormat};
-
-/// Longest request id that is taken over from a client.
-const REQUEST_ID_MAX: usize = 128;
 
 /// Starts writing the log to standard error. Once per process; again does nothing.
 pub fn start(log: &Log) -> Result<(), ParseError> {
@@ -42,7 +40,7 @@ pub fn start(log: &Log) -> Result<(), ParseError> {
 pub struct Wording(pub fn(&Error, &str) -> Response);
 
 /// Around every request.
-pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+pub async fn observe(State(app): State<Arc<Service>>, mut request: Request, next: Next) -> Response {
     let id = request_id(request.headers());
     request.extensions_mut().insert(RequestId(Arc::clone(&id)));
     let route = request.extensions().get::<MatchedPath>().cloned();
@@ -96,43 +94,4 @@ fn with_body(response: Response, error: &Error, id: &str) -> Response {
         answer.headers_mut().entry(name).or_insert_with(|| value.clone());
     }
     answer
-}
-
-/// The client's own id if it can stand in a log, else a fresh one.
-pub(crate) fn request_id(headers: &HeaderMap) -> Arc<str> {
-    let sane = |id: &&str| {
-        (1..=REQUEST_ID_MAX).contains(&id.len())
-            && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
-    };
-    let given = headers.get(REQUEST_ID_HEADER).and_then(|value| value.to_str().ok());
-    given.filter(sane).map_or_else(fresh_id, Arc::from)
-}
-
-fn fresh_id() -> Arc<str> {
-    let mut bytes = [0u8; 8];
-    getrandom::fill(&mut bytes).expect("the system has entropy");
-    format!("{:016x}", u64::from_le_bytes(bytes)).into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn id_for(given: &str) -> Arc<str> {
-        let mut headers = HeaderMap::new();
-        headers.insert(REQUEST_ID_HEADER, given.parse().unwrap());
-        request_id(&headers)
-    }
-
-    #[test]
-    fn a_sane_id_is_kept() {
-        assert_eq!(&*id_for("abc-1.2_X"), "abc-1.2_X");
-    }
-
-    #[test]
-    fn an_id_that_would_spoil_the_log_is_replaced() {
-        for bad in ["", "a b", "a\tb", "{}", &"x".repeat(129)] {
-            assert_ne!(&*id_for(bad), bad);
-        }
-    }
 }

@@ -9,11 +9,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, RecordType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Instant, timeout, timeout_at};
+use torpor_service::domains;
 
 /// How long one server may take; resolvers ask others themselves.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(4);
@@ -38,7 +40,7 @@ const PORT: u16 = 53;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum DnsError {
+enum DnsError {
     #[error("{0} can't be asked for")]
     BadName(String),
     #[error("this host has no name server in {}", .0.display())]
@@ -59,19 +61,19 @@ pub(super) enum DnsError {
 
 /// Whom to ask.
 #[derive(Debug, Clone)]
-pub(super) enum Resolver {
+pub enum Resolver {
     Server(SocketAddr),
     /// Read each time: networks come and go.
     Host(PathBuf),
 }
 
 impl Resolver {
-    pub(super) fn new(server: Option<SocketAddr>) -> Self {
+    pub fn new(server: Option<SocketAddr>) -> Self {
         server.map_or_else(|| Self::Host(CONFIGURATION.into()), Self::Server)
     }
 
     /// The TXT records of a name; none if it has none. The parts of each are put together.
-    pub(super) async fn texts(&self, name: &str) -> Result<Vec<String>, DnsError> {
+    async fn ask(&self, name: &str) -> Result<Vec<String>, DnsError> {
         let question = question(name)?;
         let servers = match self {
             Self::Server(server) => vec![*server],
@@ -93,6 +95,13 @@ impl Resolver {
             }
         }
         Err(last.unwrap_or_else(|| DnsError::BadName(name.to_owned())))
+    }
+}
+
+#[async_trait]
+impl domains::Resolver for Resolver {
+    async fn texts(&self, name: &str) -> Result<Vec<String>, String> {
+        self.ask(name).await.map_err(|error| torpor_lifecycle::chain(&error))
     }
 }
 

@@ -1,55 +1,62 @@
-//! Who is asking.
+//! API keys: which are valid, who needs one, and how often each may ask.
 //!
 //! - A key is needed as soon as there is one, and always on an address that is not loopback. It stays
 //!   needed when there is none any more, until the configuration says `require_key = false`.
-//! - Without keys everybody on this host may ask, but no web page: see [`pages`].
-//! - No key goes into a sandbox: see [`finder`].
-//! - Who may ask may not ask as often as it likes: see [`torpor_service::throttle`]. Metrics may always be asked for.
+//! - No key goes into a sandbox: see [`Keyring::is_in`].
+//! - Who may ask may not ask as often as it likes: see [`crate::throttle`].
 
 mod finder;
-mod pages;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::extract::{Request, State};
-use axum::middleware::Next;
-use axum::response::Response;
-use http::header::AUTHORIZATION;
-use http::{HeaderMap, Uri};
 use parking_lot::Mutex;
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ErrorCode;
 use torpor_store::{KeyRow, Ledger};
 
-use torpor_service::error::{Error, Result};
-use super::error::ApiError;
-use crate::app::App;
-use crate::config::Config;
-use torpor_service::throttle::Throttle;
+use crate::error::{Error, Result};
+use crate::throttle::Throttle;
 use finder::Finder;
 
 /// How long a key that was seen is believed without asking the ledger, which also notes its use.
 const BELIEVED: Duration = Duration::from_secs(60);
 /// Keys remembered at the same time; one more forgets all.
 const REMEMBERED: usize = 1024;
-/// Another way to send a key, for clients that can't set `Authorization`.
-const KEY_HEADER: &str = "x-api-key";
-/// Whoever watches a busy daemon must not be turned away.
-const METRICS: &str = "/metrics";
 
-type Hash = [u8; 32];
+/// SHA-256 of a key.
+type Digest = [u8; 32];
+
+/// Who asks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Caller {
+    Key(Digest),
+    /// No key is needed: all who ask are on this host, and are one.
+    Anybody,
+}
+
+/// What the operator says about keys.
+#[derive(Clone, Copy, Default)]
+pub struct KeySettings<'a> {
+    /// A key of the configuration.
+    pub fixed: Option<&'a str>,
+    /// Whether a key is needed; absent: from the first key on.
+    pub required: Option<bool>,
+    /// Whether strangers can reach the daemon.
+    pub exposed: bool,
+    /// Of each key; 0: any number.
+    pub requests_per_sec: u32,
+}
 
 /// All valid keys. The only writer of keys in the ledger while the daemon runs.
 pub struct Keyring {
     ledger: Ledger,
     /// From the configuration.
-    fixed: Option<Hash>,
+    fixed: Option<Digest>,
     finder: Finder,
     /// Whether a key is needed even if there is none.
     closed: AtomicBool,
@@ -57,31 +64,28 @@ pub struct Keyring {
     closing: bool,
     count: AtomicUsize,
     seen: Mutex<Seen>,
-    /// All who need no key are one: they are on this host.
-    throttle: Throttle<Option<Hash>>,
+    throttle: Throttle<Caller>,
 }
 
 /// Keys that the ledger knew a moment ago.
 #[derive(Default)]
 struct Seen {
-    at: HashMap<Hash, Instant>,
+    at: HashMap<Digest, Instant>,
     /// Grows with each key that is revoked: what was looked up before is not believed after.
     revocations: u64,
 }
 
 impl Keyring {
-    /// `exposed`: whether the listener can be reached from elsewhere.
     pub async fn open(
         ledger: Ledger,
-        config: &Config,
-        exposed: bool,
+        settings: KeySettings<'_>,
     ) -> std::result::Result<Self, StoreError> {
         let count = ledger.keys().await?.len();
-        let secret = config.api_key.as_ref().map(|key| key.0.as_str());
+        let secret = settings.fixed;
         if secret.is_some() {
             ledger.require_keys().await?;
         }
-        let required = match config.require_key {
+        let required = match settings.required {
             Some(required) => required,
             None => ledger.requires_keys().await?,
         };
@@ -94,11 +98,11 @@ impl Keyring {
             ledger,
             fixed: secret.map(hash),
             finder: Finder::new(secret),
-            closed: AtomicBool::new(exposed || required),
-            closing: config.require_key != Some(false),
+            closed: AtomicBool::new(settings.exposed || required),
+            closing: settings.required != Some(false),
             count: AtomicUsize::new(count),
             seen: Mutex::default(),
-            throttle: Throttle::new(config.limits.requests_per_sec),
+            throttle: Throttle::new(settings.requests_per_sec),
         })
     }
 
@@ -132,7 +136,8 @@ impl Keyring {
         Ok(())
     }
 
-    async fn knows(&self, secret: &str) -> Result<bool> {
+    /// Whether it is a key that is valid.
+    pub async fn knows(&self, secret: &str) -> Result<bool> {
         let hash = hash(secret);
         if self.fixed.is_some_and(|fixed| fixed.ct_eq(&hash).into()) {
             return Ok(true);
@@ -158,58 +163,12 @@ impl Keyring {
         Ok(true)
     }
 
-    /// Whether this request may ask.
-    pub async fn admit(&self, uri: &Uri, headers: &HeaderMap) -> Result<()> {
-        let who = if self.required() {
-            Some(self.admit_key(headers).await?)
-        } else {
-            pages::refuse_foreign(uri, headers)?;
-            None
-        };
-        if uri.path() == METRICS { Ok(()) } else { self.count_request(who) }
-    }
-
-    fn count_request(&self, who: Option<Hash>) -> Result<()> {
-        self.throttle.take(who).map_err(Error::RateLimited)
-    }
-
-    /// The same for requests whose `Host` is the name of a sandbox below `.local`, which somebody in the
-    /// same network may point at us.
-    pub async fn admit_local(&self, headers: &HeaderMap) -> Result<()> {
-        let who = if self.required() {
-            Some(self.admit_key(headers).await?)
-        } else {
-            pages::refuse_browsers(headers)?;
-            None
-        };
-        self.count_request(who)
-    }
-
-    /// The same for a port that is not for everybody; where no key is needed, everybody may come but
-    /// pages of other sites.
-    pub async fn admit_visitor(&self, headers: &HeaderMap) -> Result<()> {
-        if self.required() {
-            return self.admit_key(headers).await.map(drop);
+    /// Who shows this key, or none. Where no key is needed, none is looked at.
+    pub async fn identify(&self, secret: Option<&str>) -> Result<Caller> {
+        if !self.required() {
+            return Ok(Caller::Anybody);
         }
-        pages::refuse_cross_site(headers)
-    }
-
-    /// Whether there is a key in it that is valid.
-    pub async fn opens(&self, headers: &HeaderMap) -> Result<bool> {
-        match secret(headers) {
-            Some(secret) => self.knows(secret).await,
-            None => Ok(false),
-        }
-    }
-
-    /// Takes our keys out of a request that goes into a sandbox. One in the URL is refused.
-    pub fn hide(&self, uri: &Uri, headers: &mut HeaderMap) -> Result<()> {
-        self.finder.hide(uri, headers)
-    }
-
-    /// Which key it is.
-    async fn admit_key(&self, headers: &HeaderMap) -> Result<Hash> {
-        let Some(secret) = secret(headers) else {
+        let Some(secret) = secret else {
             return Err(Error::with_hint(
                 ErrorCode::Unauthenticated,
                 "an API key is needed",
@@ -217,53 +176,26 @@ impl Keyring {
             ));
         };
         if self.knows(secret).await? {
-            return Ok(hash(secret));
+            return Ok(Caller::Key(hash(secret)));
         }
         Err(Error::new(ErrorCode::Unauthenticated, "this API key is not valid"))
     }
+
+    /// Counts a request of somebody who asks; refuses it if there were too many.
+    pub fn count(&self, who: Caller) -> Result<()> {
+        self.throttle.take(who).map_err(Error::RateLimited)
+    }
+
+    /// Whether a text has a key of ours in it, which must not go into a sandbox.
+    pub fn is_in(&self, text: &[u8]) -> bool {
+        self.finder.is_in(text)
+    }
 }
 
-/// Lets nobody through who may not ask.
-pub async fn authenticate(
-    State(app): State<Arc<App>>,
-    request: Request,
-    next: Next,
-) -> std::result::Result<Response, ApiError> {
-    app.keys.admit(request.uri(), request.headers()).await?;
-    Ok(next.run(request).await)
-}
-
-fn hash(secret: &str) -> Hash {
+fn hash(secret: &str) -> Digest {
     hash_bytes(secret.as_bytes())
 }
 
-fn hash_bytes(secret: &[u8]) -> Hash {
+fn hash_bytes(secret: &[u8]) -> Digest {
     Sha256::digest(secret).into()
-}
-
-fn secret(headers: &HeaderMap) -> Option<&str> {
-    let other = || headers.get(KEY_HEADER).and_then(|value| value.to_str().ok());
-    bearer(headers).or_else(other)
-}
-
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let text = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let (scheme, secret) = text?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_key_is_found_in_either_header() {
-        let headers = |name: &'static str, value: &str| {
-            HeaderMap::from_iter([(http::HeaderName::from_static(name), value.parse().unwrap())])
-        };
-        assert_eq!(secret(&headers("authorization", "Bearer tpk_1")), Some("tpk_1"));
-        assert_eq!(secret(&headers("authorization", "bearer  tpk_1 ")), Some("tpk_1"));
-        assert_eq!(secret(&headers("x-api-key", "tpk_1")), Some("tpk_1"));
-        assert_eq!(secret(&headers("authorization", "Basic dXNlcg==")), None);
-    }
 }

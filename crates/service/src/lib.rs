@@ -15,18 +15,23 @@ pub mod admission;
 pub mod audit;
 pub mod builds;
 pub mod calls;
+pub mod domains;
 pub mod error;
 pub mod headers;
 #[cfg(any(test, fuzzing))]
 #[path = "../../../fuzz/input.rs"]
 mod input;
+pub mod keys;
 pub mod metrics;
 pub mod pinned;
 pub mod pressure;
+pub mod previews;
 pub mod room;
 pub mod tally;
 pub mod throttle;
 pub mod upload;
+
+use std::sync::Arc;
 
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -39,9 +44,12 @@ use torpor_store::{AuditLog, Images, Ledger, Saves, Vault};
 
 use admission::{Host, Terms};
 use builds::jobs::Jobs;
+use domains::Domains;
 pub use error::{Error, Result};
+use keys::Keyring;
 use metrics::Metrics;
 use pressure::Gauge;
+use previews::Previews;
 
 /// What the operator says about sandboxes.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,6 +82,10 @@ pub struct Service {
     pub audit: AuditLog,
     /// Images in the making that nobody need wait for.
     pub builds: Jobs,
+    pub keys: Keyring,
+    pub previews: Previews,
+    /// Host names of their owners that lead to previews.
+    pub domains: Arc<Domains>,
     pub metrics: Metrics,
     pub host: Host,
     pub gauge: Gauge,

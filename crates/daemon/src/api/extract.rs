@@ -22,7 +22,7 @@ use torpor_protocol::{ErrorCode, SandboxRef, SnapshotRef};
 use torpor_service::upload::Pieces;
 
 use super::error::ApiError;
-use crate::app::App;
+use torpor_service::Service;
 
 /// Largest JSON body: a command with its standard input fits, and fits into the window of a stream.
 pub const JSON_MAX: usize = 1024 * 1024;
@@ -145,9 +145,9 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T>
 /// The sandbox that the path names, whatever its state.
 pub struct Named(pub Sandbox);
 
-impl FromRequestParts<Arc<App>> for Named {
+impl FromRequestParts<Arc<Service>> for Named {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, ApiError> {
         let reference: SandboxRef = segment(parts, app, "sandbox").await?;
         let sandbox = app.fleet.find(&reference)?;
         tracing::Span::current().record("sandbox", sandbox.id().as_str());
@@ -158,15 +158,15 @@ impl FromRequestParts<Arc<App>> for Named {
 /// How the path names a snapshot.
 pub struct SnapshotPath(pub SnapshotRef);
 
-impl FromRequestParts<Arc<App>> for SnapshotPath {
+impl FromRequestParts<Arc<Service>> for SnapshotPath {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, ApiError> {
         segment(parts, app, "snapshot").await.map(Self)
     }
 }
 
 /// A segment of the path, understood.
-async fn segment<T>(parts: &mut Parts, app: &Arc<App>, name: &str) -> Result<T, ApiError>
+async fn segment<T>(parts: &mut Parts, app: &Arc<Service>, name: &str) -> Result<T, ApiError>
 where
     T: FromStr<Err: std::fmt::Display>,
 {
@@ -182,9 +182,9 @@ pub struct Awake {
     pub lease: Lease,
 }
 
-impl FromRequestParts<Arc<App>> for Awake {
+impl FromRequestParts<Arc<Service>> for Awake {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, ApiError> {
         let Named(sandbox) = Named::from_request_parts(parts, app).await?;
         let lease = torpor_service::room::awake(app, &sandbox).await?;
         Ok(Self { sandbox, lease })

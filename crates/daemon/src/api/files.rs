@@ -19,7 +19,7 @@ use super::error::{ApiError, Result};
 use super::extract::{Awake, Json, Query};
 use super::output::ndjson;
 use super::{Answer, no_content};
-use crate::app::App;
+use torpor_service::Service;
 
 /// Longest path that Linux takes.
 const PATH_MAX: usize = 4096;
@@ -30,7 +30,7 @@ pub const LIST_DEADLINE: Duration = Duration::from_secs(120);
 /// How long the agent may take to begin watching.
 const WATCH_DEADLINE: Duration = Duration::from_secs(30);
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(remove))
         .routes(routes!(list))
@@ -238,7 +238,7 @@ fn checked(path: String) -> Result<String> {
     ))
 )]
 async fn watch(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(TreeQuery { path, recursive }): Query<TreeQuery>,
     awake: Awake,
 ) -> Result<Response> {

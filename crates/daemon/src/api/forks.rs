@@ -11,10 +11,10 @@ use utoipa_axum::routes;
 use super::Answer;
 use super::error::Result;
 use super::extract::{Json, Named, RequestId, SnapshotPath};
-use crate::app::App;
+use torpor_service::Service;
 use torpor_service::calls;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(fork_snapshot)).routes(routes!(fork_sandbox))
 }
 
@@ -29,7 +29,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     ))
 )]
 async fn fork_snapshot(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(snapshot): SnapshotPath,
     id: RequestId,
     request: Option<Json<Fork>>,
@@ -49,7 +49,7 @@ async fn fork_snapshot(
     ))
 )]
 async fn fork_sandbox(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     id: RequestId,
     request: Option<Json<Fork>>,

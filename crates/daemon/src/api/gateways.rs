@@ -8,9 +8,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::extract::Json;
-use crate::app::App;
+use torpor_service::Service;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list))
 }
 
@@ -19,6 +19,6 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     get, path = "/v1/gateways",
     responses((status = 200, description = "Sorted by name.", body = GatewayList))
 )]
-async fn list(State(app): State<Arc<App>>) -> Json<GatewayList> {
+async fn list(State(app): State<Arc<Service>>) -> Json<GatewayList> {
     Json(GatewayList { gateways: app.egress.gateways() })
 }

@@ -25,7 +25,7 @@ use super::error::{ApiError, Result};
 use super::extract::{Json, Path, Query, RequestId, pieces};
 use super::output::ndjson;
 use super::{Answer, no_content};
-use crate::app::App;
+use torpor_service::Service;
 use torpor_service::builds::{self, CONTEXT_FILE, CONTEXT_MAX, Events, Order, pipe};
 use torpor_service::upload::Upload;
 
@@ -34,7 +34,7 @@ const ARCHIVE_MAX: u64 = 20 * 1024 * 1024 * 1024;
 /// Events that may wait for a slow client; then output waits, and progress is not told.
 const EVENTS: usize = 64;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(list))
         .routes(routes!(get, delete))
@@ -56,7 +56,7 @@ fn shown(image: torpor_store::Image) -> Image {
     get, path = "/v1/images",
     responses((status = 200, description = "All images, oldest first.", body = ImageList))
 )]
-async fn list(State(app): State<Arc<App>>) -> Answer<ImageList> {
+async fn list(State(app): State<Arc<Service>>) -> Answer<ImageList> {
     let images = app.images.list().await?;
     Ok(Json(ImageList { images: images.into_iter().map(shown).collect() }))
 }
@@ -67,7 +67,7 @@ async fn list(State(app): State<Arc<App>>) -> Answer<ImageList> {
     params(("image" = String, Path, description = "Name or id; `/` in a name is sent as %2F")),
     responses((status = 200, description = "The image.", body = Image))
 )]
-async fn get(State(app): State<Arc<App>>, Path(image): Path<String>) -> Answer<Image> {
+async fn get(State(app): State<Arc<Service>>, Path(image): Path<String>) -> Answer<Image> {
     Ok(Json(shown(app.images.inspect(&image).await?)))
 }
 
@@ -77,7 +77,7 @@ async fn get(State(app): State<Arc<App>>, Path(image): Path<String>) -> Answer<I
     params(("image" = String, Path, description = "Name or id; `/` in a name is sent as %2F")),
     responses((status = 204, description = "It is gone."))
 )]
-async fn delete(State(app): State<Arc<App>>, Path(image): Path<String>) -> Result<Response> {
+async fn delete(State(app): State<Arc<Service>>, Path(image): Path<String>) -> Result<Response> {
     app.images.remove(&image).await?;
     Ok(no_content())
 }
@@ -104,7 +104,7 @@ struct ImportQuery {
     ))
 )]
 async fn import(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(query): Query<ImportQuery>,
     request_id: RequestId,
     body: Body,
@@ -145,7 +145,7 @@ struct BuildQuery {
     ))
 )]
 async fn build(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(query): Query<Vec<(String, String)>>,
     request_id: RequestId,
     body: Body,
@@ -185,7 +185,7 @@ fn order(query: Vec<(String, String)>, stop: CancellationToken) -> Result<Order>
         description = "What happens, one event a line; the last is `done` or `error`.",
     ))
 )]
-async fn base(State(app): State<Arc<App>>, request_id: RequestId) -> Response {
+async fn base(State(app): State<Arc<Service>>, request_id: RequestId) -> Response {
     let task = Task::start(request_id, |events| async move {
         Ok(app.images.ensure_base(events.on_progress()).await?)
     });

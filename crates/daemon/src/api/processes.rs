@@ -19,9 +19,9 @@ use super::extract::{Awake, Json, Path, Query};
 use super::output::Output;
 use super::transfer::deliver;
 use super::{Answer, no_content, with_status};
-use crate::app::App;
+use torpor_service::Service;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(start, list))
         .routes(routes!(get, kill))
@@ -155,7 +155,7 @@ struct StdinQuery {
     responses((status = 204, description = "All of it was written."))
 )]
 async fn stdin(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(path): Path<ProcessPath>,
     Query(query): Query<StdinQuery>,
     awake: Awake,
@@ -188,7 +188,7 @@ struct OutputQuery {
     ))
 )]
 async fn output(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(path): Path<ProcessPath>,
     Query(query): Query<OutputQuery>,
     awake: Awake,

@@ -22,10 +22,10 @@ use utoipa_axum::routes;
 use super::error::Result;
 use super::extract::{Json, Named, Query, SnapshotPath};
 use super::{Answer, no_content, with_status};
-use crate::app::App;
+use torpor_service::Service;
 use torpor_service::calls;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(take_snapshot))
         .routes(routes!(list))
@@ -46,7 +46,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     )
 )]
 async fn take_snapshot(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     request: Option<Json<TakeSnapshot>>,
 ) -> Result<Response> {
@@ -69,7 +69,7 @@ struct ListQuery {
 }
 
 impl ListQuery {
-    fn admits(&self, app: &App, snapshot: &Snapshot) -> bool {
+    fn admits(&self, app: &Service, snapshot: &Snapshot) -> bool {
         match &self.sandbox {
             None => true,
             Some(SandboxRef::Id(id)) => snapshot.sandbox == *id,
@@ -86,7 +86,7 @@ impl ListQuery {
     get, path = "/v1/snapshots", params(ListQuery),
     responses((status = 200, description = "Oldest first.", body = SnapshotList))
 )]
-async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Answer<SnapshotList> {
+async fn list(State(app): State<Arc<Service>>, Query(query): Query<ListQuery>) -> Answer<SnapshotList> {
     let all = app.fleet.snapshots().await?.into_iter().map(|record| record.snapshot);
     let snapshots = all.filter(|snapshot| query.admits(&app, snapshot)).collect();
     Ok(Json(SnapshotList { snapshots }))
@@ -99,7 +99,7 @@ async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> An
     responses((status = 200, description = "The snapshot.", body = SnapshotDetails))
 )]
 async fn get(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
 ) -> Answer<SnapshotDetails> {
     let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(&of).await?;
@@ -144,7 +144,7 @@ fn ancestors(of: &Snapshot, all: &[SnapshotRecord]) -> Vec<SnapshotId> {
     params(("snapshot" = String, Path, description = "Id or name")),
     responses((status = 200, description = "Every byte is what it was.", body = Verified))
 )]
-async fn verify(State(app): State<Arc<App>>, SnapshotPath(of): SnapshotPath) -> Answer<Verified> {
+async fn verify(State(app): State<Arc<Service>>, SnapshotPath(of): SnapshotPath) -> Answer<Verified> {
     let (_, save) = complete(&app, &of).await?;
     Ok(Json(app.saves.verify(&save).await?))
 }
@@ -155,13 +155,13 @@ async fn verify(State(app): State<Arc<App>>, SnapshotPath(of): SnapshotPath) -> 
     params(("snapshot" = String, Path, description = "Id or name")),
     responses((status = 204, description = "It is gone; its bytes are, too, unless something needs them."))
 )]
-async fn delete(State(app): State<Arc<App>>, SnapshotPath(of): SnapshotPath) -> Result<Response> {
+async fn delete(State(app): State<Arc<Service>>, SnapshotPath(of): SnapshotPath) -> Result<Response> {
     app.fleet.erase_snapshot(&of).await?;
     Ok(no_content())
 }
 
 /// A snapshot that is complete, and its save.
-async fn complete(app: &App, of: &SnapshotRef) -> Result<(Snapshot, SaveId)> {
+async fn complete(app: &Service, of: &SnapshotRef) -> Result<(Snapshot, SaveId)> {
     let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(of).await?;
     match (snapshot.state, save) {
         (SnapshotState::Completed, Some(save)) => Ok((snapshot, save)),

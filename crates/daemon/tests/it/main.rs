@@ -6,7 +6,7 @@
 mod client;
 mod daemon;
 mod domains;
-mod doors;
+mod listeners;
 mod egress;
 mod events;
 mod exec;

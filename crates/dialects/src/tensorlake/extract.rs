@@ -14,7 +14,7 @@ use http::request::Parts;
 use http::uri::Authority;
 use serde::de::DeserializeOwned;
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::app::App;
+use torpor_service::Service;
 use torpor_daemon::api::extract::{is_json, not_json, whole_body};
 use torpor_protocol::ErrorCode;
 
@@ -77,9 +77,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Place {
 #[derive(Debug, Clone)]
 pub(super) struct Address(pub(super) Option<String>);
 
-impl FromRequestParts<Arc<App>> for Address {
+impl FromRequestParts<Arc<Service>> for Address {
     type Rejection = std::convert::Infallible;
-    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Self::Rejection> {
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Service>) -> Result<Self, Self::Rejection> {
         let host = parts.headers.get(HOST).and_then(|value| value.to_str().ok());
         let host = parts.uri.authority().map(Authority::as_str).or(host);
         let host = host.and_then(|text| text.parse::<Authority>().ok());

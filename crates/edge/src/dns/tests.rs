@@ -82,7 +82,7 @@ impl Server {
     }
 
     async fn texts(&self) -> Result<Vec<String>, DnsError> {
-        Resolver::Server(self.address).texts(NAME).await
+        Resolver::Server(self.address).ask(NAME).await
     }
 }
 
@@ -95,7 +95,7 @@ async fn all_texts_of_the_name_are_found_and_their_parts_put_together() {
     let records =
         vec![text(NAME, &["torpor-", "verify=x"]), text("_TORPOR.App.example.org", &["y"])];
     let server = Server::says(records).await;
-    assert_eq!(server.texts().await.unwrap(), ["torpor-verify=x", "y"]);
+    assert_eq!(server.ask().await.unwrap(), ["torpor-verify=x", "y"]);
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn texts_of_other_names_count_for_nothing() {
         text("target.example.org", &["torpor-verify=x"]),
     ];
     let server = Server::says(records).await;
-    assert_eq!(server.texts().await.unwrap(), Vec::<String>::new());
+    assert_eq!(server.ask().await.unwrap(), Vec::<String>::new());
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn aliases_are_followed_and_circles_end() {
         alias("end.example.net", NAME),
     ];
     let server = Server::says(records).await;
-    assert_eq!(server.texts().await.unwrap(), ["found"]);
+    assert_eq!(server.ask().await.unwrap(), ["found"]);
 }
 
 #[tokio::test]
@@ -137,7 +137,7 @@ async fn an_answer_to_another_question_is_ignored_and_the_right_one_awaited() {
         all
     };
     let server = Server::start(datagrams, |_| Vec::new()).await;
-    assert_eq!(server.texts().await.unwrap(), ["truth"]);
+    assert_eq!(server.ask().await.unwrap(), ["truth"]);
 }
 
 #[tokio::test]
@@ -152,7 +152,7 @@ async fn a_long_answer_is_asked_for_again_over_a_stream() {
         framed(&answer(question, many.collect()).to_vec().unwrap())
     };
     let server = Server::start(cut, whole).await;
-    let texts = server.texts().await.unwrap();
+    let texts = server.ask().await.unwrap();
     assert_eq!(texts.len(), TEXTS_MAX);
     assert!(texts[0].starts_with("0-"), "{}", texts[0]);
 }
@@ -170,13 +170,13 @@ async fn a_stream_that_lies_about_the_question_is_an_error() {
         framed(&lie.to_vec().unwrap())
     };
     let server = Server::start(cut, lie).await;
-    assert!(matches!(server.texts().await, Err(DnsError::Garbled(_))));
+    assert!(matches!(server.ask().await, Err(DnsError::Garbled(_))));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_says_nothing_is_named_in_the_end() {
     let server = Server::start(|_| Vec::new(), |_| Vec::new()).await;
-    let error = server.texts().await.unwrap_err().to_string();
+    let error = server.ask().await.unwrap_err().to_string();
     assert!(error.contains(&server.address.to_string()) && error.contains(NAME), "{error}");
 }
 
@@ -189,7 +189,7 @@ async fn a_name_that_is_not_there_has_no_texts_and_a_refusal_is_an_error() {
             vec![answer.to_vec().unwrap()]
         };
         let server = Server::start(datagram, |_| Vec::new()).await;
-        assert_eq!(server.texts().await.is_ok(), fine, "{code}");
+        assert_eq!(server.ask().await.is_ok(), fine, "{code}");
     }
 }
 
@@ -203,6 +203,6 @@ async fn the_servers_of_the_host_are_read_within_bounds() {
     let found: Vec<_> = servers(&path).await.iter().map(ToString::to_string).collect();
     assert_eq!(found, ["127.0.0.9:53", "[::1]:53", "1.1.1.1:53"]);
     let nowhere = dir.path().join("nowhere");
-    let error = Resolver::Host(nowhere).texts(NAME).await.unwrap_err();
+    let error = Resolver::Host(nowhere).ask(NAME).await.unwrap_err();
     assert!(matches!(error, DnsError::NoServer(_)), "{error}");
 }

@@ -85,7 +85,7 @@ fn cookie_of_ours(pair: &[u8]) -> Option<&[u8]> {
 }
 
 /// Removes cookies of our name from an answer: an application has no say in them.
-pub(crate) fn drop_cookies(headers: &mut HeaderMap) {
+pub fn drop_cookies(headers: &mut HeaderMap) {
     let own = |value: &HeaderValue| {
         let pair = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
         // A browser sends a cookie without a name as its value alone: `=a=b` comes back as `a=b`.

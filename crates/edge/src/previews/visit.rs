@@ -15,25 +15,23 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::api::REQUEST_ID_HEADER;
 use torpor_protocol::{ErrorCode, SandboxRef, State};
-use torpor_proxy::{Manner, NotListening, Proxy, Target, Until};
+use torpor_proxy::{Manner, NotListening, Target, Until};
+use torpor_service::previews::{Entry, Token};
+use torpor_service::{Error, Service, room};
 
 use super::access::{self, Shown};
-use super::entry::Entry;
 use super::page::{Kind, Told, is_browser};
-use super::{listening, waking};
-use crate::api::error::status_of;
-use torpor_service::Error;
-use crate::app::App;
+use super::{PreviewServer, listening, rules};
+use crate::{auth, request_id};
 
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
 
 /// Who comes, and how.
-pub(crate) struct Visitor<'a> {
-    pub(crate) app: &'a Arc<App>,
-    pub(crate) proxy: &'a Proxy,
-    pub(crate) peer: SocketAddr,
+pub(super) struct Visitor<'a> {
+    pub(super) server: &'a PreviewServer,
+    pub(super) peer: SocketAddr,
     /// The connection is encrypted.
-    pub(crate) secure: bool,
+    pub(super) secure: bool,
 }
 
 /// A visitor may come in.
@@ -57,18 +55,18 @@ type Instead<T> = Result<T, Box<Told>>;
 
 impl Visitor<'_> {
     /// Answers in any case.
-    pub(crate) async fn visit(
+    pub(super) async fn visit(
         &self,
         entry: &Entry,
         mut request: Request<Incoming>,
     ) -> Response<Body> {
         let browser = is_browser(&request);
         let origin = request.headers().get(header::ORIGIN).cloned();
-        let id = crate::telemetry::request_id(request.headers());
+        let id = request_id(request.headers());
         let id = HeaderValue::try_from(&*id).expect("a request id is plain ASCII");
         request.headers_mut().insert(REQUEST_ID_HEADER, id.clone());
-        let answer = match entry.rules.preflight(&request) {
-            _ if self.has_ended(entry) => Err(ended()),
+        let answer = match rules::preflight(&entry.rules, &request) {
+            _ if self.has_ended(entry) => Err(self.server.ended()),
             Some(answer) => Ok(answer),
             None => self.enter(entry, request, browser).await,
         };
@@ -77,12 +75,12 @@ impl Visitor<'_> {
             told.answer(browser)
         });
         response.headers_mut().insert(REQUEST_ID_HEADER, id);
-        entry.rules.finish(response.headers_mut(), origin.as_ref());
+        rules::finish(&entry.rules, response.headers_mut(), origin.as_ref());
         response
     }
 
     fn has_ended(&self, entry: &Entry) -> bool {
-        entry.preview.is_expired(self.app.fleet.clock().now_ms())
+        entry.preview.is_expired(self.server.service.fleet.clock().now_ms())
     }
 
     async fn enter(
@@ -96,19 +94,19 @@ impl Visitor<'_> {
             return Ok(redirect(request.uri(), cookie));
         }
         let id = SandboxRef::Id(entry.preview.sandbox.clone());
-        let sandbox = self.app.fleet.find(&id).map_err(|_| ended())?;
+        let sandbox = self.server.service.fleet.find(&id).map_err(|_| self.server.ended())?;
         let _held = self.awake(&sandbox, browser).await?;
         if self.secure {
             say_secure(request.headers_mut());
         }
-        entry.rules.dress(request.headers_mut());
+        rules::dress(&entry.rules, request.headers_mut());
         request.extensions_mut().insert(Until(until.clone()));
         let target = Target { port: entry.preview.port, sandbox: id };
         let manner = Manner { keep_open: entry.preview.keep_open };
-        let asked = self.proxy.handle_as(target, request, Some(self.peer), manner);
+        let asked = self.server.proxy.handle_as(target, request, Some(self.peer), manner);
         let mut response = tokio::select! {
             response = asked => response,
-            () = until.cancelled() => return Err(locked(true)),
+            () = until.cancelled() => return Err(self.server.locked(true)),
         };
         if response.extensions().get::<NotListening>().is_some() {
             return Err(self.nobody_listens(&sandbox, entry.preview.port.get()).await);
@@ -132,12 +130,13 @@ impl Visitor<'_> {
         } else if let Some(pass) = self.open(entry, &shown, foreign, headers) {
             Some(pass)
         } else {
-            let opened = self.app.keys.opens(headers).await;
-            opened.map_err(|error| told(&error))?.then_some(free)
+            let opened = auth::opens(&self.server.service.keys, headers).await;
+            opened.map_err(|error| self.server.told(&error))?.then_some(free)
         };
-        self.app.keys.hide(&uri, headers).map_err(|error| told(&error))?;
+        let hidden = auth::hide(&self.server.service.keys, &uri, headers);
+        hidden.map_err(|error| self.server.told(&error))?;
         *request.uri_mut() = uri;
-        pass.ok_or_else(|| locked(!shown.is_empty()))
+        pass.ok_or_else(|| self.server.locked(!shown.is_empty()))
     }
 
     fn open(
@@ -147,9 +146,10 @@ impl Visitor<'_> {
         foreign: bool,
         headers: &HeaderMap,
     ) -> Option<Pass> {
-        let now_ms = self.app.fleet.clock().now_ms();
+        let Service { fleet, vault, .. } = &*self.server.service;
+        let now_ms = fleet.clock().now_ms();
         let by_text = |text: &Option<String>| entry.opened_by(text.as_deref()?, now_ms);
-        let pass = |token: &super::entry::Token, cookie| Pass { until: token.cut.clone(), cookie };
+        let pass = |token: &Token, cookie| Pass { until: token.cut.clone(), cookie };
         if let Some(token) = by_text(&shown.header) {
             return Some(pass(token, None));
         }
@@ -157,17 +157,17 @@ impl Visitor<'_> {
             let end_ms = [token.row.expires_at_ms, entry.preview.expires_at_ms];
             let end_ms = end_ms.into_iter().flatten().min();
             let lasts = end_ms.map(|end| Duration::from_millis(end.saturating_sub(now_ms)));
-            let value = entry.cookie(&self.app.vault, token);
+            let value = entry.cookie(vault, token);
             let secure = self.secure || was_secure(headers);
             return Some(pass(token, Some(access::cookie(&value, lasts, secure))));
         }
         // A page of another preview must not act for whoever looks at it.
         let origin = headers.get(header::ORIGIN);
-        if foreign && !origin.is_some_and(|origin| entry.rules.trusts(origin)) {
+        if foreign && !origin.is_some_and(|origin| entry.rules.trusts(origin.as_bytes())) {
             return None;
         }
         let mut cookies = shown.cookies.iter();
-        let by_cookie = |cookie: &String| entry.opened_by_cookie(&self.app.vault, cookie, now_ms);
+        let by_cookie = |cookie: &String| entry.opened_by_cookie(vault, cookie, now_ms);
         cookies.find_map(by_cookie).map(|token| pass(token, None))
     }
 
@@ -184,21 +184,21 @@ impl Visitor<'_> {
             return Ok(Held::Nobody);
         }
         if browser {
-            return match waking::awake(self.app, sandbox).await {
+            return match self.server.waking.awake(&self.server.service, sandbox).await {
                 Some(Ok(lease)) => Ok(Held::Shared(lease)),
-                Some(Err(error)) => Err(told(&error)),
-                None => Err(waiting()),
+                Some(Err(error)) => Err(self.server.told(&error)),
+                None => Err(self.server.waiting()),
             };
         }
         if !asleep {
             return Ok(Held::Nobody);
         }
-        let lease = torpor_service::room::awake(self.app, sandbox).await;
-        lease.map(Held::Own).map_err(|error| told(&error))
+        let lease = room::awake(&self.server.service, sandbox).await;
+        lease.map(Held::Own).map_err(|error| self.server.told(&error))
     }
 
     async fn nobody_listens(&self, sandbox: &Sandbox, port: u16) -> Box<Told> {
-        let ports = match torpor_service::room::awake(self.app, sandbox).await {
+        let ports = match room::awake(&self.server.service, sandbox).await {
             Ok(lease) => listening::ports(&lease).await,
             Err(_) => Vec::new(),
         };
@@ -214,7 +214,7 @@ impl Visitor<'_> {
              (torpor run --detach SANDBOX -- COMMAND)."
         );
         let error = Error::with_hint(ErrorCode::PortNotListening, message, hint);
-        let told = told(&error);
+        let told = self.server.told(&error);
         Box::new(Told { listening: Some(ports), ..*told })
     }
 }
@@ -236,7 +236,7 @@ fn is_foreign(uri: &Uri, headers: &HeaderMap) -> bool {
 
 /// Tells the application that the visitor's own connection is encrypted. What a proxy before us said
 /// stays: it knows better.
-pub(crate) fn say_secure(headers: &mut HeaderMap) {
+pub fn say_secure(headers: &mut HeaderMap) {
     headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("https"));
 }
 
@@ -261,40 +261,42 @@ fn redirect(uri: &Uri, cookie: HeaderValue) -> Response<Body> {
 
 // === What visitors are told ===
 
-/// The answer to a request for a preview that is not there.
-pub(crate) fn nobody<B>(request: &Request<B>) -> Response<Body> {
-    let mut told = ended();
-    told.body.request_id = crate::telemetry::request_id(request.headers()).to_string();
-    told.answer(is_browser(request))
-}
-
-fn told(error: &Error) -> Box<Told> {
-    if let Some(error) = error.internal() {
-        tracing::error!(error, "a preview failed");
+impl PreviewServer {
+    /// The answer to a request for a preview that is not there.
+    pub fn missing<B>(&self, request: &Request<B>) -> Response<Body> {
+        let mut told = self.ended();
+        told.body.request_id = request_id(request.headers()).to_string();
+        told.answer(is_browser(request))
     }
-    Box::new(Told::new(status_of(error.code()), error.to_body("")))
-}
 
-fn ended() -> Box<Told> {
-    told(&Error::new(ErrorCode::NotFound, "there is no such preview, or it has ended"))
-}
+    fn told(&self, error: &Error) -> Box<Told> {
+        if let Some(error) = error.internal() {
+            tracing::error!(error, "a preview failed");
+        }
+        Box::new(Told::new((self.status_of)(error.code()), error.to_body("")))
+    }
 
-fn locked(shown: bool) -> Box<Told> {
-    let message = if shown {
-        "the token is not valid, or not any more"
-    } else {
-        "a token is needed to see it"
-    };
-    let hint = "Who owns it makes one with: torpor preview token create. Programs send it in the header \
-                x-torpor-preview-token.";
-    let told = told(&Error::with_hint(ErrorCode::Unauthenticated, message, hint));
-    Box::new(Told { kind: Kind::Locked, ..*told })
-}
+    fn ended(&self) -> Box<Told> {
+        self.told(&Error::new(ErrorCode::NotFound, "there is no such preview, or it has ended"))
+    }
 
-fn waiting() -> Box<Told> {
-    let message = "the sandbox is waking up; this page comes again by itself";
-    let told = told(&Error::new(ErrorCode::SandboxAsleep, message));
-    Box::new(Told { kind: Kind::Waiting, status: StatusCode::SERVICE_UNAVAILABLE, ..*told })
+    fn locked(&self, shown: bool) -> Box<Told> {
+        let message = if shown {
+            "the token is not valid, or not any more"
+        } else {
+            "a token is needed to see it"
+        };
+        let hint = "Who owns it makes one with: torpor preview token create. Programs send it in the \
+                    header x-torpor-preview-token.";
+        let told = self.told(&Error::with_hint(ErrorCode::Unauthenticated, message, hint));
+        Box::new(Told { kind: Kind::Locked, ..*told })
+    }
+
+    fn waiting(&self) -> Box<Told> {
+        let message = "the sandbox is waking up; this page comes again by itself";
+        let told = self.told(&Error::new(ErrorCode::SandboxAsleep, message));
+        Box::new(Told { kind: Kind::Waiting, status: StatusCode::SERVICE_UNAVAILABLE, ..*told })
+    }
 }
 
 /// The body of an answer, which breaks off when its visitor may not stay.

@@ -21,7 +21,7 @@ use super::challenges::{Answering, BadChallenge, Challenges};
 use super::hook::{Hook, HookError};
 use super::web::Web;
 use super::{TlsError, held};
-use crate::config::{AcmeChallenge, TlsConfig};
+use super::config::{AcmeChallenge, TlsConfig};
 
 /// A whole order, with the time that a DNS hook and the caches of name servers may take.
 const ORDER_DEADLINE: Duration = Duration::from_secs(600);

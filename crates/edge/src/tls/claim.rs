@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use torpor_protocol::PreviewId;
 
-use crate::domains::Domains;
+use torpor_service::domains::Domains;
 
 /// Which previews there are.
 pub(crate) struct Existing {

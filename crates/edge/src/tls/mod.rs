@@ -15,6 +15,7 @@
 mod acme;
 mod challenges;
 mod claim;
+mod config;
 mod fixed;
 mod held;
 mod hook;
@@ -23,7 +24,7 @@ mod validity;
 mod web;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -37,14 +38,14 @@ use tokio_rustls::server::TlsStream;
 use torpor_lifecycle::chain;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::PreviewId;
+use torpor_service::Service;
+use torpor_service::domains::Domains;
 use torpor_store::Certificates;
 
-use crate::app::App;
-use crate::config::Config;
-use crate::domains::Domains;
 use acme::Acme;
 use challenges::Challenges;
 use claim::{Claims, Existing};
+pub use config::{AcmeChallenge, TlsConfig};
 use fixed::Fixed;
 use issuer::{Issuer, NoCertificate};
 
@@ -87,14 +88,20 @@ pub use held::BadCertificate;
 
 /// The cryptography of all our TLS, named everywhere: what a library would choose by itself depends
 /// on what else is linked.
-pub(crate) fn provider() -> Arc<CryptoProvider> {
+pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
-/// Encrypted connections for the previews of a daemon, if it has some.
-pub(crate) fn open(app: &Arc<App>) -> Result<Option<Arc<Tls>>, TlsError> {
+/// Encrypted connections for the previews of a daemon, if it has some. `previews`: all names below it lead
+/// here.
+pub fn open(
+    app: &Arc<Service>,
+    config: &TlsConfig,
+    data_dir: &Path,
+    previews: &str,
+) -> Result<Option<Arc<Tls>>, TlsError> {
     let (labels, ids) = (Arc::downgrade(app), Arc::downgrade(app));
-    let is_open = |app: &App, id: &PreviewId| app.previews.look_up(id).is_some();
+    let is_open = |app: &Service, id: &PreviewId| app.previews.look_up(id).is_some();
     let existing = Existing {
         by_label: Box::new(move |label| {
             labels.upgrade().is_some_and(|app| {
@@ -104,12 +111,12 @@ pub(crate) fn open(app: &Arc<App>) -> Result<Option<Arc<Tls>>, TlsError> {
         }),
         by_id: Box::new(move |id| ids.upgrade().is_some_and(|app| is_open(&app, id))),
     };
-    Tls::open(&app.config, Arc::clone(&app.domains), existing)
+    Tls::open(config, data_dir, previews, Arc::clone(&app.domains), existing)
 }
 
 /// Why a client was not let in.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NoHandshake {
+pub enum NoHandshake {
     #[error("the handshake took longer than {HANDSHAKE_DEADLINE:?}")]
     Late,
     #[error("the handshake failed: {0}")]
@@ -122,7 +129,7 @@ pub(crate) enum NoHandshake {
 }
 
 /// Encrypted connections of a daemon.
-pub(crate) struct Tls {
+pub struct Tls {
     fixed: Option<Fixed>,
     issuer: Option<Arc<Issuer>>,
     claims: Claims,
@@ -134,11 +141,12 @@ pub(crate) struct Tls {
 impl Tls {
     /// None: the daemon has no encrypted connections.
     fn open(
-        config: &Config,
+        tls: &TlsConfig,
+        data_dir: &Path,
+        previews: &str,
         domains: Arc<Domains>,
         existing: Existing,
     ) -> Result<Option<Arc<Self>>, TlsError> {
-        let tls = &config.tls;
         if tls.listen.is_none() {
             return Ok(None);
         }
@@ -146,7 +154,7 @@ impl Tls {
             (Some(certificate), Some(key)) => Some(Fixed::open(certificate, key)?),
             (Some(_) | None, _) => None,
         };
-        let store = Certificates::open(&config.data_dir)?;
+        let store = Certificates::open(data_dir)?;
         let challenges = Challenges::default();
         let acme = Acme::open(tls, store.clone(), challenges.clone())?;
         let issuer = match acme {
@@ -155,7 +163,7 @@ impl Tls {
         };
         let claims = Claims {
             names: tls.names.iter().map(ToString::to_string).collect(),
-            previews: public_domain(&config.previews.domain),
+            previews: public_domain(previews),
             wildcards: tls.acme_dns_hook.is_some(),
             existing,
             domains,
@@ -165,12 +173,12 @@ impl Tls {
     }
 
     /// The answer to a plain request for this path, if a directory asks for what it awaits.
-    pub(crate) fn challenge(&self, path: &str) -> Option<String> {
+    pub fn challenge(&self, path: &str) -> Option<String> {
         self.challenges.text(path)
     }
 
     /// Shakes hands.
-    pub(crate) async fn accept<S>(&self, stream: S) -> Result<TlsStream<S>, NoHandshake>
+    pub async fn accept<S>(&self, stream: S) -> Result<TlsStream<S>, NoHandshake>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -225,7 +233,7 @@ impl Tls {
 
     /// Reads the operator's files again when they change or on SIGHUP, and renews what is due, for
     /// ever. `counted` is told how many certificates are valid.
-    pub(crate) async fn keep(self: Arc<Self>, counted: impl Fn(usize)) {
+    pub async fn keep(self: Arc<Self>, counted: impl Fn(usize)) {
         let mut hangup = match &self.fixed {
             Some(_) => signal(SignalKind::hangup()).ok(),
             None => None,
@@ -260,7 +268,7 @@ impl Tls {
     }
 
     /// Ends what goes on in the background.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         if let Some(issuer) = &self.issuer {
             issuer.stop();
         }

@@ -8,6 +8,7 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::io::DuplexStream;
 use tokio_rustls::TlsConnector;
 use torpor_lifecycle::Clock;
+use torpor_service::domains::Own;
 use torpor_store::{Layout, Ledger};
 
 use super::acme::{Authority, Issued, OrderError};
@@ -46,8 +47,9 @@ struct World {
 async fn world() -> World {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(&Layout::open(dir.path()).unwrap()).await.unwrap();
-    let config = Config::default();
-    let domains = Domains::open(ledger, &config, Clock::start()).await.unwrap();
+    let own = Own { previews: "localhost".to_owned(), names: Vec::new() };
+    let resolver = Arc::new(crate::dns::Resolver::new(None));
+    let domains = Domains::open(ledger, own, resolver, Clock::start()).await.unwrap();
     let (chain, key) = made(&["fixed.example.org"], year());
     let (chain_file, key_file) = (dir.path().join("chain"), dir.path().join("key"));
     std::fs::write(&chain_file, &chain).unwrap();

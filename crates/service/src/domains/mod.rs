@@ -8,25 +8,22 @@
 //! - No domain stands for a name that is the daemon's own.
 //! - The ledger knows a change before the map does.
 
-mod dns;
 mod verdict;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use parking_lot::RwLock;
 use torpor_lifecycle::Clock;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::domain::{DomainState, PROOF_PREFIX};
-use torpor_protocol::{DomainName, PreviewId};
+use torpor_protocol::domain::{Domain, DomainRecord, DomainState, PROOF_PREFIX};
+use torpor_protocol::preview::Preview;
+use torpor_protocol::{DomainName, ErrorCode, PreviewId, PreviewPath, SandboxRef};
 use torpor_store::{DomainRow, Ledger};
 
-use crate::app::App;
-use crate::config::Config;
-use dns::Resolver;
-#[cfg(any(test, fuzzing))]
-pub use dns::fuzzing;
+use crate::{Error, Service};
 use verdict::Look;
 
 /// So long a domain that was proven once leads on without its proof: name servers have bad days, and
@@ -40,6 +37,13 @@ const ROUND: Duration = Duration::from_secs(600);
 const DOMAINS_MAX: usize = 10_000;
 /// Longest text about what was found that is kept.
 const PROBLEM_MAX: usize = 1000;
+
+/// Asks the world's name servers.
+#[async_trait]
+pub trait Resolver: Send + Sync {
+    /// The TXT records of a name; none if it has none. `Err`: why there is no answer, for people.
+    async fn texts(&self, name: &str) -> Result<Vec<String>, String>;
+}
 
 /// Why a domain was not added.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +63,7 @@ pub enum Refused {
 /// All domains. One value per daemon.
 pub struct Domains {
     ledger: Ledger,
-    resolver: Resolver,
+    resolver: Arc<dyn Resolver>,
     clock: Clock,
     /// Names that are the daemon's own, with all below the first.
     own: Own,
@@ -68,10 +72,10 @@ pub struct Domains {
 
 /// Names that no domain may stand for.
 #[derive(Debug, Clone, Default)]
-struct Own {
-    /// It and all names below it.
-    previews: String,
-    names: Vec<String>,
+pub struct Own {
+    /// It and all names below it, in small letters.
+    pub previews: String,
+    pub names: Vec<String>,
 }
 
 impl Own {
@@ -83,18 +87,14 @@ impl Own {
 }
 
 impl Domains {
-    pub(crate) async fn open(
+    pub async fn open(
         ledger: Ledger,
-        config: &Config,
+        own: Own,
+        resolver: Arc<dyn Resolver>,
         clock: Clock,
     ) -> Result<Self, StoreError> {
-        let own = Own {
-            previews: config.previews.domain.to_ascii_lowercase(),
-            names: config.tls.names.iter().map(ToString::to_string).collect(),
-        };
         let rows = ledger.domains().await?;
         let rows = rows.into_iter().map(|row| (row.name.clone(), row)).collect();
-        let resolver = Resolver::new(config.egress.resolver);
         Ok(Self { ledger, resolver, clock, own, rows: RwLock::new(rows) })
     }
 
@@ -104,12 +104,12 @@ impl Domains {
     }
 
     /// The verified domain that a host belongs to, and where it leads.
-    pub(crate) fn verified_name(&self, host: &str) -> Option<(DomainName, PreviewId)> {
+    pub fn verified_name(&self, host: &str) -> Option<(DomainName, PreviewId)> {
         self.verified(host).map(|row| (row.name, row.preview))
     }
 
     /// The verified domains with a star.
-    pub(crate) fn verified_wildcards(&self) -> Vec<DomainName> {
+    pub fn verified_wildcards(&self) -> Vec<DomainName> {
         let rows = self.rows.read();
         let verified = rows.values().filter(|row| row.state == DomainState::Verified);
         verified.map(|row| row.name.clone()).filter(DomainName::is_wildcard).collect()
@@ -187,7 +187,7 @@ impl Domains {
         match self.resolver.texts(&row.name.proof_name()).await {
             Ok(texts) if texts.contains(&expected) => Look::Proof,
             Ok(texts) => Look::Other { name: row.name.proof_name(), expected, found: texts },
-            Err(error) => Look::Nothing(torpor_lifecycle::chain(&error)),
+            Err(why) => Look::Nothing(why),
         }
     }
 
@@ -224,7 +224,7 @@ impl Domains {
 }
 
 /// Looks at every proof once a day, and removes what leads to previews that are gone, for ever.
-pub(crate) async fn look_after(app: Arc<App>) {
+pub async fn look_after(app: Arc<Service>) {
     loop {
         let there_is = |preview: &PreviewId| app.previews.by_id(preview).is_some();
         if let Err(error) = app.domains.sweep(there_is).await {
@@ -236,8 +236,50 @@ pub(crate) async fn look_after(app: Arc<App>) {
 }
 
 /// What the record must say.
-pub(crate) fn proof(row: &DomainRow) -> String {
+pub fn proof(row: &DomainRow) -> String {
     format!("{PROOF_PREFIX}{}", row.secret)
+}
+
+/// As clients see it.
+pub fn shown(app: &Service, row: DomainRow) -> Domain {
+    let proof = DomainRecord {
+        kind: "TXT".to_owned(),
+        name: row.name.proof_name(),
+        value: proof(&row),
+        purpose: "shows that the domain is yours".to_owned(),
+    };
+    let preview = app.previews.look_up(&row.preview);
+    let below = &app.domains.own.previews;
+    let purpose = "leads the domain here".to_owned();
+    let name = row.name.to_string();
+    let way = if below == "localhost" || below.ends_with(".localhost") {
+        let value = "the address of this host".to_owned();
+        DomainRecord { kind: "A".to_owned(), name, value, purpose }
+    } else {
+        // Without its preview it leads to the same host and no further.
+        let label = preview.as_ref().map_or("preview", |preview| preview.label.as_str());
+        let value = format!("{label}.{below}");
+        DomainRecord { kind: "CNAME".to_owned(), name, value, purpose }
+    };
+    Domain {
+        name: row.name,
+        preview: row.preview,
+        target: preview.and_then(|preview| target(app, preview)),
+        state: row.state,
+        records: vec![proof, way],
+        problem: row.problem,
+        checked_at_ms: row.checked_at_ms,
+        proven_at_ms: row.proven_at_ms,
+        created_at_ms: row.created_at_ms,
+    }
+}
+
+/// What people call a preview.
+fn target(app: &Service, preview: Preview) -> Option<PreviewPath> {
+    let id = SandboxRef::Id(preview.sandbox);
+    let sandbox = app.fleet.find(&id).ok()?;
+    let name = sandbox.watch().borrow().spec.name.clone();
+    Some(PreviewPath { sandbox: name.map_or(id, SandboxRef::Name), preview: preview.name })
 }
 
 /// The operator is told of what breaks, or is about to.
@@ -254,6 +296,29 @@ fn complain(before: &DomainRow, after: &DomainRow) {
             tracing::info!(%domain, "a domain is verified");
         }
         (DomainState::Pending | DomainState::Verified | DomainState::Failed, _) => {}
+    }
+}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        let message = refused.to_string();
+        match refused {
+            Refused::Store(error) => error.into(),
+            Refused::NoSuchDomain(_) => Self::with_hint(
+                ErrorCode::NotFound,
+                message,
+                "`torpor domain ls` shows those there are",
+            ),
+            Refused::Taken(_) => {
+                let hint = "remove it first, to let it lead to another preview";
+                Self::with_hint(ErrorCode::AlreadyExists, message, hint)
+            }
+            Refused::Own(_) => {
+                let hint = "names below `previews.domain` are chosen with --prefix of a preview";
+                Self::with_hint(ErrorCode::InvalidRequest, message, hint)
+            }
+            Refused::Full => Self::with_hint(ErrorCode::CapacityReached, message, "remove some"),
+        }
     }
 }
 

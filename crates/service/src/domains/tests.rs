@@ -1,23 +1,25 @@
 //! Domains from their first record to their last, with a name server that is played.
 
-use hickory_proto::op::{Message, OpCode};
-use hickory_proto::rr::rdata::TXT;
-use hickory_proto::rr::{RData, Record};
 use parking_lot::Mutex;
-use tokio::net::UdpSocket;
-use tokio_util::task::AbortOnDropHandle;
 use torpor_store::Layout;
 
 use super::*;
 
-/// Domains with a name server that says what it is told to.
+/// A name server that says what it is told to, of every name.
+#[derive(Default)]
+struct Told(Mutex<Vec<String>>);
+
+#[async_trait]
+impl Resolver for Told {
+    async fn texts(&self, _: &str) -> Result<Vec<String>, String> {
+        Ok(self.0.lock().clone())
+    }
+}
+
 struct World {
     domains: Domains,
     ledger: Ledger,
-    /// What every TXT record says.
-    texts: Arc<Mutex<Vec<String>>>,
-    config: Config,
-    _server: AbortOnDropHandle<()>,
+    texts: Arc<Told>,
     _dir: tempfile::TempDir,
 }
 
@@ -25,37 +27,23 @@ impl World {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let ledger = Ledger::open(&Layout::open(dir.path()).unwrap()).await.unwrap();
-        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let mut config = Config::default();
-        config.egress.resolver = Some(socket.local_addr().unwrap());
-        config.previews.domain = "p.example.org".to_owned();
-        config.tls.names = vec!["torpor.example.org".parse().unwrap()];
-        let texts = Arc::new(Mutex::new(Vec::new()));
-        let said = Arc::clone(&texts);
-        let server = tokio::spawn(async move { serve(socket, said).await });
-        let domains = Domains::open(ledger.clone(), &config, Clock::start()).await.unwrap();
-        let _server = AbortOnDropHandle::new(server);
-        Self { domains, ledger, texts, config, _server, _dir: dir }
+        let texts = Arc::new(Told::default());
+        let domains = open(&ledger, &texts).await;
+        Self { domains, ledger, texts, _dir: dir }
     }
 
     fn say(&self, text: &str) {
-        *self.texts.lock() = vec![text.to_owned()];
+        *self.texts.0.lock() = vec![text.to_owned()];
     }
 }
 
-async fn serve(socket: UdpSocket, texts: Arc<Mutex<Vec<String>>>) {
-    let mut buffer = [0; 2000];
-    loop {
-        let (read, peer) = socket.recv_from(&mut buffer).await.unwrap();
-        let question = Message::from_vec(&buffer[..read]).unwrap();
-        let mut answer = Message::response(question.metadata.id, OpCode::Query);
-        answer.queries = question.queries.clone();
-        for text in texts.lock().iter() {
-            let data = RData::TXT(TXT::new(vec![text.clone()]));
-            answer.add_answer(Record::from_rdata(question.queries[0].name().clone(), 60, data));
-        }
-        socket.send_to(&answer.to_vec().unwrap(), peer).await.unwrap();
-    }
+async fn open(ledger: &Ledger, texts: &Arc<Told>) -> Domains {
+    let own = Own {
+        previews: "p.example.org".to_owned(),
+        names: vec!["torpor.example.org".to_owned()],
+    };
+    let texts = Arc::clone(texts) as Arc<dyn Resolver>;
+    Domains::open(ledger.clone(), own, texts, Clock::start()).await.unwrap()
 }
 
 fn name(text: &str) -> DomainName {
@@ -93,7 +81,7 @@ async fn what_is_verified_survives_a_restart() {
     let added = world.domains.add(name("*.shop.com"), preview.clone()).await.unwrap();
     world.say(&proof(&added));
     world.domains.verify(&added.name).await.unwrap();
-    let again = Domains::open(world.ledger.clone(), &world.config, Clock::start()).await.unwrap();
+    let again = open(&world.ledger, &world.texts).await;
     assert_eq!(again.by_host("any.shop.com"), Some(preview));
     assert_eq!(again.by_host("shop.com"), None);
     assert_eq!(again.by_host("a.b.shop.com"), None);

@@ -75,7 +75,7 @@ impl Names {
 }
 
 /// A host name without its port and the dot at its end, in small letters.
-pub(crate) fn bare(host: &str) -> Option<String> {
+pub fn bare(host: &str) -> Option<String> {
     let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
     let host = host.strip_suffix('.').unwrap_or(host);
     (!host.is_empty() && !host.starts_with('[')).then(|| host.to_ascii_lowercase())

@@ -6,25 +6,25 @@ use torpor_protocol::preview::Preview;
 use torpor_store::TokenRow;
 
 use super::rules::Rules;
-use torpor_service::Result;
+use crate::Result;
 
 /// A preview with its rules and tokens. It never changes.
-pub(crate) struct Entry {
+pub struct Entry {
     /// Without its URLs.
-    pub(crate) preview: Preview,
-    pub(super) rules: Rules,
+    pub preview: Preview,
+    pub rules: Rules,
     /// Oldest first.
     pub(super) tokens: Vec<Token>,
     /// Ends the visits of those who came without a token.
-    pub(super) strangers: CancellationToken,
+    pub strangers: CancellationToken,
 }
 
 /// Something that opens a preview.
 #[derive(Debug, Clone)]
-pub(super) struct Token {
-    pub(super) row: TokenRow,
+pub struct Token {
+    pub row: TokenRow,
     /// Ends the visits of those who came with it.
-    pub(super) cut: CancellationToken,
+    pub cut: CancellationToken,
 }
 
 impl From<TokenRow> for Token {

@@ -1,7 +1,7 @@
 //! Previews: who finds which port of which sandbox under which name, and who may.
 //!
 //! ```text
-//!  Host ──▶ domain, or label ──▶ entry ──▶ visit: preflight? token? awake? ──▶ proxy
+//!  Host ──▶ domain, or label ──▶ entry ──▶ who asked for it: token? awake?
 //!                                  │
 //!                        rules, tokens, how to cut off
 //! ```
@@ -14,15 +14,10 @@
 //! - Only the hash of a token is kept. A token that is revoked opens nothing from then on, and what it
 //!   had opened is cut off.
 
-mod access;
 mod address;
 mod entry;
-mod listening;
-mod page;
-mod rules;
+pub mod rules;
 mod tokens;
-mod visit;
-mod waking;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -38,16 +33,12 @@ use torpor_protocol::preview::{CreatePreview, Preview, PreviewLabel, UpdatePrevi
 use torpor_protocol::{ErrorCode, Name, PreviewId, SandboxId, SandboxRef};
 use torpor_store::Ledger;
 
-use torpor_service::error::{Error, Result};
-use crate::app::App;
-use crate::config::Config;
+use crate::Service;
 use crate::domains::Domains;
-pub(crate) use access::drop_cookies;
+use crate::error::{Error, Result};
 use address::Names;
-pub(crate) use address::bare;
-pub(crate) use entry::Entry;
-pub(crate) use visit::{Visitor, nobody, say_secure};
-use waking::Waking;
+pub use address::bare;
+pub use entry::{Entry, Token};
 
 /// Previews of one sandbox: more than anybody has servers in one.
 const PREVIEWS_MAX: usize = 64;
@@ -67,7 +58,6 @@ pub struct Previews {
     known: RwLock<Known>,
     /// Held by who changes something, from the look at what is there to the write.
     changing: Mutex<()>,
-    waking: Waking,
 }
 
 #[derive(Default)]
@@ -96,7 +86,7 @@ impl Previews {
         ledger: &Ledger,
         fleet: &Fleet,
         domains: &Arc<Domains>,
-        config: &Config,
+        domain: &str,
     ) -> std::result::Result<Self, StoreError> {
         let mut tokens: HashMap<PreviewId, Vec<_>> = HashMap::new();
         for row in ledger.preview_tokens().await? {
@@ -117,15 +107,14 @@ impl Previews {
             ledger: ledger.clone(),
             fleet: fleet.clone(),
             domains: Arc::clone(domains),
-            names: RwLock::new(Names::new(&config.previews.domain)),
+            names: RwLock::new(Names::new(domain)),
             known: RwLock::new(known),
             changing: Mutex::default(),
-            waking: Waking::default(),
         })
     }
 
     /// Says where the daemon listens, with encryption and without.
-    pub(crate) fn found_at(&self, plain: SocketAddr, secure: Option<SocketAddr>) {
+    pub fn found_at(&self, plain: SocketAddr, secure: Option<SocketAddr>) {
         let mut names = self.names.write();
         *names = names.at(plain, secure);
     }
@@ -133,19 +122,19 @@ impl Previews {
     // === Who is meant ===
 
     /// The preview whose label a host begins with. It may have ended.
-    pub(crate) fn by_host(&self, host: &str) -> Option<Arc<Entry>> {
+    pub fn by_host(&self, host: &str) -> Option<Arc<Entry>> {
         let label = self.names.read().label(host)?;
         self.by_label(&label)
     }
 
     /// Whether a host is that of a preview that is not there, and of nothing else.
-    pub(crate) fn was_meant(&self, host: &str) -> bool {
+    pub fn was_meant(&self, host: &str) -> bool {
         let label = self.names.read().label(host).and_then(|label| label.parse().ok());
         label.is_some_and(|label: PreviewLabel| label.looks_random())
     }
 
     /// The preview with this label. It may have ended.
-    pub(crate) fn by_label(&self, label: &str) -> Option<Arc<Entry>> {
+    pub fn by_label(&self, label: &str) -> Option<Arc<Entry>> {
         let label: PreviewLabel = label.parse().ok()?;
         let known = self.known.read();
         let entry = known.entries.get(known.labels.get(&label)?)?;
@@ -153,7 +142,7 @@ impl Previews {
     }
 
     /// The preview with this id. It may have ended.
-    pub(crate) fn by_id(&self, id: &PreviewId) -> Option<Arc<Entry>> {
+    pub fn by_id(&self, id: &PreviewId) -> Option<Arc<Entry>> {
         let entry = self.known.read().entries.get(id).cloned()?;
         self.lives(&entry).then_some(entry)
     }
@@ -356,7 +345,7 @@ impl Previews {
 }
 
 /// Looks after what ends by itself, until the daemon stops.
-pub(crate) async fn look_after(app: Arc<App>) {
+pub async fn look_after(app: Arc<Service>) {
     let mut ticks = tokio::time::interval(SWEEP);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

@@ -13,7 +13,7 @@ use torpor_store::{TokenRow, Vault};
 
 use super::entry::{Entry, Token};
 use super::{Previews, end};
-use torpor_service::error::{Error, Result};
+use crate::error::{Error, Result};
 
 /// What every token starts with, so that people and secret scanners recognise one.
 const PREFIX: &str = "tpv_";
@@ -83,7 +83,7 @@ impl Previews {
 
 impl Entry {
     /// The token that this text is, if it is one that is valid.
-    pub(super) fn opened_by(&self, text: &str, now_ms: u64) -> Option<&Token> {
+    pub fn opened_by(&self, text: &str, now_ms: u64) -> Option<&Token> {
         if text.len() > TEXT_MAX {
             return None;
         }
@@ -98,7 +98,7 @@ impl Entry {
     }
 
     /// The same for a cookie.
-    pub(super) fn opened_by_cookie(
+    pub fn opened_by_cookie(
         &self,
         vault: &Vault,
         cookie: &str,
@@ -111,7 +111,7 @@ impl Entry {
     }
 
     /// The cookie for who came with this token.
-    pub(super) fn cookie(&self, vault: &Vault, token: &Token) -> String {
+    pub fn cookie(&self, vault: &Vault, token: &Token) -> String {
         let id = token.row.id.as_str();
         format!("{id}.{}", vault.seal(CONTEXT, &[self.preview.id.as_str(), id]))
     }

@@ -23,10 +23,10 @@ use crate::api::error::{ApiError, Result};
 use crate::api::extract::{Json, Query, SnapshotPath};
 use crate::api::files::PathText;
 use torpor_service::pinned::{Held, parse};
-use crate::app::App;
+use torpor_service::Service;
 use torpor_service::builds::pipe;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(files)).routes(routes!(file)).routes(routes!(diff))
 }
 
@@ -37,7 +37,7 @@ struct Files {
 }
 
 impl Files {
-    async fn open(app: &Arc<App>, of: &SnapshotRef) -> Result<Self> {
+    async fn open(app: &Arc<Service>, of: &SnapshotRef) -> Result<Self> {
         let moment = Held::of(app, of).await?;
         let root = app.images.root(&moment.about().spec.image_id).await?;
         let app = Arc::clone(app);
@@ -80,7 +80,7 @@ struct FilesQuery {
         description = "Sorted; paths are relative to the directory."))
 )]
 async fn files(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(FilesQuery { path, depth }): Query<FilesQuery>,
 ) -> Answer<FileList> {
@@ -113,7 +113,7 @@ struct FileQuery {
     ))
 )]
 async fn file(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(FileQuery { path }): Query<FileQuery>,
 ) -> Result<Response> {
@@ -163,7 +163,7 @@ struct DiffQuery {
     responses((status = 200, description = "Sorted by path; times do not count.", body = FileDiff))
 )]
 async fn diff(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(DiffQuery { to }): Query<DiffQuery>,
 ) -> Answer<FileDiff> {

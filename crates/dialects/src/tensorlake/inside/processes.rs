@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use torpor_daemon::api::error::ApiError;
 use torpor_daemon::api::extract::Path;
-use torpor_daemon::app::App;
+use torpor_service::Service;
 use torpor_daemon::api::transfer;
 use torpor_service::Error as ServiceError;
 use torpor_lifecycle::guest::{Guest, GuestError};
@@ -29,7 +29,7 @@ const STOP_GRACE_MS: u64 = 10_000;
 /// What a process that ran out of time was killed with.
 const SIGKILL: i32 = 9;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/processes", post(start).get(list))
         .route("/processes/{process}", get(look).delete(kill))
@@ -113,7 +113,7 @@ async fn signal(
 // === Standard input ===
 
 async fn write_stdin(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(process): Path<String>,
     Inside(awake): Inside,
     body: axum::body::Body,
@@ -136,7 +136,7 @@ async fn write_stdin(
 
 /// Also if it is closed already: clients may ask twice.
 async fn close_stdin(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(process): Path<String>,
     Inside(awake): Inside,
 ) -> Result<Response> {

@@ -15,7 +15,7 @@ use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use torpor_daemon::api::extract::{Path, Query};
-use torpor_daemon::app::App;
+use torpor_service::Service;
 use torpor_daemon::api::exec::upgraded;
 use torpor_daemon::api::extract::{RequestId, Upgrade};
 use torpor_daemon::api::output::Output;
@@ -40,7 +40,7 @@ const CONTEXT: &str = "tensorlake pty";
 /// Another way to send a token than the query.
 const TOKEN_HEADER: &str = "x-pty-token";
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/pty", post(start).get(list))
         .route("/pty/{session}", get(look).delete(hang_up))
@@ -123,7 +123,7 @@ fn shown(process: &ProcessStatus) -> Value {
 }
 
 async fn start(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Inside(awake): Inside,
     Body(start): Body<Start>,
 ) -> Result<Response> {
@@ -191,7 +191,7 @@ struct TokenQuery {
 }
 
 async fn attach(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     id: RequestId,
     Path(session): Path<String>,
     Query(query): Query<TokenQuery>,

@@ -8,7 +8,7 @@ use axum::response::Response;
 use axum::routing::post;
 use tokio::time::Instant;
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::app::App;
+use torpor_service::Service;
 use torpor_daemon::api::extract::Awake;
 use torpor_daemon::api::output::Output;
 use torpor_service::Error as ServiceError;
@@ -20,12 +20,12 @@ use super::{Result, output};
 use crate::tensorlake::extract::Body;
 use crate::tensorlake::gate::Inside;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new().route("/processes/run", post(run))
 }
 
 async fn run(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Inside(awake): Inside,
     Body(command): Body<Command>,
 ) -> Result<Response> {
@@ -34,7 +34,7 @@ async fn run(
     Ok(output::told(app, output, begun))
 }
 
-async fn open(app: &App, awake: Awake, spec: ProcessSpec) -> Result<Output> {
+async fn open(app: &Service, awake: Awake, spec: ProcessSpec) -> Result<Output> {
     let sandbox = awake.sandbox.clone();
     let error = match Output::open(awake, &Request::Run(spec.clone()), None).await {
         Ok(output) => return Ok(output),

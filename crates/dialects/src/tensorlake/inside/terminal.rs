@@ -17,7 +17,7 @@ use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::app::App;
+use torpor_service::Service;
 use torpor_daemon::api::socket::{self, Ear, Heard, Left, Mouth};
 use torpor_daemon::api::output::{Output, Said};
 use torpor_lifecycle::guest::{Guest, GuestError, Sender};
@@ -63,7 +63,7 @@ impl From<Left> for Over {
 }
 
 /// Until the process ended, the client left, or the daemon stops.
-pub(super) async fn talk(app: &App, socket: WebSocket, mut output: Output) {
+pub(super) async fn talk(app: &Service, socket: WebSocket, mut output: Output) {
     let (mut ear, mut mouth) = socket::split(socket);
     let hands = Hands {
         sender: output.stream.sender(),

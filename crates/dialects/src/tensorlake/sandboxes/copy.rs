@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_daemon::app::App;
+use torpor_service::Service;
 use torpor_daemon::api::extract::RequestId;
 use torpor_service::calls;
 use torpor_protocol::snapshot::{FORKS_MAX, Fork};
@@ -26,7 +26,7 @@ pub(super) struct CopyQuery {
 }
 
 pub(super) async fn copy(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(source): Named,
     address: Address,
     id: RequestId,

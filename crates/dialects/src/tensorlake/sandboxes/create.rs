@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::app::App;
+use torpor_service::Service;
 use torpor_service::Error as ServiceError;
 use torpor_service::calls::{self, Unanswered};
 use torpor_lifecycle::store::{Ledger as _, Saves as _, SnapshotRecord};
@@ -60,7 +60,7 @@ pub(super) struct Wish {
 }
 
 pub(super) async fn create(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     address: Address,
     Patience(patience): Patience,
     Body(wish): Body<Wish>,
@@ -79,7 +79,7 @@ pub(super) async fn create(
 }
 
 /// A name is free when its sandbox is terminated, which includes those that failed.
-async fn begin(app: &App, request: CreateSandbox) -> Result<Sandbox> {
+async fn begin(app: &Service, request: CreateSandbox) -> Result<Sandbox> {
     let again = request.name.is_some().then(|| request.clone());
     let refused = match calls::create(app, request).await {
         Ok(sandbox) => return Ok(sandbox),
@@ -97,7 +97,7 @@ async fn begin(app: &App, request: CreateSandbox) -> Result<Sandbox> {
 }
 
 impl Wish {
-    async fn understood(self, app: &App) -> Result<CreateSandbox> {
+    async fn understood(self, app: &Service) -> Result<CreateSandbox> {
         refuse_file_systems(self.file_systems.as_ref())?;
         if self.cloud_init_base64.is_some() {
             let text = "cloud_init_base64: cloud-init is not run in this version; start commands \
@@ -161,7 +161,7 @@ struct Origin {
 }
 
 impl Origin {
-    async fn find(app: &App, id: &str) -> Result<Self> {
+    async fn find(app: &Service, id: &str) -> Result<Self> {
         let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(&reference(id)?).await?;
         let Some(save) = save else {
             let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
@@ -237,7 +237,7 @@ impl Queued {
 
 /// Returns when it runs; otherwise with what its creator is told.
 pub(in super::super) async fn settled(
-    app: &App,
+    app: &Service,
     sandbox: &Sandbox,
     begun: Instant,
     patience: Duration,
@@ -265,7 +265,7 @@ fn not_yet(id: &SandboxId) -> Response {
     (StatusCode::GATEWAY_TIMEOUT, Json(body)).into_response()
 }
 
-async fn did_not_start(app: &App, id: &SandboxId, error: &ServiceError) -> Response {
+async fn did_not_start(app: &Service, id: &SandboxId, error: &ServiceError) -> Response {
     let (status, reason, message) = match error {
         ServiceError::Lifecycle(Error::Refused(Refusal::Failed { reason, .. })) => {
             ("failed", failure(reason), reason.clone())

@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_daemon::app::App;
+use torpor_service::Service;
 use torpor_daemon::api::extract::RequestId;
 use torpor_service::calls;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
@@ -34,7 +34,7 @@ pub(super) struct WaitQuery {
 }
 
 pub(super) async fn suspend(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     id: RequestId,
     Query(query): Query<WaitQuery>,
@@ -54,7 +54,7 @@ pub(super) async fn suspend(
 }
 
 pub(super) async fn resume(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     id: RequestId,
     Query(query): Query<WaitQuery>,
@@ -70,7 +70,7 @@ pub(super) async fn resume(
 }
 
 /// Returns when everybody sees it asleep.
-async fn fall_asleep(app: Arc<App>, sandbox: Sandbox, before: Status) -> Result<()> {
+async fn fall_asleep(app: Arc<Service>, sandbox: Sandbox, before: Status) -> Result<()> {
     calls::sleep(&app, &sandbox, false).await.inspect_err(|error| note(&sandbox, error))?;
     let mut status = sandbox.watch();
     // Somebody may have woken it already.
@@ -80,7 +80,7 @@ async fn fall_asleep(app: Arc<App>, sandbox: Sandbox, before: Status) -> Result<
     Ok(())
 }
 
-async fn wake(app: Arc<App>, sandbox: Sandbox) -> Result<()> {
+async fn wake(app: Arc<Service>, sandbox: Sandbox) -> Result<()> {
     Ok(calls::wake(&app, &sandbox).await.inspect_err(|error| note(&sandbox, error))?)
 }
 
@@ -92,7 +92,7 @@ fn note(sandbox: &Sandbox, error: &torpor_service::Error) {
 
 /// Waits as long as the client wants to.
 async fn outcome(
-    app: &App,
+    app: &Service,
     task: JoinHandle<Result<()>>,
     sandbox: &Sandbox,
     query: WaitQuery,

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::app::App;
+use torpor_service::Service;
 use torpor_service::calls;
 use torpor_protocol::api::{Resize, Standby, UpdateSandbox};
 use torpor_protocol::{ErrorCode, Lifetime, Name, SandboxSpec};
@@ -35,7 +35,7 @@ pub(super) struct Wish {
 }
 
 pub(super) async fn update(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     address: Address,
     Body(wish): Body<Wish>,

@@ -1,10 +1,11 @@
 //! Which names lead to an order, and above all which do not.
 
 use torpor_lifecycle::Clock;
+use torpor_service::domains::Own;
 use torpor_store::{DomainRow, Layout, Ledger};
 
 use super::*;
-use crate::config::Config;
+use crate::dns::Resolver;
 use torpor_protocol::domain::DomainState;
 
 /// Claims of a daemon with one preview, `shop`, and these domains, verified or not.
@@ -24,9 +25,9 @@ async fn claims(wildcards: bool, domains: &[(&str, DomainState)]) -> (tempfile::
         };
         ledger.add_domain(&row).await.unwrap();
     }
-    let mut config = Config::default();
-    config.previews.domain = "p.example.org".to_owned();
-    let domains = Domains::open(ledger, &config, Clock::start()).await.unwrap();
+    let own = Own { previews: "p.example.org".to_owned(), names: Vec::new() };
+    let resolver = Arc::new(Resolver::new(None));
+    let domains = Domains::open(ledger, own, resolver, Clock::start()).await.unwrap();
     let claims = Claims {
         names: vec!["torpor.example.org".to_owned()],
         previews: "p.example.org".to_owned(),
