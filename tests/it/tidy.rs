@@ -41,7 +41,7 @@ fn crates_depend_only_on_what_the_architecture_allows() {
         ("store", vec!["lifecycle", "protocol"]),
         ("proxy", vec!["lifecycle", "protocol"]),
         ("egress", vec!["lifecycle", "protocol"]),
-        ("service", vec!["egress", "lifecycle", "protocol", "proxy", "store"]),
+        ("service", vec!["egress", "lifecycle", "protocol", "store"]),
         ("edge", vec!["lifecycle", "protocol", "proxy", "service", "store"]),
         (
             "daemon",

@@ -60,7 +60,7 @@ pub(crate) struct Desk {
 
 impl Desk {
     pub(crate) fn new(app: &Arc<Service>, dialects: &[Dialect]) -> Self {
-        let proxy = Proxy::new(app.fleet.clone()).waking_by(room::waker(app));
+        let proxy = Proxy::new(app.fleet.clone()).waking_by(torpor_edge::waker(app));
         let previews = PreviewServer::new(Arc::clone(app), proxy.clone(), status_of);
         Self {
             app: Arc::clone(app),

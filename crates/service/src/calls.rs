@@ -171,6 +171,13 @@ pub async fn wake(app: &Service, sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
+/// Takes it back to a snapshot, with memory and processes if they are in it.
+pub async fn restore(app: &Service, sandbox: &Sandbox, snapshot: &str) -> Result<Sandbox> {
+    let snapshot = parse(snapshot)?;
+    room::wake_room(app, sandbox, true).await?;
+    Ok(app.fleet.restore(&SandboxRef::Id(sandbox.id().clone()), &snapshot).await?)
+}
+
 // === Snapshots and forks ===
 
 /// A snapshot in the making, which goes on if nobody waits for it.

@@ -10,7 +10,6 @@ use tokio::time::Instant;
 use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::{self as lifecycle, Lease, Room, Sandbox};
 use torpor_protocol::{SandboxRef, State, Status, Tier};
-use torpor_proxy::Wake;
 
 use crate::admission::Inadmissible;
 use crate::error::Error;
@@ -41,15 +40,6 @@ pub async fn awake(app: &Service, sandbox: &Sandbox) -> Result<Lease, Error> {
     let lease = woken?;
     app.metrics.waited(tier, begun.elapsed());
     Ok(lease)
-}
-
-/// The same for connections that outlive sleep.
-pub fn waker(app: &Arc<Service>) -> Wake {
-    let app = Arc::clone(app);
-    Arc::new(move |sandbox| {
-        let app = Arc::clone(&app);
-        Box::pin(async move { awake(&app, &sandbox).await.map_err(|error| error.to_string()) })
-    })
 }
 
 /// Room for a sandbox that is about to wake: asked to (`asked`), or for a request.

@@ -5,15 +5,13 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use torpor_protocol::snapshot::{RestoreSandbox, Sleep};
-use torpor_protocol::{SandboxRef, Status};
+use torpor_protocol::Status;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Named};
-use torpor_service::pinned::parse;
-use torpor_service::Service;
-use crate::{calls, room};
+use torpor_service::{Service, calls};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(sleep)).routes(routes!(wake)).routes(routes!(restore))
@@ -59,8 +57,6 @@ async fn restore(
     Named(sandbox): Named,
     Json(RestoreSandbox { snapshot }): Json<RestoreSandbox>,
 ) -> Answer<Status> {
-    let snapshot = parse(&snapshot)?;
-    room::wake_room(&app, &sandbox, true).await?;
-    let sandbox = app.fleet.restore(&SandboxRef::Id(sandbox.id().clone()), &snapshot).await?;
+    let sandbox = calls::restore(&app, &sandbox, &snapshot).await?;
     Ok(Json(sandbox.status()))
 }

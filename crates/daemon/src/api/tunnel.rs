@@ -22,7 +22,6 @@ use super::exec::upgraded;
 use super::extract::{Awake, Path, Query, RequestId, Upgrade};
 use super::socket::{self, Ear, Heard, Mouth};
 use torpor_service::Service;
-use torpor_service::room;
 
 /// How long a server inside may take to accept.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
@@ -117,7 +116,7 @@ async fn connect_kept(app: &Arc<Service>, awake: &Awake, port: u16) -> Result<Op
     };
     let connected = tokio::time::timeout(CONNECT_DEADLINE, connect).await;
     match connected.map_err(|_| GuestError::Timeout(CONNECT_DEADLINE))? {
-        Ok(stream) => Ok(Some(Kept::new(keep, room::waker(app), stream))),
+        Ok(stream) => Ok(Some(Kept::new(keep, torpor_edge::waker(app), stream))),
         Err(error) if torpor_proxy::is_too_old(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }
