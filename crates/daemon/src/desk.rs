@@ -26,11 +26,11 @@ use torpor_edge::{auth, request_id};
 use torpor_service::previews::{Entry, bare};
 use torpor_service::{Error, room};
 use tower::ServiceExt;
+use torpor_service::Service;
 
 use crate::api;
 use crate::parts::Dialect;
 use crate::api::error::status_of;
-use torpor_service::Service;
 
 /// Who asks.
 #[derive(Debug, Clone, Copy)]

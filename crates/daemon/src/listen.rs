@@ -27,10 +27,10 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use torpor_lifecycle::ShutdownMode;
-
-use crate::ServeError;
 use torpor_edge::tls::{NoHandshake, Tls};
 use torpor_service::Service;
+
+use crate::ServeError;
 use crate::config::{Config, Second};
 use crate::desk::{Desk, Peer};
 use strangers::{Counted, Strangers};

@@ -17,10 +17,10 @@ use torpor_service::Error;
 use tracing::Instrument;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
+use torpor_service::Service;
 
 use crate::api::error::ApiError;
 use crate::api::extract::RequestId;
-use torpor_service::Service;
 use crate::config::{Log, LogFormat};
 
 /// Starts writing the log to standard error. Once per process; again does nothing.

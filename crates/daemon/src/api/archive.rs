@@ -11,10 +11,10 @@ use torpor_protocol::{SandboxId, SandboxRef};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
 
 use super::Answer;
 use super::extract::{Json, Path, Query};
-use torpor_service::Service;
 
 /// Sandboxes in one page, unless the client asks for another number up to this.
 const PAGE_MAX: usize = 1000;

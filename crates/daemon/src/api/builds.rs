@@ -8,10 +8,10 @@ use torpor_protocol::BuildId;
 use torpor_protocol::api::{Build, BuildList};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
 
 use super::Answer;
 use super::extract::{Json, Path};
-use torpor_service::Service;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(get))

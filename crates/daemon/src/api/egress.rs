@@ -13,11 +13,11 @@ use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
 
 use super::error::Result;
 use super::extract::{Json, Path, Query};
 use super::output::ndjson;
-use torpor_service::Service;
 
 /// Events in one answer, unless the client asks for another number up to the other.
 const EVENTS: usize = 100;

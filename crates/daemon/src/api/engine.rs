@@ -6,10 +6,10 @@ use axum::extract::State;
 use torpor_protocol::engine::{BuildList, MigrateEngine, Migration};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
 
 use super::Answer;
 use super::extract::Json;
-use torpor_service::Service;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(builds)).routes(routes!(migrate))

@@ -21,13 +21,13 @@ use tracing::Instrument;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
 
 use super::command::{self, ProcessPath};
 use super::error::{ApiError, Result};
 use super::extract::{Awake, Path, Query, RequestId, Upgrade};
 use super::output::{Output, Said};
 use super::socket::{self, Ear, Heard, Left, Mouth};
-use torpor_service::Service;
 
 /// How long a client may take to say what it wants to run.
 const FIRST_MESSAGE: Duration = Duration::from_secs(30);

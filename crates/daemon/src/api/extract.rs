@@ -20,9 +20,9 @@ use serde::de::DeserializeOwned;
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef, SnapshotRef};
 use torpor_service::upload::Pieces;
+use torpor_service::Service;
 
 use super::error::ApiError;
-use torpor_service::Service;
 
 /// Largest JSON body: a command with its standard input fits, and fits into the window of a stream.
 pub const JSON_MAX: usize = 1024 * 1024;

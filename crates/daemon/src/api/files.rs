@@ -14,12 +14,12 @@ use torpor_protocol::guest::{Reply, Request};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
 
 use super::error::{ApiError, Result};
 use super::extract::{Awake, Json, Query};
 use super::output::ndjson;
 use super::{Answer, no_content};
-use torpor_service::Service;
 
 /// Longest path that Linux takes.
 const PATH_MAX: usize = 4096;

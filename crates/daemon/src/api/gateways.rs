@@ -6,9 +6,9 @@ use axum::extract::State;
 use torpor_protocol::egress::GatewayList;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
 
 use super::extract::Json;
-use torpor_service::Service;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list))

@@ -20,14 +20,14 @@ use torpor_store::ImageName;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
+use torpor_service::builds::{self, CONTEXT_FILE, CONTEXT_MAX, Events, Order, pipe};
+use torpor_service::upload::Upload;
 
 use super::error::{ApiError, Result};
 use super::extract::{Json, Path, Query, RequestId, pieces};
 use super::output::ndjson;
 use super::{Answer, no_content};
-use torpor_service::Service;
-use torpor_service::builds::{self, CONTEXT_FILE, CONTEXT_MAX, Events, Order, pipe};
-use torpor_service::upload::Upload;
 
 /// Bytes of an archive that is imported: as many as an image may have.
 const ARCHIVE_MAX: u64 = 20 * 1024 * 1024 * 1024;
@@ -154,7 +154,7 @@ async fn build(
     let stage = app.images.stage()?;
     Upload::new(pieces(body), CONTEXT_MAX).save(&stage.path().join(CONTEXT_FILE), |_| {}).await?;
     let task = Task::start(request_id, |events| async move {
-        Box::pin(builds::build(&app, stage, &order, &events)).await
+        Ok(Box::pin(builds::build(&app, stage, &order, &events)).await?)
     });
     Ok(task.into_response())
 }

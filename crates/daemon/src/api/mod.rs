@@ -49,8 +49,8 @@ use torpor_edge::auth;
 use torpor_protocol::ErrorCode;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
-
 use torpor_service::Service;
+
 use crate::parts::Dialect;
 use error::{ApiError, Result};
 

@@ -11,12 +11,12 @@ use torpor_protocol::Name;
 use torpor_protocol::snapshot::{CreatePool, Pool, PoolList};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
+use torpor_service::calls;
 
 use super::error::{ApiError, Result};
 use super::extract::{Json, Path};
 use super::{Answer, no_content, with_status};
-use torpor_service::Service;
-use torpor_service::calls;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(get, replace, delete))

@@ -12,6 +12,7 @@ use torpor_protocol::guest::Request;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
 
 use super::command::{self, ProcessPath};
 use super::error::Result;
@@ -19,7 +20,6 @@ use super::extract::{Awake, Json, Path, Query};
 use super::output::Output;
 use super::transfer::deliver;
 use super::{Answer, no_content, with_status};
-use torpor_service::Service;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()

@@ -15,12 +15,12 @@ use torpor_protocol::guest::Request;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
 
 use super::command;
 use super::error::{ApiError, Result};
 use super::extract::{Awake, Json, Query};
 use super::output::{Output, Said};
-use torpor_service::Service;
 
 /// Bytes of output in one answer; more is read and cut, so that the process is not stopped by it.
 const OUTPUT_MAX: usize = 16 * 1024 * 1024;

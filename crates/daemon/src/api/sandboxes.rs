@@ -15,12 +15,12 @@ use torpor_protocol::{SandboxId, State as SandboxState, Status};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
+use torpor_service::calls::{self, Unanswered};
 
 use super::error::{ApiError, Result};
 use super::extract::{Json, Named, Query};
 use super::{Answer, no_content, with_status};
-use torpor_service::Service;
-use torpor_service::calls::{self, Unanswered};
 
 /// Sandboxes in one page of a listing, unless the client asks for another number up to this.
 const PAGE_MAX: usize = 1000;

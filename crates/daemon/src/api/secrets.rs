@@ -10,11 +10,11 @@ use torpor_protocol::SecretName;
 use torpor_protocol::api::{Secret, SecretList, SetSecret};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
 
 use super::error::Result;
 use super::extract::{Json, Path};
 use super::{Answer, no_content};
-use torpor_service::Service;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(set, delete))

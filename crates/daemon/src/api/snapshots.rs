@@ -18,12 +18,12 @@ use torpor_protocol::{SandboxRef, SaveId, Snapshot, SnapshotId, SnapshotRef, Sna
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
+use torpor_service::calls;
 
 use super::error::Result;
 use super::extract::{Json, Named, Query, SnapshotPath};
 use super::{Answer, no_content, with_status};
-use torpor_service::Service;
-use torpor_service::calls;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()

@@ -8,10 +8,10 @@ use torpor_protocol::snapshot::{RestoreSandbox, Sleep};
 use torpor_protocol::Status;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::{Service, calls};
 
 use super::Answer;
 use super::extract::{Json, Named};
-use torpor_service::{Service, calls};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(sleep)).routes(routes!(wake)).routes(routes!(restore))

@@ -9,10 +9,10 @@ use torpor_protocol::ErrorCode;
 use torpor_protocol::api::Info;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
 
 use super::error::{ApiError, Result};
 use super::extract::Json;
-use torpor_service::Service;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 

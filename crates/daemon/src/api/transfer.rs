@@ -22,12 +22,12 @@ use torpor_protocol::guest::{FileStat, Reply, Request};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
 
 use super::error::{ApiError, Result};
 use super::extract::{Awake, Json, Query};
 use super::files::{Mode, PathText};
 use super::{Answer, no_content};
-use torpor_service::Service;
 
 /// How long the agent may take for its answer after the last byte, or before the first.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(120);

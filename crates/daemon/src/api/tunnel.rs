@@ -16,12 +16,12 @@ use torpor_protocol::guest::{KEPT_MAX, MAX_PAYLOAD, Reply, Request};
 use torpor_proxy::Kept;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
 
 use super::error::{ApiError, Result};
 use super::exec::upgraded;
 use super::extract::{Awake, Path, Query, RequestId, Upgrade};
 use super::socket::{self, Ear, Heard, Mouth};
-use torpor_service::Service;
 
 /// How long a server inside may take to accept.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(30);

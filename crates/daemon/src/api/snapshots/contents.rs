@@ -16,15 +16,15 @@ use torpor_store::{LayerChanges, SavedTree};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::pinned_save::{PinnedSave, parse};
+use torpor_service::Service;
+use torpor_service::builds::pipe;
 
 use super::parcel::poured;
 use crate::api::Answer;
 use crate::api::error::{ApiError, Result};
 use crate::api::extract::{Json, Query, SnapshotPath};
 use crate::api::files::PathText;
-use torpor_service::pinned_save::{PinnedSave, parse};
-use torpor_service::Service;
-use torpor_service::builds::pipe;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(files)).routes(routes!(file)).routes(routes!(diff))

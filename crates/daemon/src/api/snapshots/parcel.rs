@@ -19,14 +19,14 @@ use torpor_store::Imported;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::pinned_save::PinnedSave;
+use torpor_service::Service;
+use torpor_service::builds::pipe::{self, Inlet, Piece};
 
 use crate::api::error::{ApiError, Result};
 use crate::api::extract::{Query, SnapshotPath};
-use torpor_service::pinned_save::PinnedSave;
 use crate::api::transfer::{discard, next_bytes};
 use crate::api::with_status;
-use torpor_service::Service;
-use torpor_service::builds::pipe::{self, Inlet, Piece};
 
 /// How long a snapshot on its way may stand still; it holds a thread and space on the disk.
 const SILENCE: Duration = Duration::from_secs(300);

@@ -7,7 +7,6 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
 use tokio::time::Instant;
-use torpor_daemon::api::error::ApiError;
 use torpor_service::Service;
 use torpor_daemon::api::extract::Awake;
 use torpor_daemon::api::output::Output;
