@@ -26,8 +26,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use torpor_lifecycle::ShutdownMode;
 use torpor_edge::tls::{NoHandshake, Tls};
+use torpor_lifecycle::ShutdownMode;
 use torpor_service::Service;
 
 use crate::ServeError;

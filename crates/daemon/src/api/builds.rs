@@ -6,9 +6,9 @@ use axum::extract::State;
 use serde::Deserialize;
 use torpor_protocol::BuildId;
 use torpor_protocol::api::{Build, BuildList};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
 
 use super::Answer;
 use super::extract::{Json, Path};

@@ -8,10 +8,10 @@ use http::StatusCode;
 use serde::Deserialize;
 use torpor_protocol::DomainName;
 use torpor_protocol::domain::{AddDomain, Domain, DomainList};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 use torpor_service::Service;
 use torpor_service::domains::shown;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::error::Result;
 use super::extract::{Json, Path};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use torpor_protocol::engine::{BuildList, MigrateEngine, Migration};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
 
 use super::Answer;
 use super::extract::Json;

@@ -12,10 +12,10 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use torpor_lifecycle::Fleet;
 use torpor_protocol::Status;
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
 
 use super::extract::{Json, Named, Query};
 

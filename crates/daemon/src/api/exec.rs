@@ -17,11 +17,11 @@ use torpor_lifecycle::guest::{Guest, GuestError, Sender};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::{ExecInput, ExecOutput, OutputStream, STDERR_BYTE, STDOUT_BYTE, Size};
 use torpor_protocol::guest::{FailureCode, Request};
+use torpor_service::Service;
 use tracing::Instrument;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
 
 use super::command::{self, ProcessPath};
 use super::error::{ApiError, Result};

@@ -19,8 +19,8 @@ use http::{HeaderMap, StatusCode};
 use serde::de::DeserializeOwned;
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef, SnapshotRef};
-use torpor_service::upload::Pieces;
 use torpor_service::Service;
+use torpor_service::upload::Pieces;
 
 use super::error::ApiError;
 

@@ -11,10 +11,10 @@ use torpor_lifecycle::guest::{Guest, GuestError, Item, Stream, unexpected};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{ChangeMode, FileEntry, FileList, MoveFile, WatchEvent};
 use torpor_protocol::guest::{Reply, Request};
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
 
 use super::error::{ApiError, Result};
 use super::extract::{Awake, Json, Query};

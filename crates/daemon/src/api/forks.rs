@@ -5,10 +5,10 @@ use std::sync::Arc;
 use axum::extract::State;
 use torpor_lifecycle::Sandbox;
 use torpor_protocol::snapshot::{Fork, ForkList, ForkOutcome};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 use torpor_service::Service;
 use torpor_service::calls;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Named, RequestId, SnapshotPath};
@@ -58,7 +58,10 @@ async fn fork_sandbox(
 }
 
 /// A fork that failed is told like a request that failed.
-fn to_list(forks: Vec<torpor_service::Result<Sandbox>>, RequestId(id): &RequestId) -> Json<ForkList> {
+fn to_list(
+    forks: Vec<torpor_service::Result<Sandbox>>,
+    RequestId(id): &RequestId,
+) -> Json<ForkList> {
     let forks = forks.into_iter().map(|fork| match fork {
         Ok(sandbox) => ForkOutcome { sandbox: Some(Box::new(sandbox.status())), error: None },
         Err(error) => {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use torpor_protocol::egress::GatewayList;
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
 
 use super::extract::Json;
 

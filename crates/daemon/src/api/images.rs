@@ -16,13 +16,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use torpor_protocol::api::{Image, ImageConfig, ImageEvent, ImageList};
+use torpor_service::Service;
+use torpor_service::builds::{self, CONTEXT_FILE, CONTEXT_MAX, Events, Order, pipe};
+use torpor_service::upload::Upload;
 use torpor_store::ImageName;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
-use torpor_service::builds::{self, CONTEXT_FILE, CONTEXT_MAX, Events, Order, pipe};
-use torpor_service::upload::Upload;
 
 use super::error::{ApiError, Result};
 use super::extract::{Json, Path, Query, RequestId, pieces};

@@ -6,10 +6,10 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use torpor_protocol::api::{ApiKey, CreateKey, KeyList};
+use torpor_service::Service;
 use torpor_store::KeyRow;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
 
 use super::error::Result;
 use super::extract::{Json, Path};

@@ -7,10 +7,10 @@ use serde::Deserialize;
 use torpor_lifecycle::store::Search;
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::{Log, OutputStream};
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
 
 use super::Answer;
 use super::extract::{Json, Path, Query};

@@ -9,10 +9,10 @@ use serde::Deserialize;
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::Name;
 use torpor_protocol::snapshot::{CreatePool, Pool, PoolList};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 use torpor_service::Service;
 use torpor_service::calls;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
 use super::extract::{Json, Path};
@@ -35,7 +35,10 @@ struct PoolPath {
         description = "It is being filled. Sandboxes that are created alike are taken from it.",
     ))
 )]
-async fn create(State(app): State<Arc<Service>>, Json(request): Json<CreatePool>) -> Result<Response> {
+async fn create(
+    State(app): State<Arc<Service>>,
+    Json(request): Json<CreatePool>,
+) -> Result<Response> {
     let name = request.name.clone();
     calls::create_pool(&app, request).await?;
     Ok(with_status(StatusCode::CREATED, find(&app, &name)?))

@@ -11,9 +11,9 @@ use torpor_protocol::preview::{
     UpdatePreview,
 };
 use torpor_protocol::{Name, TokenId};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
 
 use super::error::Result;
 use super::extract::{Json, Named, Path};

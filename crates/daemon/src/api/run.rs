@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{Command, OutputStream, RunEvent, RunResult};
 use torpor_protocol::guest::Request;
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
 
 use super::command;
 use super::error::{ApiError, Result};

@@ -12,11 +12,11 @@ use torpor_lifecycle::{Fleet, Sandbox};
 use torpor_protocol::api::{CreateSandbox, SandboxList, UpdateSandbox, UsageReport};
 use torpor_protocol::snapshot::{SandboxUsage, UsageList};
 use torpor_protocol::{SandboxId, State as SandboxState, Status};
+use torpor_service::Service;
+use torpor_service::calls::{self, Unanswered};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
-use torpor_service::calls::{self, Unanswered};
 
 use super::error::{ApiError, Result};
 use super::extract::{Json, Named, Query};

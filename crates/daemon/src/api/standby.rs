@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use torpor_protocol::snapshot::{RestoreSandbox, Sleep};
 use torpor_protocol::Status;
+use torpor_protocol::snapshot::{RestoreSandbox, Sleep};
+use torpor_service::{Service, calls};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::{Service, calls};
 
 use super::Answer;
 use super::extract::{Json, Named};

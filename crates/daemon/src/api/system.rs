@@ -7,9 +7,9 @@ use axum::response::{IntoResponse, Response};
 use http::header::CONTENT_TYPE;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::Info;
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
 
 use super::error::{ApiError, Result};
 use super::extract::Json;

@@ -19,10 +19,10 @@ use serde::Deserialize;
 use torpor_lifecycle::guest::{GuestError, Sender, Stream, unexpected};
 use torpor_protocol::api::FileEntry;
 use torpor_protocol::guest::{FileStat, Reply, Request};
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
 
 use super::error::{ApiError, Result};
 use super::extract::{Awake, Json, Query};
@@ -44,7 +44,12 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
 // === Up ===
 
 /// Opens a request, sends the body on its stream and waits for the agent's answer.
-pub async fn upload(app: &Service, awake: &Awake, request: &Request, mut body: Body) -> Result<Reply> {
+pub async fn upload(
+    app: &Service,
+    awake: &Awake,
+    request: &Request,
+    mut body: Body,
+) -> Result<Reply> {
     let mut stream = awake.lease.guest().open(request).await?;
     let sender = stream.sender();
     let early = tokio::select! {
@@ -99,7 +104,12 @@ fn stat_of(reply: Reply, request: &Request) -> Result<FileStat> {
 }
 
 /// [`upload`] for requests that are only done.
-pub async fn deliver(app: &Service, awake: &Awake, request: &Request, body: Body) -> Result<Response> {
+pub async fn deliver(
+    app: &Service,
+    awake: &Awake,
+    request: &Request,
+    body: Body,
+) -> Result<Response> {
     let reply = upload(app, awake, request, body).await?;
     let Reply::Done = reply else { return Err(unexpected(request).into()) };
     Ok(no_content())

@@ -14,9 +14,9 @@ use torpor_lifecycle::guest::{GuestError, Sender, Stream, unexpected};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::guest::{KEPT_MAX, MAX_PAYLOAD, Reply, Request};
 use torpor_proxy::Kept;
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
 
 use super::error::{ApiError, Result};
 use super::exec::upgraded;

@@ -14,12 +14,12 @@ use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use torpor_daemon::api::error::ApiError;
-use torpor_service::Service;
 use torpor_daemon::api::extract::Awake;
 use torpor_edge::auth;
-use torpor_service::room;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef};
+use torpor_service::Service;
+use torpor_service::room;
 
 use super::NAMESPACE;
 use super::error::refuse;
@@ -47,7 +47,11 @@ pub(super) async fn api(State(app): State<Arc<Service>>, request: Request, next:
     next.run(Request::from_parts(parts, body)).await
 }
 
-pub(super) async fn inside(State(app): State<Arc<Service>>, request: Request, next: Next) -> Response {
+pub(super) async fn inside(
+    State(app): State<Arc<Service>>,
+    request: Request,
+    next: Next,
+) -> Response {
     if has_two_hosts(request.headers()) {
         return refuse_two_hosts();
     }

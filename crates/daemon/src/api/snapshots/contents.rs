@@ -12,13 +12,13 @@ use torpor_lifecycle::store::{Images, StoreError};
 use torpor_protocol::api::{FileEntry, FileList};
 use torpor_protocol::snapshot::FileDiff;
 use torpor_protocol::{SnapshotKind, SnapshotRef};
+use torpor_service::Service;
+use torpor_service::builds::pipe;
+use torpor_service::pinned_save::{PinnedSave, parse};
 use torpor_store::{LayerChanges, SavedTree};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::pinned_save::{PinnedSave, parse};
-use torpor_service::Service;
-use torpor_service::builds::pipe;
 
 use super::parcel::poured;
 use crate::api::Answer;

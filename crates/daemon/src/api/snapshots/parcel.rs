@@ -15,13 +15,13 @@ use tokio::sync::mpsc;
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Error, Refusal, chain};
 use torpor_protocol::{ErrorCode, Name, Snapshot, SnapshotRef};
+use torpor_service::Service;
+use torpor_service::builds::pipe::{self, Inlet, Piece};
+use torpor_service::pinned_save::PinnedSave;
 use torpor_store::Imported;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::pinned_save::PinnedSave;
-use torpor_service::Service;
-use torpor_service::builds::pipe::{self, Inlet, Piece};
 
 use crate::api::error::{ApiError, Result};
 use crate::api::extract::{Query, SnapshotPath};

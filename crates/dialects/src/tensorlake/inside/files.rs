@@ -12,12 +12,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use torpor_daemon::api::extract::Query;
-use torpor_service::Service;
 use torpor_daemon::api::files::{self, LIST_DEADLINE, PathText};
 use torpor_daemon::api::transfer::{self, ReadQuery};
 use torpor_lifecycle::guest::{GuestError, unexpected};
 use torpor_protocol::api::FileEntry;
 use torpor_protocol::guest::{FileKind, Reply, Request};
+use torpor_service::Service;
 
 use super::{Refused, Result};
 use crate::tensorlake::gate::Inside;

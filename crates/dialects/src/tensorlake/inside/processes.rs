@@ -13,11 +13,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use torpor_daemon::api::error::ApiError;
 use torpor_daemon::api::extract::Path;
-use torpor_service::Service;
 use torpor_daemon::api::transfer;
-use torpor_service::Error as ServiceError;
 use torpor_lifecycle::guest::{Guest, GuestError};
 use torpor_protocol::guest::{Exit, FailureCode, HealthState, ProcessStatus, Request, Supervision};
+use torpor_service::Error as ServiceError;
+use torpor_service::Service;
 
 use super::command::{Check, Command, Restart, without_default_user};
 use super::{Refused, Result};

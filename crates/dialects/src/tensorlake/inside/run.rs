@@ -7,12 +7,12 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
 use tokio::time::Instant;
-use torpor_service::Service;
 use torpor_daemon::api::extract::Awake;
 use torpor_daemon::api::output::Output;
-use torpor_service::Error as ServiceError;
-use torpor_service::room;
 use torpor_protocol::guest::{ProcessSpec, Request};
+use torpor_service::Error as ServiceError;
+use torpor_service::Service;
+use torpor_service::room;
 
 use super::command::{Command, without_default_user};
 use super::{Result, output};

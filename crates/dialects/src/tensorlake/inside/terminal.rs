@@ -17,12 +17,12 @@ use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use torpor_daemon::api::error::ApiError;
-use torpor_service::Service;
-use torpor_daemon::api::socket::{self, Ear, Heard, Left, Mouth};
 use torpor_daemon::api::output::{Output, Said};
+use torpor_daemon::api::socket::{self, Ear, Heard, Left, Mouth};
 use torpor_lifecycle::guest::{Guest, GuestError, Sender};
 use torpor_protocol::api::ExitReport;
 use torpor_protocol::guest::{Exit, FailureCode, Request};
+use torpor_service::Service;
 
 use super::pty::{COLS_MAX, ROWS_MAX};
 use super::tail::fell_asleep;

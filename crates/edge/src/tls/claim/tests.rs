@@ -1,9 +1,9 @@
 //! Which names lead to an order, and above all which do not.
 
 use torpor_lifecycle::Clock;
+use torpor_protocol::domain::DomainState;
 use torpor_service::domains::Own;
 use torpor_store::{DomainRow, Layout, Ledger};
-use torpor_protocol::domain::DomainState;
 
 use super::*;
 use crate::dns::Resolver;
