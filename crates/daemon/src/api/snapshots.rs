@@ -87,7 +87,10 @@ impl ListQuery {
     get, path = "/v1/snapshots", params(ListQuery),
     responses((status = 200, description = "Oldest first.", body = SnapshotList))
 )]
-async fn list(State(app): State<Arc<Service>>, Query(query): Query<ListQuery>) -> Answer<SnapshotList> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<ListQuery>,
+) -> Answer<SnapshotList> {
     let all = app.fleet.snapshots(&query.filter(&app), None, usize::MAX).await?;
     let snapshots = all.into_iter().map(|record| record.snapshot).collect();
     Ok(Json(SnapshotList { snapshots }))

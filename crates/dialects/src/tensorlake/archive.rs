@@ -8,10 +8,10 @@ use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_service::Service;
 use torpor_lifecycle::ledger::ArchiveLedger as _;
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{SandboxId, SandboxRef};
+use torpor_service::Service;
 
 use super::extract::Place;
 use super::gate::missing;

@@ -11,12 +11,12 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_service::Service;
-use torpor_service::calls;
 use torpor_lifecycle::ledger::{ArchiveLedger as _, SnapshotFilter};
 use torpor_protocol::{
     ErrorCode, SandboxId, SandboxRef, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
 };
+use torpor_service::Service;
+use torpor_service::calls;
 
 use super::NAMESPACE;
 use super::extract::{Body, Place};

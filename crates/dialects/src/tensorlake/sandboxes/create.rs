@@ -16,9 +16,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_service::Service;
-use torpor_service::Error as ServiceError;
-use torpor_service::calls::{self, Unanswered};
 use torpor_lifecycle::ledger::ArchiveLedger as _;
 use torpor_lifecycle::store::{Saves as _, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal, Sandbox};
@@ -27,6 +24,9 @@ use torpor_protocol::{
     Name, Network, SandboxId, SandboxRef, SandboxSpec, SecretName, SnapshotKind,
     State as SandboxState,
 };
+use torpor_service::Error as ServiceError;
+use torpor_service::Service;
+use torpor_service::calls::{self, Unanswered};
 
 use super::super::extract::{Address, Body, Patience};
 use super::super::info::{
