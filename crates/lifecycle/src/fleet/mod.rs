@@ -22,7 +22,7 @@ use crate::clock::Clock;
 use crate::driver::Phase;
 use crate::engine::{About, Engine};
 use crate::lease::Lease;
-use crate::ledger::{Aggregate, FleetLedger, Owner, PAGE, Seen, everything};
+use crate::ledger::{Aggregate, FleetLedger, Owner, PAGE, CacheVersion, everything};
 use crate::sandbox::{Request, Sandbox};
 use crate::store::{
     Facts, Images, Journal, PersistedState, Record, Saves, Search, StoreError, Vault,
@@ -60,7 +60,7 @@ struct Inner {
     world: Arc<World>,
     register: Mutex<Register>,
     pools: Pools,
-    seen_pools: Seen,
+    pools_version: CacheVersion,
     /// Held by who takes a name for a sandbox that has one, or none.
     renaming: AsyncMutex<()>,
     /// Held by who claims a sandbox from a pool, until it counts.
@@ -84,7 +84,7 @@ impl Fleet {
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
         let Parts { engine, ledger, images, saves, journal, vault, room, ca, policy } = parts;
         let owner = ledger.take_over().await?;
-        let seen_pools = Seen::now(Arc::clone(&ledger) as _, Aggregate::Pools).await?;
+        let pools_version = CacheVersion::now(Arc::clone(&ledger) as _, Aggregate::Pools).await?;
         let records = recorded(&*ledger, &owner).await?;
         let keep: HashSet<_> =
             records.iter().filter(|r| may_run(&r.state)).map(|r| r.id.clone()).collect();
@@ -111,7 +111,7 @@ impl Fleet {
                 world: Arc::new(world),
                 register: Mutex::default(),
                 pools: Pools::default(),
-                seen_pools,
+                pools_version,
                 renaming: AsyncMutex::default(),
                 claiming: AsyncMutex::default(),
                 called: Notify::new(),

@@ -131,7 +131,7 @@ impl Fleet {
     pub(super) async fn follow_pools(self) {
         let stopping = self.inner.world.stopping.clone();
         while stopping.run_until_cancelled(tokio::time::sleep(REFRESH)).await.is_some() {
-            if let Err(error) = self.inner.seen_pools.refresh(self.read_pools_again()).await {
+            if let Err(error) = self.inner.pools_version.refresh(self.read_pools_again()).await {
                 tracing::warn!(error = chain(&error), "pools not read again");
             }
         }
@@ -155,7 +155,7 @@ impl Fleet {
 
     /// When this returns it is recorded; it fills in the background.
     pub async fn create_pool(&self, record: PoolRecord) -> Result<(), Error> {
-        let _writing = self.inner.seen_pools.writing().await;
+        let _writing = self.inner.pools_version.writing().await;
         self.inner.world.ledger.create_pool(&record).await.map_err(|error| match error {
             StoreError::NameTaken(name) => Refusal::PoolNameTaken(name).into(),
             error => Error::from(error),
@@ -211,7 +211,7 @@ impl Fleet {
     /// Makes a pool another one of the same name. Machines that do not fit any more end; sandboxes
     /// that were claimed from it stay.
     pub async fn update_pool(&self, record: PoolRecord) -> Result<(), Error> {
-        let _writing = self.inner.seen_pools.writing().await;
+        let _writing = self.inner.pools_version.writing().await;
         let before = self.pool(&record.name)?;
         if !self.inner.world.ledger.update_pool(&record).await? {
             return Err(Refusal::NoSuchPool(record.name).into());
@@ -243,7 +243,7 @@ impl Fleet {
 
     /// Forgets the pool and ends its machines.
     pub async fn erase_pool(&self, name: &Name) -> Result<(), Error> {
-        let _writing = self.inner.seen_pools.writing().await;
+        let _writing = self.inner.pools_version.writing().await;
         if !self.inner.world.ledger.erase_pool(name).await? {
             return Err(Refusal::NoSuchPool(name.clone()).into());
         }

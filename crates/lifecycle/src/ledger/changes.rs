@@ -37,15 +37,15 @@ pub trait Changes: Send + Sync + 'static {
     async fn changed_elsewhere(&self, what: Aggregate) -> Result<u64, StoreError>;
 }
 
-/// What a versioned cache has seen of other nodes.
-pub struct Seen {
+/// How much a versioned cache has seen of what other nodes changed.
+pub struct CacheVersion {
     changes: Arc<dyn Changes>,
     what: Aggregate,
     version: AtomicU64,
     writing: Mutex<()>,
 }
 
-impl Seen {
+impl CacheVersion {
     /// Nothing yet: the cache is filled after this.
     pub async fn now(changes: Arc<dyn Changes>, what: Aggregate) -> Result<Self, StoreError> {
         let version = AtomicU64::new(changes.changed_elsewhere(what).await?);

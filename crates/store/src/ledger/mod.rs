@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use torpor_lifecycle::ledger::FleetLedger;
+use torpor_lifecycle::ledger::{Changes, FleetLedger};
 use torpor_lifecycle::store::StoreError;
 
 pub use builds::BuildLedger;
@@ -52,6 +52,10 @@ impl Ledger {
     pub async fn open(layout: &crate::Layout) -> Result<Self, StoreError> {
         let sqlite = SqliteLedger::open(layout).await?;
         Ok(Self { database: Arc::new(sqlite.clone()), files: sqlite })
+    }
+
+    pub fn changes(&self) -> Arc<dyn Changes> {
+        Arc::clone(&self.database) as _
     }
 
     pub fn fleet(&self) -> Arc<dyn FleetLedger> {

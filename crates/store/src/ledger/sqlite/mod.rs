@@ -10,6 +10,7 @@ mod builds;
 mod domains;
 mod images;
 mod keys;
+mod migrations;
 mod pools;
 mod previews;
 mod sandboxes;
@@ -24,7 +25,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sqlx::migrate::{MigrateError, Migrator};
+use sqlx::migrate::MigrateError;
 use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteQueryResult,
     SqliteRow, SqliteSynchronous,
@@ -35,10 +36,9 @@ use torpor_lifecycle::store::StoreError;
 use torpor_protocol::{ImageId, NodeId, SaveId};
 
 use super::{Database, now_ms};
+use migrations::MIGRATIONS;
 
 type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;
-
-static MIGRATIONS: Migrator = sqlx::migrate!();
 
 /// Readers at the same time; more only queue for the same two cores.
 const READERS: u32 = 4;
