@@ -9,7 +9,8 @@ use torpor_protocol::{Name, NodeId, SandboxId, SaveId, SnapshotId, SnapshotRef};
 use super::FakeStore;
 use super::store::StoreState;
 use crate::ledger::{
-    Aggregate, ArchiveLedger, Changes, Owner, PoolLedger, SandboxLedger, SnapshotFilter, SnapshotLedger, SnapshotPlace,
+    Aggregate, ArchiveLedger, Changes, Owner, PoolLedger, SandboxLedger, SnapshotFilter,
+    SnapshotLedger, SnapshotPlace,
 };
 use crate::store::{PoolRecord, Record, SnapshotRecord, StoreError};
 

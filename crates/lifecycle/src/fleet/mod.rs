@@ -22,7 +22,7 @@ use crate::clock::Clock;
 use crate::driver::Phase;
 use crate::engine::{About, Engine};
 use crate::lease::Lease;
-use crate::ledger::{Aggregate, FleetLedger, Owner, PAGE, CacheVersion, everything};
+use crate::ledger::{Aggregate, CacheVersion, FleetLedger, Owner, PAGE, everything};
 use crate::sandbox::{Request, Sandbox};
 use crate::store::{
     Facts, Images, Journal, PersistedState, Record, Saves, Search, StoreError, Vault,
@@ -384,8 +384,9 @@ impl Register {
 
 /// Everything that is this owner's, oldest first.
 async fn recorded(ledger: &dyn FleetLedger, owner: &Owner) -> Result<Vec<Record>, StoreError> {
-    let page =
-        |after: Option<SandboxId>| async move { ledger.sandboxes(owner, after.as_ref(), PAGE).await };
+    let page = |after: Option<SandboxId>| async move {
+        ledger.sandboxes(owner, after.as_ref(), PAGE).await
+    };
     let mut all = everything(page, |record| record.id.clone()).await?;
     all.sort_by(|a, b| (a.created_at_ms, &a.id).cmp(&(b.created_at_ms, &b.id)));
     Ok(all)

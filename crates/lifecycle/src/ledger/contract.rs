@@ -188,10 +188,9 @@ pub async fn the_archive_is_read_by_pages_in_both_directions<S: Subject>(subject
     assert_eq!(ledger.archived_after(id(3), 2).await.unwrap(), all[1..3]);
     assert_eq!(ledger.archived_after(id(0), 2).await.unwrap(), []);
     let stranger = SandboxId::random();
-    for page in [
-        ledger.archived(Some(&stranger), 2).await,
-        ledger.archived_after(Some(&stranger), 2).await,
-    ] {
+    for page in
+        [ledger.archived(Some(&stranger), 2).await, ledger.archived_after(Some(&stranger), 2).await]
+    {
         assert!(matches!(page, Err(StoreError::Invalid(_))), "{page:?}");
     }
 }

@@ -25,7 +25,7 @@ use torpor_protocol::NodeId;
 
 use crate::store::StoreError;
 
-pub use changes::{Aggregate, Changes, CacheVersion};
+pub use changes::{Aggregate, CacheVersion, Changes};
 pub use fleet::{
     ArchiveLedger, FleetLedger, PoolLedger, SandboxLedger, SnapshotFilter, SnapshotLedger,
     SnapshotPlace,

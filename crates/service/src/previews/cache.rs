@@ -47,7 +47,9 @@ impl Known {
                 Err(error) => tracing::error!(preview = %id, %error, "it is not served"),
             }
         }
-        self.entries.values().for_each(|old| old.cut_what_is_over(known.entries.get(&old.preview.id)));
+        self.entries
+            .values()
+            .for_each(|old| old.cut_what_is_over(known.entries.get(&old.preview.id)));
         known
     }
 }
@@ -79,9 +81,7 @@ impl Previews {
 }
 
 /// Every preview with its tokens, oldest token first.
-pub(super) async fn recorded(
-    ledger: &Ledger,
-) -> Result<Vec<(Preview, Vec<TokenRow>)>, StoreError> {
+pub(super) async fn recorded(ledger: &Ledger) -> Result<Vec<(Preview, Vec<TokenRow>)>, StoreError> {
     let page =
         |after: Option<TokenId>| async move { ledger.preview_tokens(after.as_ref(), PAGE).await };
     let mut tokens = everything(page, |row| row.id.clone()).await?;

@@ -37,8 +37,8 @@ use crate::Service;
 use crate::domains::Domains;
 use crate::error::{Error, Result};
 use address::Names;
-use cache::Known;
 pub use address::bare;
+use cache::Known;
 pub use entry::{Entry, Token};
 
 /// Previews of one sandbox: more than anybody has servers in one.

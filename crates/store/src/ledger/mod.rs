@@ -27,13 +27,7 @@ pub use sqlite::SqliteLedger;
 /// A database that remembers everything.
 #[async_trait]
 pub trait Database:
-    FleetLedger
-    + PreviewLedger
-    + DomainLedger
-    + KeyLedger
-    + BuildLedger
-    + SecretLedger
-    + ImageLedger
+    FleetLedger + PreviewLedger + DomainLedger + KeyLedger + BuildLedger + SecretLedger + ImageLedger
 {
     /// Waits for running statements and lets go of the database.
     async fn close(&self);

@@ -15,10 +15,10 @@ use torpor_protocol::snapshot::{Sleep, TakeSnapshot};
 use torpor_protocol::{Name, SandboxId, Snapshot, SnapshotId, SnapshotRef, Status, Tier};
 use torpor_store::{Layout, Ledger};
 
-use super::{Bench, PREFIX};
 use super::home::Home;
 use super::load::{Summary, timed};
 use super::report::{Report, Start};
+use super::{Bench, PREFIX};
 use crate::client::{Client, Route};
 use crate::commands::sandboxes;
 use crate::error::{Error, Result};

@@ -80,7 +80,10 @@ impl BuildLedger for SqliteLedger {
         )
         .bind(self.node.as_str());
         let rows = query.fetch_all(&self.readers).await;
-        rows.map_err(self.failed("look for builds without an end"))?.iter().map(read_build).collect()
+        rows.map_err(self.failed("look for builds without an end"))?
+            .iter()
+            .map(read_build)
+            .collect()
     }
 }
 

@@ -25,7 +25,8 @@ impl DomainLedger for SqliteLedger {
         .bind(row.checked_at_ms.map(to_column))
         .bind(row.proven_at_ms.map(to_column))
         .bind(to_column(row.created_at_ms));
-        let done = self.change(Aggregate::Domains, query).await.map_err(self.failed("record a domain"))?;
+        let done =
+            self.change(Aggregate::Domains, query).await.map_err(self.failed("record a domain"))?;
         Ok(done.rows_affected() > 0)
     }
 
@@ -40,7 +41,8 @@ impl DomainLedger for SqliteLedger {
         .bind(row.proven_at_ms.map(to_column))
         .bind(row.name.as_str())
         .bind(&row.secret);
-        let done = self.change(Aggregate::Domains, query).await.map_err(self.failed("record a domain"))?;
+        let done =
+            self.change(Aggregate::Domains, query).await.map_err(self.failed("record a domain"))?;
         Ok(done.rows_affected() > 0)
     }
 
@@ -58,7 +60,8 @@ impl DomainLedger for SqliteLedger {
 
     async fn drop_domain(&self, name: &DomainName) -> Result<bool, StoreError> {
         let query = sqlx::query("DELETE FROM domains WHERE name = ?").bind(name.as_str());
-        let done = self.change(Aggregate::Domains, query).await.map_err(self.failed("remove a domain"))?;
+        let done =
+            self.change(Aggregate::Domains, query).await.map_err(self.failed("remove a domain"))?;
         Ok(done.rows_affected() > 0)
     }
 }

@@ -24,11 +24,7 @@ impl ImageLedger for SqliteLedger {
         rows.iter().map(|row| Ok((parsed(row, "image_id")?, column(row, "file")?))).collect()
     }
 
-    async fn commit_image(
-        &self,
-        row: &ImageRow,
-        name: Option<&str>,
-    ) -> Result<(), StoreError> {
+    async fn commit_image(&self, row: &ImageRow, name: Option<&str>) -> Result<(), StoreError> {
         let action = "record an image in the ledger";
         let config = serde_json::to_string(&row.config).map_err(StoreError::failed(action))?;
         let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
@@ -93,11 +89,7 @@ impl ImageLedger for SqliteLedger {
         rows.iter().map(|row| parsed(row, "id")).collect()
     }
 
-    async fn remove_image(
-        &self,
-        id: &ImageId,
-        name: Option<&str>,
-    ) -> Result<Removed, StoreError> {
+    async fn remove_image(&self, id: &ImageId, name: Option<&str>) -> Result<Removed, StoreError> {
         let action = "remove an image from the ledger";
         let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
         let names: i64 = sqlx::query_scalar("SELECT count(*) FROM image_names WHERE image_id = ?")

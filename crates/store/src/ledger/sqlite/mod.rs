@@ -107,7 +107,6 @@ impl SqliteLedger {
         })
     }
 
-
     /// Why a row that names an image and perhaps a save was refused: SQLite does not say which of
     /// them is gone.
     async fn missing(&self, image: &ImageId, save: Option<&SaveId>) -> StoreError {

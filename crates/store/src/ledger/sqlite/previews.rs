@@ -49,9 +49,10 @@ impl PreviewLedger for SqliteLedger {
         after: Option<&PreviewId>,
         limit: usize,
     ) -> Result<Vec<Preview>, StoreError> {
-        let query = sqlx::query("SELECT id, preview FROM previews WHERE id > ? ORDER BY id LIMIT ?")
-            .bind(after.map_or("", |after| after.as_str()))
-            .bind(limit_of(limit));
+        let query =
+            sqlx::query("SELECT id, preview FROM previews WHERE id > ? ORDER BY id LIMIT ?")
+                .bind(after.map_or("", |after| after.as_str()))
+                .bind(limit_of(limit));
         let rows = query.fetch_all(&self.readers).await;
         let rows = rows.map_err(self.failed("read the previews from the ledger"))?;
         let read = |row| json(row, "preview", &format!("preview {}", column::<String>(row, "id")?));

@@ -55,10 +55,7 @@ impl SecretLedger for SqliteLedger {
         Ok(secret)
     }
 
-    async fn secret(
-        &self,
-        name: &SecretName,
-    ) -> Result<Option<(Secret, Sealed)>, StoreError> {
+    async fn secret(&self, name: &SecretName) -> Result<Option<(Secret, Sealed)>, StoreError> {
         let query = sqlx::query("SELECT * FROM secrets WHERE name = ?").bind(name.as_str());
         let row = query.fetch_optional(&self.readers).await;
         let Some(row) = row.map_err(self.failed("look up a secret"))? else { return Ok(None) };

@@ -44,8 +44,7 @@ async fn a_verdict_about_a_domain_that_was_added_anew_changes_nothing() {
     };
     assert!(!ledger.judge_domain(&verdict).await.unwrap());
     assert_eq!(ledger.domains(None, 9).await.unwrap(), std::slice::from_ref(&new));
-    let verdict =
-        DomainRow { secret: new.secret.clone(), preview: new.preview.clone(), ..verdict };
+    let verdict = DomainRow { secret: new.secret.clone(), preview: new.preview.clone(), ..verdict };
     assert!(ledger.judge_domain(&verdict).await.unwrap());
     assert_eq!(ledger.domains(None, 9).await.unwrap(), [verdict]);
 }

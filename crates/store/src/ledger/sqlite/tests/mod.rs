@@ -10,7 +10,7 @@ mod schema;
 use std::collections::BTreeMap;
 
 use torpor_lifecycle::ledger::{
-    ArchiveLedger as _, FleetLedger, Owner, PoolLedger as _, SandboxLedger as _, SnapshotFilter,
+    ArchiveLedger as _, FleetLedger, Owner, PoolLedger as _, SandboxLedger as _,
     SnapshotLedger as _,
 };
 use torpor_lifecycle::store::{
@@ -88,10 +88,6 @@ impl World {
 
     async fn all(&self) -> Vec<Record> {
         self.ledger.sandboxes(&self.owner, None, 1000).await.unwrap()
-    }
-
-    async fn snapshots(&self) -> Vec<SnapshotRecord> {
-        self.ledger.snapshots(&SnapshotFilter::default(), None, 1000).await.unwrap()
     }
 }
 

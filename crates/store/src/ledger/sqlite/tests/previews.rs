@@ -75,7 +75,11 @@ async fn previews_and_tokens_go_in_the_instant_their_sandbox_goes() {
     world.ledger.record_preview(&gone).await.unwrap();
     world.ledger.record_preview_token(&token(&gone, 1)).await.unwrap();
     world.record(&sandbox).await.unwrap();
-    assert_eq!(world.ledger.previews(None, 9).await.unwrap().len(), 1, "a sandbox that changes keeps it");
+    assert_eq!(
+        world.ledger.previews(None, 9).await.unwrap().len(),
+        1,
+        "a sandbox that changes keeps it"
+    );
     world.archive(&sandbox.ended(9, None)).await.unwrap();
     assert_eq!(world.ledger.previews(None, 9).await.unwrap(), []);
     assert_eq!(world.ledger.preview_tokens(None, 9).await.unwrap(), []);
