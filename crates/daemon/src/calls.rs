@@ -34,7 +34,7 @@ const POOL_MAX: usize = 1000;
 
 /// A sandbox that is recorded, and will run: [`started`] waits for it.
 pub async fn create(app: &App, request: CreateSandbox) -> Result<Sandbox> {
-    let queue_until_ms = request.queue_secs.map(|secs| deadline(app, secs));
+    let queue_until_ms = request.queue_ms.map(|ms| app.fleet.clock().now_ms().saturating_add(ms));
     let (spec, moment) = match (&request.pool, &request.snapshot) {
         (Some(pool), _) => claimed(app, &app.fleet.pool(pool)?, &request).await?,
         (None, Some(snapshot)) => {
@@ -60,14 +60,6 @@ fn admit_at(app: &App, moment: &Held, request: CreateSandbox) -> Result<SandboxS
     moment.admit(app, CreateSandbox { network, ..request })
 }
 
-/// `0` is for ever.
-fn deadline(app: &App, secs: u64) -> u64 {
-    match secs {
-        0 => u64::MAX,
-        secs => app.fleet.clock().now_ms().saturating_add(secs.saturating_mul(1000)),
-    }
-}
-
 /// Secrets and ways out that are not there are missed at once, not when the sandbox starts.
 async fn know(app: &App, spec: &SandboxSpec) -> Result<()> {
     use torpor_lifecycle::store::StoreError;
@@ -85,8 +77,8 @@ async fn claimed(
     pool: &PoolRecord,
     request: &CreateSandbox,
 ) -> Result<(SandboxSpec, Option<Held>)> {
-    let CreateSandbox { name, labels, env, queue_secs, pool: of, .. } = request.clone();
-    let plain = CreateSandbox { name, labels, env, queue_secs, pool: of, ..Default::default() };
+    let CreateSandbox { name, labels, env, queue_ms, pool: of, .. } = request.clone();
+    let plain = CreateSandbox { name, labels, env, queue_ms, pool: of, ..Default::default() };
     if *request != plain {
         let why = "pool: the pool says what its sandboxes are; only a name, labels and variables \
                    can be asked for besides";

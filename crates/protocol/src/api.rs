@@ -15,11 +15,12 @@ use crate::guest::{
 use crate::id::{Name, SecretName};
 pub use crate::kept::{
     ArchiveList, ArchivedSandbox, Build, BuildKind, BuildList, BuildState, Image, ImageConfig,
-    ImageEvent, ImageList, Log, Secret, SecretList, SetSecret,
+    ImageEvent, ImageList, Log, LogEntry, Secret, SecretList, SetSecret,
 };
 use crate::network::Network;
 use crate::spec::{Hooks, Lifetime, PortAccess, StandbyPolicy};
 use crate::status::Status;
+use crate::time;
 
 /// The image of a sandbox that names none.
 pub const DEFAULT_IMAGE: &str = "torpor/base";
@@ -57,8 +58,8 @@ pub struct CreateSandbox {
     /// Claim it from this pool: it is what the pool says, and nothing else may be asked for but a
     /// name, labels and variables.
     pub pool: Option<Name>,
-    /// If this host has no room for it, wait so long instead of being refused. 0: for ever.
-    pub queue_secs: Option<u64>,
+    /// If this host has no room for it, wait so long instead of being refused.
+    pub queue_ms: Option<u64>,
 }
 
 /// How a sandbox sleeps; what is absent is the server's default, or stays as it is.
@@ -66,8 +67,10 @@ pub struct CreateSandbox {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Standby {
-    /// Falls asleep when nobody talked to it for so long. 0: never by itself.
-    pub idle_after_ms: Option<u64>,
+    /// Falls asleep when nobody talked to it for so long; null: never by itself.
+    #[serde(deserialize_with = "time::given", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
+    pub idle_after_ms: Option<Option<u64>>,
     pub auto_wake: Option<bool>,
     pub hooks: Option<Hooks>,
 }
@@ -76,7 +79,7 @@ impl Standby {
     /// `policy` with what is given here instead.
     pub fn over(self, policy: StandbyPolicy) -> StandbyPolicy {
         StandbyPolicy {
-            idle_after_ms: self.idle_after_ms.unwrap_or(policy.idle_after_ms),
+            idle_after_ms: self.idle_after_ms.map_or(policy.idle_after_ms, Option::unwrap_or_default),
             auto_wake: self.auto_wake.unwrap_or(policy.auto_wake),
             hooks: self.hooks.unwrap_or(policy.hooks),
         }
@@ -115,9 +118,9 @@ pub struct Resize {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SandboxList {
     pub sandboxes: Vec<Status>,
-    /// Ask for `?after=` this to get the rest.
+    /// Ask for `?cursor=` this to get the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<String>,
+    pub next_cursor: Option<String>,
 }
 
 /// `GET /v1/sandboxes/{sandbox}/usage`
@@ -125,7 +128,8 @@ pub struct SandboxList {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UsageReport {
     pub memory_bytes: u64,
-    pub cpu_micros: u64,
+    /// Processor time.
+    pub cpu_ms: u64,
     pub disk_bytes: u64,
     pub oom_kills: u64,
 }
@@ -259,6 +263,8 @@ impl ExitReport {
 pub enum RunEvent {
     Started {
         pid: u32,
+        #[serde(rename = "started_at", with = "time::instant")]
+        #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
         started_at_ms: u64,
     },
     /// `text`, or `base64` if the bytes are not UTF-8.
@@ -325,6 +331,9 @@ pub const STDERR_BYTE: u8 = 2;
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ProcessList {
     pub processes: Vec<Process>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// A process that was started through the API.
@@ -337,11 +346,17 @@ pub struct Process {
     pub terminal: bool,
     pub stdin_open: bool,
     pub running: bool,
+    #[serde(rename = "started_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub started_at_ms: u64,
+    #[serde(rename = "ended_at", default, with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at_ms: Option<u64>,
     /// None while it runs.
     pub exit: Option<ExitReport>,
     pub restarts: u32,
+    #[serde(rename = "next_start_at", default, with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub next_start_at_ms: Option<u64>,
     pub output_bytes: u64,
     pub output_dropped: u64,
@@ -351,6 +366,8 @@ pub struct Process {
     pub health: Option<HealthReport>,
     /// How it ended before it was started again.
     pub last_exit: Option<ExitReport>,
+    #[serde(rename = "last_exit_at", default, with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub last_exit_at_ms: Option<u64>,
 }
 
@@ -398,6 +415,8 @@ pub struct FileEntry {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
+    #[serde(rename = "modified_at", with = "time::signed")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub modified_at_ms: i64,
     pub target: Option<String>,
 }
@@ -432,6 +451,19 @@ pub struct FileList {
 
 /// A line of `GET …/files/watch`.
 pub type WatchEvent = FileChange;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct MakeDirectory {
+    pub path: String,
+    /// Permission bits, as a number.
+    #[serde(default)]
+    pub mode: Option<u32>,
+    /// `user`, `user:group` or numbers.
+    #[serde(default)]
+    pub owner: Option<String>,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -479,6 +511,8 @@ pub struct ApiKey {
     pub label: String,
     /// The first characters, to tell keys apart.
     pub prefix: String,
+    #[serde(rename = "created_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
@@ -488,4 +522,7 @@ pub struct ApiKey {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct KeyList {
     pub keys: Vec<ApiKey>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::id::{ImageId, Name, SecretName};
 use crate::network::Network;
+use crate::time;
 
 /// Environment variables, labels: sorted, so that the same request is the same bytes.
 pub type Pairs = BTreeMap<String, String>;
@@ -29,7 +30,7 @@ pub struct SandboxSpec {
     pub labels: BTreeMap<String, String>,
     #[serde(default)]
     pub network: Network,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lifetime_of_any_age")]
     pub lifetime: Lifetime,
     #[serde(default)]
     pub standby: StandbyPolicy,
@@ -99,11 +100,36 @@ pub struct PortAccess {
 #[serde(deny_unknown_fields, default)]
 pub struct Lifetime {
     /// Terminate this long after it was created.
-    pub max_age_secs: Option<u64>,
+    pub max_age_ms: Option<u64>,
     /// Terminate when nobody talked to it for so long.
-    pub expire_idle_secs: Option<u64>,
-    /// Terminate at this time (Unix seconds).
-    pub expire_at: Option<u64>,
+    pub expire_idle_ms: Option<u64>,
+    /// Terminate at this time.
+    #[serde(rename = "expires_at", with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub expires_at_ms: Option<u64>,
+}
+
+/// Ledgers and saves of older versions count in seconds.
+fn lifetime_of_any_age<'de, D: Deserializer<'de>>(d: D) -> Result<Lifetime, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Millis(Lifetime),
+        Seconds {
+            max_age_secs: Option<u64>,
+            expire_idle_secs: Option<u64>,
+            expire_at: Option<u64>,
+        },
+    }
+    let ms = |secs: Option<u64>| secs.map(|secs| secs.saturating_mul(1000));
+    Ok(match Written::deserialize(d)? {
+        Written::Millis(lifetime) => lifetime,
+        Written::Seconds { max_age_secs, expire_idle_secs, expire_at } => Lifetime {
+            max_age_ms: ms(max_age_secs),
+            expire_idle_ms: ms(expire_idle_secs),
+            expires_at_ms: ms(expire_at),
+        },
+    })
 }
 
 /// When a sandbox falls asleep, and what happens around it.
@@ -111,7 +137,9 @@ pub struct Lifetime {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct StandbyPolicy {
-    /// Falls asleep when nobody talked to it for so long. 0: never by itself.
+    /// Falls asleep when nobody talked to it for so long; null: never by itself, which is 0 in memory.
+    #[serde(with = "time::never")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
     pub idle_after_ms: u64,
     /// Whether a request wakes it. Otherwise requests to a sleeping sandbox are refused until
     /// somebody wakes it.

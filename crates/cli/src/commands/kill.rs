@@ -8,7 +8,7 @@ use http::Method;
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::SendSignal;
 
-use super::policy::millis;
+use crate::units::millis;
 use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::output::plain;

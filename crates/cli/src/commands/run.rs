@@ -7,7 +7,7 @@ use clap::Args;
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::{Command, ExecInput, Process};
 
-use super::policy::millis;
+use crate::units::millis;
 use super::process::{self, ProcessArgs};
 use super::supervision::SuperviseArgs;
 use crate::client::{Client, Route};

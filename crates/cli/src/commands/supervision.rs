@@ -7,7 +7,7 @@ use serde_json::json;
 use torpor_protocol::api::Supervise;
 use torpor_protocol::guest::{HealthCheck, RestartPolicy};
 
-use super::policy::millis;
+use crate::units::millis;
 use crate::units;
 
 /// What is asked of a server that does not say.

@@ -25,7 +25,7 @@ fn what_sleeps_is_woken_by_the_next_request() {
 #[test]
 fn who_wants_no_automatic_wake_gets_none() {
     let world = World::with_sandbox();
-    world.torpor(["update", "web", "--no-auto-wake", "--idle-after", "0"]).ok();
+    world.torpor(["update", "web", "--no-auto-wake", "--idle-after", "never"]).ok();
     world.torpor(["sleep", "web"]).ok();
     let done = world.sh("true");
     assert_eq!(done.code, 1, "{done:?}");

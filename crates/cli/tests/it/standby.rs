@@ -10,7 +10,7 @@ fn asleep(tier: &str, auto_wake: bool) -> serde_json::Value {
         "web",
         json!({
             "state": "standby", "tier": tier, "durable": true, "saved_bytes": 42_991_616, "wakes": 2,
-            "recovered_from_ms": 1_000, "parent": format!("snap-{}", "a1".repeat(11)).get(..26),
+            "recovered_from": 1_000, "parent": format!("snap-{}", "a1".repeat(11)).get(..26),
             "standby": {
                 "auto_wake": auto_wake,
                 "hooks": { "before_sleep": ["sync"], "after_wake": [], "grace_ms": 5000 }
@@ -99,7 +99,7 @@ fn create_passes_on_how_it_sleeps() {
     });
     let standby = json!({"idle_after_ms": 60_000, "auto_wake": false, "hooks": hooks});
     assert_eq!(asked["standby"], standby);
-    assert_eq!(asked["lifetime"]["expire_idle_secs"], 7 * 86_400);
+    assert_eq!(asked["lifetime"]["expire_idle_ms"], 7 * 86_400_000);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn update_leaves_what_is_not_mentioned() {
     assert_eq!(asked["standby"]["idle_after_ms"], json!(null));
     assert_eq!(asked["standby"]["hooks"]["before_sleep"], json!(["sync"]));
     assert_eq!(asked["standby"]["hooks"]["after_wake"], json!(["/bin/sh", "-c", "date"]));
-    assert_eq!(asked["lifetime"]["max_age_secs"], 86_400);
+    assert_eq!(asked["lifetime"]["max_age_ms"], 86_400_000);
     assert_eq!(asked["labels"], json!({"a": "b"}));
     let (code, words) = stub.torpor(["update", "web"]).failed();
     assert_eq!((code, &*words), (2, "error: nothing is to be changed\n"));

@@ -12,8 +12,8 @@ use crate::stub::{Answer, Stub, ok, refuse};
 fn usage(wakes: u64) -> Value {
     json!({"sandboxes": [{
         "id": SandboxId::random(), "name": "web", "state": "standby", "tier": "warm",
-        "memory_bytes": 1048576, "memory_limit_bytes": 1073741824, "cpu_micros": 5,
-        "disk_bytes": 0, "saved_bytes": 0, "last_used_at_ms": 0, "wakes": wakes
+        "memory_bytes": 1048576, "memory_limit_bytes": 1073741824, "cpu_ms": 5,
+        "disk_bytes": 0, "saved_bytes": 0, "last_used_at": 0, "wakes": wakes
     }]})
 }
 

@@ -10,7 +10,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
-use super::extract::{Json, Path};
+use super::extract::{Json, Path, Query};
+use super::page::{Cut, PageQuery, dated};
 use crate::app::App;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -24,11 +25,13 @@ struct BuildPath {
 
 /// List the newest builds.
 #[utoipa::path(
-    get, path = "/v1/builds",
-    responses((status = 200, description = "At most a hundred, newest first.", body = BuildList))
+    get, path = "/v1/builds", params(PageQuery),
+    responses((status = 200, description = "Newest first; the last hundred are known.", body = BuildList))
 )]
-async fn list(State(app): State<Arc<App>>) -> Answer<BuildList> {
-    Ok(Json(BuildList { builds: app.builds.list().await? }))
+async fn list(State(app): State<Arc<App>>, Query(query): Query<PageQuery>) -> Answer<BuildList> {
+    let cut = Cut::try_from(query)?;
+    let builds = app.builds.list().await?;
+    Ok(Json(cut.newest_first(builds, |build| dated(build.created_at_ms, &build.id))))
 }
 
 /// How a build stands.

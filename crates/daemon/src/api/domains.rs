@@ -14,7 +14,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
-use super::extract::{Json, Path};
+use super::extract::{Json, Path, Query};
+use super::page::{Cut, PageQuery};
 use super::{Answer, no_content, with_status};
 use crate::app::App;
 use crate::domains::{self, Refused};
@@ -33,12 +34,13 @@ struct DomainPath {
 
 /// List the domains, with the records that they need.
 #[utoipa::path(
-    get, path = "/v1/domains",
+    get, path = "/v1/domains", params(PageQuery),
     responses((status = 200, description = "Sorted by name.", body = DomainList))
 )]
-async fn list(State(app): State<Arc<App>>) -> Answer<DomainList> {
+async fn list(State(app): State<Arc<App>>, Query(query): Query<PageQuery>) -> Answer<DomainList> {
+    let cut = Cut::try_from(query)?;
     let domains = app.domains.list().into_iter().map(|row| shown(&app, row)).collect();
-    Ok(Json(DomainList { domains }))
+    Ok(Json(cut.of(domains, |domain: &Domain| domain.name.to_string())))
 }
 
 /// Add a domain that shall lead to a preview. It leads nowhere until it is verified.
@@ -158,7 +160,7 @@ impl From<Refused> for ApiError {
                 let hint = "names below `previews.domain` are chosen with --prefix of a preview";
                 Self::with_hint(ErrorCode::InvalidRequest, message, hint)
             }
-            Refused::Full => Self::with_hint(ErrorCode::CapacityReached, message, "remove some"),
+            Refused::Full => Self::with_hint(ErrorCode::LimitReached, message, "remove some"),
         }
     }
 }

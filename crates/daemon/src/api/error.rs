@@ -20,6 +20,9 @@ use torpor_store::TreeError;
 
 use crate::admission::Inadmissible;
 
+/// When there may be room, or another daemon: what sleeps in memory leaves it within this time.
+const ROOM: Duration = Duration::from_secs(5);
+
 pub type Result<T> = std::result::Result<T, ApiError>;
 
 /// Why a request was not fulfilled.
@@ -96,6 +99,16 @@ impl ApiError {
         status_of(self.tell().code)
     }
 
+    /// When to ask again, if that may help.
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::TooOften(wait) => Some(*wait),
+            Self::Lifecycle(_) | Self::Store(_) | Self::Guest(_) | Self::Refused { .. } => {
+                (self.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(ROOM)
+            }
+        }
+    }
+
     fn tell(&self) -> Told {
         match self {
             Self::Lifecycle(Error::Refused(refusal)) => refused(refusal),
@@ -132,7 +145,10 @@ impl From<Inadmissible> for ApiError {
     fn from(error: Inadmissible) -> Self {
         let hint = match error {
             Inadmissible::Invalid { .. } => return Self::invalid(error.to_string()),
-            Inadmissible::Memory { .. } => "ask for less memory_mib, or use a larger host",
+            Inadmissible::Memory { .. } => {
+                let hint = "ask for less memory_mib, or use a larger host";
+                return Self::with_hint(ErrorCode::LimitReached, error.to_string(), hint);
+            }
             Inadmissible::NoMemory { .. } => {
                 "put sandboxes to sleep (`torpor sleep --cold`), delete some, or use a larger host"
             }
@@ -259,7 +275,7 @@ fn failure(code: FailureCode) -> ErrorCode {
         | FailureCode::Denied
         | FailureCode::Io => ErrorCode::FileRefused,
         FailureCode::Exists => ErrorCode::AlreadyExists,
-        FailureCode::DiskFull | FailureCode::Limit => ErrorCode::CapacityReached,
+        FailureCode::DiskFull | FailureCode::Limit => ErrorCode::LimitReached,
         FailureCode::CannotStart => ErrorCode::CommandFailed,
         FailureCode::NotListening => ErrorCode::PortNotListening,
     }
@@ -281,18 +297,22 @@ pub fn status_of(code: ErrorCode) -> StatusCode {
         | ErrorCode::InUse
         | ErrorCode::SandboxFailed
         | ErrorCode::SandboxAsleep
+        | ErrorCode::IdempotencyInProgress
+        | ErrorCode::IdempotencyOutcomeUnknown
         | ErrorCode::SnapshotIncompatible
         | ErrorCode::SnapshotNotReady => StatusCode::CONFLICT,
         ErrorCode::SandboxTerminated => StatusCode::GONE,
-        ErrorCode::CommandFailed | ErrorCode::FileRefused => StatusCode::UNPROCESSABLE_ENTITY,
+        ErrorCode::CommandFailed
+        | ErrorCode::FileRefused
+        | ErrorCode::LimitReached
+        | ErrorCode::IdempotencyKeyReused => StatusCode::UNPROCESSABLE_ENTITY,
         ErrorCode::PortNotListening => StatusCode::BAD_GATEWAY,
         ErrorCode::PortNotExposed => StatusCode::FORBIDDEN,
         ErrorCode::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-        ErrorCode::CapacityReached => StatusCode::INSUFFICIENT_STORAGE,
-        ErrorCode::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+                ErrorCode::RateLimited => StatusCode::TOO_MANY_REQUESTS,
         ErrorCode::Timeout => StatusCode::GATEWAY_TIMEOUT,
         ErrorCode::Unsupported => StatusCode::NOT_IMPLEMENTED,
-        ErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorCode::CapacityReached | ErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
         ErrorCode::ImageCorrupt | ErrorCode::SnapshotCorrupt | ErrorCode::Internal => {
             StatusCode::INTERNAL_SERVER_ERROR
         }
@@ -308,7 +328,7 @@ impl IntoResponse for ApiError {
     /// Without a body: [`crate::telemetry::observe`] writes it.
     fn into_response(self) -> Response {
         let mut response = self.status().into_response();
-        if let Self::TooOften(wait) = &self {
+        if let Some(wait) = self.retry_after() {
             // Whole seconds only can be said there.
             let secs = wait.as_secs_f64().ceil().max(1.0) as u64;
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(secs));

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
 use torpor_lifecycle::Sandbox;
 use torpor_protocol::snapshot::{Fork, ForkList, ForkOutcome};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::Answer;
 use super::error::Result;
 use super::extract::{Json, Named, RequestId, SnapshotPath};
+use super::with_status;
 use crate::app::App;
 use crate::calls;
 
@@ -23,17 +25,18 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     post, path = "/v1/snapshots/{snapshot}/fork", operation_id = "fork",
     params(("snapshot" = String, Path, description = "Id or name")),
     request_body = Fork,
-    responses((
-        status = 200, body = ForkList,
-        description = "What became of each fork, in order: a sandbox that runs, or an error.",
-    ))
+    responses(
+        (status = 201, description = "All of them run, in order.", body = ForkList),
+        (status = 207, body = ForkList,
+            description = "What became of each, in order; `status` says which have an error instead."),
+    )
 )]
 async fn fork_snapshot(
     State(app): State<Arc<App>>,
     SnapshotPath(snapshot): SnapshotPath,
     id: RequestId,
     request: Option<Json<Fork>>,
-) -> Answer<ForkList> {
+) -> Result<Response> {
     let fork = request.map(|Json(request)| request).unwrap_or_default();
     Ok(told(calls::fork(&app, &snapshot, &fork).await?, &id))
 }
@@ -43,31 +46,39 @@ async fn fork_snapshot(
     post, path = "/v1/sandboxes/{sandbox}/fork", operation_id = "fork",
     params(("sandbox" = String, Path, description = "Id or name")),
     request_body = Fork,
-    responses((
-        status = 200, body = ForkList,
-        description = "What became of each fork, in order: a sandbox that runs, or an error.",
-    ))
+    responses(
+        (status = 201, description = "All of them run, in order.", body = ForkList),
+        (status = 207, body = ForkList,
+            description = "What became of each, in order; `status` says which have an error instead."),
+    )
 )]
 async fn fork_sandbox(
     State(app): State<Arc<App>>,
     Named(sandbox): Named,
     id: RequestId,
     request: Option<Json<Fork>>,
-) -> Answer<ForkList> {
+) -> Result<Response> {
     let fork = request.map(|Json(request)| request).unwrap_or_default();
     Ok(told(calls::copy(&app, &sandbox, &fork).await?, &id))
 }
 
 /// A fork that failed is told like a request that failed.
-fn told(forks: Vec<Result<Sandbox>>, RequestId(id): &RequestId) -> Json<ForkList> {
+fn told(forks: Vec<Result<Sandbox>>, RequestId(id): &RequestId) -> Response {
+    let whole = forks.iter().all(Result::is_ok);
     let forks = forks.into_iter().map(|fork| match fork {
-        Ok(sandbox) => ForkOutcome { sandbox: Some(Box::new(sandbox.status())), error: None },
+        Ok(sandbox) => ForkOutcome {
+            status: StatusCode::CREATED.as_u16(),
+            sandbox: Some(Box::new(sandbox.status())),
+            error: None,
+        },
         Err(error) => {
             if let Some(error) = error.blame() {
                 tracing::error!(error, "a fork failed");
             }
-            ForkOutcome { sandbox: None, error: Some(error.told(id)) }
+            let status = error.status().as_u16();
+            ForkOutcome { status, sandbox: None, error: Some(error.told(id)) }
         }
     });
-    Json(ForkList { forks: forks.collect() })
+    let status = if whole { StatusCode::CREATED } else { StatusCode::MULTI_STATUS };
+    with_status(status, ForkList { forks: forks.collect() })
 }

@@ -23,9 +23,11 @@ mod forks;
 mod gateways;
 pub(crate) mod images;
 mod keys;
-mod log;
+mod logs;
 pub(crate) mod moment;
+mod operations;
 pub mod output;
+mod page;
 mod pools;
 mod previews;
 mod processes;
@@ -48,7 +50,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::{HeaderValue, StatusCode};
 use torpor_protocol::ErrorCode;
-use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::app::App;
@@ -97,16 +98,16 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .merge(secrets::routes())
         .merge(domains::routes())
         .merge(archive::routes())
-        .merge(log::routes())
+        .merge(logs::routes())
         .merge(egress::routes())
         .merge(gateways::routes())
         .merge(engine::routes())
 }
 
 /// The description of the API.
-pub fn openapi() -> OpenApi {
+pub fn openapi() -> serde_json::Value {
     let (_, openapi) = routes().split_for_parts();
-    description::complete(openapi)
+    description::complete(&openapi)
 }
 
 /// Browsers must not guess what bytes out of a sandbox are.

@@ -20,7 +20,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
-use super::extract::{Json, Named, Query, SnapshotPath};
+use super::extract::{Json, Named, Query, SnapshotPath, WaitQuery};
+use super::page::{Cut, dated};
 use super::{Answer, no_content, with_status};
 use crate::app::App;
 use crate::calls;
@@ -38,22 +39,22 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 /// Take a snapshot of a sandbox. If it sleeps, it sleeps on.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{sandbox}/snapshots",
-    params(("sandbox" = String, Path, description = "Id or name")),
+    params(("sandbox" = String, Path, description = "Id or name"), WaitQuery),
     request_body = TakeSnapshot,
     responses(
         (status = 201, description = "It is complete.", body = Snapshot),
-        (status = 202, description = "It is in progress (`in_background`).", body = Snapshot),
+        (status = 202, description = "It is in progress (`wait=false`).", body = Snapshot),
     )
 )]
 async fn take_snapshot(
     State(app): State<Arc<App>>,
     Named(sandbox): Named,
+    Query(WaitQuery { wait }): Query<WaitQuery>,
     request: Option<Json<TakeSnapshot>>,
 ) -> Result<Response> {
-    let request = request.map(|Json(request)| request).unwrap_or_default();
-    let TakeSnapshot { name, kind, in_background } = request;
+    let TakeSnapshot { name, kind } = request.map(|Json(request)| request).unwrap_or_default();
     let taken = calls::snapshot(&app, &sandbox, name, kind).await?;
-    if in_background {
+    if !wait {
         return Ok(with_status(StatusCode::ACCEPTED, taken.begun_as));
     }
     Ok(with_status(StatusCode::CREATED, taken.done().await?))
@@ -66,6 +67,10 @@ struct ListQuery {
     /// Only those of this sandbox: id or name, also of one that is gone.
     #[param(value_type = Option<String>)]
     sandbox: Option<SandboxRef>,
+    /// 1 to 1000; default 1000.
+    limit: Option<usize>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
 }
 
 impl ListQuery {
@@ -87,9 +92,10 @@ impl ListQuery {
     responses((status = 200, description = "Oldest first.", body = SnapshotList))
 )]
 async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Answer<SnapshotList> {
+    let cut = Cut::new(query.limit, query.cursor.clone())?;
     let all = app.fleet.snapshots().await?.into_iter().map(|record| record.snapshot);
     let snapshots = all.filter(|snapshot| query.admits(&app, snapshot)).collect();
-    Ok(Json(SnapshotList { snapshots }))
+    Ok(Json(cut.of(snapshots, |taken: &Snapshot| dated(taken.created_at_ms, &taken.id))))
 }
 
 /// Get a snapshot, with what ran in it and what needs it.

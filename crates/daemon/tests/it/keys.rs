@@ -122,7 +122,7 @@ async fn a_picture_in_a_page_of_others_wakes_nobody() {
     let world = World::with_sandbox().await;
     world.tell("/v1/sandboxes/web/sleep").await;
     world.wait("web", "state", json!("standby")).await;
-    let path = format!("/v1/sandboxes/web/files?path={}", world.query("picture"));
+    let path = format!("/v1/sandboxes/web/files/content?path={}", world.query("picture"));
     for (path, host) in [(path.as_str(), "localhost"), ("/", "80-web.localhost")] {
         let mut asked = request(Method::GET, path, "");
         for (name, value) in

@@ -16,6 +16,7 @@ mod images;
 mod kept;
 mod keys;
 mod openapi;
+mod pages;
 mod pebble;
 mod pools;
 mod ports;

@@ -123,7 +123,7 @@ impl PoolInfo {
             namespace: NAMESPACE,
             image: shown_image(&pool.image),
             resources: (&pool.resources).into(),
-            timeout_secs: pool.lifetime.expire_idle_secs.unwrap_or(0).min(i64::MAX as u64),
+            timeout_secs: (pool.lifetime.expire_idle_ms.unwrap_or(0) / 1000).min(i64::MAX as u64),
             entrypoint: Some(pool.entrypoint).filter(|words| !words.is_empty()),
             max_containers: pool.max,
             warm_containers: pool.size,

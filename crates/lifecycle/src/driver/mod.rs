@@ -246,14 +246,12 @@ impl Driver {
 
     /// Until it expires, if nobody uses it.
     pub(crate) fn time_left(&self) -> Option<Duration> {
-        let Lifetime { max_age_secs, expire_idle_secs, expire_at } = self.record.spec.lifetime;
-        let after = |secs: Option<u64>, from_ms: u64| {
-            secs.map(|secs| from_ms.saturating_add(secs.saturating_mul(1000)))
-        };
+        let Lifetime { max_age_ms, expire_idle_ms, expires_at_ms } = self.record.spec.lifetime;
+        let after = |ms: Option<u64>, from_ms: u64| ms.map(|ms| from_ms.saturating_add(ms));
         let ends = [
-            after(max_age_secs, self.record.created_at_ms),
-            after(expire_idle_secs, self.door.last_used_ms()),
-            after(expire_at, 0),
+            after(max_age_ms, self.record.created_at_ms),
+            after(expire_idle_ms, self.door.last_used_ms()),
+            expires_at_ms,
         ];
         ends.into_iter().flatten().min().map(|at_ms| self.world.clock.until(at_ms))
     }

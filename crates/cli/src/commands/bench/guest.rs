@@ -73,7 +73,7 @@ impl Guest {
 
     /// The smallest thing that needs the agent: reads a small file.
     pub(super) async fn ask(&self, client: &Client) -> Result<()> {
-        let route = self.route().then("/files").query("path", FILE);
+        let route = self.route().then("/files/content").query("path", FILE);
         let mut body = client.send(Method::GET, &route, body::empty()).await?.into_body();
         let mut said = Vec::new();
         while let Some(frame) = body.frame().await {

@@ -68,7 +68,7 @@ async fn frozen(
 
 /// Frozen soon after the last request.
 pub(super) fn soon() -> Standby {
-    Standby { idle_after_ms: Some(IDLE_AFTER_MS), ..Standby::default() }
+    Standby { idle_after_ms: Some(Some(IDLE_AFTER_MS)), ..Standby::default() }
 }
 
 pub(super) async fn update(client: &Client, guest: &Guest, standby: Standby) -> Result<Status> {
