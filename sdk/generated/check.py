@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 
+import attrs
 from client import Client
 from client.api.sandboxes import get_sandbox, list_sandboxes
 from client.models import Error, Sandbox, SandboxList
@@ -16,7 +17,7 @@ PATIENCE = 30
 
 def main():
     # Every schema that an SDK is built of is there under its own name.
-    assert {"id", "created_at", "state"} <= set(Sandbox.__attrs_attrs__[n].name for n in range(len(Sandbox.__attrs_attrs__)))
+    assert {"id", "image", "created_at", "state"} <= {field.name for field in attrs.fields(Sandbox)}
     with tempfile.TemporaryDirectory(prefix="torpor-generated-") as data_dir:
         daemon = subprocess.Popen(
             [os.environ["TORPOR_BIN"], "serve", "--listen", "127.0.0.1:0", "--data-dir", data_dir],

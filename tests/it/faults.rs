@@ -168,7 +168,7 @@ fn at_rest(world: &World, sandbox: &str) -> Option<Value> {
         let status = answer.json();
         (status["state"] != "creating").then_some(Some(status))
     })?;
-    assert!(status["state"] == "running" || status["state"] == "standby", "{status}");
+    assert!(status["state"] == "running" || status["state"] == "asleep", "{status}");
     Some(status)
 }
 

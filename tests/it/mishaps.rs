@@ -74,7 +74,7 @@ fn a_corrupt_save_is_refused_by_the_name_of_its_file_and_can_be_healed() {
         assert_ne!(said.code, 0);
         assert!(said.stderr.contains(file), "{}", said.stderr);
         let status = world.inspect("web");
-        assert_eq!((&status["state"], &status["tier"]), (&"standby".into(), &"cold".into()));
+        assert_eq!((&status["state"], &status["tier"]), (&"asleep".into(), &"cold".into()));
         assert!(status["reason"].as_str().unwrap().contains(file), "{status}");
         world.has_no_machines();
         // Neither does the next daemon run it.
@@ -86,7 +86,7 @@ fn a_corrupt_save_is_refused_by_the_name_of_its_file_and_can_be_healed() {
         // The same save again.
         if file == "pages.img" {
             kill_process(world.machine_of("web"), Signal::KILL).unwrap();
-            wait_for("the loss", || (world.state("web") == "standby").then_some(()));
+            wait_for("the loss", || (world.state("web") == "asleep").then_some(()));
         }
     }
 }

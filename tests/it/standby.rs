@@ -163,7 +163,7 @@ fn without_auto_wake_requests_are_refused_until_somebody_wakes_it() {
         assert_eq!((refused.status, &refused.json()["code"]), (409, &json!("sandbox_asleep")));
         let refused = preview(&world, 7100, "/");
         assert_eq!((refused.status, &refused.json()["code"]), (409, &json!("sandbox_asleep")));
-        assert_eq!(world.state("web"), "standby");
+        assert_eq!(world.state("web"), "asleep");
         world.torpor(&["wake", "web"]).ok();
         assert_eq!(world.sh("web", "cat /tmp/mark").ok(), "kept\n");
     }
@@ -175,7 +175,7 @@ fn cpu_ms(world: &World) -> u64 {
 
 fn falls_asleep(world: &World) -> Value {
     wait_for("it to fall asleep", || {
-        Some(world.inspect("web")).filter(|status| status["state"] == "standby")
+        Some(world.inspect("web")).filter(|status| status["state"] == "asleep")
     })
 }
 
@@ -275,7 +275,7 @@ fn who_waits_for_a_command_when_it_is_put_to_sleep_is_told_how_to_find_it_again(
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
         assert!(!ended.status.success(), "{said}");
         assert!(said.contains("sleep") && said.contains("attach"), "{tier}: {said}");
-        assert_eq!(world.state("web"), "standby", "the client's end woke it");
+        assert_eq!(world.state("web"), "asleep", "the client's end woke it");
         let processes = world.get("/v1/sandboxes/web/processes").json();
         let process =
             processes["processes"].as_array().unwrap().iter().find(|p| p["running"] == true);

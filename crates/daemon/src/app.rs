@@ -12,6 +12,7 @@ use torpor_store::{AuditLog, Images, Journals, Ledger, Saves, Vault};
 
 use crate::admission::{Host, Terms};
 use crate::api::auth::Keyring;
+use crate::api::idempotency::Underway;
 use crate::builds::jobs::Jobs;
 use crate::config::Config;
 use crate::domains::Domains;
@@ -42,6 +43,8 @@ pub struct App {
     pub host: Host,
     pub gauge: Gauge,
     pub dialects: Vec<Dialect>,
+    /// Requests with a key of their client's that are not answered yet.
+    pub underway: Arc<Underway>,
     /// Held by who makes room for a machine.
     pub making_room: Mutex<()>,
     pub started: Instant,

@@ -250,6 +250,7 @@ async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, S
         host: admission::Host::here(),
         gauge: parts.gauge,
         dialects: parts.dialects,
+        underway: Arc::default(),
         making_room: Mutex::new(()),
         started: Instant::now(),
         stopping: CancellationToken::new(),

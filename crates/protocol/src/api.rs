@@ -26,6 +26,10 @@ use crate::time;
 pub const DEFAULT_IMAGE: &str = "torpor/base";
 /// Carries the request id, both ways.
 pub const REQUEST_ID_HEADER: &str = "x-request-id";
+/// Chosen by a client for one request, so that it may be repeated.
+pub const IDEMPOTENCY_HEADER: &str = "idempotency-key";
+/// An answer that was given before carries it.
+pub const REPLAYED_HEADER: &str = "idempotency-replayed";
 /// Routes a request to a port of a sandbox, instead of the `Host` label: `<port>-<name-or-id>`.
 pub const PREVIEW_HEADER: &str = "x-torpor-preview";
 

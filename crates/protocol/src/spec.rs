@@ -172,3 +172,40 @@ impl Default for Hooks {
         Self { before_sleep: Vec::new(), after_wake: Vec::new(), grace_ms: 5_000 }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(lifetime: &str, idle_after_ms: &str) -> SandboxSpec {
+        let text = format!(
+            r#"{{"name":null,"image":"x","image_id":"{}","resources":{{}},"lifetime":{lifetime},
+                "standby":{{"idle_after_ms":{idle_after_ms},"auto_wake":true}}}}"#,
+            "0".repeat(64)
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn specifications_of_older_versions_mean_what_they_meant() {
+        let old = r#"{"max_age_secs":60,"expire_idle_secs":null,"expire_at":1800000000}"#;
+        let old = spec(old, "0");
+        let lifetime = Lifetime {
+            max_age_ms: Some(60_000),
+            expire_idle_ms: None,
+            expires_at_ms: Some(1_800_000_000_000),
+        };
+        assert_eq!((old.lifetime, old.standby.idle_after_ms), (lifetime, 0));
+        let written = serde_json::to_string(&old).unwrap();
+        assert!(written.contains(r#""expires_at":"2027-01-15T08:00:00.000Z""#), "{written}");
+        assert_eq!(serde_json::from_str::<SandboxSpec>(&written).unwrap(), old);
+        assert_eq!(spec("{}", "null").standby.idle_after_ms, 0);
+    }
+
+    #[test]
+    fn a_client_says_times_in_the_present_form_only() {
+        for bad in [r#"{"max_age_secs":1}"#, r#"{"expires_at":"tomorrow"}"#] {
+            assert!(serde_json::from_str::<Lifetime>(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -16,7 +16,7 @@ pub enum State {
     /// Its machine runs and its agent answered.
     Running,
     /// It sleeps; `tier` says how deeply. The next request wakes it.
-    Standby,
+    Asleep,
     /// It has no machine and can't get one by itself; `reason` says why.
     Failed,
     /// It is gone.
@@ -26,13 +26,13 @@ pub enum State {
 impl State {
     /// All states, for metrics and tests.
     pub const ALL: [Self; 5] =
-        [Self::Creating, Self::Running, Self::Standby, Self::Failed, Self::Terminated];
+        [Self::Creating, Self::Running, Self::Asleep, Self::Failed, Self::Terminated];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Creating => "creating",
             Self::Running => "running",
-            Self::Standby => "standby",
+            Self::Asleep => "asleep",
             Self::Failed => "failed",
             Self::Terminated => "terminated",
         }
@@ -81,10 +81,10 @@ pub struct Status {
     pub last_used_at_ms: u64,
     /// The engine that runs it.
     pub engine: String,
-    /// In standby: how deeply it sleeps.
+    /// Asleep: how deeply it sleeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<Tier>,
-    /// In standby: whether all of it is on disk, so that not even the loss of the host loses any.
+    /// Asleep: whether all of it is on disk, so that not even the loss of the host loses any.
     #[serde(default)]
     pub durable: bool,
     /// Size of its last save on disk; 0 if it has none.

@@ -159,7 +159,7 @@ fn a_web_page_wakes(world: &World) {
         ask(world, "GET", path, page, b"");
         ask(world, "GET", path, &format!("host: web.local\r\n{page}"), b"");
     }
-    assert_eq!((world.state("web").as_str(), world.wakes("web")), ("standby", wakes));
+    assert_eq!((world.state("web").as_str(), world.wakes("web")), ("asleep", wakes));
 }
 
 fn sparse_files((): &()) {

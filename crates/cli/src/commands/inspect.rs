@@ -226,7 +226,7 @@ pub(super) fn describe_sleep(policy: &StandbyPolicy) -> String {
 /// What became of it so far, where there is something to say.
 fn describe_past(status: &Status) -> Fields {
     let mut fields = Vec::new();
-    if status.state == State::Standby {
+    if status.state == State::Asleep {
         let durable = if status.durable { "yes" } else { "not yet" };
         fields.push(("on disk", durable.to_owned()));
     }

@@ -50,7 +50,7 @@ pub(super) async fn until_it_runs(
 async fn watch(client: &Client, mut status: Status, progress: &Progress) -> Result<Status> {
     loop {
         match status.state {
-            State::Running | State::Standby => return Ok(status),
+            State::Running | State::Asleep => return Ok(status),
             State::Failed => {
                 let message = format!("{} did not start", sandboxes::title(&status));
                 drop(client.delete(&Route::sandbox(&status.id)).await);

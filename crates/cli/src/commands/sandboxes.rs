@@ -59,7 +59,7 @@ pub(super) fn title(status: &Status) -> &str {
     }
 }
 
-/// `running`, `standby (warm)`.
+/// `running`, `asleep (warm)`.
 pub(super) fn show_state(state: State, tier: Option<Tier>) -> String {
     match tier {
         Some(tier) => format!("{} ({})", state.as_str(), tier.as_str()),

@@ -13,7 +13,7 @@ fn what_sleeps_is_woken_by_the_next_request() {
     let world = World::with_sandbox();
     let shown = world.torpor(["sleep", "web", "--cold"]).ok();
     assert!(shown.starts_with("web sleeps (cold, "), "{shown}");
-    assert_eq!(state(&world), "standby");
+    assert_eq!(state(&world), "asleep");
     assert_eq!(world.sh("echo awake").ok(), "awake\n");
     assert_eq!(state(&world), "running");
     world.torpor(["sleep", "web"]).ok();

@@ -172,7 +172,7 @@ fn ps_lists_all_pages_newest_first_and_as_json_all_that_the_daemon_says() {
         };
         Some(ok(match asked.what.as_str() {
             "GET /v1/sandboxes" => {
-                let page = [one("old", 1, "running"), one("new", 3, "standby")];
+                let page = [one("old", 1, "running"), one("new", 3, "asleep")];
                 json!({"sandboxes": page, "next_cursor": "a".repeat(21)})
             }
             _ => json!({"sandboxes": [one("going", 4, "terminated"), one("middle", 2, "failed")]}),

@@ -9,7 +9,7 @@ fn asleep(tier: &str, auto_wake: bool) -> serde_json::Value {
     sandbox(
         "web",
         json!({
-            "state": "standby", "tier": tier, "durable": true, "saved_bytes": 42_991_616, "wakes": 2,
+            "state": "asleep", "tier": tier, "durable": true, "saved_bytes": 42_991_616, "wakes": 2,
             "recovered_from": 1_000, "parent": format!("snap-{}", "a1".repeat(11)).get(..26),
             "standby": {
                 "auto_wake": auto_wake,
@@ -147,7 +147,7 @@ fn inspect_says_how_it_sleeps() {
     let stub = Stub::new(|_| Some(ok(asleep("warm", true))));
     let shown = stub.torpor(["inspect", "web"]).ok();
     for line in [
-        "state:        standby (warm)",
+        "state:        asleep (warm)",
         "sleeps:       15s after its last use; wakes at a request",
         "wakes:        2",
         "on disk:      yes",
@@ -164,7 +164,7 @@ fn inspect_says_how_it_sleeps() {
 #[test]
 fn ps_shows_how_deep_they_sleep() {
     let stub = Stub::new(|_| Some(ok(json!({"sandboxes": [asleep("cold", true)]}))));
-    let table = stub.torpor(["ps", "--state", "standby"]).ok();
-    assert!(table.contains("   standby (cold)   "), "{table}");
+    let table = stub.torpor(["ps", "--state", "asleep"]).ok();
+    assert!(table.contains("   asleep (cold)   "), "{table}");
     assert_eq!(stub.asked(), ["GET /v1/sandboxes?state=standby"]);
 }

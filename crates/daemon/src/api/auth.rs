@@ -44,6 +44,17 @@ const METRICS: &str = "/metrics";
 
 type Hash = [u8; 32];
 
+/// Who asks: a hash of its key, or nothing where none is needed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Caller(pub String);
+
+impl Caller {
+    fn new(who: Option<Hash>) -> Self {
+        let digits = who.iter().flatten().map(|byte| format!("{byte:02x}"));
+        Self(digits.collect())
+    }
+}
+
 /// All valid keys. The only writer of keys in the ledger while the daemon runs.
 pub struct Keyring {
     ledger: Ledger,
@@ -157,15 +168,18 @@ impl Keyring {
         Ok(true)
     }
 
-    /// Whether this request may ask.
-    pub async fn admit(&self, uri: &Uri, headers: &HeaderMap) -> Result<()> {
+    /// Whether this request may ask, and who does.
+    pub async fn admit(&self, uri: &Uri, headers: &HeaderMap) -> Result<Caller> {
         let who = if self.required() {
             Some(self.admit_key(headers).await?)
         } else {
             pages::refuse_foreign(uri, headers)?;
             None
         };
-        if uri.path() == METRICS { Ok(()) } else { self.count_request(who) }
+        if uri.path() != METRICS {
+            self.count_request(who)?;
+        }
+        Ok(Caller::new(who))
     }
 
     fn count_request(&self, who: Option<Hash>) -> Result<()> {
@@ -225,10 +239,11 @@ impl Keyring {
 /// Lets nobody through who may not ask.
 pub async fn authenticate(
     State(app): State<Arc<App>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Result<Response> {
-    app.keys.admit(request.uri(), request.headers()).await?;
+    let caller = app.keys.admit(request.uri(), request.headers()).await?;
+    request.extensions_mut().insert(caller);
     Ok(next.run(request).await)
 }
 

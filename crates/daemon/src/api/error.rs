@@ -103,6 +103,7 @@ impl ApiError {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::TooOften(wait) => Some(*wait),
+            Self::Refused { code: ErrorCode::IdempotencyInProgress, .. } => Some(ROOM),
             Self::Lifecycle(_) | Self::Store(_) | Self::Guest(_) | Self::Refused { .. } => {
                 (self.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(ROOM)
             }

@@ -12,6 +12,7 @@ use utoipa_axum::routes;
 
 use super::error::Result;
 use super::extract::{Json, Named, RequestId, SnapshotPath};
+use super::idempotency::RepeatKey;
 use super::with_status;
 use crate::app::App;
 use crate::calls;
@@ -35,10 +36,11 @@ async fn fork_snapshot(
     State(app): State<Arc<App>>,
     SnapshotPath(snapshot): SnapshotPath,
     id: RequestId,
+    RepeatKey(by): RepeatKey,
     request: Option<Json<Fork>>,
 ) -> Result<Response> {
     let fork = request.map(|Json(request)| request).unwrap_or_default();
-    Ok(told(calls::fork(&app, &snapshot, &fork).await?, &id))
+    Ok(told(calls::fork(&app, &snapshot, &fork, by.as_deref()).await?, &id))
 }
 
 /// Fork a sandbox as it is now. It goes on; if it sleeps, it is not woken.
@@ -56,10 +58,11 @@ async fn fork_sandbox(
     State(app): State<Arc<App>>,
     Named(sandbox): Named,
     id: RequestId,
+    RepeatKey(by): RepeatKey,
     request: Option<Json<Fork>>,
 ) -> Result<Response> {
     let fork = request.map(|Json(request)| request).unwrap_or_default();
-    Ok(told(calls::copy(&app, &sandbox, &fork).await?, &id))
+    Ok(told(calls::copy(&app, &sandbox, &fork, by.as_deref()).await?, &id))
 }
 
 /// A fork that failed is told like a request that failed.

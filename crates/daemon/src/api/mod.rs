@@ -20,6 +20,7 @@ pub mod extract;
 pub mod files;
 mod forks;
 mod gateways;
+pub mod idempotency;
 pub(crate) mod images;
 mod keys;
 mod logs;
@@ -60,6 +61,7 @@ pub fn router(app: &Arc<App>) -> Router {
     let (guarded, _) = routes().split_for_parts();
     let dialects = app.dialects.iter().fold(Router::new(), |all, dialect| all.merge(dialect(app)));
     guarded
+        .layer(from_fn_with_state(Arc::clone(app), idempotency::once))
         .layer(from_fn(retry::retry_after_suspend))
         .route("/metrics", get(system::metrics))
         .route_layer(from_fn_with_state(Arc::clone(app), auth::authenticate))

@@ -17,6 +17,7 @@ use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
 use super::extract::{Json, Named, Query, WaitQuery};
+use super::idempotency::RepeatKey;
 use super::page::{Cut, PageQuery};
 use super::{Answer, no_content, with_status};
 use crate::app::App;
@@ -41,11 +42,12 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 async fn create(
     State(app): State<Arc<App>>,
     Query(WaitQuery { wait }): Query<WaitQuery>,
+    RepeatKey(by): RepeatKey,
     request: Option<Json<CreateSandbox>>,
 ) -> Result<Response> {
     let begun = Instant::now();
     let request = request.map(|Json(request)| request).unwrap_or_default();
-    let sandbox = calls::create(&app, request).await?;
+    let sandbox = calls::create(&app, request, by.as_deref()).await?;
     if !wait {
         return Ok(with_status(StatusCode::ACCEPTED, sandbox.status()));
     }

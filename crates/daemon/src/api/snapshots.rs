@@ -21,6 +21,7 @@ use utoipa_axum::routes;
 
 use super::error::Result;
 use super::extract::{Json, Named, Query, SnapshotPath, WaitQuery};
+use super::idempotency::RepeatKey;
 use super::page::{Cut, dated};
 use super::{Answer, no_content, with_status};
 use crate::app::App;
@@ -50,10 +51,11 @@ async fn take_snapshot(
     State(app): State<Arc<App>>,
     Named(sandbox): Named,
     Query(WaitQuery { wait }): Query<WaitQuery>,
+    RepeatKey(by): RepeatKey,
     request: Option<Json<TakeSnapshot>>,
 ) -> Result<Response> {
     let TakeSnapshot { name, kind } = request.map(|Json(request)| request).unwrap_or_default();
-    let taken = calls::snapshot(&app, &sandbox, name, kind).await?;
+    let taken = calls::snapshot(&app, &sandbox, name, kind, by.as_deref()).await?;
     if !wait {
         return Ok(with_status(StatusCode::ACCEPTED, taken.begun_as));
     }

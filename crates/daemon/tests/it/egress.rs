@@ -186,7 +186,7 @@ async fn what_a_sandbox_sent_out_is_listed_without_waking_it() {
     assert_eq!(times(&world, "/v1/sandboxes/web/egress?limit=3").await, [2, 3, 4]);
     assert_eq!(times(&world, "/v1/sandboxes/web/egress?verdict=denied").await, [2, 4]);
     assert_eq!(times(&world, "/v1/sandboxes/web/egress?verdict=denied&limit=1").await, [4]);
-    assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["state"], "standby");
+    assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["state"], "asleep");
     let first = world.get("/v1/sandboxes/web/egress?limit=1").await.expect(200);
     assert_eq!(first["events"][0]["secrets"], json!(["KEY"]));
     world.get("/v1/sandboxes/nobody/egress").await.expect_error(404, "sandbox_not_found");

@@ -12,6 +12,7 @@ mod events;
 mod exec;
 mod files;
 mod forks;
+mod idempotency;
 mod images;
 mod kept;
 mod keys;

@@ -27,7 +27,7 @@ fn sleepy() -> Config {
 async fn a_sandbox_that_was_put_to_sleep_is_durable_and_the_next_request_wakes_it() {
     let world = World::with_sandbox().await;
     let asleep = world.tell("/v1/sandboxes/web/sleep").await.expect(200);
-    assert_eq!((&asleep["state"], &asleep["tier"]), (&json!("standby"), &json!("warm")));
+    assert_eq!((&asleep["state"], &asleep["tier"]), (&json!("asleep"), &json!("warm")));
     assert_eq!(asleep["durable"], true);
     assert_eq!(world.sh("echo hello").await["stdout"], "hello\n");
     let awake = world.get("/v1/sandboxes/web").await.expect(200);
@@ -263,7 +263,7 @@ async fn standby_shows_in_events_and_metrics() {
             seen.push(status["state"].clone());
         }
     }
-    assert!(seen.contains(&json!("standby")), "{seen:?}");
+    assert!(seen.contains(&json!("asleep")), "{seen:?}");
     // Each figure is counted on its own, so a reader may come in between.
     for line in [
         "torpor_wakes_total{tier=\"cold\"} 1",

@@ -54,7 +54,7 @@ pub(super) async fn inside(State(app): State<Arc<App>>, request: Request, next: 
     let admitted = if named {
         app.keys.admit_local(headers).await
     } else {
-        app.keys.admit(request.uri(), headers).await
+        app.keys.admit(request.uri(), headers).await.map(drop)
     };
     match admitted {
         Ok(()) => next.run(request).await,

@@ -214,7 +214,7 @@ async fn claim(
     let pool_id = find(&app, &text)?.name;
     refuse_file_systems(wish.file_systems.as_ref())?;
     let request = CreateSandbox { pool: Some(pool_id.clone()), ..CreateSandbox::default() };
-    let sandbox = calls::create(&app, request).await?;
+    let sandbox = calls::create(&app, request, None).await?;
     if let Err(response) = settled(&app, &sandbox, begun, patience).await {
         return Ok(response);
     }

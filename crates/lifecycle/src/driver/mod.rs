@@ -321,22 +321,20 @@ fn show(status: &mut Status, record: &Record) {
 /// Resolves with the reason when the sandbox's time is up.
 async fn expiry(record: &Record, clock: &Clock, gate: &Gate) -> &'static str {
     let lifetime = record.spec.lifetime;
-    let by_age = lifetime
-        .max_age_secs
-        .map(|secs| record.created_at_ms.saturating_add(secs.saturating_mul(1000)));
+    let by_age = lifetime.max_age_ms.map(|ms| record.created_at_ms.saturating_add(ms));
     let at = async |at_ms: Option<u64>| match at_ms {
         Some(at_ms) => tokio::time::sleep(clock.until(at_ms)).await,
         None => std::future::pending().await,
     };
     let idle = async {
-        match lifetime.expire_idle_secs {
-            Some(secs) => gate.idle_for(Duration::from_secs(secs)).await,
+        match lifetime.expire_idle_ms {
+            Some(ms) => gate.idle_for(Duration::from_millis(ms)).await,
             None => std::future::pending().await,
         }
     };
     tokio::select! {
         () = at(by_age) => "it reached its maximum age",
-        () = at(lifetime.expire_at.map(|secs| secs.saturating_mul(1000))) => "it reached its date",
+        () = at(lifetime.expires_at_ms) => "it reached its date",
         () = idle => "nobody used it for its idle time",
     }
 }

@@ -158,7 +158,7 @@ impl Fleet {
     async fn migrate_sandbox(&self, id: &SandboxId, save: &SaveId) -> Result<(), String> {
         let told = |error: Error| chain(&error);
         let sandbox = self.find(&SandboxRef::Id(id.clone())).map_err(told)?;
-        if sandbox.status().state != State::Standby {
+        if sandbox.status().state != State::Asleep {
             return Err("it is awake: put it to sleep first (torpor sleep)".to_owned());
         }
         sandbox.sleep(true).await.map_err(told)?;

@@ -12,6 +12,7 @@ mod images;
 mod keys;
 mod pools;
 mod previews;
+mod requests;
 mod sandboxes;
 mod saves;
 mod secrets;
@@ -37,6 +38,7 @@ pub use domains::DomainRow;
 pub(crate) use images::{ImageRow, Removed};
 pub use keys::KeyRow;
 pub use previews::TokenRow;
+pub(crate) use requests::Begun;
 pub(crate) use secrets::Sealed;
 
 static MIGRATIONS: Migrator = sqlx::migrate!();

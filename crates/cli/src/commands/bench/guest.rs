@@ -108,7 +108,7 @@ impl Guest {
         let wish = Sleep { cold: tier == Tier::Cold };
         let _: Status = client.post(&self.route().then("/sleep"), &wish).await?;
         // The answer may tell the moment before.
-        let status = self.wait(client, State::Standby).await?;
+        let status = self.wait(client, State::Asleep).await?;
         if status.tier == Some(tier) && status.durable {
             return Ok(());
         }

@@ -51,7 +51,7 @@ async fn frozen(
     for _ in 0..bench.slow_rounds() {
         guest.ask(client).await?;
         let due = Instant::now() + Duration::from_millis(IDLE_AFTER_MS);
-        let status = guest.wait(client, State::Standby).await?;
+        let status = guest.wait(client, State::Asleep).await?;
         if status.durable {
             return Err(Error::failed("it was saved before anybody could see it frozen"));
         }

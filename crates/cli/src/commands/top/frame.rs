@@ -73,8 +73,8 @@ pub(super) fn draw(
 fn rank(usage: &SandboxUsage) -> u8 {
     match (usage.state, usage.tier) {
         (State::Creating | State::Running, _) => 0,
-        (State::Standby, Some(Tier::Warm) | None) => 1,
-        (State::Standby, Some(Tier::Cold)) => 2,
+        (State::Asleep, Some(Tier::Warm) | None) => 1,
+        (State::Asleep, Some(Tier::Cold)) => 2,
         (State::Failed, _) => 3,
         (State::Terminated, _) => 4,
     }
@@ -145,8 +145,8 @@ mod tests {
 
     fn three() -> Vec<SandboxUsage> {
         vec![
-            usage("cold", State::Standby, Some(Tier::Cold)),
-            usage("warm", State::Standby, Some(Tier::Warm)),
+            usage("cold", State::Asleep, Some(Tier::Cold)),
+            usage("warm", State::Asleep, Some(Tier::Warm)),
             usage("busy", State::Running, None),
         ]
     }
@@ -157,10 +157,10 @@ mod tests {
         let expected = "\
 3 sandboxes: 1 running, 1 warm, 1 cold; memory 30.0 MiB, saved 123.0 MiB
 
-NAME   STATE            MEMORY             CPU   DISK      SAVED      LAST USE   WAKES
-busy   running          10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s         3
-warm   standby (warm)   10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s         3
-cold   standby (cold)   10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s         3
+NAME   STATE           MEMORY             CPU   DISK      SAVED      LAST USE   WAKES
+busy   running         10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s         3
+warm   asleep (warm)   10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s         3
+cold   asleep (cold)   10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s         3
 ";
         assert_eq!(text, expected);
     }

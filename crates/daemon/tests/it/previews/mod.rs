@@ -96,7 +96,7 @@ async fn cookie(world: &World, preview: &Value, token: &str) -> String {
 
 async fn sleep(world: &World) {
     world.tell("/v1/sandboxes/web/sleep").await;
-    world.wait("web", "state", json!("standby")).await;
+    world.wait("web", "state", json!("asleep")).await;
 }
 
 async fn state(world: &World) -> Value {

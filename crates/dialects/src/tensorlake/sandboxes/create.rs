@@ -80,7 +80,7 @@ pub(super) async fn create(
 /// A name is free when its sandbox is terminated, which includes those that failed.
 async fn begin(app: &App, request: CreateSandbox) -> Result<Sandbox> {
     let again = request.name.is_some().then(|| request.clone());
-    let refused = match calls::create(app, request).await {
+    let refused = match calls::create(app, request, None).await {
         Ok(sandbox) => return Ok(sandbox),
         Err(error) => error,
     };
@@ -90,7 +90,7 @@ async fn begin(app: &App, request: CreateSandbox) -> Result<Sandbox> {
         && holder.status().state == SandboxState::Failed
     {
         holder.delete().await;
-        return calls::create(app, again).await;
+        return calls::create(app, again, None).await;
     }
     Err(refused)
 }
