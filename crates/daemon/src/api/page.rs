@@ -40,6 +40,14 @@ impl Cut {
         parsed.map_err(|_| ApiError::invalid("cursor is not one that was given out"))
     }
 
+    /// The same of a cursor that is [`dated`].
+    pub(super) fn parsed_date<T: std::str::FromStr>(&self) -> Result<Option<(u64, T)>> {
+        let Some(cursor) = &self.cursor else { return Ok(None) };
+        let parts = cursor.split_once('-');
+        let parsed = parts.and_then(|(at_ms, id)| Some((at_ms.parse().ok()?, id.parse().ok()?)));
+        parsed.map(Some).ok_or_else(|| ApiError::invalid("cursor is not one that was given out"))
+    }
+
     /// In the order of the keys, which differ.
     pub(super) fn of<T, P: Page<Entry = T>>(&self, all: Vec<T>, key: impl Fn(&T) -> String) -> P {
         self.cut(all, key, |key, cursor| key > cursor, false)
