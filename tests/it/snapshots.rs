@@ -113,7 +113,8 @@ fn a_snapshot_is_looked_into_without_reviving_anything() {
         let release = world.torpor(&["snapshot", "cat", "base", "/usr/lib/os-release"]).ok();
         assert!(release.contains("ID="), "{release}");
         for snapshot in ["base", "later", "files"] {
-            let big = world.get(&format!("/v1/snapshots/{snapshot}/files/content?path=/srv/data/big"));
+            let big =
+                world.get(&format!("/v1/snapshots/{snapshot}/files/content?path=/srv/data/big"));
             assert_eq!(format!("{}  -\n", sha256(&big.body)), hash, "{snapshot}");
         }
         let diff = world.torpor(&["snapshot", "diff", "base"]).ok();

@@ -12,8 +12,8 @@ use torpor_lifecycle::{Error, Plan, Refusal, Sandbox};
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, UpdateSandbox};
 use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork};
 use torpor_protocol::{
-    Name, SandboxRef, SandboxSpec, Snapshot, SnapshotId, SnapshotKind, SnapshotRef, SnapshotState, State,
-    Tier,
+    Name, SandboxRef, SandboxSpec, Snapshot, SnapshotId, SnapshotKind, SnapshotRef, SnapshotState,
+    State, Tier,
 };
 
 use crate::admission::{self, Origin, Resolved};

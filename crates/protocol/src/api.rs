@@ -83,7 +83,9 @@ impl Standby {
     /// `policy` with what is given here instead.
     pub fn over(self, policy: StandbyPolicy) -> StandbyPolicy {
         StandbyPolicy {
-            idle_after_ms: self.idle_after_ms.map_or(policy.idle_after_ms, Option::unwrap_or_default),
+            idle_after_ms: self
+                .idle_after_ms
+                .map_or(policy.idle_after_ms, Option::unwrap_or_default),
             auto_wake: self.auto_wake.unwrap_or(policy.auto_wake),
             hooks: self.hooks.unwrap_or(policy.hooks),
         }
@@ -280,17 +282,13 @@ pub enum RunEvent {
         base64: Option<String>,
     },
     /// So many bytes of output were lost because nobody read them in time.
-    Skipped {
-        bytes: u64,
-    },
+    Skipped { bytes: u64 },
     Exited {
         #[serde(flatten)]
         exit: ExitReport,
     },
     /// The stream broke off.
-    Error {
-        message: String,
-    },
+    Error { message: String },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,8 +1,8 @@
 //! Lists come in pages: `limit` and `cursor` in the query, `next_cursor` in the body, the same for all.
 
 use crate::api::{
-    ArchiveList, ArchivedSandbox, Build, BuildList, Image, ImageList, KeyList, Log, LogEntry, Process, ProcessList,
-    SandboxList, Secret, SecretList, ApiKey,
+    ApiKey, ArchiveList, ArchivedSandbox, Build, BuildList, Image, ImageList, KeyList, Log,
+    LogEntry, Process, ProcessList, SandboxList, Secret, SecretList,
 };
 use crate::domain::{Domain, DomainList};
 use crate::egress::{EgressEvent, EgressEvents, Gateway, GatewayList};

@@ -115,11 +115,7 @@ fn lifetime_of_any_age<'de, D: Deserializer<'de>>(d: D) -> Result<Lifetime, D::E
     #[serde(untagged)]
     enum Written {
         Millis(Lifetime),
-        Seconds {
-            max_age_secs: Option<u64>,
-            expire_idle_secs: Option<u64>,
-            expire_at: Option<u64>,
-        },
+        Seconds { max_age_secs: Option<u64>, expire_idle_secs: Option<u64>, expire_at: Option<u64> },
     }
     let ms = |secs: Option<u64>| secs.map(|secs| secs.saturating_mul(1000));
     Ok(match Written::deserialize(d)? {

@@ -17,9 +17,9 @@ pub fn text(at_ms: u64) -> String {
 
 /// An instant as people and programs write it; what is before 1970 is 1970.
 pub fn parse(text: &str) -> Result<u64, String> {
-    let parsed: Timestamp = text.parse().map_err(|_| {
-        format!("{text:.80} is not a time such as 2027-01-15T08:00:00Z (RFC 3339)")
-    })?;
+    let parsed: Timestamp = text
+        .parse()
+        .map_err(|_| format!("{text:.80} is not a time such as 2027-01-15T08:00:00Z (RFC 3339)"))?;
     Ok(u64::try_from(parsed.as_millisecond()).unwrap_or(0))
 }
 

@@ -155,7 +155,8 @@ fn a_web_page_wakes(world: &World) {
     for head in [PORT.to_owned(), "x-torpor-preview: 3000-web\r\n".to_owned()] {
         ask(world, "GET", "/", &format!("{head}{page}"), b"");
     }
-    for path in ["/v1/sandboxes/web/files/content?path=/etc/passwd", "/v1/sandboxes/web/processes"] {
+    for path in ["/v1/sandboxes/web/files/content?path=/etc/passwd", "/v1/sandboxes/web/processes"]
+    {
         ask(world, "GET", path, page, b"");
         ask(world, "GET", path, &format!("host: web.local\r\n{page}"), b"");
     }

@@ -116,7 +116,12 @@ fn uploads_through_links(world: &World) {
     for path in
         ["/tmp/to-flag", "/tmp/to-dir/flag", "/tmp/to-dir/new", &format!("/tmp/to-root{flag}")]
     {
-        world.request("PUT", &format!("/v1/sandboxes/bad/files/content?path={path}"), "", b"written");
+        world.request(
+            "PUT",
+            &format!("/v1/sandboxes/bad/files/content?path={path}"),
+            "",
+            b"written",
+        );
         world.post("/v1/sandboxes/bad/files/mkdir", &json!({ "path": format!("{path}/deeper") }));
     }
     assert_eq!(fs::read_to_string(world.path("flag")).unwrap(), "as it was");

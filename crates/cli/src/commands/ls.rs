@@ -29,7 +29,9 @@ impl Ls {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
         let (sandbox, path) = self.place.inside()?;
         let route = Route::sandbox(&sandbox).then("/files/list").query("path", &path);
-        let list: FileList = client.get(&if self.recursive { route.query("recursive", "true") } else { route }).await?;
+        let list: FileList = client
+            .get(&if self.recursive { route.query("recursive", "true") } else { route })
+            .await?;
         match self.json {
             true => output::json(&list)?,
             false => output::print(&table(&list.entries))?,

@@ -109,7 +109,11 @@ impl StandbyArgs {
     pub(super) fn instead_of(self, policy: &StandbyPolicy) -> Standby {
         let hooks = policy.hooks.clone();
         let auto_wake = self.no_auto_wake.then_some(false);
-        Standby { idle_after_ms: self.idle_after.map(|Idle(ms)| ms), auto_wake, hooks: self.hooks(hooks) }
+        Standby {
+            idle_after_ms: self.idle_after.map(|Idle(ms)| ms),
+            auto_wake,
+            hooks: self.hooks(hooks),
+        }
     }
 
     pub(super) fn are_given(&self) -> bool {

@@ -74,7 +74,8 @@ fn a_named_sandbox_waits_on_and_its_creator_need_not() {
 fn one_that_fails_after_its_wait_is_not_left_behind() {
     let stub = Stub::new(|asked| match asked.what.split('?').next()? {
         "POST /v1/sandboxes" => {
-            let waits = json!({"id": ID, "state": "creating", "queued_until": "9999-12-30T22:00:00.999Z"});
+            let waits =
+                json!({"id": ID, "state": "creating", "queued_until": "9999-12-30T22:00:00.999Z"});
             Some(ok(sandbox("web", waits)))
         }
         what if what == format!("GET /v1/sandboxes/{ID}/status") => {

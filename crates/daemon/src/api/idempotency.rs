@@ -97,7 +97,11 @@ impl<S: Send + Sync> FromRequestParts<S> for RepeatKey {
 }
 
 /// A layer of our own API, inside authentication.
-pub(super) async fn once(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response> {
+pub(super) async fn once(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: Next,
+) -> Result<Response> {
     // Every other method may be repeated anyway.
     if request.method() != Method::POST {
         return Ok(next.run(request).await);
@@ -123,7 +127,9 @@ fn key(headers: &HeaderMap) -> Result<Option<String>> {
     };
     let key = value.to_str().ok().filter(plain);
     let bad = || {
-        ApiError::invalid(format!("{IDEMPOTENCY_HEADER} has 1 to {KEY_MAX} letters, digits and signs"))
+        ApiError::invalid(format!(
+            "{IDEMPOTENCY_HEADER} has 1 to {KEY_MAX} letters, digits and signs"
+        ))
     };
     key.map(|key| Some(key.to_owned())).ok_or_else(bad)
 }

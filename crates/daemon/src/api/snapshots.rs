@@ -103,7 +103,8 @@ async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> An
     let mut snapshots: Vec<_> = page.into_iter().map(|record| record.snapshot).collect();
     let more = snapshots.len() > cut.limit;
     snapshots.truncate(cut.limit);
-    let next_cursor = snapshots.last().filter(|_| more).map(|last| dated(last.created_at_ms, &last.id));
+    let next_cursor =
+        snapshots.last().filter(|_| more).map(|last| dated(last.created_at_ms, &last.id));
     Ok(Json(SnapshotList { snapshots, next_cursor }))
 }
 

@@ -34,8 +34,8 @@ use tokio::sync::Mutex;
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Sandbox};
 use torpor_protocol::domain::DomainState;
-use torpor_protocol::time::FOREVER_MS;
 use torpor_protocol::preview::{CreatePreview, Preview, PreviewLabel, UpdatePreview};
+use torpor_protocol::time::FOREVER_MS;
 use torpor_protocol::{ErrorCode, Name, PreviewId, SandboxId, SandboxRef};
 use torpor_store::Ledger;
 

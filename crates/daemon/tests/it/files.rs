@@ -12,9 +12,14 @@ const FILES: &str = "/v1/sandboxes/web/files";
 #[tokio::test]
 async fn a_directory_is_made_listed_and_removed() {
     let world = World::with_sandbox().await;
-    let made = world.post(&format!("{FILES}/mkdir"), json!({"path": world.path("a/b/c"), "mode": 0o700})).await;
+    let made = world
+        .post(&format!("{FILES}/mkdir"), json!({"path": world.path("a/b/c"), "mode": 0o700}))
+        .await;
     assert_eq!(made.expect(200)["kind"], "directory");
-    world.put(&format!("{FILES}/content?path={}", world.query("a/file")), "12345").await.expect(200);
+    world
+        .put(&format!("{FILES}/content?path={}", world.query("a/file")), "12345")
+        .await
+        .expect(200);
     let top = world.query("a");
     let paths = async |query: &str| {
         let list = world.get(&format!("{FILES}/list?path={top}{query}")).await.expect(200);

@@ -96,7 +96,8 @@ async fn a_failure_is_repeated_too_but_not_one_that_says_later() {
     let limits = Limits { sandboxes: 1, ..Config::default().limits };
     let world = World::with(Config { limits, ..Config::default() }).await;
     let bad = json!({"image": "nothing"});
-    let first = send(&world, "/v1/sandboxes", "bad", &bad).await.expect_error(404, "image_not_found");
+    let first =
+        send(&world, "/v1/sandboxes", "bad", &bad).await.expect_error(404, "image_not_found");
     let again = send(&world, "/v1/sandboxes", "bad", &bad).await;
     assert_eq!(again.header("idempotency-replayed"), "true");
     let again = again.expect(404);

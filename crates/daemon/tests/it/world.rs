@@ -197,7 +197,8 @@ impl World {
         while let Some(directory) = directories.pop() {
             for entry in std::fs::read_dir(directory).unwrap() {
                 let entry = entry.unwrap();
-                let list = if entry.file_type().unwrap().is_dir() { &mut directories } else { &mut files };
+                let list =
+                    if entry.file_type().unwrap().is_dir() { &mut directories } else { &mut files };
                 list.push(entry.path());
             }
         }

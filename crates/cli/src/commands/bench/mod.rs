@@ -256,7 +256,10 @@ impl Bench {
 
 /// As sandboxes are by default.
 fn usual() -> Standby {
-    Standby { idle_after_ms: Some(Some(StandbyPolicy::default().idle_after_ms)), ..Standby::default() }
+    Standby {
+        idle_after_ms: Some(Some(StandbyPolicy::default().idle_after_ms)),
+        ..Standby::default()
+    }
 }
 
 /// Never asleep by itself.

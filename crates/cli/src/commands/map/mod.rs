@@ -23,13 +23,13 @@ use torpor_protocol::{ErrorCode, Lifetime, SandboxId, Status};
 use self::tally::{Outcome, Tally};
 use super::base::{Base, BaseArgs};
 use super::fork::{NUMBER, check_name, failure, fork, parse_count};
-use crate::units::millis;
 use super::process::ProcessArgs;
 use super::{parse_pair, sandboxes};
 use crate::client::{Client, Route};
 use crate::error::{EXIT_FAILED, Error, Result};
 use crate::progress::Progress;
 use crate::signals::Signals;
+use crate::units::millis;
 use crate::{output, units};
 
 /// The label of the forks of one run.

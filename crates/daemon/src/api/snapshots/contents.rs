@@ -27,7 +27,11 @@ use crate::app::App;
 use crate::builds::pipe;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
-    OpenApiRouter::new().routes(routes!(list)).routes(routes!(stat)).routes(routes!(content)).routes(routes!(diff))
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(stat))
+        .routes(routes!(content))
+        .routes(routes!(diff))
 }
 
 /// The files of a snapshot, and what keeps them where they are.
