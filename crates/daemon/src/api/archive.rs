@@ -8,15 +8,15 @@ use torpor_lifecycle::ledger::ArchiveLedger as _;
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::{ArchiveList, ArchivedSandbox};
 use torpor_protocol::{SandboxId, SandboxRef};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Path, Query};
 use super::page::{Cut, PageQuery};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(get))
 }
 
@@ -25,7 +25,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     get, path = "/v1/archive", params(PageQuery),
     responses((status = 200, description = "Last ended first.", body = ArchiveList))
 )]
-async fn list(State(app): State<Arc<App>>, Query(query): Query<PageQuery>) -> Answer<ArchiveList> {
+async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<ArchiveList> {
     let cut = Cut::try_from(query)?;
     let before: Option<SandboxId> = cut.parsed()?;
     let mut sandboxes = app.ledger.archived(before.as_ref(), cut.limit + 1).await?;
@@ -47,7 +47,7 @@ struct ArchivePath {
     responses((status = 200, description = "As it last was.", body = ArchivedSandbox))
 )]
 async fn get(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(ArchivePath { sandbox }): Path<ArchivePath>,
 ) -> Answer<ArchivedSandbox> {
     let found = app.ledger.find_archived(&sandbox).await?;

@@ -6,15 +6,15 @@ use axum::extract::State;
 use serde::Deserialize;
 use torpor_protocol::BuildId;
 use torpor_protocol::api::{Build, BuildList};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Path, Query};
 use super::page::{Cut, PageQuery, dated};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(get))
 }
 
@@ -28,7 +28,7 @@ struct BuildPath {
     get, path = "/v1/builds", params(PageQuery),
     responses((status = 200, description = "Newest first; the last hundred are known.", body = BuildList))
 )]
-async fn list(State(app): State<Arc<App>>, Query(query): Query<PageQuery>) -> Answer<BuildList> {
+async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<BuildList> {
     let cut = Cut::try_from(query)?;
     let builds = app.builds.list().await?;
     Ok(Json(cut.newest_first(builds, |build| dated(build.created_at_ms, &build.id))))
@@ -41,7 +41,7 @@ async fn list(State(app): State<Arc<App>>, Query(query): Query<PageQuery>) -> An
     responses((status = 200, description = "The build.", body = Build))
 )]
 async fn get(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(BuildPath { build }): Path<BuildPath>,
 ) -> Answer<Build> {
     Ok(Json(app.builds.find(&build).await?))

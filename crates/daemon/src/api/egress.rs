@@ -13,6 +13,7 @@ use tokio::sync::broadcast::error::RecvError;
 use torpor_protocol::egress::{EgressEvent, EgressEvents, EgressLine, Verdict};
 use torpor_protocol::page::PAGE_MAX;
 use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -21,12 +22,11 @@ use super::error::Result;
 use super::extract::{Json, Path, Query};
 use super::output::ndjson;
 use super::page::Cut;
-use crate::app::App;
 
 /// Events of one millisecond that a cursor can stand between.
 const TOLD_MAX: usize = 100_000;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(of_one)).routes(routes!(of_all))
 }
 
@@ -63,7 +63,7 @@ struct EgressQuery {
     ))
 )]
 async fn of_one(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(EgressPath { sandbox }): Path<EgressPath>,
     Query(query): Query<EgressQuery>,
 ) -> Result<Response> {
@@ -94,7 +94,7 @@ async fn of_one(
         content((EgressEvents = "application/json"), (EgressLine = "application/x-ndjson")),
     ))
 )]
-async fn of_all(State(app): State<Arc<App>>, Query(query): Query<EgressQuery>) -> Result<Response> {
+async fn of_all(State(app): State<Arc<Service>>, Query(query): Query<EgressQuery>) -> Result<Response> {
     if !query.follow {
         return listed(&app, None, query).await;
     }
@@ -102,7 +102,7 @@ async fn of_all(State(app): State<Arc<App>>, Query(query): Query<EgressQuery>) -
 }
 
 /// A page, back in time.
-async fn listed(app: &App, of: Option<SandboxId>, query: EgressQuery) -> Result<Response> {
+async fn listed(app: &Service, of: Option<SandboxId>, query: EgressQuery) -> Result<Response> {
     let cut = Cut::new(query.limit, query.cursor)?;
     let place = cut.parsed()?.unwrap_or(Place { at_ms: u64::MAX, told: 0 });
     let wanted = place.told + cut.limit + 1;
@@ -163,7 +163,7 @@ struct Feed {
 }
 
 impl Feed {
-    async fn begin(app: &App, of: Option<SandboxId>, query: &EgressQuery) -> Result<Self> {
+    async fn begin(app: &Service, of: Option<SandboxId>, query: &EgressQuery) -> Result<Self> {
         // Before what is remembered is read, so that nothing falls in between.
         let news = app.egress.audit().follow();
         // Who follows may want nothing of what was.
@@ -173,7 +173,7 @@ impl Feed {
         Ok(Self { of, verdict, remembered, news })
     }
 
-    fn followed(self, app: &App, ended: impl Future<Output = ()> + Send + 'static) -> Response {
+    fn followed(self, app: &Service, ended: impl Future<Output = ()> + Send + 'static) -> Response {
         let before = self.remembered.clone();
         let before = before.into_iter().map(|event| EgressLine::Egress(Box::new(event)));
         let news = futures_util::stream::unfold(self, async |mut feed| {
@@ -217,7 +217,7 @@ impl Feed {
 
 /// The newest until then, oldest first. The newest of all are in memory; what an earlier daemon saw, and what was pushed out, is in the log.
 async fn remembered(
-    app: &App,
+    app: &Service,
     of: Option<&SandboxId>,
     verdict: Option<Verdict>,
     until_ms: u64,

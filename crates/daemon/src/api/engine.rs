@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use torpor_protocol::engine::{EngineBuildList, MigrateEngine, Migration};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Query};
 use super::page::{Cut, PageQuery};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(builds)).routes(routes!(migrate))
 }
 
@@ -22,7 +22,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     responses((status = 200, description = "Builds, and what needs them.", body = EngineBuildList))
 )]
 async fn builds(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(query): Query<PageQuery>,
 ) -> Answer<EngineBuildList> {
     let cut = Cut::try_from(query)?;
@@ -38,7 +38,7 @@ async fn builds(
         description = "All that needs the build; what could not be done, with the reason."))
 )]
 async fn migrate(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Json(MigrateEngine { version, dry_run }): Json<MigrateEngine>,
 ) -> Answer<Migration> {
     Ok(Json(Migration { items: app.fleet.migrate(version.as_deref(), dry_run).await? }))

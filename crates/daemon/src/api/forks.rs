@@ -7,17 +7,17 @@ use axum::response::Response;
 use http::StatusCode;
 use torpor_lifecycle::Sandbox;
 use torpor_protocol::snapshot::{Fork, ForkList, ForkOutcome};
+use torpor_service::Service;
+use torpor_service::calls;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::Result;
+use super::error::{Result, status_of};
 use super::extract::{Json, Named, RequestId, SnapshotPath};
 use super::idempotency::RepeatKey;
 use super::with_status;
-use crate::app::App;
-use crate::calls;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(fork_snapshot)).routes(routes!(fork_sandbox))
 }
 
@@ -33,14 +33,14 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     )
 )]
 async fn fork_snapshot(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(snapshot): SnapshotPath,
     id: RequestId,
     RepeatKey(by): RepeatKey,
     request: Option<Json<Fork>>,
 ) -> Result<Response> {
     let fork = request.map(|Json(request)| request).unwrap_or_default();
-    Ok(told(calls::fork(&app, &snapshot, &fork, by.as_deref()).await?, &id))
+    Ok(to_response(calls::fork(&app, &snapshot, &fork, by.as_deref()).await?, &id))
 }
 
 /// Fork a sandbox as it is now. It goes on; if it sleeps, it is not woken.
@@ -55,18 +55,21 @@ async fn fork_snapshot(
     )
 )]
 async fn fork_sandbox(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     id: RequestId,
     RepeatKey(by): RepeatKey,
     request: Option<Json<Fork>>,
 ) -> Result<Response> {
     let fork = request.map(|Json(request)| request).unwrap_or_default();
-    Ok(told(calls::copy(&app, &sandbox, &fork, by.as_deref()).await?, &id))
+    Ok(to_response(calls::copy(&app, &sandbox, &fork, by.as_deref()).await?, &id))
 }
 
 /// A fork that failed is told like a request that failed.
-fn told(forks: Vec<Result<Sandbox>>, RequestId(id): &RequestId) -> Response {
+fn to_response(
+    forks: Vec<torpor_service::Result<Sandbox>>,
+    RequestId(id): &RequestId,
+) -> Response {
     let whole = forks.iter().all(Result::is_ok);
     let forks = forks.into_iter().map(|fork| match fork {
         Ok(sandbox) => ForkOutcome {
@@ -75,11 +78,11 @@ fn told(forks: Vec<Result<Sandbox>>, RequestId(id): &RequestId) -> Response {
             error: None,
         },
         Err(error) => {
-            if let Some(error) = error.blame() {
+            if let Some(error) = error.internal() {
                 tracing::error!(error, "a fork failed");
             }
-            let status = error.status().as_u16();
-            ForkOutcome { status, sandbox: None, error: Some(error.told(id)) }
+            let status = status_of(error.code()).as_u16();
+            ForkOutcome { status, sandbox: None, error: Some(error.to_body(id)) }
         }
     });
     let status = if whole { StatusCode::CREATED } else { StatusCode::MULTI_STATUS };

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use torpor_protocol::egress::GatewayList;
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Query};
 use super::page::{Cut, PageQuery};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list))
 }
 
@@ -21,7 +21,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     get, path = "/v1/gateways", params(PageQuery),
     responses((status = 200, description = "Sorted by name.", body = GatewayList))
 )]
-async fn list(State(app): State<Arc<App>>, Query(query): Query<PageQuery>) -> Answer<GatewayList> {
+async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<GatewayList> {
     let cut = Cut::try_from(query)?;
     Ok(Json(cut.of(app.egress.gateways(), |gateway| gateway.name.to_string())))
 }

@@ -28,12 +28,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use torpor_lifecycle::chain;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{IDEMPOTENCY_HEADER, REPLAYED_HEADER};
+use torpor_service::keys::Caller;
+use torpor_service::{Error, Service};
 use torpor_store::{KeptAnswer, Repeated, RequestKey};
 
-use super::auth::Caller;
 use super::error::{ApiError, Result};
 use super::extract::{RequestId, is_json, whole_body};
-use crate::app::App;
 
 /// Longest key.
 const KEY_MAX: usize = 255;
@@ -98,7 +98,7 @@ impl<S: Send + Sync> FromRequestParts<S> for RepeatKey {
 
 /// A layer of our own API, inside authentication.
 pub(super) async fn once(
-    State(app): State<Arc<App>>,
+    State((app, underway)): State<(Arc<Service>, Arc<Underway>)>,
     request: Request,
     next: Next,
 ) -> Result<Response> {
@@ -108,7 +108,7 @@ pub(super) async fn once(
     }
     let Some(key) = key(request.headers())? else { return Ok(next.run(request).await) };
     let (request, sent) = identify(&app, &key, request).await?;
-    let turn = wait_for_turn(&app, &sent).await?;
+    let turn = wait_for_turn(&underway, &sent).await?;
     let known = app.vault.begin_request(&sent, app.fleet.clock().now_ms()).await?;
     match known {
         Repeated::New => {}
@@ -135,8 +135,8 @@ fn key(headers: &HeaderMap) -> Result<Option<String>> {
 }
 
 /// What a request is: who sends it and what it asks. Of an upload, how long it is.
-async fn identify(app: &Arc<App>, key: &str, request: Request) -> Result<(Request, RequestKey)> {
-    let Caller(caller) = request.extensions().get().cloned().unwrap_or_default();
+async fn identify(app: &Arc<Service>, key: &str, request: Request) -> Result<(Request, RequestKey)> {
+    let caller = request.extensions().get::<Caller>().map(Caller::name);
     let path = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
     let length = request.headers().get(CONTENT_LENGTH).cloned();
     let (mut head, body) = request.into_parts();
@@ -149,15 +149,15 @@ async fn identify(app: &Arc<App>, key: &str, request: Request) -> Result<(Reques
         (body, length.unwrap_or_default().to_owned())
     };
     let asked = [&*path, &*content];
-    let sent = app.vault.request_key(&caller, key, &asked);
+    let sent = app.vault.request_key(&caller.unwrap_or_default(), key, &asked);
     head.extensions.insert(RepeatKey(Some(sent.id.clone())));
     Ok((Request::from_parts(head, body), sent))
 }
 
-async fn wait_for_turn(app: &App, sent: &RequestKey) -> Result<Turn> {
+async fn wait_for_turn(underway: &Arc<Underway>, sent: &RequestKey) -> Result<Turn> {
     let deadline = Instant::now() + WAIT;
     loop {
-        let mut other = match app.underway.enter(&sent.id) {
+        let mut other = match underway.enter(&sent.id) {
             Ok(turn) => return Ok(turn),
             Err(other) => other,
         };
@@ -210,7 +210,7 @@ fn replay(answer: KeptAnswer) -> Response {
 
 /// Does it, whoever waits, and remembers its answer.
 async fn carry_out(
-    app: Arc<App>,
+    app: Arc<Service>,
     request: Request,
     sent: RequestKey,
     turn: Turn,
@@ -234,7 +234,7 @@ async fn carry_out(
 
 /// A request whose answer is to be remembered.
 struct Kept {
-    app: Arc<App>,
+    app: Arc<Service>,
     sent: RequestKey,
     _turn: Turn,
 }
@@ -242,8 +242,8 @@ struct Kept {
 impl Kept {
     async fn keep(self, response: Response, RequestId(id): &RequestId) -> Response {
         let status = response.status();
-        if let Some(error) = response.extensions().get::<Arc<ApiError>>() {
-            let body = serde_json::to_string(&error.told(id)).unwrap_or_default();
+        if let Some(error) = response.extensions().get::<Arc<Error>>() {
+            let body = serde_json::to_string(&error.to_body(id)).unwrap_or_default();
             self.note(status, Some("application/json"), body).await;
             return response;
         }

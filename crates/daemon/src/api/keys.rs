@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use torpor_protocol::api::{ApiKey, CreateKey, KeyList};
+use torpor_service::Service;
 use torpor_store::KeyRow;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -14,9 +15,8 @@ use super::error::Result;
 use super::extract::{Json, Path, Query};
 use super::page::{Cut, PageQuery, dated};
 use super::{Answer, no_content, with_status};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(delete))
 }
 
@@ -31,7 +31,7 @@ fn shown(row: KeyRow, secret: Option<String>) -> ApiKey {
     responses((status = 201, description = "The key; its secret is shown only now.", body = ApiKey))
 )]
 async fn create(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Json(CreateKey { label }): Json<CreateKey>,
 ) -> Result<Response> {
     let (row, secret) = app.keys.create(&label).await?;
@@ -43,7 +43,7 @@ async fn create(
     get, path = "/v1/keys", params(PageQuery),
     responses((status = 200, description = "Oldest first.", body = KeyList))
 )]
-async fn list(State(app): State<Arc<App>>, Query(query): Query<PageQuery>) -> Answer<KeyList> {
+async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<KeyList> {
     let cut = Cut::try_from(query)?;
     let keys = app.keys.list().await?.into_iter().map(|row| shown(row, None)).collect();
     Ok(Json(cut.of(keys, |key: &ApiKey| dated(key.created_at_ms, &key.id))))
@@ -54,7 +54,7 @@ async fn list(State(app): State<Arc<App>>, Query(query): Query<PageQuery>) -> An
     delete, path = "/v1/keys/{key}", params(("key" = String, Path, description = "Id of the key")),
     responses((status = 204, description = "It is not valid any more."))
 )]
-async fn delete(State(app): State<Arc<App>>, Path(key): Path<String>) -> Result<Response> {
+async fn delete(State(app): State<Arc<Service>>, Path(key): Path<String>) -> Result<Response> {
     app.keys.revoke(&key).await?;
     Ok(no_content())
 }

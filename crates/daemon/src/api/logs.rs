@@ -10,6 +10,7 @@ use serde::Deserialize;
 use torpor_lifecycle::store::Search;
 use torpor_protocol::api::{Log, LogEntry, OutputStream};
 use torpor_protocol::{SandboxId, SandboxRef};
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -18,12 +19,11 @@ use super::error::Result;
 use super::extract::{Json, Path, Query};
 use super::output::ndjson;
 use super::page::Cut;
-use crate::app::App;
 
 /// How often it is looked for new lines.
 const LOOK: Duration = Duration::from_millis(250);
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(logs))
 }
 
@@ -63,7 +63,7 @@ struct LogQuery {
     ))
 )]
 async fn logs(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(LogPath { sandbox }): Path<LogPath>,
     Query(query): Query<LogQuery>,
 ) -> Result<Response> {
@@ -91,7 +91,7 @@ async fn logs(
 }
 
 /// What was said, and what is said until the sandbox or the daemon ends.
-fn follow(app: Arc<App>, id: SandboxId, search: Search) -> impl Stream<Item = LogEntry> {
+fn follow(app: Arc<Service>, id: SandboxId, search: Search) -> impl Stream<Item = LogEntry> {
     let stopping = app.stopping.clone();
     let pages = futures_util::stream::unfold((app, id, search), async |(app, id, mut search)| {
         loop {

@@ -11,6 +11,7 @@ use torpor_protocol::preview::{
     UpdatePreview,
 };
 use torpor_protocol::{Name, TokenId};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -18,9 +19,8 @@ use super::error::Result;
 use super::extract::{Json, Named, Path, Query};
 use super::page::{Cut, PageQuery, dated};
 use super::{Answer, no_content, with_status};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(all))
         .routes(routes!(create, list))
@@ -45,7 +45,7 @@ struct TokenPath {
     get, path = "/v1/previews", params(PageQuery),
     responses((status = 200, description = "Oldest first.", body = PreviewList))
 )]
-async fn all(State(app): State<Arc<App>>, Query(query): Query<PageQuery>) -> Answer<PreviewList> {
+async fn all(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<PreviewList> {
     listed(query, app.previews.list(None))
 }
 
@@ -58,7 +58,7 @@ async fn all(State(app): State<Arc<App>>, Query(query): Query<PageQuery>) -> Ans
         description = "It is found at `urls`, also when the sandbox sleeps or is renamed."))
 )]
 async fn create(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Json(request): Json<CreatePreview>,
 ) -> Result<Response> {
@@ -73,7 +73,7 @@ async fn create(
     responses((status = 200, description = "Oldest first.", body = PreviewList))
 )]
 async fn list(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Query(query): Query<PageQuery>,
 ) -> Answer<PreviewList> {
@@ -95,11 +95,11 @@ fn listed(query: PageQuery, previews: Vec<Preview>) -> Answer<PreviewList> {
     responses((status = 200, description = "The preview.", body = Preview))
 )]
 async fn get(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
 ) -> Answer<Preview> {
-    app.previews.get(sandbox.id(), &preview).map(Json)
+    Ok(Json(app.previews.get(sandbox.id(), &preview)?))
 }
 
 /// Change a preview; its address stays.
@@ -113,12 +113,12 @@ async fn get(
     responses((status = 200, description = "The preview as it is now.", body = Preview))
 )]
 async fn update(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
     Json(update): Json<UpdatePreview>,
 ) -> Answer<Preview> {
-    app.previews.update(sandbox.id(), &preview, update).await.map(Json)
+    Ok(Json(app.previews.update(sandbox.id(), &preview, update).await?))
 }
 
 /// Delete a preview with its tokens. Open connections are cut off.
@@ -131,7 +131,7 @@ async fn update(
     responses((status = 204, description = "It is gone."))
 )]
 async fn delete(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
 ) -> Result<Response> {
@@ -152,7 +152,7 @@ async fn delete(
             x-torpor-preview-token or the query torpor_preview_token."))
 )]
 async fn create_token(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
     request: Option<Json<CreatePreviewToken>>,
@@ -173,7 +173,7 @@ async fn create_token(
     responses((status = 200, description = "Oldest first.", body = PreviewTokenList))
 )]
 async fn tokens(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
     Query(query): Query<PageQuery>,
@@ -194,7 +194,7 @@ async fn tokens(
     responses((status = 204, description = "It opens nothing any more, nor does any cookie for it."))
 )]
 async fn delete_token(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(TokenPath { preview, token }): Path<TokenPath>,
 ) -> Result<Response> {

@@ -9,6 +9,7 @@ use http::StatusCode;
 use serde::Deserialize;
 use torpor_protocol::api::{Command, Process, ProcessList, RunEvent, SendSignal};
 use torpor_protocol::guest::Request;
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -20,9 +21,8 @@ use super::output::Output;
 use super::page::{Cut, PageQuery, dated};
 use super::transfer::deliver;
 use super::{Answer, no_content, with_status};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(start, list))
         .routes(routes!(get, kill))
@@ -157,7 +157,7 @@ struct StdinQuery {
     responses((status = 204, description = "All of it was written."))
 )]
 async fn stdin(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(path): Path<ProcessPath>,
     Query(query): Query<StdinQuery>,
     awake: Awake,
@@ -190,7 +190,7 @@ struct OutputQuery {
     ))
 )]
 async fn output(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(path): Path<ProcessPath>,
     Query(query): Query<OutputQuery>,
     awake: Awake,

@@ -11,6 +11,8 @@ use torpor_lifecycle::{Fleet, Sandbox};
 use torpor_protocol::api::{CreateSandbox, SandboxList, UpdateSandbox, UsageReport};
 use torpor_protocol::snapshot::{SandboxUsage, UsageList};
 use torpor_protocol::{SandboxId, State as SandboxState, Status};
+use torpor_service::Service;
+use torpor_service::calls::{self, Unanswered};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -20,10 +22,8 @@ use super::extract::{Json, Named, Query, WaitQuery};
 use super::idempotency::RepeatKey;
 use super::page::{Cut, PageQuery};
 use super::{Answer, no_content, with_status};
-use crate::app::App;
-use crate::calls::{self, Unanswered};
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(create, list))
         .routes(routes!(get, update, delete))
@@ -40,7 +40,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     )
 )]
 async fn create(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(WaitQuery { wait }): Query<WaitQuery>,
     RepeatKey(by): RepeatKey,
     request: Option<Json<CreateSandbox>>,
@@ -115,7 +115,7 @@ impl ListQuery {
     responses((status = 200, description = "A page of sandboxes.", body = SandboxList))
 )]
 async fn list(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(pairs): Query<Vec<(String, String)>>,
 ) -> Answer<SandboxList> {
     Ok(Json(ListQuery::parse(pairs)?.page(&app.fleet)?))
@@ -139,7 +139,7 @@ async fn get(Named(sandbox): Named) -> Json<Status> {
     responses((status = 200, description = "The sandbox as it is now.", body = Status))
 )]
 async fn update(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Json(update): Json<UpdateSandbox>,
 ) -> Answer<Status> {
@@ -179,7 +179,7 @@ async fn usage(Named(sandbox): Named) -> Json<UsageReport> {
     get, path = "/v1/usage", params(PageQuery),
     responses((status = 200, description = "Sorted by id. Nothing is woken.", body = UsageList))
 )]
-async fn usages(State(app): State<Arc<App>>, Query(query): Query<PageQuery>) -> Answer<UsageList> {
+async fn usages(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<UsageList> {
     let cut = Cut::try_from(query)?;
     let sandboxes = app.fleet.sandboxes();
     // Each is some small files of the host's.

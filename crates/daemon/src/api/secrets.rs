@@ -8,6 +8,7 @@ use serde::Deserialize;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::SecretName;
 use torpor_protocol::api::{Secret, SecretList, SetSecret};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -15,9 +16,8 @@ use super::error::Result;
 use super::extract::{Json, Path, Query};
 use super::page::{Cut, PageQuery};
 use super::{Answer, no_content};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(set, delete))
 }
 
@@ -31,7 +31,7 @@ struct SecretPath {
     get, path = "/v1/secrets", params(PageQuery),
     responses((status = 200, description = "Sorted by name.", body = SecretList))
 )]
-async fn list(State(app): State<Arc<App>>, Query(query): Query<PageQuery>) -> Answer<SecretList> {
+async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<SecretList> {
     let cut = Cut::try_from(query)?;
     Ok(Json(cut.of(app.vault.list().await?, |secret| secret.name.to_string())))
 }
@@ -44,7 +44,7 @@ async fn list(State(app): State<Arc<App>>, Query(query): Query<PageQuery>) -> An
     responses((status = 200, description = "It is kept, encrypted.", body = Secret))
 )]
 async fn set(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(SecretPath { secret }): Path<SecretPath>,
     Json(SetSecret { value, hosts }): Json<SetSecret>,
 ) -> Answer<Secret> {
@@ -58,7 +58,7 @@ async fn set(
     responses((status = 204, description = "It is gone."))
 )]
 async fn delete(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(SecretPath { secret }): Path<SecretPath>,
 ) -> Result<Response> {
     if !app.vault.remove(&secret).await? {

@@ -6,7 +6,6 @@
 mod client;
 mod daemon;
 mod domains;
-mod doors;
 mod egress;
 mod events;
 mod exec;
@@ -16,6 +15,7 @@ mod idempotency;
 mod images;
 mod kept;
 mod keys;
+mod listeners;
 mod openapi;
 mod pages;
 mod pebble;
