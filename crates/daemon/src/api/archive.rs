@@ -25,7 +25,10 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     get, path = "/v1/archive", params(PageQuery),
     responses((status = 200, description = "Last ended first.", body = ArchiveList))
 )]
-async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<ArchiveList> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<ArchiveList> {
     let cut = Cut::try_from(query)?;
     let before: Option<SandboxId> = cut.parsed()?;
     let mut sandboxes = app.ledger.archived(before.as_ref(), cut.limit + 1).await?;

@@ -28,7 +28,10 @@ struct BuildPath {
     get, path = "/v1/builds", params(PageQuery),
     responses((status = 200, description = "Newest first; the last hundred are known.", body = BuildList))
 )]
-async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<BuildList> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<BuildList> {
     let cut = Cut::try_from(query)?;
     let builds = app.builds.list().await?;
     Ok(Json(cut.newest_first(builds, |build| dated(build.created_at_ms, &build.id))))

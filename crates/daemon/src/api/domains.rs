@@ -35,7 +35,10 @@ struct DomainPath {
     get, path = "/v1/domains", params(PageQuery),
     responses((status = 200, description = "Sorted by name.", body = DomainList))
 )]
-async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<DomainList> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<DomainList> {
     let cut = Cut::try_from(query)?;
     let domains = app.domains.list().into_iter().map(|row| shown(&app, row)).collect();
     Ok(Json(cut.of(domains, |domain: &Domain| domain.name.to_string())))

@@ -94,7 +94,10 @@ async fn of_one(
         content((EgressEvents = "application/json"), (EgressLine = "application/x-ndjson")),
     ))
 )]
-async fn of_all(State(app): State<Arc<Service>>, Query(query): Query<EgressQuery>) -> Result<Response> {
+async fn of_all(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<EgressQuery>,
+) -> Result<Response> {
     if !query.follow {
         return listed(&app, None, query).await;
     }

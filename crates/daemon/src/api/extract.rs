@@ -20,9 +20,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef, SnapshotRef};
-use utoipa::IntoParams;
 use torpor_service::Service;
 use torpor_service::upload::Pieces;
+use utoipa::IntoParams;
 
 use super::error::ApiError;
 

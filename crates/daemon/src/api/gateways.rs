@@ -21,7 +21,10 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     get, path = "/v1/gateways", params(PageQuery),
     responses((status = 200, description = "Sorted by name.", body = GatewayList))
 )]
-async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<GatewayList> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<GatewayList> {
     let cut = Cut::try_from(query)?;
     Ok(Json(cut.of(app.egress.gateways(), |gateway| gateway.name.to_string())))
 }

@@ -135,7 +135,11 @@ fn key(headers: &HeaderMap) -> Result<Option<String>> {
 }
 
 /// What a request is: who sends it and what it asks. Of an upload, how long it is.
-async fn identify(app: &Arc<Service>, key: &str, request: Request) -> Result<(Request, RequestKey)> {
+async fn identify(
+    app: &Arc<Service>,
+    key: &str,
+    request: Request,
+) -> Result<(Request, RequestKey)> {
     let caller = request.extensions().get::<Caller>().map(Caller::name);
     let path = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
     let length = request.headers().get(CONTENT_LENGTH).cloned();

@@ -57,7 +57,10 @@ fn shown(image: torpor_store::Image) -> Image {
     get, path = "/v1/images", params(PageQuery),
     responses((status = 200, description = "Oldest first.", body = ImageList))
 )]
-async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<ImageList> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<ImageList> {
     let cut = Cut::try_from(query)?;
     let images = app.images.list().await?.into_iter().map(shown).collect();
     Ok(Json(cut.of(images, |image: &Image| dated(image.created_at_ms, &image.id))))

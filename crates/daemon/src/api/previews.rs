@@ -45,7 +45,10 @@ struct TokenPath {
     get, path = "/v1/previews", params(PageQuery),
     responses((status = 200, description = "Oldest first.", body = PreviewList))
 )]
-async fn all(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<PreviewList> {
+async fn all(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<PreviewList> {
     listed(query, app.previews.list(None))
 }
 

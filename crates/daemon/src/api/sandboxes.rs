@@ -179,7 +179,10 @@ async fn usage(Named(sandbox): Named) -> Json<UsageReport> {
     get, path = "/v1/usage", params(PageQuery),
     responses((status = 200, description = "Sorted by id. Nothing is woken.", body = UsageList))
 )]
-async fn usages(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<UsageList> {
+async fn usages(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<UsageList> {
     let cut = Cut::try_from(query)?;
     let sandboxes = app.fleet.sandboxes();
     // Each is some small files of the host's.

@@ -31,7 +31,10 @@ struct SecretPath {
     get, path = "/v1/secrets", params(PageQuery),
     responses((status = 200, description = "Sorted by name.", body = SecretList))
 )]
-async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<SecretList> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<SecretList> {
     let cut = Cut::try_from(query)?;
     Ok(Json(cut.of(app.vault.list().await?, |secret| secret.name.to_string())))
 }

@@ -94,7 +94,10 @@ impl ListQuery {
     get, path = "/v1/snapshots", params(ListQuery),
     responses((status = 200, description = "Oldest first.", body = SnapshotList))
 )]
-async fn list(State(app): State<Arc<Service>>, Query(query): Query<ListQuery>) -> Answer<SnapshotList> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<ListQuery>,
+) -> Answer<SnapshotList> {
     let cut = Cut::new(query.limit, query.cursor.clone())?;
     let after = cut.parsed_date()?;
     let after = after.map(|(created_at_ms, id)| SnapshotPlace { created_at_ms, id });
