@@ -67,7 +67,7 @@ async fn fork_sandbox(
 
 /// A fork that failed is told like a request that failed.
 fn to_response(forks: Vec<torpor_service::Result<Sandbox>>, RequestId(id): &RequestId) -> Response {
-    let whole = forks.iter().all(Result::is_ok);
+    let whole = forks.iter().all(std::result::Result::is_ok);
     let forks = forks.into_iter().map(|fork| match fork {
         Ok(sandbox) => ForkOutcome {
             status: StatusCode::CREATED.as_u16(),
