@@ -23,3 +23,6 @@ pub async fn follow(service: Arc<Service>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -40,8 +40,9 @@ pub use images::{Image, ImageConfig, ImageName, Images, Limits, OnProgress, Prog
 pub use journals::Journals;
 pub use layout::{Layout, Stage};
 pub use ledger::{
-    BuildLedger, Database, DomainLedger, DomainRow, ImageLedger, ImageRow, KeyHash, KeyLedger,
-    KeyRow, Ledger, PreviewLedger, Removed, Seal, Sealed, SecretLedger, SqliteLedger, TokenRow,
+    Begun, BuildLedger, Database, DomainLedger, DomainRow, ImageLedger, ImageRow, KeyHash,
+    KeyLedger, KeyRow, Ledger, PreviewLedger, Removed, RequestLedger, Seal, Sealed, SecretLedger,
+    SqliteLedger, TokenRow,
 };
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError};
-pub use vault::Vault;
+pub use vault::{KeptAnswer, Repeated, RequestKey, Vault};

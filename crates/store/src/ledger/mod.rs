@@ -5,6 +5,7 @@ mod builds;
 mod edge;
 mod images;
 mod keys;
+mod requests;
 mod secrets;
 mod sqlite;
 
@@ -21,13 +22,21 @@ pub use builds::BuildLedger;
 pub use edge::{DomainLedger, DomainRow, PreviewLedger, TokenRow};
 pub use images::{ImageLedger, ImageRow, Removed};
 pub use keys::{KeyHash, KeyLedger, KeyRow};
+pub use requests::{Begun, RequestLedger};
 pub use secrets::{Seal, Sealed, SecretLedger};
 pub use sqlite::SqliteLedger;
 
 /// A database that remembers everything.
 #[async_trait]
 pub trait Database:
-    FleetLedger + PreviewLedger + DomainLedger + KeyLedger + BuildLedger + SecretLedger + ImageLedger
+    FleetLedger
+    + PreviewLedger
+    + DomainLedger
+    + KeyLedger
+    + BuildLedger
+    + SecretLedger
+    + ImageLedger
+    + RequestLedger
 {
     /// Waits for running statements and lets go of the database.
     async fn close(&self);

@@ -13,6 +13,7 @@ mod keys;
 mod migrations;
 mod pools;
 mod previews;
+mod requests;
 mod sandboxes;
 mod saves;
 mod secrets;
