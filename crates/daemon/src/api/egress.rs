@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 
 use super::error::Result;
 use super::extract::{Json, Path, Query};
-use super::output::ndjson;
+use super::ndjson::ndjson;
 use torpor_service::Service;
 
 /// Events in one answer, unless the client asks for another number up to the other.

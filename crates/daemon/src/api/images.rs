@@ -23,7 +23,7 @@ use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
 use super::extract::{Json, Path, Query, RequestId, pieces};
-use super::output::ndjson;
+use super::ndjson::ndjson;
 use super::{Answer, no_content};
 use torpor_service::Service;
 use torpor_service::builds::{self, CONTEXT_FILE, CONTEXT_MAX, Events, Order, pipe};

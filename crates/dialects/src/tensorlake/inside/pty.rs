@@ -18,7 +18,7 @@ use torpor_daemon::api::extract::{Path, Query};
 use torpor_service::Service;
 use torpor_daemon::api::exec::upgraded;
 use torpor_daemon::api::extract::{RequestId, Upgrade};
-use torpor_daemon::api::output::Output;
+use torpor_service::processes::Output;
 use torpor_lifecycle::guest::{Guest, GuestError};
 use torpor_protocol::guest::{FailureCode, ProcessSpec, ProcessStatus, Request, TerminalSize};
 

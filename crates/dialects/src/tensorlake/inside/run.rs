@@ -9,10 +9,9 @@ use axum::routing::post;
 use tokio::time::Instant;
 use torpor_daemon::api::error::ApiError;
 use torpor_service::Service;
-use torpor_daemon::api::extract::Awake;
-use torpor_daemon::api::output::Output;
+use torpor_service::processes::Awake;
+use torpor_service::processes::Output;
 use torpor_service::Error as ServiceError;
-use torpor_service::room;
 use torpor_protocol::guest::{ProcessSpec, Request};
 
 use super::command::{Command, without_default_user};
@@ -40,7 +39,7 @@ async fn open(app: &Service, awake: Awake, spec: ProcessSpec) -> Result<Output> 
         Ok(output) => return Ok(output),
         Err(error) => error,
     };
-    let instead = match &error.0 {
+    let instead = match &error {
         ServiceError::Guest(error) => without_default_user(&spec, error),
         ServiceError::Lifecycle(_)
         | ServiceError::Store(_)
@@ -48,7 +47,6 @@ async fn open(app: &Service, awake: Awake, spec: ProcessSpec) -> Result<Output> 
         | ServiceError::Refused { .. } => None,
     };
     let Some(spec) = instead else { return Err(error.into()) };
-    let lease = room::awake(app, &sandbox).await?;
-    let awake = Awake { sandbox, lease };
+    let awake = Awake::new(app, sandbox).await?;
     Ok(Output::open(awake, &Request::Run(spec), None).await?)
 }

@@ -16,7 +16,7 @@ use torpor_service::Service;
 use torpor_daemon::api::exec::upgraded;
 use torpor_daemon::api::socket::{self, Ear, Heard, Mouth};
 use torpor_daemon::api::extract::{RequestId, Upgrade};
-use torpor_daemon::api::tunnel;
+use torpor_service::tunnel;
 use torpor_lifecycle::guest::{GuestError, Sender, Stream};
 
 use super::{Refused, Result};
