@@ -56,7 +56,7 @@ use listen::Listeners;
 pub use listen::bind;
 pub use parts::{Dialect, Parts};
 pub use torpor_edge::tls::{BadCertificate, TlsError};
-pub use torpor_lifecycle::Leave;
+pub use torpor_lifecycle::ShutdownMode;
 
 /// Why the daemon does not run.
 #[derive(Debug, thiserror::Error)]
@@ -116,7 +116,7 @@ pub async fn serve(
     config: Config,
     dialects: Vec<Dialect>,
     listener: TcpListener,
-    shutdown: impl Future<Output = Leave>,
+    shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     config::arm_fault();
     let layout = Arc::new(Layout::open(&config.data_dir)?);
@@ -151,7 +151,7 @@ pub async fn serve_with(
     parts: Parts,
     config: Config,
     listener: TcpListener,
-    shutdown: impl Future<Output = Leave>,
+    shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     let listeners = Listeners::open(listener, &config).await?;
     refuse_exposed(&config, &listeners, &parts.ledger).await?;
@@ -162,7 +162,7 @@ async fn serve_at(
     listeners: Listeners,
     parts: Parts,
     config: Config,
-    shutdown: impl Future<Output = Leave>,
+    shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     let exposed = listeners.exposed()?.is_some();
     let _turnstile = egress::listen(&parts.egress, parts.engine.about().turnstile);
@@ -186,11 +186,11 @@ async fn serve_at(
         AbortOnDropHandle::new(tokio::spawn(kept))
     });
     let (desk, most) = (Desk::new(&app, &dialects), config.limits.connections);
-    let leave = listen::serve(&app, desk, listeners, tls.clone(), most, shutdown).await;
+    let mode = listen::serve(&app, desk, listeners, tls.clone(), most, shutdown).await;
     drop(renewals);
     tls.inspect(|tls| tls.stop());
     drop(tasks);
-    app.fleet.shutdown(leave).await;
+    app.fleet.shutdown(mode).await;
     app.audit.flush().await;
     drop(kept);
     app.ledger.close().await;
@@ -275,7 +275,7 @@ async fn recover(
         journal: Arc::new(parts.journals.clone()),
         vault: Arc::new(parts.vault.clone()),
         room: Arc::clone(room) as _,
-        authority: Some(parts.egress.certificate().to_owned()),
+        ca: Some(parts.egress.certificate().to_owned()),
         policy,
     });
     Ok(fleet.await?)

@@ -26,7 +26,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use torpor_lifecycle::Leave;
+use torpor_lifecycle::ShutdownMode;
 
 use crate::ServeError;
 use torpor_edge::tls::{NoHandshake, Tls};
@@ -161,8 +161,8 @@ pub(crate) async fn serve(
     listeners: Listeners,
     tls: Option<Arc<Tls>>,
     connections_max: usize,
-    shutdown: impl Future<Output = Leave>,
-) -> Leave {
+    shutdown: impl Future<Output = ShutdownMode>,
+) -> ShutdownMode {
     raise_file_limit();
     let front = Front {
         desk,
@@ -172,14 +172,14 @@ pub(crate) async fn serve(
         connections: TaskTracker::new(),
     };
     let mut shutdown = pin!(shutdown);
-    let leave = loop {
+    let mode = loop {
         tokio::select! {
-            leave = &mut shutdown => break leave,
+            mode = &mut shutdown => break mode,
             () = front.accept(&listeners) => {}
         }
     };
     drop(listeners);
-    tracing::info!(?leave, "stopping");
+    tracing::info!(?mode, "stopping");
     app.stopping.cancel();
     front.connections.close();
     app.tasks.close();
@@ -187,7 +187,7 @@ pub(crate) async fn serve(
     if tokio::time::timeout(GRACE, ended).await.is_err() {
         tracing::warn!("requests that took longer than {GRACE:?} were cut off");
     }
-    leave
+    mode
 }
 
 /// Takes connections in.

@@ -24,7 +24,7 @@ pub mod headers;
 mod input;
 pub mod keys;
 pub mod metrics;
-pub mod pinned;
+pub mod pinned_save;
 pub mod pressure;
 pub mod previews;
 pub mod processes;

@@ -14,7 +14,7 @@ use torpor_store::{LayerChanges, SavedTree};
 
 use crate::builds::pipe;
 use crate::error::{Error, Result};
-use crate::pinned::Held;
+use crate::pinned_save::PinnedSave;
 use crate::Service;
 use crate::upload::Pieces;
 pub use archive::{export, import};
@@ -22,20 +22,20 @@ pub use archive::{export, import};
 /// The files of a snapshot, and what keeps them where they are.
 pub struct Files {
     tree: SavedTree,
-    _moment: Held,
+    _point: PinnedSave,
 }
 
 impl Files {
     pub async fn open(service: &Arc<Service>, of: &SnapshotRef) -> Result<Self> {
-        let moment = Held::of(service, of).await?;
-        let root = service.images.root(&moment.about().spec.image_id).await?;
+        let point = PinnedSave::of(service, of).await?;
+        let root = service.images.root(&point.about().spec.image_id).await?;
         let service = Arc::clone(service);
         blocking(move || {
-            let changes = match moment.about().kind {
-                SnapshotKind::Memory => service.fleet.changes(&moment.save)?,
-                SnapshotKind::Filesystem => Box::new(LayerChanges::open(&moment.save.dir)?),
+            let changes = match point.about().kind {
+                SnapshotKind::Memory => service.fleet.changes(&point.save)?,
+                SnapshotKind::Filesystem => Box::new(LayerChanges::open(&point.save.dir)?),
             };
-            Ok(Self { tree: SavedTree::new(&root.path, changes)?, _moment: moment })
+            Ok(Self { tree: SavedTree::new(&root.path, changes)?, _point: point })
         })
         .await
     }

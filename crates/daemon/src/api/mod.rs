@@ -5,7 +5,6 @@
 
 #![expect(unused_qualifications, reason = "utoipa's macros write them into our code")]
 
-pub mod again;
 mod archive;
 mod builds;
 mod description;
@@ -26,6 +25,7 @@ mod ndjson;
 mod pools;
 mod previews;
 mod processes;
+pub mod retry;
 mod run;
 mod sandboxes;
 mod secrets;
@@ -58,7 +58,7 @@ pub fn router(app: &Arc<Service>, dialects: &[Dialect]) -> Router {
     let (guarded, _) = routes().split_for_parts();
     let dialects = dialects.iter().fold(Router::new(), |all, dialect| all.merge(dialect(app)));
     guarded
-        .layer(from_fn(again::ask_again))
+        .layer(from_fn(retry::retry_after_suspend))
         .route("/metrics", get(system::metrics))
         .route_layer(from_fn_with_state(Arc::clone(app), authenticate))
         .merge(dialects)

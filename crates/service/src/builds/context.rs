@@ -14,7 +14,7 @@ use torpor_store::images::archive::{Entry, EntryKind, Meta, Tarball, plain};
 use super::pattern::Ignore;
 
 /// Bytes of a context, also once decompressed.
-pub(crate) const CONTEXT_MAX: u64 = 4 * 1024 * 1024 * 1024;
+pub const CONTEXT_MAX: u64 = 4 * 1024 * 1024 * 1024;
 /// Files, directories and links of a context: what an index of them may cost in memory.
 const ENTRIES_MAX: usize = 500_000;
 /// Largest text that is read whole: a Dockerfile, a `.dockerignore`.

@@ -13,7 +13,7 @@ use crate::Service;
 use crate::builds::pipe::{self, Inlet};
 use crate::error::{Error, Result};
 use crate::files::discard;
-use crate::pinned::Held;
+use crate::pinned_save::PinnedSave;
 use crate::upload::{Pieces, next_piece};
 
 /// How long a snapshot on its way may stand still; it holds a thread and space on the disk.
@@ -21,17 +21,17 @@ const SILENCE: Duration = Duration::from_secs(300);
 
 /// A snapshot as an archive (tar), checked on the way. `image`: with its image.
 pub async fn export(service: &Arc<Service>, of: &SnapshotRef, image: bool) -> Result<Pieces> {
-    let moment = Held::of(service, of).await?;
+    let point = PinnedSave::of(service, of).await?;
     let snapshot = service.fleet.find_snapshot(of).await?.snapshot;
     let (spout, mut pieces) = pipe::outward();
     let lid = spout.lid();
     let service = Arc::clone(service);
     let work = tokio::spawn(async move {
-        let save = Arc::clone(&moment.save);
+        let save = Arc::clone(&point.save);
         let written = service.saves.export(save, &snapshot, image, spout).await;
         let told = written.as_ref().map(|&()| ()).map_err(|error| io::Error::other(chain(error)));
         lid.close(told).await;
-        drop(moment);
+        drop(point);
         written
     });
     // What fails at once is said in words.

@@ -19,7 +19,7 @@ use crate::api::error::Result;
 use crate::api::extract::{Json, Query, SnapshotPath};
 use torpor_service::Service;
 use torpor_service::files::PathText;
-use torpor_service::pinned::parse;
+use torpor_service::pinned_save::parse;
 use torpor_service::snapshots::Files;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
