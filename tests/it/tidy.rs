@@ -46,12 +46,32 @@ fn crates_depend_only_on_what_the_architecture_allows() {
         (
             "daemon",
             vec![
-                "edge", "egress", "engines", "kernel", "lifecycle", "protocol", "proxy", "qemu",
-                "service", "store",
+                "edge",
+                "egress",
+                "engines",
+                "kernel",
+                "lifecycle",
+                "protocol",
+                "proxy",
+                "qemu",
+                "service",
+                "store",
             ],
         ),
         ("dialects", vec!["daemon", "edge", "lifecycle", "protocol", "service", "store"]),
-        ("cli", vec!["daemon", "dialects", "engines", "kernel", "lifecycle", "protocol", "service", "store"]),
+        (
+            "cli",
+            vec![
+                "daemon",
+                "dialects",
+                "engines",
+                "kernel",
+                "lifecycle",
+                "protocol",
+                "service",
+                "store",
+            ],
+        ),
     ];
     for (name, allowed) in allowed {
         let manifest =
@@ -84,9 +104,9 @@ fn the_service_knows_no_http() {
         assert!(!manifest.lines().any(|line| line.starts_with(&dependency)), "{library} is used");
         let path = format!("{}::", library.replace('-', "_"));
         for (text, file) in &sources {
-            let used = text.match_indices(&path).any(|(at, _)| {
-                !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_')
-            });
+            let used = text
+                .match_indices(&path)
+                .any(|(at, _)| !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
             assert!(!used, "{} uses {library}", file.display());
         }
     }

@@ -17,20 +17,20 @@ use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use torpor_edge::previews::{PreviewServer, drop_cookies, say_secure};
+use torpor_edge::{auth, request_id};
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{PREVIEW_HEADER, REQUEST_ID_HEADER};
 use torpor_proxy::{Proxy, Target};
-use torpor_edge::previews::{PreviewServer, drop_cookies, say_secure};
-use torpor_edge::{auth, request_id};
+use torpor_service::Service;
 use torpor_service::previews::{Entry, bare};
 use torpor_service::{Error, room};
 use tower::ServiceExt;
 
 use crate::api;
-use crate::parts::Dialect;
 use crate::api::error::status_of;
-use torpor_service::Service;
+use crate::parts::Dialect;
 
 /// Who asks.
 #[derive(Debug, Clone, Copy)]

@@ -41,17 +41,17 @@ use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Policy};
 use torpor_protocol::SandboxId;
 use torpor_service::builds::jobs::Jobs;
-use torpor_service::metrics::Metrics;
-use torpor_service::room::HostRoom;
 use torpor_service::domains::{self, Domains};
 use torpor_service::keys::Keyring;
+use torpor_service::metrics::Metrics;
 use torpor_service::previews::{self, Previews};
+use torpor_service::room::HostRoom;
 use torpor_service::{Service, admission, audit, pressure, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 
 pub use config::Config;
-pub use doctor::{Finding, Verdict, doctor, production};
 use desk::Desk;
+pub use doctor::{Finding, Verdict, doctor, production};
 use listen::Listeners;
 pub use listen::bind;
 pub use parts::{Dialect, Parts};
@@ -297,7 +297,11 @@ pub async fn purge(config: &Config) -> Result<usize, ServeError> {
 }
 
 /// Strangers must not find an open door.
-async fn refuse_exposed(config: &Config, listeners: &Listeners, ledger: &Ledger) -> Result<(), ServeError> {
+async fn refuse_exposed(
+    config: &Config,
+    listeners: &Listeners,
+    ledger: &Ledger,
+) -> Result<(), ServeError> {
     let guarded = config.api_key.is_some() || !ledger.keys().await?.is_empty();
     match listeners.exposed()? {
         Some(address) if !guarded => Err(ServeError::Exposed(address)),

@@ -26,11 +26,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use torpor_edge::tls::{NoHandshake, Tls};
 use torpor_lifecycle::ShutdownMode;
+use torpor_service::Service;
 
 use crate::ServeError;
-use torpor_edge::tls::{NoHandshake, Tls};
-use torpor_service::Service;
 use crate::config::{Config, Second};
 use crate::desk::{Desk, Peer};
 use strangers::{Counted, Strangers};

@@ -10,17 +10,17 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use http::HeaderValue;
 use tokio::time::Instant;
+use torpor_edge::request_id;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::REQUEST_ID_HEADER;
-use torpor_edge::request_id;
 use torpor_service::Error;
+use torpor_service::Service;
 use tracing::Instrument;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
 use crate::api::error::ApiError;
 use crate::api::extract::RequestId;
-use torpor_service::Service;
 use crate::config::{Log, LogFormat};
 
 /// Starts writing the log to standard error. Once per process; again does nothing.
@@ -40,7 +40,11 @@ pub fn start(log: &Log) -> Result<(), ParseError> {
 pub struct Wording(pub fn(&Error, &str) -> Response);
 
 /// Around every request.
-pub async fn observe(State(app): State<Arc<Service>>, mut request: Request, next: Next) -> Response {
+pub async fn observe(
+    State(app): State<Arc<Service>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let id = request_id(request.headers());
     request.extensions_mut().insert(RequestId(Arc::clone(&id)));
     let route = request.extensions().get::<MatchedPath>().cloned();

@@ -25,8 +25,8 @@ pub fn waker(service: &Arc<Service>) -> Wake {
     let service = Arc::clone(service);
     Arc::new(move |sandbox| {
         let service = Arc::clone(&service);
-        Box::pin(async move {
-            room::awake(&service, &sandbox).await.map_err(|error| error.to_string())
-        })
+        Box::pin(
+            async move { room::awake(&service, &sandbox).await.map_err(|error| error.to_string()) },
+        )
     })
 }

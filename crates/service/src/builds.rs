@@ -39,8 +39,8 @@ use torpor_protocol::{ErrorCode, Lifetime, Resources};
 use torpor_store::dockerfile::{Copy, Dockerfile, DockerfileError, Instruction, Step};
 use torpor_store::{Image, ImageName, OnProgress, Progress, Stage};
 
-use crate::error::{Error, Result};
 use crate::Service;
+use crate::error::{Error, Result};
 pub use context::CONTEXT_MAX;
 use context::Context;
 use draft::{Draft, words};

@@ -15,10 +15,10 @@ use torpor_protocol::{
     Name, SandboxRef, SandboxSpec, Snapshot, SnapshotKind, SnapshotRef, State, Tier,
 };
 
+use crate::Service;
 use crate::admission::{self, Origin, Resolved};
 use crate::error::{Error, Result};
 use crate::pinned_save::{PinnedSave, parse};
-use crate::Service;
 use crate::room;
 
 /// Stands for the number of a fork in its name.

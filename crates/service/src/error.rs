@@ -68,7 +68,11 @@ impl Error {
     pub fn lost_agent(&self) -> bool {
         let guest = match self {
             Self::Guest(guest) | Self::Lifecycle(lifecycle::Error::Guest(guest)) => guest,
-            Self::Lifecycle(lifecycle::Error::Refused(_) | lifecycle::Error::Engine(_) | lifecycle::Error::Store(_))
+            Self::Lifecycle(
+                lifecycle::Error::Refused(_)
+                | lifecycle::Error::Engine(_)
+                | lifecycle::Error::Store(_),
+            )
             | Self::Store(_)
             | Self::RateLimited(_)
             | Self::Refused { .. } => return false,
@@ -83,7 +87,8 @@ impl Error {
     pub fn cut_by_sleep(&self) -> bool {
         matches!(
             self,
-            Self::Guest(GuestError::Asleep) | Self::Lifecycle(lifecycle::Error::Guest(GuestError::Asleep))
+            Self::Guest(GuestError::Asleep)
+                | Self::Lifecycle(lifecycle::Error::Guest(GuestError::Asleep))
         )
     }
 
@@ -98,10 +103,12 @@ impl Error {
             Self::Lifecycle(lifecycle::Error::Engine(error)) => engine(error),
             Self::Lifecycle(lifecycle::Error::Store(error)) | Self::Store(error) => store(error),
             Self::Lifecycle(lifecycle::Error::Guest(error)) | Self::Guest(error) => guest(error),
-            Self::RateLimited(wait) => Description::new(ErrorCode::RateLimited, self).hint(&format!(
-                "wait {} ms; limits.requests_per_sec of the daemon says how many there may be",
-                wait.as_millis().max(1)
-            )),
+            Self::RateLimited(wait) => {
+                Description::new(ErrorCode::RateLimited, self).hint(&format!(
+                    "wait {} ms; limits.requests_per_sec of the daemon says how many there may be",
+                    wait.as_millis().max(1)
+                ))
+            }
             Self::Refused { code, message, hint } => {
                 Description { code: *code, message: message.clone(), hint: hint.clone() }
             }
@@ -235,12 +242,10 @@ fn store(error: &StoreError) -> Description {
 fn guest(error: &GuestError) -> Description {
     match error {
         GuestError::Refused { code, .. } => Description::new(failure(*code), error),
-        GuestError::Gone => {
-            Description::new(ErrorCode::SandboxFailed, error).hint("the status of the sandbox says why")
-        }
-        GuestError::Asleep => {
-            Description::new(ErrorCode::SandboxAsleep, error).hint("ask again: the next request wakes it")
-        }
+        GuestError::Gone => Description::new(ErrorCode::SandboxFailed, error)
+            .hint("the status of the sandbox says why"),
+        GuestError::Asleep => Description::new(ErrorCode::SandboxAsleep, error)
+            .hint("ask again: the next request wakes it"),
         // The guest is not trusted: what it broke is its sandbox's trouble, not ours.
         GuestError::Protocol(_) => Description::new(ErrorCode::SandboxFailed, error),
         GuestError::Timeout(_) => Description::new(ErrorCode::Timeout, error),
@@ -290,5 +295,4 @@ mod tests {
         assert_eq!(error.to_body("r1").message, "the name web is taken");
         assert_eq!(error.internal(), None);
     }
-
 }

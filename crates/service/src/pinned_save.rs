@@ -7,9 +7,9 @@ use torpor_lifecycle::{Fleet, RestorePoint};
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::{SandboxRef, SandboxSpec, SnapshotKind, SnapshotRef};
 
-use crate::error::{Error, Result};
-use crate::admission::{self, Origin};
 use crate::Service;
+use crate::admission::{self, Origin};
+use crate::error::{Error, Result};
 use crate::room;
 
 /// A restore point that is let go of when this is dropped, also if its request is given up.

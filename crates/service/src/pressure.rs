@@ -7,9 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::admission::Host;
 use crate::Service;
 use crate::Settings;
+use crate::admission::Host;
 use crate::room;
 
 /// Memory does not run out faster than sandboxes can be saved; a look costs two small reads.

@@ -11,9 +11,9 @@ use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::{self as lifecycle, Lease, Room, Sandbox};
 use torpor_protocol::{SandboxRef, State, Status, Tier};
 
+use crate::Service;
 use crate::admission::Inadmissible;
 use crate::error::Error;
-use crate::Service;
 use crate::pressure::Cause;
 
 /// How long a sandbox may take to be saved and leave memory.
@@ -57,7 +57,11 @@ pub(crate) async fn wake_room(app: &Service, sandbox: &Sandbox, asked: bool) -> 
 }
 
 /// Room for so many machines that need so much memory together.
-pub(crate) async fn make(app: &Service, machines: usize, needed_mib: u64) -> Result<(), Inadmissible> {
+pub(crate) async fn make(
+    app: &Service,
+    machines: usize,
+    needed_mib: u64,
+) -> Result<(), Inadmissible> {
     if lack(app, machines, needed_mib).is_none() {
         return Ok(());
     }

@@ -11,8 +11,8 @@ use tokio::io::{AsyncWriteExt, BufWriter};
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ErrorCode;
 
-use crate::error::{Error, Result};
 use crate::builds::pipe::Inlet;
+use crate::error::{Error, Result};
 
 /// Bytes gathered before they are written to disk.
 const GATHER: usize = 1024 * 1024;

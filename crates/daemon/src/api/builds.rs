@@ -6,12 +6,12 @@ use axum::extract::State;
 use serde::Deserialize;
 use torpor_protocol::BuildId;
 use torpor_protocol::api::{Build, BuildList};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Path};
-use torpor_service::Service;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(get))

@@ -8,14 +8,14 @@ use http::StatusCode;
 use serde::Deserialize;
 use torpor_protocol::DomainName;
 use torpor_protocol::domain::{AddDomain, Domain, DomainList};
+use torpor_service::Service;
+use torpor_service::domains::shown;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
 use super::extract::{Json, Path};
 use super::{Answer, no_content, with_status};
-use torpor_service::Service;
-use torpor_service::domains::shown;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()

@@ -10,6 +10,7 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use torpor_protocol::egress::{EgressEvent, EgressEvents, EgressLine, Verdict};
 use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -90,7 +91,10 @@ async fn of_one(
                        daemon stops.",
     ))
 )]
-async fn of_all(State(app): State<Arc<Service>>, Query(query): Query<EgressQuery>) -> Result<Response> {
+async fn of_all(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<EgressQuery>,
+) -> Result<Response> {
     let feed = Feed::begin(&app, None, &query).await?;
     Ok(match query.follow {
         true => feed.followed(&app, std::future::pending()),

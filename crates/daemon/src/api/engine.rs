@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use torpor_protocol::engine::{BuildList, MigrateEngine, Migration};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::Json;
-use torpor_service::Service;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(builds)).routes(routes!(migrate))

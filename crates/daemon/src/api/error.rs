@@ -14,7 +14,8 @@ use torpor_service::Error;
 pub type Result<T> = std::result::Result<T, ApiError>;
 
 /// Why a request was not fulfilled: what the service says, on its way to an answer.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 pub struct ApiError(pub Error);
 
 impl<E: Into<Error>> From<E> for ApiError {

@@ -12,12 +12,12 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use torpor_lifecycle::Fleet;
 use torpor_protocol::Status;
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::extract::{Json, Named, Query};
-use torpor_service::Service;
 
 /// Longest wait, and the wait of who does not say: shorter than what proxies in between endure.
 const WAIT_MAX: Duration = Duration::from_secs(60);

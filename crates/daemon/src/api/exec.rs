@@ -17,6 +17,7 @@ use torpor_lifecycle::guest::{Guest, GuestError, Sender};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::{ExecInput, ExecOutput, OutputStream, STDERR_BYTE, STDOUT_BYTE, Size};
 use torpor_protocol::guest::{FailureCode, Request};
+use torpor_service::Service;
 use tracing::Instrument;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;

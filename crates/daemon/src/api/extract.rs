@@ -23,7 +23,6 @@ use torpor_service::processes::{self, ProcessRef};
 use torpor_service::upload::Pieces;
 
 use super::error::ApiError;
-use torpor_service::Service;
 
 /// Largest JSON body: a command with its standard input fits, and fits into the window of a stream.
 pub const JSON_MAX: usize = 1024 * 1024;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use torpor_protocol::egress::GatewayList;
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::extract::Json;
-use torpor_service::Service;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list))

@@ -16,6 +16,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use torpor_protocol::api::{Image, ImageConfig, ImageEvent, ImageList};
+use torpor_service::Service;
+use torpor_service::builds::{self, CONTEXT_FILE, CONTEXT_MAX, Events, Order, pipe};
+use torpor_service::upload::Upload;
 use torpor_store::ImageName;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -25,9 +28,6 @@ use super::error::{ApiError, Result};
 use super::extract::{Json, Path, Query, RequestId, pieces};
 use super::ndjson::ndjson;
 use super::{Answer, no_content};
-use torpor_service::Service;
-use torpor_service::builds::{self, CONTEXT_FILE, CONTEXT_MAX, Events, Order, pipe};
-use torpor_service::upload::Upload;
 
 /// Bytes of an archive that is imported: as many as an image may have.
 const ARCHIVE_MAX: u64 = 20 * 1024 * 1024 * 1024;
@@ -154,7 +154,7 @@ async fn build(
     let stage = app.images.stage()?;
     Upload::new(pieces(body), CONTEXT_MAX).save(&stage.path().join(CONTEXT_FILE), |_| {}).await?;
     let task = Task::start(request_id, |events| async move {
-        Box::pin(builds::build(&app, stage, &order, &events)).await
+        Ok(Box::pin(builds::build(&app, stage, &order, &events)).await?)
     });
     Ok(task.into_response())
 }

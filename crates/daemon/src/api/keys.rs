@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use torpor_protocol::api::{ApiKey, CreateKey, KeyList};
+use torpor_service::Service;
 use torpor_store::KeyRow;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -13,7 +14,6 @@ use utoipa_axum::routes;
 use super::error::Result;
 use super::extract::{Json, Path};
 use super::{Answer, no_content, with_status};
-use torpor_service::Service;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(delete))

@@ -7,13 +7,13 @@ use serde::Deserialize;
 use torpor_lifecycle::store::Search;
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::{Log, OutputStream};
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Path, Query};
-use torpor_service::Service;
 
 /// Lines in one page, unless the client asks for another number up to the other.
 const PAGE: usize = 1000;

@@ -46,10 +46,10 @@ use axum::routing::get;
 use http::{HeaderValue, StatusCode};
 use torpor_edge::auth;
 use torpor_protocol::ErrorCode;
+use torpor_service::Service;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
-use torpor_service::Service;
 use crate::parts::Dialect;
 use error::{ApiError, Result};
 

@@ -9,14 +9,14 @@ use serde::Deserialize;
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::Name;
 use torpor_protocol::snapshot::{CreatePool, Pool, PoolList};
+use torpor_service::Service;
+use torpor_service::calls;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
 use super::extract::{Json, Path};
 use super::{Answer, no_content, with_status};
-use torpor_service::Service;
-use torpor_service::calls;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(get, replace, delete))
@@ -35,7 +35,10 @@ struct PoolPath {
         description = "It is being filled. Sandboxes that are created alike are taken from it.",
     ))
 )]
-async fn create(State(app): State<Arc<Service>>, Json(request): Json<CreatePool>) -> Result<Response> {
+async fn create(
+    State(app): State<Arc<Service>>,
+    Json(request): Json<CreatePool>,
+) -> Result<Response> {
     let name = request.name.clone();
     calls::create_pool(&app, request).await?;
     Ok(with_status(StatusCode::CREATED, find(&app, &name)?))

@@ -11,13 +11,13 @@ use torpor_protocol::preview::{
     UpdatePreview,
 };
 use torpor_protocol::{Name, TokenId};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
 use super::extract::{Json, Named, Path};
 use super::{Answer, no_content, with_status};
-use torpor_service::Service;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
@@ -89,7 +89,7 @@ async fn get(
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
 ) -> Answer<Preview> {
-    app.previews.get(sandbox.id(), &preview).map(Json)
+    Ok(Json(app.previews.get(sandbox.id(), &preview)?))
 }
 
 /// Change a preview; its address stays.
@@ -108,7 +108,7 @@ async fn update(
     Path(PreviewPath { preview }): Path<PreviewPath>,
     Json(update): Json<UpdatePreview>,
 ) -> Answer<Preview> {
-    app.previews.update(sandbox.id(), &preview, update).await.map(Json)
+    Ok(Json(app.previews.update(sandbox.id(), &preview, update).await?))
 }
 
 /// Delete a preview with its tokens. Open connections are cut off.

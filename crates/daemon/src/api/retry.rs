@@ -13,7 +13,6 @@ use axum::response::Response;
 use http::Method;
 use torpor_service::Error;
 
-
 /// Who puts a sandbox to sleep more often than this while somebody asks means it.
 const TIMES: usize = 10;
 

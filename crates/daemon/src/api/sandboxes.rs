@@ -12,6 +12,8 @@ use torpor_lifecycle::{Fleet, Sandbox};
 use torpor_protocol::api::{CreateSandbox, SandboxList, UpdateSandbox, UsageReport};
 use torpor_protocol::snapshot::{SandboxUsage, UsageList};
 use torpor_protocol::{SandboxId, State as SandboxState, Status};
+use torpor_service::Service;
+use torpor_service::calls::{self, Unanswered};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -19,8 +21,6 @@ use utoipa_axum::routes;
 use super::error::{ApiError, Result};
 use super::extract::{Json, Named, Query};
 use super::{Answer, no_content, with_status};
-use torpor_service::Service;
-use torpor_service::calls::{self, Unanswered};
 
 /// Sandboxes in one page of a listing, unless the client asks for another number up to this.
 const PAGE_MAX: usize = 1000;

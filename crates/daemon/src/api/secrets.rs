@@ -8,13 +8,13 @@ use serde::Deserialize;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::SecretName;
 use torpor_protocol::api::{Secret, SecretList, SetSecret};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
 use super::extract::{Json, Path};
 use super::{Answer, no_content};
-use torpor_service::Service;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(set, delete))

@@ -15,6 +15,8 @@ use torpor_lifecycle::store::{Ledger, Saves, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::snapshot::{SnapshotDetails, SnapshotList, TakeSnapshot, Verified};
 use torpor_protocol::{SandboxRef, SaveId, Snapshot, SnapshotId, SnapshotRef, SnapshotState};
+use torpor_service::Service;
+use torpor_service::calls;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -22,8 +24,6 @@ use utoipa_axum::routes;
 use super::error::Result;
 use super::extract::{Json, Named, Query, SnapshotPath};
 use super::{Answer, no_content, with_status};
-use torpor_service::Service;
-use torpor_service::calls;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
@@ -86,7 +86,10 @@ impl ListQuery {
     get, path = "/v1/snapshots", params(ListQuery),
     responses((status = 200, description = "Oldest first.", body = SnapshotList))
 )]
-async fn list(State(app): State<Arc<Service>>, Query(query): Query<ListQuery>) -> Answer<SnapshotList> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<ListQuery>,
+) -> Answer<SnapshotList> {
     let all = app.fleet.snapshots().await?.into_iter().map(|record| record.snapshot);
     let snapshots = all.filter(|snapshot| query.admits(&app, snapshot)).collect();
     Ok(Json(SnapshotList { snapshots }))
@@ -144,7 +147,10 @@ fn ancestors(of: &Snapshot, all: &[SnapshotRecord]) -> Vec<SnapshotId> {
     params(("snapshot" = String, Path, description = "Id or name")),
     responses((status = 200, description = "Every byte is what it was.", body = Verified))
 )]
-async fn verify(State(app): State<Arc<Service>>, SnapshotPath(of): SnapshotPath) -> Answer<Verified> {
+async fn verify(
+    State(app): State<Arc<Service>>,
+    SnapshotPath(of): SnapshotPath,
+) -> Answer<Verified> {
     let (_, save) = complete(&app, &of).await?;
     Ok(Json(app.saves.verify(&save).await?))
 }
@@ -155,7 +161,10 @@ async fn verify(State(app): State<Arc<Service>>, SnapshotPath(of): SnapshotPath)
     params(("snapshot" = String, Path, description = "Id or name")),
     responses((status = 204, description = "It is gone; its bytes are, too, unless something needs them."))
 )]
-async fn delete(State(app): State<Arc<Service>>, SnapshotPath(of): SnapshotPath) -> Result<Response> {
+async fn delete(
+    State(app): State<Arc<Service>>,
+    SnapshotPath(of): SnapshotPath,
+) -> Result<Response> {
     app.fleet.erase_snapshot(&of).await?;
     Ok(no_content())
 }

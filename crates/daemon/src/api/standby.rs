@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use torpor_protocol::snapshot::{RestoreSandbox, Sleep};
 use torpor_protocol::Status;
+use torpor_protocol::snapshot::{RestoreSandbox, Sleep};
+use torpor_service::{Service, calls};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Named};
-use torpor_service::{Service, calls};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(sleep)).routes(routes!(wake)).routes(routes!(restore))

@@ -7,12 +7,12 @@ use axum::response::{IntoResponse, Response};
 use http::header::CONTENT_TYPE;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::Info;
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
 use super::extract::Json;
-use torpor_service::Service;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 

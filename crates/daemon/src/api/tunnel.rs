@@ -13,6 +13,7 @@ use torpor_lifecycle::guest::{GuestError, Sender, Stream};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::guest::{KEPT_MAX, MAX_PAYLOAD, Reply};
 use torpor_proxy::Kept;
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 

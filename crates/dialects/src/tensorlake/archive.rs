@@ -8,10 +8,10 @@ use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_service::Service;
 use torpor_lifecycle::store::Ledger as _;
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{SandboxId, SandboxRef};
+use torpor_service::Service;
 
 use super::extract::Place;
 use super::gate::missing;
@@ -58,7 +58,10 @@ struct Page {
     earlier: bool,
 }
 
-async fn list(State(app): State<Arc<Service>>, Query(query): Query<ListQuery>) -> Result<Json<List>> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<ListQuery>,
+) -> Result<Json<List>> {
     let limit = page_size(query.limit)?;
     let cursor = query.cursor.filter(|cursor| !cursor.is_empty());
     let cursor: Option<SandboxId> = cursor

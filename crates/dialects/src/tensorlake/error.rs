@@ -36,11 +36,7 @@ fn worded(mut response: Response, wording: fn(&Error, &str) -> Response) -> Resp
     response
 }
 
-fn word(
-    error: &Error,
-    id: &str,
-    status: fn(ErrorCode) -> (StatusCode, &'static str),
-) -> Response {
+fn word(error: &Error, id: &str, status: fn(ErrorCode) -> (StatusCode, &'static str)) -> Response {
     let told = error.to_body(id);
     let answer = status(told.code);
     say(&told, answer)

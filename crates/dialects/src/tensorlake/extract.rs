@@ -14,9 +14,9 @@ use http::request::Parts;
 use http::uri::Authority;
 use serde::de::DeserializeOwned;
 use torpor_daemon::api::error::ApiError;
-use torpor_service::Service;
 use torpor_daemon::api::extract::{is_json, not_json, whole_body};
 use torpor_protocol::ErrorCode;
+use torpor_service::Service;
 
 /// Says whether whoever is in front of us was spoken to in TLS.
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
@@ -79,7 +79,10 @@ pub(super) struct Address(pub(super) Option<String>);
 
 impl FromRequestParts<Arc<Service>> for Address {
     type Rejection = std::convert::Infallible;
-    async fn from_request_parts(parts: &mut Parts, _: &Arc<Service>) -> Result<Self, Self::Rejection> {
+    async fn from_request_parts(
+        parts: &mut Parts,
+        _: &Arc<Service>,
+    ) -> Result<Self, Self::Rejection> {
         let host = parts.headers.get(HOST).and_then(|value| value.to_str().ok());
         let host = parts.uri.authority().map(Authority::as_str).or(host);
         let host = host.and_then(|text| text.parse::<Authority>().ok());

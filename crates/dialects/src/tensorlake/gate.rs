@@ -19,6 +19,8 @@ use torpor_service::processes::Awake;
 use torpor_edge::auth;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef};
+use torpor_service::Service;
+use torpor_service::room;
 
 use super::NAMESPACE;
 use super::error::refuse;
@@ -46,7 +48,11 @@ pub(super) async fn api(State(app): State<Arc<Service>>, request: Request, next:
     next.run(Request::from_parts(parts, body)).await
 }
 
-pub(super) async fn inside(State(app): State<Arc<Service>>, request: Request, next: Next) -> Response {
+pub(super) async fn inside(
+    State(app): State<Arc<Service>>,
+    request: Request,
+    next: Next,
+) -> Response {
     if has_two_hosts(request.headers()) {
         return refuse_two_hosts();
     }

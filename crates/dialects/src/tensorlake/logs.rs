@@ -14,10 +14,10 @@ use axum::{Json, Router};
 use serde::Serialize;
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_service::Service;
 use torpor_lifecycle::store::Search;
 use torpor_protocol::guest::LogLine;
 use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
+use torpor_service::Service;
 
 use super::NAMESPACE;
 use super::extract::Place;

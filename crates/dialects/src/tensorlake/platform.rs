@@ -13,9 +13,9 @@ use bytes::Bytes;
 use http::StatusCode;
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_service::Service;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::Secret;
+use torpor_service::Service;
 
 use super::extract::Place;
 use super::images::{self, time};

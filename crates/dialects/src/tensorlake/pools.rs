@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_service::Service;
-use torpor_service::calls;
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::snapshot::{CreatePool, Pool};
 use torpor_protocol::{ErrorCode, Name, Network, PortAccess, SandboxId};
+use torpor_service::Service;
+use torpor_service::calls;
 
 use super::NAMESPACE;
 use super::error::refuse;

@@ -10,10 +10,10 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_service::Service;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::Secret;
 use torpor_protocol::{ErrorCode, SecretName};
+use torpor_service::Service;
 
 use super::extract::{Body, Place};
 

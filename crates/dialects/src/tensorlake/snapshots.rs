@@ -11,12 +11,12 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_service::Service;
-use torpor_service::calls;
 use torpor_lifecycle::store::Ledger as _;
 use torpor_protocol::{
     ErrorCode, SandboxId, SandboxRef, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
 };
+use torpor_service::Service;
+use torpor_service::calls;
 
 use super::NAMESPACE;
 use super::extract::{Body, Place};
@@ -103,7 +103,10 @@ async fn listed(app: &Service, admits: impl Fn(&Snapshot) -> bool) -> Result<Jso
 }
 
 /// Also of a sandbox that is gone.
-async fn list_of_sandbox(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<List>> {
+async fn list_of_sandbox(
+    State(app): State<Arc<Service>>,
+    Place(text): Place,
+) -> Result<Json<List>> {
     let id = match find(&app, &text) {
         Ok(sandbox) => sandbox.id().clone(),
         Err(missing) => gone(&app, &text).await?.ok_or(missing)?,

@@ -6,12 +6,12 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use torpor_daemon::api::error::ApiError;
-use torpor_service::Service;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::{DEFAULT_IMAGE, Resize, Standby};
 use torpor_protocol::{
     Destination, ErrorCode, Lifetime, Network, PortAccess, SandboxSpec, WebRule,
 };
+use torpor_service::Service;
 
 use super::images::alias;
 

@@ -12,7 +12,6 @@ use http::header::{HOST, ORIGIN, REFERER, USER_AGENT};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Uri};
 use torpor_protocol::ErrorCode;
-
 use torpor_service::error::{Error, Result};
 
 const FETCH_SITE: &str = "sec-fetch-site";

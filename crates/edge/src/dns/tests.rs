@@ -81,7 +81,7 @@ impl Server {
         Self::start(datagram, |_| Vec::new()).await
     }
 
-    async fn texts(&self) -> Result<Vec<String>, DnsError> {
+    async fn ask(&self) -> Result<Vec<String>, DnsError> {
         Resolver::Server(self.address).ask(NAME).await
     }
 }

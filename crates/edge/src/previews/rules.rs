@@ -23,10 +23,7 @@ pub(super) fn finish(rules: &Rules, headers: &mut HeaderMap, origin: Option<&Hea
 }
 
 /// The answer to a browser that asks whether a page may ask, if it is ours to give.
-pub(super) fn preflight<A, B: Default>(
-    rules: &Rules,
-    request: &Request<A>,
-) -> Option<Response<B>> {
+pub(super) fn preflight<A, B: Default>(rules: &Rules, request: &Request<A>) -> Option<Response<B>> {
     let asked = request.headers();
     let method = asked.get(header::ACCESS_CONTROL_REQUEST_METHOD)?;
     let origin = asked.get(header::ORIGIN)?;
@@ -108,11 +105,7 @@ mod tests {
     fn rules(cors: &[&str], answers: &[(&str, &str)]) -> Rules {
         let cors: Vec<_> = cors.iter().map(|text| (*text).to_owned()).collect();
         let answers = answers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        Rules {
-            answers: answers.collect(),
-            cors: Cors::parse(&cors).unwrap(),
-            ..Rules::default()
-        }
+        Rules { answers: answers.collect(), cors: Cors::parse(&cors).unwrap(), ..Rules::default() }
     }
 
     fn asked(rules: &Rules, origin: &str) -> Option<Response<()>> {

@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::SandboxId;
-
 use torpor_service::{Error, Service, room};
 
 /// How long a browser waits for an answer before it gets a page that comes again by itself: a warm or

@@ -18,10 +18,10 @@ use torpor_lifecycle::store::StoreError;
 use torpor_store::{Certificates, Keepsake};
 
 use super::challenges::{Answering, BadChallenge, Challenges};
+use super::config::{AcmeChallenge, TlsConfig};
 use super::hook::{Hook, HookError};
 use super::web::Web;
 use super::{TlsError, held};
-use super::config::{AcmeChallenge, TlsConfig};
 
 /// A whole order, with the time that a DNS hook and the caches of name servers may take.
 const ORDER_DEADLINE: Duration = Duration::from_secs(600);

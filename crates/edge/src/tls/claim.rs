@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use torpor_protocol::PreviewId;
-
 use torpor_service::domains::Domains;
 
 /// Which previews there are.

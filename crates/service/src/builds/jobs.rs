@@ -28,9 +28,9 @@ use torpor_store::{Image, ImageName, Ledger, Stage};
 
 use super::work::Work;
 use super::{Alias, CONTEXT_FILE, Order};
+use crate::Service;
 use crate::error::{Error, Result};
 use crate::upload::{Pieces, Upload};
-use crate::Service;
 
 /// Bytes of a context.
 pub const CONTEXT_MAX: u64 = 2 * 1024 * 1024 * 1024;
@@ -136,9 +136,7 @@ impl Jobs {
     pub async fn begin(&self, app: &Arc<Service>, asked: Asked) -> Result<Begun> {
         let Asked { name, source, alias, key } = asked;
         if key.as_ref().is_some_and(|key| key.len() > KEY_MAX) {
-            return Err(Error::invalid(format!(
-                "an idempotency key has at most {KEY_MAX} bytes"
-            )));
+            return Err(Error::invalid(format!("an idempotency key has at most {KEY_MAX} bytes")));
         }
         let _turn = self.beginning.lock().await;
         if let Some(key) = &key

@@ -10,15 +10,19 @@ use torpor_protocol::{SnapshotKind, SnapshotRef};
 use torpor_store::{Image, ImageName};
 
 use super::WRITTEN_BY_AGENT;
+use crate::Service;
 use crate::error::Result;
 use crate::pinned_save::PinnedSave;
-use crate::Service;
 
 /// Read from a layer at a time.
 const BUFFER: usize = 256 * 1024;
 
 /// Makes an image of a snapshot. Processes are not part of it.
-pub(super) async fn publish(app: &Arc<Service>, of: &SnapshotRef, name: &ImageName) -> Result<Image> {
+pub(super) async fn publish(
+    app: &Arc<Service>,
+    of: &SnapshotRef,
+    name: &ImageName,
+) -> Result<Image> {
     let point = PinnedSave::of(app, of).await?;
     match point.about().kind {
         SnapshotKind::Filesystem => import(app, &point.save, name).await,

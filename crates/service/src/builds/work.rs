@@ -12,8 +12,8 @@ use torpor_store::{Image, ImageName, Stage};
 use super::jobs::RESTARTED;
 use super::tail::keep_end;
 use super::{Alias, Events, Order, known, published, stopped};
-use crate::error::{Error, Result};
 use crate::Service;
+use crate::error::{Error, Result};
 
 /// Output that is kept to say why a build failed.
 const OUTPUT_KEPT: usize = 64 * 1024;
@@ -46,7 +46,11 @@ impl Work {
     }
 
     /// How it went, and what was said last.
-    async fn perform(self, app: &Arc<Service>, stop: &CancellationToken) -> (Result<Image>, String) {
+    async fn perform(
+        self,
+        app: &Arc<Service>,
+        stop: &CancellationToken,
+    ) -> (Result<Image>, String) {
         let _turn = tokio::select! {
             turn = app.builds.turn() => turn,
             () = stop.cancelled() => return (Err(stopped()), String::new()),

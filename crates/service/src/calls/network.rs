@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::{HostBinding, Network, NetworkLimits, SecretName};
 
+use crate::Service;
 use crate::admission::network::{secrets_of, unbound};
 use crate::error::{Error, Result};
-use crate::Service;
 
 /// Whether everything is there that a policy names. What is missing is missed at once, not when the
 /// first request goes out.

@@ -38,10 +38,8 @@ impl World {
 }
 
 async fn open(ledger: &Ledger, texts: &Arc<Told>) -> Domains {
-    let own = Own {
-        previews: "p.example.org".to_owned(),
-        names: vec!["torpor.example.org".to_owned()],
-    };
+    let own =
+        Own { previews: "p.example.org".to_owned(), names: vec!["torpor.example.org".to_owned()] };
     let texts = Arc::clone(texts) as Arc<dyn Resolver>;
     Domains::open(ledger.clone(), own, texts, Clock::start()).await.unwrap()
 }

@@ -362,9 +362,7 @@ fn end(now_ms: u64, ttl_secs: Option<u64>, expires_at: Option<u64>) -> Result<Op
         (Some(ttl), None) => (now_ms / 1000).saturating_add(ttl),
         (None, Some(at)) => at,
         (Some(_), Some(_)) => {
-            return Err(Error::invalid(
-                "ttl_secs and expires_at: one of them says when it ends",
-            ));
+            return Err(Error::invalid("ttl_secs and expires_at: one of them says when it ends"));
         }
     };
     if end_secs.saturating_mul(1000) <= now_ms {

@@ -98,12 +98,7 @@ impl Entry {
     }
 
     /// The same for a cookie.
-    pub fn opened_by_cookie(
-        &self,
-        vault: &Vault,
-        cookie: &str,
-        now_ms: u64,
-    ) -> Option<&Token> {
+    pub fn opened_by_cookie(&self, vault: &Vault, cookie: &str, now_ms: u64) -> Option<&Token> {
         let (id, seal) = cookie.split_once('.')?;
         let token = self.token(&id.parse().ok()?)?;
         let sealed = vault.sealed(CONTEXT, &[self.preview.id.as_str(), id], seal);

@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::{Path, pieces};
-use torpor_service::Service;
-use torpor_service::builds::jobs::{Asked, Begun, CONTEXT_MAX, Source};
 use torpor_protocol::api::{Build, BuildKind, BuildState};
 use torpor_protocol::{BuildId, ErrorCode, SnapshotRef};
+use torpor_service::Service;
+use torpor_service::builds::jobs::{Asked, Begun, CONTEXT_MAX, Source};
 
 use super::{Record, alias, id_of, parse, shown, time};
 use crate::tensorlake::extract::{Address, Body, Patience, Place};
@@ -132,7 +132,10 @@ pub(super) async fn seal(
     Ok(Json(Info::of(&app, &build).await))
 }
 
-pub(super) async fn one(State(app): State<Arc<Service>>, Place(build): Place) -> Result<Json<Info>> {
+pub(super) async fn one(
+    State(app): State<Arc<Service>>,
+    Place(build): Place,
+) -> Result<Json<Info>> {
     let build = app.builds.find(&parse_id(&build)?).await?;
     Ok(Json(Info::of(&app, &build).await))
 }

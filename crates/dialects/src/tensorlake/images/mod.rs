@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_service::Service;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::DEFAULT_IMAGE;
+use torpor_service::Service;
 use torpor_store::{Image, ImageName};
 
 use super::error::in_words_of_the_api;

@@ -24,8 +24,8 @@ use axum::Router;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use torpor_daemon::api::error::ApiError;
-use torpor_service::Service;
 use torpor_lifecycle::guest::GuestError;
+use torpor_service::Service;
 
 use super::error::refuse;
 

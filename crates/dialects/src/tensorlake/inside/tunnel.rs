@@ -11,13 +11,12 @@ use axum::response::Response;
 use axum::routing::get;
 use serde::Deserialize;
 use tokio::time::timeout;
-use torpor_daemon::api::extract::Query;
-use torpor_service::Service;
 use torpor_daemon::api::exec::upgraded;
-use torpor_daemon::api::socket::{self, Ear, Heard, Mouth};
+use torpor_daemon::api::extract::Query;
 use torpor_daemon::api::extract::{RequestId, Upgrade};
 use torpor_service::tunnel;
 use torpor_lifecycle::guest::{GuestError, Sender, Stream};
+use torpor_service::Service;
 
 use super::{Refused, Result};
 use crate::tensorlake::gate::Inside;

@@ -10,10 +10,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_service::Service;
 use torpor_daemon::api::extract::RequestId;
-use torpor_service::calls;
 use torpor_protocol::snapshot::{FORKS_MAX, Fork};
+use torpor_service::Service;
+use torpor_service::calls;
 
 use super::super::extract::Address;
 use super::super::gate::Named;

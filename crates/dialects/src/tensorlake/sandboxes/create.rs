@@ -16,9 +16,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_service::Service;
-use torpor_service::Error as ServiceError;
-use torpor_service::calls::{self, Unanswered};
 use torpor_lifecycle::store::{Ledger as _, Saves as _, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::api::CreateSandbox;
@@ -26,6 +23,9 @@ use torpor_protocol::{
     Name, Network, SandboxId, SandboxRef, SandboxSpec, SecretName, SnapshotKind,
     State as SandboxState,
 };
+use torpor_service::Error as ServiceError;
+use torpor_service::Service;
+use torpor_service::calls::{self, Unanswered};
 
 use super::super::extract::{Address, Body, Patience};
 use super::super::info::{

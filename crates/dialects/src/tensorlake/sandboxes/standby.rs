@@ -12,11 +12,11 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_service::Service;
 use torpor_daemon::api::extract::RequestId;
-use torpor_service::calls;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, State as SandboxState, Status};
+use torpor_service::Service;
+use torpor_service::calls;
 
 use super::super::error::refuse;
 use super::super::gate::Named;

@@ -6,10 +6,10 @@ use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_service::Service;
-use torpor_service::calls;
 use torpor_protocol::api::{Resize, Standby, UpdateSandbox};
 use torpor_protocol::{ErrorCode, Lifetime, Name, SandboxSpec};
+use torpor_service::Service;
+use torpor_service::calls;
 
 use super::super::extract::{Address, Body};
 use super::super::gate::Named;

@@ -1,12 +1,12 @@
 //! Which names lead to an order, and above all which do not.
 
 use torpor_lifecycle::Clock;
+use torpor_protocol::domain::DomainState;
 use torpor_service::domains::Own;
 use torpor_store::{DomainRow, Layout, Ledger};
 
 use super::*;
 use crate::dns::Resolver;
-use torpor_protocol::domain::DomainState;
 
 /// Claims of a daemon with one preview, `shop`, and these domains, verified or not.
 async fn claims(wildcards: bool, domains: &[(&str, DomainState)]) -> (tempfile::TempDir, Claims) {
