@@ -18,7 +18,6 @@ use utoipa_axum::routes;
 use super::error::Result;
 use super::extract::{Json, Path, Query};
 use super::ndjson::ndjson;
-use torpor_service::Service;
 
 /// Events in one answer, unless the client asks for another number up to the other.
 const EVENTS: usize = 100;

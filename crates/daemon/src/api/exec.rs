@@ -22,12 +22,11 @@ use tracing::Instrument;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::processes::{self, Output, Said};
 
 use super::error::{ApiError, Result};
 use super::extract::{Awake, Path, ProcessPath, Query, RequestId, Upgrade};
 use super::socket::{self, Ear, Heard, Left, Mouth};
-use torpor_service::processes::{self, Output, Said};
-use torpor_service::Service;
 
 /// How long a client may take to say what it wants to run.
 const FIRST_MESSAGE: Duration = Duration::from_secs(30);

@@ -9,13 +9,13 @@ use torpor_protocol::api::{ChangeMode, FileEntry, FileList, MoveFile, WatchEvent
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
+use torpor_service::files::{self, Mode, PathText};
 
 use super::error::Result;
 use super::extract::{Awake, Json, Query};
 use super::ndjson::ndjson;
 use super::{Answer, no_content};
-use torpor_service::Service;
-use torpor_service::files::{self, Mode, PathText};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()

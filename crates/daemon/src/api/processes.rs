@@ -11,12 +11,12 @@ use torpor_protocol::api::{Command, Process, ProcessList, RunEvent, SendSignal};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::{Service, files, processes};
 
 use super::error::Result;
 use super::extract::{Awake, Json, Path, ProcessPath, Query, pieces};
 use super::ndjson::ndjson;
 use super::{Answer, no_content, with_status};
-use torpor_service::{Service, files, processes};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()

@@ -12,12 +12,12 @@ use torpor_protocol::api::FileEntry;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::Service;
+use torpor_service::files::{self, Content, Mode, PathText, Write};
 
 use super::error::Result;
 use super::extract::{Awake, Json, Query, pieces};
 use super::{Answer, no_content};
-use torpor_service::Service;
-use torpor_service::files::{self, Content, Mode, PathText, Write};
 
 /// Permission bits of a downloaded file, in octal.
 const MODE_HEADER: &str = "x-torpor-mode";

@@ -13,16 +13,15 @@ use torpor_lifecycle::guest::{GuestError, Sender, Stream};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::guest::{KEPT_MAX, MAX_PAYLOAD, Reply};
 use torpor_proxy::Kept;
-use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use torpor_service::tunnel::{self, CONNECT_DEADLINE};
+use torpor_service::{Service, processes};
 
 use super::error::{ApiError, Result};
 use super::exec::upgraded;
 use super::extract::{Awake, Path, Query, RequestId, Upgrade};
 use super::socket::{self, Ear, Heard, Mouth};
-use torpor_service::tunnel::{self, CONNECT_DEADLINE};
-use torpor_service::{Service, processes};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(open))

@@ -13,14 +13,14 @@ use torpor_protocol::snapshot::FileDiff;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-
-use crate::api::Answer;
-use crate::api::error::Result;
-use crate::api::extract::{Json, Query, SnapshotPath};
 use torpor_service::Service;
 use torpor_service::files::PathText;
 use torpor_service::pinned_save::parse;
 use torpor_service::snapshots::Files;
+
+use crate::api::Answer;
+use crate::api::error::Result;
+use crate::api::extract::{Json, Query, SnapshotPath};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(files)).routes(routes!(file)).routes(routes!(diff))

@@ -21,7 +21,6 @@ use torpor_service::processes::{Output, Said};
 use torpor_lifecycle::guest::GuestError;
 use torpor_protocol::api::{ExitReport, OutputStream};
 use torpor_protocol::guest::Request;
-use torpor_service::Service;
 
 use super::lines::{Cutter, Line};
 use super::tail::{Tail, fell_asleep};

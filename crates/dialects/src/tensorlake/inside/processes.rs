@@ -19,7 +19,6 @@ use torpor_service::{Error as ServiceError, files};
 use torpor_lifecycle::guest::{Guest, GuestError};
 use torpor_protocol::guest::{Exit, FailureCode, HealthState, ProcessStatus, Request, Supervision};
 use torpor_service::Error as ServiceError;
-use torpor_service::Service;
 
 use super::command::{Check, Command, Restart, without_default_user};
 use super::{Refused, Result};

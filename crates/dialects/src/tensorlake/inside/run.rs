@@ -13,8 +13,6 @@ use torpor_service::processes::Awake;
 use torpor_service::processes::Output;
 use torpor_service::Error as ServiceError;
 use torpor_protocol::guest::{ProcessSpec, Request};
-use torpor_service::Error as ServiceError;
-use torpor_service::Service;
 use torpor_service::room;
 
 use super::command::{Command, without_default_user};

@@ -23,7 +23,6 @@ use torpor_service::processes::{Output, Said};
 use torpor_lifecycle::guest::{Guest, GuestError, Sender};
 use torpor_protocol::api::ExitReport;
 use torpor_protocol::guest::{Exit, FailureCode, Request};
-use torpor_service::Service;
 
 use super::pty::{COLS_MAX, ROWS_MAX};
 use super::tail::fell_asleep;
