@@ -232,6 +232,9 @@ fn store(error: &StoreError) -> Description {
             Description::new(ErrorCode::NotFound, error).hint("`torpor secret set NAME` makes one")
         }
         StoreError::InUse { .. } => Description::new(ErrorCode::InUse, error),
+        StoreError::NameTaken(_) => Description::new(ErrorCode::AlreadyExists, error),
+        StoreError::NotOwner(_) => Description::new(ErrorCode::ShuttingDown, error)
+            .hint("ask again: the daemon that took over answers"),
         StoreError::Invalid(_) => Description::new(ErrorCode::InvalidRequest, error),
         StoreError::DiskFull(_) => Description::new(ErrorCode::CapacityReached, error)
             .hint("free some space in the daemon's data directory"),
