@@ -19,6 +19,7 @@ use http::{HeaderMap, StatusCode};
 use serde::de::DeserializeOwned;
 use torpor_lifecycle::Sandbox;
 use torpor_protocol::{ErrorCode, SandboxRef, SnapshotRef};
+use torpor_service::Service;
 use torpor_service::processes::{self, ProcessRef};
 use torpor_service::upload::Pieces;
 

@@ -19,7 +19,6 @@ use torpor_service::processes::Awake;
 use torpor_edge::auth;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef};
-use torpor_service::room;
 
 use super::NAMESPACE;
 use super::error::refuse;

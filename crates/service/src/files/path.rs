@@ -11,7 +11,7 @@ const PATH_MAX: usize = 4096;
 pub struct PathText(pub String);
 
 impl PathText {
-    pub fn new(text: String) -> std::result::Result<Self, &'static str> {
+    pub fn new(text: String) -> Result<Self, &'static str> {
         match text {
             text if text.is_empty() => Err("path is empty"),
             text if text.contains('\0') => Err("path contains NUL"),
@@ -23,7 +23,7 @@ impl PathText {
 }
 
 impl<'de> Deserialize<'de> for PathText {
-    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         Self::new(String::deserialize(d)?).map_err(D::Error::custom)
     }
 }
@@ -33,7 +33,7 @@ impl<'de> Deserialize<'de> for PathText {
 pub struct Mode(pub u32);
 
 impl<'de> Deserialize<'de> for Mode {
-    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         let text = String::deserialize(d)?;
         let mode = u32::from_str_radix(&text, 8).ok().filter(|mode| *mode <= 0o7777);
         mode.map(Self).ok_or_else(|| D::Error::custom("mode is not octal, like 0644"))

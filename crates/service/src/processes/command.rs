@@ -8,7 +8,7 @@ use torpor_protocol::guest::{ProcessSpec, Request, Supervision};
 use crate::error::{Error, Result};
 
 /// `run`: attached until it ends. Gives the text for its standard input, too.
-pub fn attached(command: Command) -> Result<(ProcessSpec, Option<String>)> {
+pub(super) fn attached(command: Command) -> Result<(ProcessSpec, Option<String>)> {
     refuse("terminal", command.terminal.is_some(), "exec and processes")?;
     refuse("keep_stdin", command.keep_stdin, "processes")?;
     refuse("detachable", command.detachable, "exec")?;
@@ -30,7 +30,7 @@ pub fn interactive(command: Command) -> Result<ProcessSpec> {
 }
 
 /// `processes`: on its own.
-pub fn background(command: Command) -> Result<ProcessSpec> {
+pub(super) fn background(command: Command) -> Result<ProcessSpec> {
     refuse("stdin", command.stdin.is_some(), "run; here it is keep_stdin and PUT …/stdin")?;
     refuse("detachable", command.detachable, "exec")?;
     let stdin = command.keep_stdin || command.terminal.is_some();

@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use torpor_daemon::api::exec::upgraded;
 use torpor_daemon::api::extract::Query;
 use torpor_daemon::api::extract::{RequestId, Upgrade};
+use torpor_daemon::api::socket::{self, Ear, Heard, Mouth};
 use torpor_service::tunnel;
 use torpor_lifecycle::guest::{GuestError, Sender, Stream};
 use torpor_service::Service;
