@@ -1,37 +1,20 @@
-//! What of a machine can be changed while it lives: what it reaches, and how much it may use.
-//!
-//! What it reaches: see [`Place`]. How much it may use is recorded nowhere but
-//! in its cgroup and its disk, which outlive daemons and say it themselves.
+//! How much a machine may use can be changed while it lives. It is recorded nowhere but in its cgroup and its
+//! disk, which outlive daemons and say it themselves.
 
 use std::io::ErrorKind;
 
-use tokio::task::spawn_blocking;
 use torpor_lifecycle::engine::EngineError;
 use torpor_protocol::Resources;
 
 use crate::disk::ScratchDisk;
 use crate::limits::{Group, Limits};
-use crate::machines::Place;
 
-/// One change at a time; each is carried to its end once begun.
-#[derive(Debug)]
-pub(super) struct Settings {
-    pub(super) place: Place,
-    pub(super) group: Group,
-    pub(super) disk: ScratchDisk,
-}
-
-impl Settings {
-    /// On `Err` it is as it was.
-    pub(super) async fn set_resources(&self, wanted: Resources) -> Result<(), EngineError> {
-        let (group, disk) = (self.group.clone(), self.disk.clone());
-        spawn_blocking(move || resize(&group, &disk, &wanted))
-            .await
-            .map_err(EngineError::failed("change the machine's resources"))?
-    }
-}
-
-fn resize(group: &Group, disk: &ScratchDisk, wanted: &Resources) -> Result<(), EngineError> {
+/// On `Err` it is as it was. Blocks.
+pub(super) fn resize(
+    group: &Group,
+    disk: &ScratchDisk,
+    wanted: &Resources,
+) -> Result<(), EngineError> {
     const WHAT: &str = "change the machine's resources";
     let size = disk.size_mib().map_err(EngineError::failed(WHAT))?;
     if wanted.disk_mib < size {

@@ -1,17 +1,17 @@
-//! A machine without a guest: place in the network, cgroup, disk and an empty sandbox of runsc.
+//! A container of runsc with nothing in it: place in the network, cgroup, disk and an empty sandbox.
 //!
 //! ```text
 //!   network slot ┐
-//!   cgroup       ├─▶ runsc create (by the keeper) ─▶ shell ─▶ start ─▶ machine
+//!   cgroup       ├─▶ runsc create (by the keeper) ─▶ container ─▶ start ─▶ machine
 //!   disk         ┘          packet socket ┘
 //! ```
 //!
 //! It takes ten times as long to make one as to run an agent in it, and it depends on nothing but the
-//! image and the resources: so some are made ahead (see `shelf`).
+//! image and the resources: so some are made ahead (see `pool`).
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,13 +21,14 @@ use tokio::time::Instant;
 use torpor_lifecycle::engine::{BootPlan, EngineError};
 use torpor_protocol::{Excerpt, Network as Policy, Resources};
 
-use super::Host;
+use super::Runsc;
 use super::build::Build;
 use super::enter::Entry;
 use super::layout::MachineDir;
 use super::oci::Description;
 use super::sentry;
 use crate::disk::ScratchDisk;
+use crate::host::{Shared, Steps, Wanted, process_in, still};
 use crate::keeper::{Ended, Spawn};
 use crate::limits::Group;
 use crate::machines::{MachineId, Process, Record};
@@ -42,26 +43,26 @@ const GUEST_OOM_SCORE: i32 = 1000;
 /// the guest uses, so by its size alone it would often be the first. The lowest that is allowed.
 const SENTRY_OOM_SCORES: [i32; 2] = [-900, 0];
 
-/// All that a shell depends on.
+/// All that a container depends on.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Make {
+pub(super) struct ContainerSpec {
     pub(super) root: PathBuf,
     pub(super) resources: Resources,
     pub(super) build: Arc<Build>,
 }
 
-impl Make {
+impl ContainerSpec {
     pub(super) fn of(plan: &BootPlan, build: &Arc<Build>) -> Self {
         let (root, resources) = (plan.root.clone(), plan.spec.resources);
         Self { root, resources, build: build.clone() }
     }
 }
 
-/// A shell, thawed or frozen. Dropping it changes nothing on the host.
+/// A container, thawed or frozen. Dropping it changes nothing on the host.
 #[derive(Debug)]
-pub(super) struct Shell {
+pub(super) struct Container {
     pub(super) id: MachineId,
-    pub(super) make: Make,
+    pub(super) spec: ContainerSpec,
     pub(super) dir: MachineDir,
     pub(super) group: Group,
     pub(super) slot: Slot,
@@ -69,33 +70,37 @@ pub(super) struct Shell {
     pub(super) card: OwnedFd,
     pub(super) process: Process,
     /// Where the time of its making went.
-    pub(super) steps: Vec<(&'static str, Duration)>,
+    pub(super) steps: Steps,
 }
 
-impl Shell {
+impl Container {
     /// Goes through all steps while it is `wanted`; after an `Err` the caller clears up what has
     /// this `id`.
     pub(super) async fn make(
-        host: &Arc<Host>,
+        host: &Shared<Runsc>,
         id: MachineId,
-        make: Make,
+        spec: ContainerSpec,
         urgent: bool,
-        wanted: impl Fn() -> bool,
+        wanted: Wanted<'_>,
     ) -> Result<Self, EngineError> {
         let dir = host.remains.layout.machine(&id);
         let begun = Instant::now();
-        let (group, slot) = prepare(host, &id, &make, &dir).await?;
+        let (group, slot) = prepare(host, &id, &spec, &dir).await?;
         let prepared = Instant::now();
         if !urgent {
             let lowered = group.set_urgent(false);
-            lowered.map_err(EngineError::failed("let a shell wait for others"))?;
+            lowered.map_err(EngineError::failed("let a container wait for others"))?;
         }
-        still(&wanted)?;
-        let card = create(host, &id, &make.build, &dir, &group, &slot).await?;
-        still(&wanted)?;
-        let process = sandbox(&dir)?;
+        still(wanted)?;
+        let card = create(host, &id, &spec.build, &dir, &group, &slot).await?;
+        still(wanted)?;
+        let process = process_in(&dir.pid, |sentry| {
+            spare(sentry);
+            sentry::prefer(sentry);
+        });
+        let process = process.map_err(EngineError::failed("find the sandbox's process"))?;
         let steps = vec![("prepare", prepared - begun), ("runsc create", prepared.elapsed())];
-        Ok(Self { id, make, dir, group, slot, card, process, steps })
+        Ok(Self { id, spec, dir, group, slot, card, process, steps })
     }
 
     pub(super) fn record(&self) -> Record {
@@ -105,31 +110,31 @@ impl Shell {
             process: self.process.clone(),
             slot: self.slot.number(),
             network: Policy::default(),
-            build: self.make.build.to_string(),
+            build: self.spec.build.to_string(),
         }
     }
 }
 
 /// Slot, cgroup, disk and bundle, side by side.
 async fn prepare(
-    host: &Host,
+    host: &Shared<Runsc>,
     id: &MachineId,
-    make: &Make,
+    spec: &ContainerSpec,
     dir: &MachineDir,
 ) -> Result<(Group, Slot), EngineError> {
     let remains = host.remains.clone();
     let config = Description {
-        root: &make.root,
-        memory_mib: make.resources.memory_mib,
+        root: &spec.root,
+        memory_mib: spec.resources.memory_mib,
         empty_root: &remains.layout.empty_root(),
-        generation: make.build.generation,
+        generation: spec.build.generation,
         disk: &dir.disk,
         cgroups_path: &remains.group(id).relative_path(),
     };
     let config = serde_json::to_vec(&config.to_json()).expect("a description has text keys");
     make_dir(dir).map_err(EngineError::failed("make the machine's directory"))?;
 
-    let (files, resources) = (dir.clone(), make.resources);
+    let (files, resources) = (dir.clone(), spec.resources);
     let disk = spawn_blocking(move || {
         std::fs::write(&files.config, config)?;
         ScratchDisk::create(&files.disk_image, &files.disk, resources.disk_mib).map(drop)
@@ -139,7 +144,7 @@ async fn prepare(
         Group::create(&remains.hierarchy, &remains.tag, id.as_str(), &resources)
     });
     // Open, as most machines want it; closed when it gets a guest that must not.
-    let slot = host.network.take();
+    let slot = host.network().take();
     // All to the end, also when one fails: what was begun is known to be there or not.
     let (disk, group, slot) = tokio::join!(disk, group, slot);
     let slot = slot.map_err(EngineError::failed("give the machine a network"))?;
@@ -153,17 +158,17 @@ async fn prepare(
 
 /// A sandbox with nothing in it, and the socket that will be its network card.
 async fn create(
-    host: &Host,
+    host: &Shared<Runsc>,
     id: &MachineId,
     build: &Build,
     dir: &MachineDir,
     group: &Group,
     slot: &Slot,
 ) -> Result<OwnedFd, EngineError> {
-    let entry = Entry { user: host.users.of(slot), command: host.create_command(dir, id, build) };
+    let entry = Entry { user: host.user_of(slot), command: create_command(host, dir, id, build) };
     let text = serde_json::to_vec(&entry).expect("an entry has text keys");
     std::fs::write(&dir.entry, text).map_err(EngineError::failed("describe the sandbox"))?;
-    let enter = host.enter_command.iter().map(|word| word.to_string_lossy().into_owned());
+    let enter = host.backend.enter_command.iter().map(|word| word.to_string_lossy().into_owned());
     let spawn = Spawn {
         id: id.to_string(),
         argv: enter.chain([dir.entry.to_string_lossy().into_owned()]).collect(),
@@ -181,17 +186,28 @@ async fn create(
     card.map_err(EngineError::failed("open the machine's network card"))
 }
 
-/// The process that is the sandbox.
-fn sandbox(dir: &MachineDir) -> Result<Process, EngineError> {
-    let pid = std::fs::read_to_string(&dir.pid).and_then(|text| -> io::Result<i32> {
-        text.trim().parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
-    });
-    let process = pid.and_then(|pid| {
-        spare(pid);
-        sentry::prefer(pid);
-        Process::of(pid)
-    });
-    process.map_err(EngineError::failed("find the sandbox's process"))
+fn create_command(
+    host: &Shared<Runsc>,
+    dir: &MachineDir,
+    id: &MachineId,
+    build: &Build,
+) -> Vec<String> {
+    let path = |path: &Path| path.to_string_lossy().into_owned();
+    let mut command = vec![
+        path(&build.program),
+        format!("--root={}", path(&host.remains.layout.runsc_root())),
+        "--platform=systrap".into(),
+        "--network=sandbox".into(),
+        format!("--panic-log={}", path(&dir.panic_log)),
+    ];
+    command.extend(build.generation.create_flags(&dir.disk));
+    command.extend([
+        "create".into(),
+        format!("--bundle={}", path(&dir.dir)),
+        format!("--pid-file={}", path(&dir.pid)),
+        id.to_string(),
+    ]);
+    command
 }
 
 /// The machine's directory, anew: nothing of another machine is taken for ours.
@@ -211,11 +227,4 @@ fn spare(sentry: i32) {
     if !lowered {
         tracing::warn!("a sandbox's kernel can't be spared when memory runs out");
     }
-}
-
-pub(super) fn still(wanted: impl Fn() -> bool) -> Result<(), EngineError> {
-    if wanted() {
-        return Ok(());
-    }
-    Err(EngineError::failed("start the machine")("nobody waits for it any more"))
 }

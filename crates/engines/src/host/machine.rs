@@ -1,4 +1,4 @@
-//! One live sandbox of runsc.
+//! One live machine, of any engine.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -13,90 +13,89 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
-use torpor_lifecycle::SeqPacket;
 use torpor_lifecycle::engine::{Channel, EngineError, Machine, Meter, Saved, Usage};
 use torpor_protocol::{Network as Policy, Resources};
 
-use super::Host;
-use super::control::Control;
-use super::layout::MachineDir;
-use super::report::{self, REAP_MAX};
-use super::settings::Settings;
-use super::start::end_gofer;
-use crate::disk::ScratchDisk;
+use super::backend::{Backend, Control};
+use super::shared::{Shared, Steps};
 use crate::limits::Group;
-use crate::machines::{PagingOut, Place, Record, Removable};
+use crate::machines::{Files, MachineId, PagingOut, Place, RECORD, Record, Removable};
 use crate::network::Slot;
 use crate::watch::watch;
 
-/// How long what is asked of a killed kernel may take to notice.
+/// How long what is asked of a killed machine may take to notice.
 const NOTICE_MAX: Duration = Duration::from_secs(5);
+/// From the end of a process to its last trace: all of the guest's memory is given back. It takes 10 to 50 ms.
+pub(crate) const REAP_MAX: Duration = Duration::from_secs(10);
 
-pub(super) struct GvisorMachine {
-    host: Arc<Host>,
-    dir: MachineDir,
-    /// Whose it is and which process; `settings` has all of it as it is now.
+pub(crate) struct HostMachine<B: Backend> {
+    host: Arc<Shared<B>>,
+    /// Whose it is and which process; `place` has all of it as it is now.
     record: Record,
-    settings: Arc<Mutex<Settings>>,
+    place: Arc<Mutex<Place>>,
     group: Group,
-    channel: Arc<SeqPacket>,
+    channel: Arc<B::Channel>,
     pidfd: AsyncFd<OwnedFd>,
-    control: Arc<Mutex<Control>>,
+    control: Arc<Mutex<B::Control>>,
     paused: Arc<AtomicBool>,
     paging_out: PagingOut,
-    meter: Arc<Readings>,
-    start_steps: Vec<(&'static str, Duration)>,
+    meter: Arc<Readings<B::Files>>,
+    start_steps: Steps,
 }
 
 /// What a machine that runs is put together from.
-pub(super) struct Parts {
-    /// As it was when the machine was started or taken over; `control` has it as it is.
-    pub(super) record: Record,
-    pub(super) slot: Slot,
-    pub(super) group: Group,
-    pub(super) channel: OwnedFd,
-    pub(super) pidfd: OwnedFd,
-    pub(super) control: Control,
+pub(crate) struct Parts<B: Backend> {
+    pub(crate) record: Record,
+    pub(crate) slot: Slot,
+    pub(crate) group: Group,
+    pub(crate) channel: B::Channel,
+    pub(crate) pidfd: OwnedFd,
+    pub(crate) control: B::Control,
 }
 
-impl GvisorMachine {
+impl<B: Backend> HostMachine<B> {
     /// Needs a tokio runtime.
-    pub(super) fn new(host: Arc<Host>, parts: Parts) -> std::io::Result<Self> {
+    pub(crate) fn new(host: Arc<Shared<B>>, parts: Parts<B>) -> Result<Self, EngineError> {
         let Parts { record, slot, group, channel, pidfd, control } = parts;
-        let channel = Arc::new(SeqPacket::new(channel)?);
-        let pidfd = watch(pidfd, Interest::READABLE)?;
-        let dir = host.remains.layout.machine(&record.id);
-        let disk = ScratchDisk::open(&dir.disk_image, &dir.disk);
-        let place = Place { record: record.clone(), file: dir.record.clone(), slot };
-        let settings = Settings { place, group: group.clone(), disk: disk.clone() };
-        let settings = Arc::new(Mutex::new(settings));
-        let meter = Arc::new(Readings { group: group.clone(), disk });
-        let paused = control.paused();
-        let control = Arc::new(Mutex::new(control));
-        let start_steps = Vec::new();
+        let pidfd =
+            watch(pidfd, Interest::READABLE).map_err(EngineError::failed("watch the machine"))?;
+        let layout = host.remains.layout.clone();
+        let file = layout.machines().join(record.id.as_str()).join(RECORD);
+        let place = Place { record: record.clone(), file, slot };
+        let meter = Readings { group: group.clone(), layout, id: record.id.clone() };
         Ok(Self {
             host,
-            dir,
             record,
-            settings,
+            place: Arc::new(Mutex::new(place)),
             group,
-            channel,
+            channel: Arc::new(channel),
             pidfd,
-            control,
-            paused,
-            meter,
-            start_steps,
+            paused: control.paused(),
+            control: Arc::new(Mutex::new(control)),
             paging_out: PagingOut::default(),
+            meter: Arc::new(meter),
+            start_steps: Steps::new(),
         })
     }
 
     /// Remembers where the time of its start went.
-    pub(super) fn started_in(mut self, steps: Vec<(&'static str, Duration)>) -> Self {
+    pub(super) fn started_in(mut self, steps: Steps) -> Self {
         self.start_steps = steps;
         self
     }
 
-    /// Begun is done: what is asked of a kernel is carried through, also if the caller goes away.
+    /// The same for what came before.
+    pub(crate) fn with_step(mut self, name: &'static str, took: Duration) -> Self {
+        self.start_steps.insert(0, (name, took));
+        self
+    }
+
+    /// For what an engine does with machines of its own.
+    pub(crate) fn control(&self) -> &Mutex<B::Control> {
+        &self.control
+    }
+
+    /// Begun is done: what is asked of a machine is carried through, also if the caller goes away.
     async fn to_the_end<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, EngineError>> + Send + 'static,
@@ -105,7 +104,7 @@ impl GvisorMachine {
     }
 }
 
-impl Removable for GvisorMachine {
+impl<B: Backend> Removable for HostMachine<B> {
     async fn destroy(self) -> Result<(), EngineError> {
         let host = &self.host;
         self.paging_out.stop();
@@ -113,7 +112,7 @@ impl Removable for GvisorMachine {
         let _ = pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL);
         // Whatever was under way with it breaks off now and writes nothing more.
         let _control = timeout(NOTICE_MAX, self.control.lock()).await;
-        let settings = timeout(NOTICE_MAX, self.settings.lock()).await;
+        let place = timeout(NOTICE_MAX, self.place.lock()).await;
         // A frozen v1 group dies when it is thawed; `clear` sees to that and to the rest.
         let cleared = host.remains.clear(&self.record.id).await;
         if let Some(sandbox) = &self.record.sandbox {
@@ -121,15 +120,15 @@ impl Removable for GvisorMachine {
         }
         // Its keeper's child: reaped, its number is free, and nothing of it is left.
         let _ = host.remains.keeper.exit_of(self.record.process.pid, REAP_MAX).await;
-        drop(settings);
+        drop(place);
         // Only now, with all else: its place in the network.
-        drop(self.settings);
+        drop(self.place);
         cleared
     }
 }
 
 #[async_trait]
-impl Machine for GvisorMachine {
+impl<B: Backend> Machine for HostMachine<B> {
     fn channel(&self) -> Arc<dyn Channel> {
         self.channel.clone()
     }
@@ -138,7 +137,7 @@ impl Machine for GvisorMachine {
         self.meter.clone()
     }
 
-    fn start_steps(&self) -> Vec<(&'static str, Duration)> {
+    fn start_steps(&self) -> Steps {
         self.start_steps.clone()
     }
 
@@ -163,13 +162,11 @@ impl Machine for GvisorMachine {
 
     async fn save(&mut self, into: &Path) -> Result<Saved, EngineError> {
         self.paging_out.stop();
-        end_gofer(&self.group);
         // Waits here, where it can still be given up.
         let permit = self.host.saves.clone().acquire_owned().await.expect("it is never closed");
         let (control, into) = (self.control.clone(), into.to_owned());
-        let id = self.record.id.clone();
         self.to_the_end(async move {
-            let saved = control.lock().await.save(&id, &into).await;
+            let saved = control.lock().await.save(&into).await;
             drop(permit);
             saved
         })
@@ -188,30 +185,24 @@ impl Machine for GvisorMachine {
     }
 
     async fn set_network(&mut self, network: &Policy) -> Result<(), EngineError> {
-        let (host, settings, network) = (self.host.clone(), self.settings.clone(), network.clone());
-        self.to_the_end(async move {
-            settings.lock().await.place.set_network(&host.network, network).await
-        })
+        let (host, place, network) = (self.host.clone(), self.place.clone(), network.clone());
+        self.to_the_end(
+            async move { place.lock().await.set_network(host.network(), network).await },
+        )
         .await
     }
 
-    /// Processor time, memory and tasks; a disk keeps its size. What the guest shows of itself
-    /// (`nproc`, the total in `/proc/meminfo`, the size of `/dev/shm`) stays as it was when its machine
-    /// was started, and its kernel schedules for as many processors as it had then.
     async fn set_resources(&mut self, resources: &Resources) -> Result<(), EngineError> {
         self.host.check_memory(resources)?;
-        let (settings, resources) = (self.settings.clone(), *resources);
-        self.to_the_end(async move { settings.lock().await.set_resources(resources).await }).await
+        let (control, resources) = (self.control.clone(), *resources);
+        self.to_the_end(async move { control.lock().await.set_resources(resources).await }).await
     }
 
     async fn exited(&mut self) -> String {
         // Readable for ever once the process has ended.
         let ended = self.pidfd.readable().await.map(|mut ready| ready.retain_ready());
         match ended {
-            Ok(()) => {
-                report::reason(&self.host.remains.keeper, &self.dir, &self.group, &self.record)
-                    .await
-            }
+            Ok(()) => B::why_ended(&self.host, &self.group, &self.record).await,
             Err(error) => format!("can't be watched any more: {error}"),
         }
     }
@@ -230,13 +221,14 @@ impl Machine for GvisorMachine {
     }
 }
 
-#[derive(Debug)]
-struct Readings {
+struct Readings<F> {
     group: Group,
-    disk: ScratchDisk,
+    layout: F,
+    id: MachineId,
 }
 
-impl Meter for Readings {
+impl<F: Files> Meter for Readings<F> {
+    /// Those of the host: what a kernel of the guest's own does for want of memory is not seen here.
     fn oom_kills(&self) -> u64 {
         self.group.oom_kills()
     }
@@ -245,8 +237,7 @@ impl Meter for Readings {
         Usage {
             memory_bytes: self.group.memory_bytes(),
             cpu_micros: self.group.cpu_micros(),
-            // Unmounted is unused.
-            disk_bytes: self.disk.used_bytes().unwrap_or(0),
+            disk_bytes: self.layout.disk_bytes(&self.id),
         }
     }
 }
