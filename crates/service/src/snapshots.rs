@@ -12,10 +12,10 @@ use torpor_protocol::snapshot::FileDifference;
 use torpor_protocol::{ErrorCode, SnapshotKind, SnapshotRef};
 use torpor_store::{LayerChanges, SavedTree};
 
+use crate::Service;
 use crate::builds::pipe;
 use crate::error::{Error, Result};
 use crate::pinned_save::PinnedSave;
-use crate::Service;
 use crate::upload::Pieces;
 pub use archive::{export, import};
 

@@ -18,11 +18,11 @@ use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::{ExecInput, ExecOutput, OutputStream, STDERR_BYTE, STDOUT_BYTE, Size};
 use torpor_protocol::guest::{FailureCode, Request};
 use torpor_service::Service;
+use torpor_service::processes::{self, Output, Said};
 use tracing::Instrument;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::processes::{self, Output, Said};
 
 use super::error::{ApiError, Result};
 use super::extract::{Awake, Path, ProcessPath, Query, RequestId, Upgrade};

@@ -6,11 +6,11 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use torpor_protocol::api::{ChangeMode, FileEntry, FileList, MoveFile, WatchEvent};
+use torpor_service::Service;
+use torpor_service::files::{self, Mode, PathText};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
-use torpor_service::files::{self, Mode, PathText};
 
 use super::error::Result;
 use super::extract::{Awake, Json, Query};
@@ -96,7 +96,10 @@ async fn list(
     params(("sandbox" = String, Path, description = "Id or name"), PathQuery),
     responses((status = 200, description = "The file.", body = FileEntry))
 )]
-async fn stat(Query(PathQuery { path }): Query<PathQuery>, Awake(awake): Awake) -> Answer<FileEntry> {
+async fn stat(
+    Query(PathQuery { path }): Query<PathQuery>,
+    Awake(awake): Awake,
+) -> Answer<FileEntry> {
     Ok(Json(files::stat(&awake, path.0).await?))
 }
 
@@ -132,7 +135,10 @@ async fn mkdir(Query(query): Query<MakeQuery>, Awake(awake): Awake) -> Answer<Fi
     request_body = MoveFile,
     responses((status = 200, description = "It, at its new place.", body = FileEntry))
 )]
-async fn rename(Awake(awake): Awake, Json(MoveFile { from, to }): Json<MoveFile>) -> Answer<FileEntry> {
+async fn rename(
+    Awake(awake): Awake,
+    Json(MoveFile { from, to }): Json<MoveFile>,
+) -> Answer<FileEntry> {
     Ok(Json(files::rename(&awake, from, to).await?))
 }
 

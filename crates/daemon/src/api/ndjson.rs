@@ -8,9 +8,7 @@ use http::header::CONTENT_TYPE;
 use serde::Serialize;
 
 /// An answer of one JSON value a line.
-pub(super) fn ndjson<T: Serialize>(
-    values: impl Stream<Item = T> + Send + 'static,
-) -> Response {
+pub(super) fn ndjson<T: Serialize>(values: impl Stream<Item = T> + Send + 'static) -> Response {
     let lines = values.map(|value| -> Result<Bytes, serde_json::Error> {
         let mut line = serde_json::to_vec(&value)?;
         line.push(b'\n');

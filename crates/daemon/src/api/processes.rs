@@ -8,10 +8,10 @@ use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
 use torpor_protocol::api::{Command, Process, ProcessList, RunEvent, SendSignal};
+use torpor_service::{Service, files, processes};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::{Service, files, processes};
 
 use super::error::Result;
 use super::extract::{Awake, Json, Path, ProcessPath, Query, pieces};

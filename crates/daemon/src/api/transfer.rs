@@ -9,11 +9,11 @@ use http::HeaderValue;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use serde::Deserialize;
 use torpor_protocol::api::FileEntry;
+use torpor_service::Service;
+use torpor_service::files::{self, Content, Mode, PathText, Write};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use torpor_service::Service;
-use torpor_service::files::{self, Content, Mode, PathText, Write};
 
 use super::error::Result;
 use super::extract::{Awake, Json, Query, pieces};
@@ -54,8 +54,7 @@ async fn read(
     Awake(awake): Awake,
 ) -> Result<Response> {
     let ReadQuery { path, offset, length } = query;
-    let Content { mode, length, pieces } =
-        files::read(&app, awake, path.0, offset, length).await?;
+    let Content { mode, length, pieces } = files::read(&app, awake, path.0, offset, length).await?;
     let mut response = Body::from_stream(pieces).into_response();
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));

@@ -13,10 +13,10 @@ use torpor_lifecycle::guest::{GuestError, Sender, Stream};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::guest::{KEPT_MAX, MAX_PAYLOAD, Reply};
 use torpor_proxy::Kept;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 use torpor_service::tunnel::{self, CONNECT_DEADLINE};
 use torpor_service::{Service, processes};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
 use super::exec::upgraded;
@@ -85,7 +85,11 @@ async fn open(
 }
 
 /// A connection that outlives sleep; none if the agent in that machine is too old for it.
-async fn connect_kept(app: &Arc<Service>, awake: &processes::Awake, port: u16) -> Result<Option<Kept>> {
+async fn connect_kept(
+    app: &Arc<Service>,
+    awake: &processes::Awake,
+    port: u16,
+) -> Result<Option<Kept>> {
     let full = || {
         let message = format!("the sandbox already has {KEPT_MAX} connections that are kept");
         ApiError::new(ErrorCode::CapacityReached, message)

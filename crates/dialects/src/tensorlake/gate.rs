@@ -14,11 +14,11 @@ use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use torpor_daemon::api::error::ApiError;
-use torpor_service::Service;
-use torpor_service::processes::Awake;
 use torpor_edge::auth;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef};
+use torpor_service::Service;
+use torpor_service::processes::Awake;
 
 use super::NAMESPACE;
 use super::error::refuse;

@@ -10,13 +10,13 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use serde::Deserialize;
 use torpor_protocol::api::FileList;
 use torpor_protocol::snapshot::FileDiff;
-use utoipa::IntoParams;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 use torpor_service::Service;
 use torpor_service::files::PathText;
 use torpor_service::pinned_save::parse;
 use torpor_service::snapshots::Files;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::api::Answer;
 use crate::api::error::Result;

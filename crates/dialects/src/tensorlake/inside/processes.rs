@@ -12,11 +12,11 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use torpor_daemon::api::extract::{Path, pieces};
+use torpor_lifecycle::guest::{Guest, GuestError};
+use torpor_protocol::guest::{Exit, FailureCode, HealthState, ProcessStatus, Request, Supervision};
 use torpor_service::Service;
 use torpor_service::processes::ProcessRef;
 use torpor_service::{Error as ServiceError, files};
-use torpor_lifecycle::guest::{Guest, GuestError};
-use torpor_protocol::guest::{Exit, FailureCode, HealthState, ProcessStatus, Request, Supervision};
 
 use super::command::{Check, Command, Restart, without_default_user};
 use super::{Refused, Result};

@@ -7,11 +7,11 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
 use tokio::time::Instant;
+use torpor_protocol::guest::{ProcessSpec, Request};
+use torpor_service::Error as ServiceError;
 use torpor_service::Service;
 use torpor_service::processes::Awake;
 use torpor_service::processes::Output;
-use torpor_service::Error as ServiceError;
-use torpor_protocol::guest::{ProcessSpec, Request};
 
 use super::command::{Command, without_default_user};
 use super::{Result, output};

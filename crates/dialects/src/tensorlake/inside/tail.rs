@@ -6,13 +6,13 @@
 //! - A process that is run for somebody is killed when he leaves. While it sleeps it can't be.
 
 use bytes::Buf;
-use torpor_service::Error as ServiceError;
-use torpor_service::processes::Awake;
-use torpor_service::processes::{Output, Said};
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::api::ExitReport;
 use torpor_protocol::guest::{ProcessStatus, Request};
 use torpor_protocol::{ErrorCode, State, Status};
+use torpor_service::Error as ServiceError;
+use torpor_service::processes::Awake;
+use torpor_service::processes::{Output, Said};
 
 const SIGKILL: i32 = 9;
 

@@ -16,13 +16,13 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio::time::timeout;
-use torpor_service::Error;
-use torpor_service::Service;
 use torpor_daemon::api::socket::{self, Ear, Heard, Left, Mouth};
-use torpor_service::processes::{Output, Said};
 use torpor_lifecycle::guest::{Guest, GuestError, Sender};
 use torpor_protocol::api::ExitReport;
 use torpor_protocol::guest::{Exit, FailureCode, Request};
+use torpor_service::Error;
+use torpor_service::Service;
+use torpor_service::processes::{Output, Said};
 
 use super::pty::{COLS_MAX, ROWS_MAX};
 use super::tail::fell_asleep;
