@@ -64,7 +64,7 @@ pub async fn make_dir(
     mode: Option<u32>,
     owner: Option<String>,
 ) -> Result<FileEntry> {
-    ask(awake, Request::MakeDir { path, mode, owner }).await
+    ask(awake, Request::MakeDir { path: checked(path)?, mode, owner }).await
 }
 
 /// Renames a file or directory; a file at `to` is replaced.

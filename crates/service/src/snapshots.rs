@@ -45,6 +45,11 @@ impl Files {
         blocking(move || Ok(self.tree.list(&path, depth)?)).await
     }
 
+    /// What is known of a file; a last symbolic link is not followed.
+    pub async fn stat(self, path: String) -> Result<FileEntry> {
+        blocking(move || Ok(self.tree.stat(&path)?)).await
+    }
+
     /// A file: how many bytes it has, and they.
     pub async fn read(self, path: String) -> Result<(u64, Pieces)> {
         let (files, path, entry) = blocking(move || {

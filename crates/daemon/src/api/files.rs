@@ -5,14 +5,14 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
-use torpor_protocol::api::{ChangeMode, FileEntry, FileList, MoveFile, WatchEvent};
+use torpor_protocol::api::{ChangeMode, FileEntry, FileList, MakeDirectory, MoveFile, WatchEvent};
 use torpor_service::Service;
-use torpor_service::files::{self, Mode, PathText};
+use torpor_service::files::{self, PathText};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::Result;
+use super::error::{ApiError, Result};
 use super::extract::{Awake, Json, Query};
 use super::ndjson::ndjson;
 use super::{Answer, no_content};
@@ -67,8 +67,21 @@ async fn remove(
 struct ListQuery {
     #[param(value_type = String)]
     path: PathText,
-    /// Levels of directories; 1 (default): the entries of `path` only, 0: all.
+    /// Levels of directories; 1 (default): the entries of `path` only.
     depth: Option<u32>,
+    /// All levels, instead of `depth`.
+    #[serde(default)]
+    recursive: bool,
+}
+
+/// How many levels of directories are listed.
+pub(super) fn levels(depth: Option<u32>, recursive: bool) -> Result<u32> {
+    match (depth, recursive) {
+        (None, false) => Ok(1),
+        (None, true) => Ok(u32::MAX),
+        (Some(depth), false) if depth > 0 => Ok(depth),
+        (Some(_), _) => Err(ApiError::invalid("depth is at least 1; recursive=true is all levels")),
+    }
 }
 
 /// List a directory.
@@ -79,14 +92,10 @@ struct ListQuery {
         description = "Sorted; paths are relative to the directory."))
 )]
 async fn list(
-    Query(ListQuery { path, depth }): Query<ListQuery>,
+    Query(ListQuery { path, depth, recursive }): Query<ListQuery>,
     Awake(awake): Awake,
 ) -> Answer<FileList> {
-    let depth = match depth {
-        None => 1,
-        Some(0) => u32::MAX,
-        Some(depth) => depth,
-    };
+    let depth = levels(depth, recursive)?;
     Ok(Json(FileList { entries: files::list(&awake, path.0, depth).await? }))
 }
 
@@ -103,29 +112,18 @@ async fn stat(
     Ok(Json(files::stat(&awake, path.0).await?))
 }
 
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct MakeQuery {
-    #[param(value_type = String)]
-    path: PathText,
-    /// Permission bits, in octal.
-    #[param(value_type = Option<String>)]
-    mode: Option<Mode>,
-    /// `user`, `user:group` or numbers.
-    owner: Option<String>,
-}
-
 /// Make a directory and its parents; one that exists is fine.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{sandbox}/files/mkdir",
-    params(("sandbox" = String, Path, description = "Id or name"), MakeQuery),
+    params(("sandbox" = String, Path, description = "Id or name")),
+    request_body = MakeDirectory,
     responses((status = 200, description = "The directory.", body = FileEntry))
 )]
-async fn mkdir(Query(query): Query<MakeQuery>, Awake(awake): Awake) -> Answer<FileEntry> {
-    let MakeQuery { path, mode, owner } = query;
-    let mode = mode.map(|mode| mode.0);
-    Ok(Json(files::make_dir(&awake, path.0, mode, owner).await?))
+async fn mkdir(
+    Awake(awake): Awake,
+    Json(MakeDirectory { path, mode, owner }): Json<MakeDirectory>,
+) -> Answer<FileEntry> {
+    Ok(Json(files::make_dir(&awake, path, mode, owner).await?))
 }
 
 /// Rename a file or directory; a file at `to` is replaced.

@@ -16,6 +16,7 @@ use utoipa_axum::routes;
 use super::error::Result;
 use super::extract::{Awake, Json, Path, ProcessPath, Query, pieces};
 use super::ndjson::ndjson;
+use super::page::{Cut, PageQuery, dated};
 use super::{Answer, no_content, with_status};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -42,12 +43,14 @@ async fn start(Awake(awake): Awake, Json(command): Json<Command>) -> Result<Resp
 /// List the processes that were started through the API.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{sandbox}/processes",
-    params(("sandbox" = String, Path, description = "Id or name")),
+    params(("sandbox" = String, Path, description = "Id or name"), PageQuery),
     responses((status = 200, description = "Running ones, and those that ended lately.",
         body = ProcessList))
 )]
-async fn list(Awake(awake): Awake) -> Answer<ProcessList> {
-    Ok(Json(ProcessList { processes: processes::list(&awake).await? }))
+async fn list(Query(query): Query<PageQuery>, Awake(awake): Awake) -> Answer<ProcessList> {
+    let cut = Cut::try_from(query)?;
+    let processes = processes::list(&awake).await?;
+    Ok(Json(cut.of(processes, |process: &Process| dated(process.started_at_ms, &process.pid))))
 }
 
 /// Get a process.

@@ -92,7 +92,7 @@ async fn connect_kept(
 ) -> Result<Option<Kept>> {
     let full = || {
         let message = format!("the sandbox already has {KEPT_MAX} connections that are kept");
-        ApiError::new(ErrorCode::CapacityReached, message)
+        ApiError::new(ErrorCode::LimitReached, message)
     };
     let keep = awake.sandbox.keep().ok_or_else(full)?;
     let connect = async {

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::HeaderValue;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use serde::Deserialize;
-use torpor_protocol::api::FileList;
+use torpor_protocol::api::{FileEntry, FileList};
 use torpor_protocol::snapshot::FileDiff;
 use torpor_service::Service;
 use torpor_service::files::PathText;
@@ -21,9 +21,14 @@ use utoipa_axum::routes;
 use crate::api::Answer;
 use crate::api::error::Result;
 use crate::api::extract::{Json, Query, SnapshotPath};
+use crate::api::files::levels;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
-    OpenApiRouter::new().routes(routes!(files)).routes(routes!(file)).routes(routes!(diff))
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(stat))
+        .routes(routes!(content))
+        .routes(routes!(diff))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -33,28 +38,27 @@ struct FilesQuery {
     /// A directory. Default: `/`.
     #[param(value_type = Option<String>)]
     path: Option<PathText>,
-    /// Levels of directories; 1 (default): the entries of `path` only, 0: all.
+    /// Levels of directories; 1 (default): the entries of `path` only.
     depth: Option<u32>,
+    /// All levels, instead of `depth`.
+    #[serde(default)]
+    recursive: bool,
 }
 
 /// List a directory of a snapshot.
 #[utoipa::path(
-    get, path = "/v1/snapshots/{snapshot}/files",
+    get, path = "/v1/snapshots/{snapshot}/files/list",
     params(("snapshot" = String, Path, description = "Id or name"), FilesQuery),
     responses((status = 200, body = FileList,
         description = "Sorted; paths are relative to the directory."))
 )]
-async fn files(
+async fn list(
     State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
-    Query(FilesQuery { path, depth }): Query<FilesQuery>,
+    Query(FilesQuery { path, depth, recursive }): Query<FilesQuery>,
 ) -> Answer<FileList> {
+    let depth = levels(depth, recursive)?;
     let files = Files::open(&app, &of).await?;
-    let depth = match depth {
-        None => 1,
-        Some(0) => u32::MAX,
-        Some(depth) => depth,
-    };
     let path = path.map_or_else(|| "/".to_owned(), |path| path.0);
     Ok(Json(FileList { entries: files.list(path, depth).await? }))
 }
@@ -67,16 +71,30 @@ struct FileQuery {
     path: PathText,
 }
 
+/// Look at a file of a snapshot; a last symbolic link is not followed.
+#[utoipa::path(
+    get, path = "/v1/snapshots/{snapshot}/files/stat",
+    params(("snapshot" = String, Path, description = "Id or name"), FileQuery),
+    responses((status = 200, description = "The file.", body = FileEntry))
+)]
+async fn stat(
+    State(app): State<Arc<Service>>,
+    SnapshotPath(of): SnapshotPath,
+    Query(FileQuery { path }): Query<FileQuery>,
+) -> Answer<FileEntry> {
+    Ok(Json(Files::open(&app, &of).await?.stat(path.0).await?))
+}
+
 /// Download a file of a snapshot.
 #[utoipa::path(
-    get, path = "/v1/snapshots/{snapshot}/file",
+    get, path = "/v1/snapshots/{snapshot}/files/content",
     params(("snapshot" = String, Path, description = "Id or name"), FileQuery),
     responses((
         status = 200, body = String, content_type = "application/octet-stream",
         description = "The bytes.",
     ))
 )]
-async fn file(
+async fn content(
     State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(FileQuery { path }): Query<FileQuery>,
