@@ -14,6 +14,7 @@ mod forks;
 mod guests;
 mod hostile;
 mod images;
+mod inspected;
 mod kept;
 mod microvm;
 mod mishaps;

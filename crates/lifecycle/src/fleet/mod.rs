@@ -21,6 +21,7 @@ use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, Status, Tier};
 use crate::clock::Clock;
 use crate::driver::Phase;
 use crate::engine::{About, Engine};
+use crate::guest_defaults::GuestDefaults;
 use crate::lease::Lease;
 use crate::ledger::{FleetLedger, Owner, PAGE};
 use crate::sandbox::{Request, Sandbox};
@@ -48,6 +49,7 @@ pub struct Parts {
     pub room: Arc<dyn Room>,
     /// The interception CA (PEM).
     pub ca: Option<String>,
+    pub guest: GuestDefaults,
     pub policy: Policy,
 }
 
@@ -81,7 +83,8 @@ struct Register {
 impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
-        let Parts { engine, ledger, images, saves, journal, vault, room, ca, policy } = parts;
+        let Parts { engine, ledger, images, saves, journal, vault, room, ca, guest, policy } =
+            parts;
         let owner = ledger.take_over().await?;
         let records = recorded(&*ledger, &owner).await?;
         let keep: HashSet<_> =
@@ -98,6 +101,7 @@ impl Fleet {
             vault,
             room,
             ca,
+            guest,
             policy,
             clock: Clock::start(),
             stopping: CancellationToken::new(),
