@@ -2,8 +2,8 @@
 //! that has a name server, web servers with and without TLS, and echoes.
 //!
 //! Every name below `.test` that was told is there; the certificate is valid for all of them and for the
-//! address, signed by a CA of its own. What is published there is given out; whatever else a web server is asked is written down; `/kept` gives all of it back, and
-//! `/packed` does so compressed, whatever was asked for.
+//! address, signed by a CA of its own. What is published there is given out. Whatever a web server is asked
+//! is written down; `/kept` gives all of it back, and `/packed` does so compressed, whatever was asked for.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +17,9 @@ use std::sync::Arc;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use parking_lot::Mutex;
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -228,11 +230,14 @@ fn ip(arguments: &str) {
 fn certificate(names: Vec<String>, roots: &Path) -> ServerConfig {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.distinguished_name.push(DnType::CommonName, "a CA of this internet");
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
     let key = KeyPair::generate().expect("a key");
     let ca = params.self_signed(&key).expect("a certificate");
     std::fs::write(roots, ca.pem()).expect("our own directory");
     let issuer = Issuer::new(params, key);
-    let params = CertificateParams::new(names).expect("names");
+    let mut params = CertificateParams::new(names).expect("names");
+    params.use_authority_key_identifier_extension = true;
     let key = KeyPair::generate().expect("a key");
     let leaf = params.signed_by(&key, &issuer).expect("a certificate");
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
