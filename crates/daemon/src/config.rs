@@ -22,11 +22,13 @@ use torpor_service::keys::KeySettings;
 use torpor_store::Vault;
 
 mod egress;
+mod guest;
 mod keys;
 mod previews;
 mod second;
 
 pub use egress::EgressConfig;
+pub use guest::{GuestConfig, ImageGuestConfig, Variables};
 pub use keys::{KEYS, Key};
 pub use previews::PreviewsConfig;
 pub use second::ListenAlso;
@@ -58,6 +60,7 @@ pub struct Config {
     pub limits: Limits,
     pub standby: StandbyConfig,
     pub egress: EgressConfig,
+    pub guest: GuestConfig,
     pub previews: PreviewsConfig,
     pub tls: TlsConfig,
     pub log: Log,
@@ -171,6 +174,7 @@ impl Default for Config {
             limits: Limits { sandboxes: 10_000, connections: 10_000, requests_per_sec: 0 },
             standby: StandbyConfig::default(),
             egress: EgressConfig::default(),
+            guest: GuestConfig::default(),
             previews: PreviewsConfig::default(),
             tls: TlsConfig::default(),
             log: Log { format: LogFormat::Text, level: "info".to_owned() },

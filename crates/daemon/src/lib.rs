@@ -119,6 +119,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     config::arm_fault();
+    let guest = config.guest.load()?;
     let layout = Arc::new(Layout::open(&config.data_dir)?);
     let ledger = Ledger::open(&layout).await?;
     let images = Images::open(Arc::clone(&layout), ledger.clone(), torpor_engines::AGENT).await?;
@@ -127,7 +128,8 @@ pub async fn serve(
     refuse_exposed(&config, &listeners, &ledger).await?;
     let vault =
         Vault::open(ledger.clone(), &layout, config.secret_key.as_ref().map(|key| &*key.0))?;
-    let settings = Settings { near: engine::near().await?, ..config.egress.settings()? };
+    let (near, extra_ca) = (engine::near().await?, guest.extra_ca);
+    let settings = Settings { near, extra_ca, ..config.egress.settings()? };
     let egress = egress::open(settings, &config.data_dir, &vault)?;
     let engine = engine::open(&config, &layout, Arc::new(egress.clone())).await?;
     let parts = Parts {
@@ -277,6 +279,7 @@ async fn recover(
         vault: Arc::new(parts.vault.clone()),
         room: Arc::clone(room) as _,
         ca: Some(parts.egress.certificate().to_owned()),
+        guest: config.guest.load()?,
         policy,
     });
     Ok(fleet.await?)

@@ -36,6 +36,7 @@ pub mod fault;
 mod fleet;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod guest_defaults;
 mod lease;
 mod packet;
 mod sandbox;
@@ -48,6 +49,7 @@ pub use clock::Clock;
 pub use driver::begin::{BAD_ENTRYPOINT, CANCELLED, NO_ROOM};
 pub use error::{Error, Refusal, chain};
 pub use fleet::{Fleet, Parts, Plan, RestorePoint, Taking};
+pub use guest_defaults::GuestDefaults;
 pub use lease::Lease;
 pub use packet::SeqPacket;
 pub use sandbox::{Keep, Sandbox};

@@ -299,10 +299,13 @@ pub struct Identity {
     /// A UUID that names this boot or fork, for `/run/torpor/boot_id` and `/etc/machine-id`; none: it
     /// woke and is who it was.
     pub boot_id: Option<String>,
-    /// A certificate (PEM) that everybody inside is to trust: of the one who reads some requests on
-    /// their way out. None: nobody does.
-    #[serde(default)]
-    pub trust: Option<String>,
+    /// A CA certificate (PEM) that everybody inside is to trust: the interception CA, or else the first
+    /// of `extra_ca`, for agents that know of one only.
+    #[serde(default, rename = "trust")]
+    pub ca: Option<String>,
+    /// CA certificates (PEM) of the operator that everybody inside is to trust, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_ca: Vec<String>,
 }
 
 /// What the agent answers.

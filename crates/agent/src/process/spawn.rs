@@ -22,10 +22,10 @@ use super::child::{self, Birth, Ids};
 use super::now_ms;
 use super::user::{self, Account};
 use crate::agent::{Agent, no_identity};
+use crate::ca::VARIABLES;
 use crate::descriptor::{Descriptor, watched};
 use crate::failure::{failure, reason};
 use crate::terminal;
-use crate::trust::VARIABLES;
 
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Runs scripts that do not say what runs them.
@@ -232,7 +232,7 @@ fn environment(
     if spec.terminal.is_some() {
         env.insert("TERM".to_owned(), terminal::TERM.to_owned());
     }
-    if identity.trust.is_some() {
+    if identity.ca.is_some() || !identity.extra_ca.is_empty() {
         env.extend(VARIABLES.map(|(name, place)| (name.to_owned(), place.to_owned())));
     }
     for (name, value) in identity.env.iter().chain(&spec.env) {

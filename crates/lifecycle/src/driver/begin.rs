@@ -171,8 +171,8 @@ impl Driver {
             Err(error) => return self.fail(chain(&error)).await,
         };
         self.look_up_saved().await;
-        // The daemon before may have had another certificate, or no time to tell of it.
-        self.ca_dirty = self.world.trusted_ca(&self.record.spec).is_some();
+        // The daemon before may have had other certificates and variables, or no time to tell of them.
+        self.ca_dirty = true;
         let adopted = match adopted {
             Some(machine) => Some(self.brought_up_to_date(machine).await),
             None => None,

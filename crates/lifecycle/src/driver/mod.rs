@@ -53,7 +53,7 @@ pub(crate) struct Driver {
     pub(crate) delete: CancellationToken,
     /// When it last began to run with the gate open.
     pub(crate) entered: Instant,
-    /// Its agent may not know yet which CA certificates everybody inside is to trust.
+    /// Its agent may not know yet the CA certificates and variables that everybody inside is to have.
     pub(crate) ca_dirty: bool,
 }
 

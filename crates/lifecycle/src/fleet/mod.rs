@@ -21,6 +21,7 @@ use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, Status, Tier};
 use crate::clock::Clock;
 use crate::driver::Phase;
 use crate::engine::{About, Engine};
+use crate::guest_defaults::GuestDefaults;
 use crate::lease::Lease;
 use crate::ledger::{Aggregate, CacheVersion, FleetLedger, Owner, PAGE, everything};
 use crate::sandbox::{Request, Sandbox};
@@ -48,6 +49,7 @@ pub struct Parts {
     pub room: Arc<dyn Room>,
     /// The interception CA (PEM).
     pub ca: Option<String>,
+    pub guest: GuestDefaults,
     pub policy: Policy,
 }
 
@@ -91,7 +93,8 @@ pub struct Plan {
 impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
-        let Parts { engine, ledger, images, saves, journal, vault, room, ca, policy } = parts;
+        let Parts { engine, ledger, images, saves, journal, vault, room, ca, guest, policy } =
+            parts;
         let owner = ledger.take_over().await?;
         let pools_version = CacheVersion::now(Arc::clone(&ledger) as _, Aggregate::Pools).await?;
         let records = recorded(&*ledger, &owner).await?;
@@ -109,6 +112,7 @@ impl Fleet {
             vault,
             room,
             ca,
+            guest,
             policy,
             clock: Clock::start(),
             stopping: CancellationToken::new(),

@@ -20,6 +20,7 @@ use torpor_protocol::{
 };
 
 use crate::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
+use crate::guest_defaults::GuestDefaults;
 use crate::ledger::{SandboxLedger as _, SnapshotFilter};
 use crate::store::SnapshotRecord;
 use crate::{Error, Fleet, Parts, Policy, Refusal, Sandbox, ShutdownMode};
@@ -93,6 +94,7 @@ fn parts(engine: FakeEngine, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Pa
         vault: store.clone(),
         room: room.clone(),
         ca: None,
+        guest: GuestDefaults::default(),
         policy: Policy::default(),
     }
 }
