@@ -44,7 +44,6 @@ mod tests;
 mod world;
 
 pub use clock::Clock;
-pub use driver::begin::{BAD_ENTRYPOINT, CANCELLED, NO_ROOM};
 pub use error::{Error, Refusal, chain};
 pub use fleet::{Fleet, Moment, Parts, Taking};
 pub use lease::Lease;

@@ -10,7 +10,7 @@ use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::guest::LogLine;
 use torpor_protocol::snapshot::{SavedFile, SavedProcess};
 use torpor_protocol::{
-    HostBinding, ImageId, Name, SandboxId, SandboxSpec, SaveId, SecretName, Snapshot, SnapshotId,
+    EndReason, FailureReason, HostBinding, ImageId, Name, SandboxId, SandboxSpec, SaveId, SecretName, Snapshot, SnapshotId,
     SnapshotKind,
 };
 
@@ -29,7 +29,7 @@ pub struct Record {
 
 impl Record {
     /// What the archive remembers of it.
-    pub fn ended(&self, ended_at_ms: u64, reason: Option<String>) -> ArchivedSandbox {
+    pub fn ended(&self, ended_at_ms: u64, reason: Option<EndReason>) -> ArchivedSandbox {
         ArchivedSandbox {
             id: self.id.clone(),
             spec: self.spec.clone(),
@@ -72,7 +72,7 @@ pub enum Rest {
         interrupted: bool,
     },
     /// It failed for this reason, and has nothing to come back from.
-    Failed { reason: String },
+    Failed { reason: FailureReason },
 }
 
 /// The truth after a restart. A write is durable when it returns.

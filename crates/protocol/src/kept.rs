@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::guest::LogLine;
 use crate::id::{BuildId, ImageId, SandboxId, SecretName};
 use crate::network::HostBinding;
+use crate::reason::EndReason;
 use crate::spec::SandboxSpec;
 
 /// A sandbox that is gone, as it last was.
@@ -20,7 +21,7 @@ pub struct ArchivedSandbox {
     pub created_at_ms: u64,
     pub ended_at_ms: u64,
     /// Why, if nobody asked for it.
-    pub reason: Option<String>,
+    pub reason: Option<EndReason>,
 }
 
 /// `GET /v1/archive`, last ended first.

@@ -121,16 +121,17 @@ impl Output {
         let changed = status.wait_for(|status| status.state != State::Running);
         let changed = tokio::time::timeout(REASON_DEADLINE, changed).await;
         let Ok(Ok(status)) = changed else { return GuestError::Gone.into() };
-        let id = status.id.to_string();
-        let refusal = match (status.state, status.reason.clone()) {
-            (State::Failed, Some(reason)) => Refusal::Failed { id, reason },
-            (State::Terminated, _) => Refusal::Terminated(id),
-            (State::Standby, _) => return self.slept(),
-            (State::Creating | State::Running | State::Failed, _) => {
-                return GuestError::Gone.into();
-            }
-        };
-        Error::from(refusal).into()
+        let (id, state) = (status.id.to_string(), status.state);
+        drop(status);
+        match state {
+            State::Failed => match self.awake.sandbox.awake().await {
+                Ok(_) => GuestError::Gone.into(),
+                Err(error) => error.into(),
+            },
+            State::Terminated => Error::from(Refusal::Terminated(id)).into(),
+            State::Standby => self.slept(),
+            State::Creating | State::Running => GuestError::Gone.into(),
+        }
     }
 
     /// Somebody put the sandbox to sleep; what ran in it still does when it is awake.

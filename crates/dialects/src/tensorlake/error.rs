@@ -141,6 +141,7 @@ fn agents_status(error: &ApiError) -> Option<(StatusCode, &'static str)> {
         | FailureCode::Exists
         | FailureCode::NotEmpty
         | FailureCode::CannotStart
+        | FailureCode::NoSuchUser
         | FailureCode::NotListening
         | FailureCode::Limit
         | FailureCode::Io => return None,

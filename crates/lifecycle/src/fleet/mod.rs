@@ -128,7 +128,7 @@ impl Fleet {
                 Phase::Queued { until_ms: record.facts.queued_until_ms.unwrap_or_default() }
             }
             Rest::Created | Rest::Running | Rest::Standby { .. } => Phase::Adopting,
-            Rest::Failed { reason } => Phase::Failed { reason: reason.clone() },
+            Rest::Failed { reason } => Phase::Failed(reason.clone()),
         };
         if let Some(name) = &record.spec.name {
             self.inner.register.lock().by_name.insert(name.clone(), record.id.clone());

@@ -6,10 +6,10 @@ use std::collections::HashSet;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Sqlite, Transaction};
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::SandboxId;
 use torpor_protocol::api::ArchivedSandbox;
+use torpor_protocol::{EndReason, SandboxId};
 
-use super::{Ledger, column, json, parsed, time, to_column};
+use super::{Ledger, column, json, optional, parsed, time, to_column};
 
 /// How many are remembered: a busy day of short-lived sandboxes, in some megabytes.
 const KEPT: u32 = 10_000;
@@ -33,7 +33,7 @@ impl Ledger {
         .bind(spec)
         .bind(to_column(ended.created_at_ms))
         .bind(to_column(ended.ended_at_ms))
-        .bind(&ended.reason);
+        .bind(ended.reason.map(EndReason::as_str));
         insert.execute(&mut *transaction).await.map_err(self.failed(action))?;
         self.prune_archive(&mut transaction, ended.ended_at_ms).await?;
         transaction.commit().await.map_err(self.failed(action))
@@ -114,6 +114,6 @@ fn read_archived(row: &SqliteRow) -> Result<ArchivedSandbox, StoreError> {
         spec: json(row, "spec", &what)?,
         created_at_ms: time(row, "created_at_ms")?,
         ended_at_ms: time(row, "ended_at_ms")?,
-        reason: column(row, "reason")?,
+        reason: optional(row, "reason")?,
     })
 }

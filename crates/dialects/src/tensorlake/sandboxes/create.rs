@@ -22,7 +22,7 @@ use torpor_lifecycle::store::{Ledger as _, Saves as _, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::{
-    Name, Network, SandboxId, SandboxRef, SandboxSpec, SecretName, SnapshotKind,
+    Name, Network, ReasonCode, SandboxId, SandboxRef, SandboxSpec, SecretName, SnapshotKind,
     State as SandboxState,
 };
 
@@ -267,13 +267,14 @@ fn not_yet(id: &SandboxId) -> Response {
 async fn did_not_start(app: &App, id: &SandboxId, error: &ApiError) -> Response {
     let (status, reason, message) = match error {
         ApiError::Lifecycle(Error::Refused(Refusal::Failed { reason, .. })) => {
-            ("failed", failure(reason), reason.clone())
+            ("failed", failure(reason.code()), reason.to_string())
         }
         ApiError::Lifecycle(Error::Refused(Refusal::Terminated(_))) => {
             let ended = app.ledger.find_archived(id).await.ok().flatten();
             let why = ended.and_then(|ended| ended.reason);
-            let reason = termination(why.as_deref()).unwrap_or("cancelled");
-            (TERMINATED, reason, why.unwrap_or_else(|| "it was deleted".to_owned()))
+            let reason = termination(why).unwrap_or("cancelled");
+            let message = why.map_or_else(|| "it was deleted".to_owned(), |why| why.to_string());
+            (TERMINATED, reason, message)
         }
         ApiError::Lifecycle(_)
         | ApiError::Store(_)
@@ -283,7 +284,7 @@ async fn did_not_start(app: &App, id: &SandboxId, error: &ApiError) -> Response 
             if let Some(error) = error.blame() {
                 tracing::error!(sandbox = %id, error, "it did not start");
             }
-            ("failed", failure(""), error.told("").message)
+            ("failed", failure(ReasonCode::StartFailed), error.told("").message)
         }
     };
     let body = json!({

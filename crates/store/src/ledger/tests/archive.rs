@@ -15,7 +15,7 @@ fn ended(image: &ImageId, ended_at_ms: u64) -> ArchivedSandbox {
         spec,
         created_at_ms: ended_at_ms - 5,
         ended_at_ms,
-        reason: Some("it was idle".to_owned()),
+        reason: Some(EndReason::Idle),
     }
 }
 
@@ -44,7 +44,7 @@ async fn a_sandbox_ends_once_however_often_it_is_said() {
     world.ledger.archive(&gone).await.unwrap();
     let later = ArchivedSandbox {
         ended_at_ms: NOW_MS + 1,
-        reason: Some("no memory".to_owned()),
+        reason: Some(EndReason::MaxAge),
         ..gone.clone()
     };
     world.ledger.archive(&later).await.unwrap();

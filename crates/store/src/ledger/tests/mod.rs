@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use torpor_lifecycle::store::{Facts, Ledger as _, Manifest, Rest, SaveAbout};
 use torpor_protocol::snapshot::{SavedFile, SnapshotKind, SnapshotState};
-use torpor_protocol::{ImageId, SandboxSpec, Snapshot};
+use torpor_protocol::{EndReason, FailureReason, ImageId, SandboxSpec, Snapshot};
 
 use super::*;
 use crate::Layout;
@@ -74,7 +74,7 @@ async fn a_record_comes_back_as_it_was_also_after_a_restart() {
     let two = record(&image.id, None);
     world.ledger.record(&one).await.unwrap();
     world.ledger.record(&two).await.unwrap();
-    one.rest = Rest::Failed { reason: "no memory".to_owned() };
+    one.rest = Rest::Failed { reason: FailureReason::StartFailed { cause: "no memory".to_owned() } };
     one.last_used_at_ms += 5;
     world.ledger.record(&one).await.unwrap();
     let mut expected = vec![one, two];
