@@ -13,7 +13,7 @@ use torpor_protocol::{
 
 use super::NAMESPACE;
 use super::extract::Address;
-use super::wish::{NetworkPolicy, shown_image, timeout_secs};
+use super::request::{NetworkPolicy, shown_image, timeout_secs};
 
 pub(super) const PENDING: &str = "pending";
 pub(super) const RUNNING: &str = "running";

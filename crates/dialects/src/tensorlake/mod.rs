@@ -23,7 +23,7 @@ mod pools;
 mod sandboxes;
 mod secrets;
 mod snapshots;
-mod wish;
+mod request;
 
 use std::sync::Arc;
 

@@ -22,7 +22,7 @@ use super::NAMESPACE;
 use super::extract::{Body, Place};
 use super::gate::{Named, find};
 use super::sandboxes::refuse_unborn;
-use super::wish::shown_image;
+use super::request::shown_image;
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()
@@ -34,7 +34,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Wish {
+struct SnapshotRequest {
     snapshot_type: Option<SnapshotKind>,
 }
 
@@ -83,10 +83,10 @@ struct List {
 async fn take(
     State(app): State<Arc<App>>,
     Named(sandbox): Named,
-    Body(wish): Body<Wish>,
+    Body(asked): Body<SnapshotRequest>,
 ) -> Result<Response> {
     refuse_unborn(&sandbox, "saved")?;
-    let kind = wish.snapshot_type.unwrap_or(SnapshotKind::Filesystem);
+    let kind = asked.snapshot_type.unwrap_or(SnapshotKind::Filesystem);
     let begun = calls::snapshot(&app, &sandbox, None, kind).await?.begun_as;
     let body = json!({"snapshot_id": begun.id, "status": begun.state.as_str()});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())

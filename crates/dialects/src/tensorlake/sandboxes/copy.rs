@@ -16,7 +16,7 @@ use torpor_protocol::snapshot::{FORKS_MAX, Fork};
 
 use super::super::extract::Address;
 use super::super::gate::Named;
-use super::super::wish::{idle, timeout_secs};
+use super::super::request::{idle, timeout_secs};
 use super::{Begun, refuse_unborn};
 
 #[derive(Debug, Deserialize)]

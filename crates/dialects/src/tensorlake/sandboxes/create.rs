@@ -31,17 +31,17 @@ use super::super::info::{
     RUNNING, TERMINATED, failure, pending_reason, sandbox_url, termination, word,
 };
 use super::super::snapshots::reference;
-use super::super::wish::{
-    NetworkPolicy, ResourcesWish, TIMEOUT_SECS, idle, image, ports, refuse_file_systems,
+use super::super::request::{
+    NetworkPolicy, ResourcesRequest, TIMEOUT_SECS, idle, image, ports, refuse_file_systems,
     unsupported,
 };
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Wish {
+pub(super) struct CreateRequest {
     name: Option<Name>,
     image: Option<String>,
-    resources: Option<ResourcesWish>,
+    resources: Option<ResourcesRequest>,
     timeout_secs: Option<u64>,
     entrypoint: Option<Vec<String>>,
     network: Option<NetworkPolicy>,
@@ -62,11 +62,11 @@ pub(super) async fn create(
     State(app): State<Arc<App>>,
     address: Address,
     Patience(patience): Patience,
-    Body(wish): Body<Wish>,
+    Body(asked): Body<CreateRequest>,
 ) -> Result<Response> {
     let begun = Instant::now();
-    let waits = wish.wait != Some(false);
-    let request = wish.understood(&app).await?;
+    let waits = asked.wait != Some(false);
+    let request = asked.into_spec(&app).await?;
     let sandbox = begin(&app, request).await?;
     if !waits {
         return Ok((StatusCode::ACCEPTED, Json(Queued::of(&sandbox, &address))).into_response());
@@ -95,8 +95,8 @@ async fn begin(app: &App, request: CreateSandbox) -> Result<Sandbox> {
     Err(refused)
 }
 
-impl Wish {
-    async fn understood(self, app: &App) -> Result<CreateSandbox> {
+impl CreateRequest {
+    async fn into_spec(self, app: &App) -> Result<CreateSandbox> {
         refuse_file_systems(self.file_systems.as_ref())?;
         if self.cloud_init_base64.is_some() {
             let text = "cloud_init_base64: cloud-init is not run in this version; start commands \
@@ -118,9 +118,9 @@ impl Wish {
                 "entrypoint: what runs in a memory snapshot goes on; nothing else is started";
             return Err(ApiError::invalid(text));
         }
-        let resources = self.resources.unwrap_or_default().understood()?;
+        let resources = self.resources.unwrap_or_default().to_resize()?;
         let network = match (&self.network, saved) {
-            (Some(network), _) => network.understood()?,
+            (Some(network), _) => network.to_network()?,
             (None, Some(saved)) => saved.network.clone(),
             (None, None) => Network::default(),
         };

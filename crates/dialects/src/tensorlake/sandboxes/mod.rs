@@ -32,7 +32,7 @@ use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
 use super::extract::{Address, Place};
 use super::gate::{Named, find};
 use super::info::{SandboxInfo, TERMINATED};
-use super::wish::no_file_systems;
+use super::request::no_file_systems;
 pub(super) use create::{Begun, settled};
 
 /// Sandboxes in one page, unless the client asks for another number up to this.
