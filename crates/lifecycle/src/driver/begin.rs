@@ -293,7 +293,7 @@ impl Driver {
         Phase::Cold(Some(StatusReason::Recovered(loss)))
     }
 
-    async fn start_failed(&mut self, error: &dyn std::error::Error) -> Phase {
+    async fn start_failed(&mut self, error: &(dyn std::error::Error + Send + Sync)) -> Phase {
         self.fail(FailureReason::StartFailed { cause: chain(error) }).await
     }
 
