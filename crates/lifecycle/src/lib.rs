@@ -45,8 +45,8 @@ mod world;
 
 pub use clock::Clock;
 pub use error::{Error, Refusal, chain};
-pub use fleet::{Fleet, Moment, Parts, Taking};
+pub use fleet::{Fleet, Parts, RestorePoint, Taking};
 pub use lease::Lease;
 pub use packet::SeqPacket;
 pub use sandbox::{Keep, Sandbox};
-pub use world::{Leave, Policy, Room};
+pub use world::{Policy, Room, ShutdownMode};

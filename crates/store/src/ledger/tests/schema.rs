@@ -45,8 +45,8 @@ async fn a_ledger_of_the_first_schema_is_brought_up_and_keeps_its_rows() {
     let [found] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!(found.spec.name.as_ref().unwrap().as_str(), "web");
     assert_eq!(
-        (&found.rest, &found.save, &found.facts),
-        (&Rest::Running, &None, &Facts::default())
+        (&found.state, &found.save, &found.facts),
+        (&PersistedState::Running, &None, &Facts::default())
     );
     assert_eq!((found.created_at_ms, found.last_used_at_ms), (3, 4));
     assert_eq!(ledger.image_by_name("base").await.unwrap(), Some(image.clone()));
@@ -141,8 +141,8 @@ async fn a_reason_that_was_a_sentence_becomes_a_code() {
     old.close().await;
 
     let ledger = Ledger::open(&layout).await.unwrap();
-    let rests = ledger.all().await.unwrap().into_iter().map(|record| record.rest);
-    let expected = failed.map(|(_, reason)| Rest::Failed { reason });
+    let rests = ledger.all().await.unwrap().into_iter().map(|record| record.state);
+    let expected = failed.map(|(_, reason)| PersistedState::Failed { reason });
     assert_eq!(rests.collect::<Vec<_>>(), expected);
     let ended = ledger.archived(None, 10).await.unwrap();
     assert_eq!(ended[0].reason, Some(EndReason::Idle));
