@@ -14,6 +14,7 @@ use crate::admission::{Host, Terms};
 use crate::api::auth::Keyring;
 use crate::builds::jobs::Jobs;
 use crate::config::Config;
+use crate::dialect::Dialect;
 use crate::domains::Domains;
 use crate::metrics::Metrics;
 use crate::pressure::Gauge;
@@ -41,7 +42,8 @@ pub struct App {
     pub metrics: Metrics,
     pub host: Host,
     pub gauge: Gauge,
-    pub dialects: Vec<Dialect>,
+    /// In the order in which they are asked whose a request is.
+    pub dialects: Vec<Arc<dyn Dialect>>,
     /// Held by who makes room for a machine.
     pub making_room: Mutex<()>,
     pub started: Instant,
@@ -75,8 +77,5 @@ pub struct Parts {
     pub egress: Egress,
     pub audit: AuditLog,
     pub gauge: Gauge,
-    pub dialects: Vec<Dialect>,
+    pub dialects: Vec<Arc<dyn Dialect>>,
 }
-
-/// The routes of a foreign client's API; they go beside our own.
-pub type Dialect = fn(&Arc<App>) -> axum::Router<Arc<App>>;

@@ -27,7 +27,6 @@ pub use egress::EgressConfig;
 pub use keys::{KEYS, Key};
 pub use previews::PreviewsConfig;
 pub use second::ListenAlso;
-pub(crate) use second::Second;
 use second::USUAL;
 pub use tls::{AcmeChallenge, TlsConfig};
 
@@ -42,7 +41,7 @@ const SHELLS_MAX: usize = 64;
 #[serde(deny_unknown_fields)]
 pub struct Config {
     pub listen: SocketAddr,
-    /// A second address with the same answers; absent: see [`Config::second_address`].
+    /// A second address with the same answers; absent: those where clients of a dialect look.
     pub listen_also: Option<ListenAlso>,
     pub data_dir: PathBuf,
     pub runtime_dir: PathBuf,

@@ -1,9 +1,9 @@
 //! `torpor serve`: configuration, HTTP API, wiring.
 //!
 //! ```text
-//!  listen ──▶ preview? ──▶ proxy ──┐
-//!     │                            ├──▶ lease ──▶ agent
-//!     └─────▶ router ──▶ handlers ─┘
+//!  listen ──▶ dispatcher ──▶ preview or port ──▶ proxy ──┐
+//!                 │                                      ├──▶ lease ──▶ agent
+//!                 └──▶ dialect ──▶ routes ──▶ handlers ──┘
 //! ```
 //!
 //! Invariants
@@ -20,7 +20,8 @@ pub mod builds;
 pub mod calls;
 pub mod config;
 pub mod cores;
-mod desk;
+pub mod dialect;
+mod dispatcher;
 mod doctor;
 pub mod domains;
 pub mod egress;
@@ -56,10 +57,11 @@ use torpor_protocol::SandboxId;
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 
 use app::App;
-pub use app::{Dialect, Parts};
+pub use app::Parts;
 pub use config::Config;
 pub use doctor::{Finding, Verdict, doctor, production};
-use listen::Doors;
+use dialect::Dialect;
+use listen::Listeners;
 pub use listen::bind;
 pub use tls::{BadCertificate, TlsError};
 pub use torpor_lifecycle::ShutdownMode;
@@ -120,7 +122,7 @@ impl ServeError {
 /// Serves until `shutdown` resolves, and leaves the sandboxes as it says.
 pub async fn serve(
     config: Config,
-    dialects: Vec<Dialect>,
+    dialects: Vec<Arc<dyn Dialect>>,
     listener: TcpListener,
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
@@ -129,8 +131,8 @@ pub async fn serve(
     let ledger = Ledger::open(&layout).await?;
     let images = Images::open(Arc::clone(&layout), ledger.clone(), torpor_engines::AGENT).await?;
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await?;
-    let doors = Doors::open(listener, &config).await?;
-    refuse_exposed(&config, &doors, &ledger).await?;
+    let listeners = Listeners::open(listener, &config, &dialects).await?;
+    refuse_exposed(&config, &listeners, &ledger).await?;
     let vault =
         Vault::open(ledger.clone(), &layout, config.secret_key.as_ref().map(|key| &*key.0))?;
     let settings = Settings { near: engine::near().await?, ..config.egress.settings()? };
@@ -149,7 +151,7 @@ pub async fn serve(
         gauge: pressure::gauge(),
         dialects,
     };
-    serve_at(doors, parts, config, shutdown).await
+    serve_at(listeners, parts, config, shutdown).await
 }
 
 /// [`serve`] with an engine and a store of the caller's choice.
@@ -159,21 +161,21 @@ pub async fn serve_with(
     listener: TcpListener,
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
-    let doors = Doors::open(listener, &config).await?;
-    refuse_exposed(&config, &doors, &parts.ledger).await?;
-    serve_at(doors, parts, config, shutdown).await
+    let listeners = Listeners::open(listener, &config, &parts.dialects).await?;
+    refuse_exposed(&config, &listeners, &parts.ledger).await?;
+    serve_at(listeners, parts, config, shutdown).await
 }
 
 async fn serve_at(
-    doors: Doors,
+    listeners: Listeners,
     parts: Parts,
     config: Config,
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
-    let exposed = doors.exposed()?.is_some();
+    let exposed = listeners.exposed()?.is_some();
     let _turnstile = egress::listen(&parts.egress, parts.engine.about().turnstile);
     let app = open(parts, config, exposed).await?;
-    app.previews.found_at(doors.address()?, doors.encrypted()?);
+    app.previews.found_at(listeners.address()?, listeners.encrypted()?);
     let tasks = [
         tokio::spawn(tally::count(Arc::clone(&app))),
         tokio::spawn(pressure::watch(Arc::clone(&app))),
@@ -190,7 +192,7 @@ async fn serve_at(
         let kept = tls.keep(move |valid| app.metrics.certificates(valid));
         AbortOnDropHandle::new(tokio::spawn(kept))
     });
-    let mode = listen::serve(&app, doors, tls.clone(), shutdown).await;
+    let mode = listen::serve(&app, listeners, tls.clone(), shutdown).await;
     drop(renewals);
     tls.inspect(|tls| tls.stop());
     drop(tasks);
@@ -300,9 +302,13 @@ pub async fn purge(config: &Config) -> Result<usize, ServeError> {
 }
 
 /// Strangers must not find an open door.
-async fn refuse_exposed(config: &Config, doors: &Doors, ledger: &Ledger) -> Result<(), ServeError> {
+async fn refuse_exposed(
+    config: &Config,
+    listeners: &Listeners,
+    ledger: &Ledger,
+) -> Result<(), ServeError> {
     let guarded = config.api_key.is_some() || !ledger.keys().await?.is_empty();
-    match doors.exposed()? {
+    match listeners.exposed()? {
         Some(address) if !guarded => Err(ServeError::Exposed(address)),
         Some(_) | None => Ok(()),
     }

@@ -10,13 +10,9 @@ mod finder;
 mod pages;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::extract::{Request, State};
-use axum::middleware::Next;
-use axum::response::Response;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, Uri};
 use parking_lot::Mutex;
@@ -28,7 +24,6 @@ use torpor_protocol::ErrorCode;
 use torpor_store::{KeyRow, Ledger};
 
 use super::error::{ApiError, Result};
-use crate::app::App;
 use crate::config::Config;
 use crate::throttle::Throttle;
 use finder::Finder;
@@ -220,16 +215,6 @@ impl Keyring {
         }
         Err(ApiError::new(ErrorCode::Unauthenticated, "this API key is not valid"))
     }
-}
-
-/// Lets nobody through who may not ask.
-pub async fn authenticate(
-    State(app): State<Arc<App>>,
-    request: Request,
-    next: Next,
-) -> Result<Response> {
-    app.keys.admit(request.uri(), request.headers()).await?;
-    Ok(next.run(request).await)
 }
 
 fn hash(secret: &str) -> Hash {

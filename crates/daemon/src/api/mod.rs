@@ -41,38 +41,53 @@ pub mod tunnel;
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
-use axum::middleware::{from_fn, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use http::{HeaderValue, StatusCode};
-use torpor_protocol::ErrorCode;
+use http::request::Parts;
+use http::{HeaderMap, StatusCode, Uri};
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::app::App;
+use crate::dialect::{Asked, Dialect, Routes};
 use error::{ApiError, Result};
 
-/// Everything under one router, with authentication, request ids and metrics.
-pub fn router(app: &Arc<App>) -> Router {
-    let (guarded, _) = routes().split_for_parts();
-    let dialects = app.dialects.iter().fold(Router::new(), |all, dialect| all.merge(dialect(app)));
-    guarded
-        .layer(from_fn(retry::retry_after_suspend))
-        .route("/metrics", get(system::metrics))
-        .route_layer(from_fn_with_state(Arc::clone(app), auth::authenticate))
-        .merge(dialects)
-        .route("/healthz", get(async || "ok"))
-        .route("/openapi.json", get(async || axum::Json(openapi())))
-        .fallback(async || ApiError::new(ErrorCode::NotFound, "there is no such route"))
-        .method_not_allowed_fallback(async || {
-            ApiError::new(ErrorCode::MethodNotAllowed, "this route has no such method")
-        })
-        .layer(DefaultBodyLimit::max(extract::JSON_MAX))
-        .layer(map_response(forbid_guessing))
-        .layer(from_fn_with_state(Arc::clone(app), crate::telemetry::observe))
-        .with_state(Arc::clone(app))
+/// Our own API, for whatever nobody else claims.
+pub(crate) struct Native;
+
+#[async_trait]
+impl Dialect for Native {
+    fn name(&self) -> &'static str {
+        "torpor"
+    }
+
+    fn classify(&self, asked: &Asked<'_>) -> bool {
+        asked.port.is_none()
+    }
+
+    fn target(&self, uri: &Uri, _: &HeaderMap) -> Option<String> {
+        let rest = uri.path().strip_prefix("/v1/sandboxes/")?;
+        rest.split('/').next().map(str::to_owned)
+    }
+
+    async fn authenticate(&self, app: &App, head: &Parts) -> std::result::Result<(), Response> {
+        let admitted = app.keys.admit(&head.uri, &head.headers).await;
+        admitted.map_err(IntoResponse::into_response)
+    }
+
+    fn word_error(&self, error: &ApiError, request_id: &str) -> Response {
+        (error.status(), axum::Json(error.told(request_id))).into_response()
+    }
+
+    fn routes(&self) -> Routes {
+        let (described, _) = routes().split_for_parts();
+        let open = Router::new()
+            .route("/healthz", get(async || "ok"))
+            .route("/openapi.json", get(async || axum::Json(openapi())));
+        Routes { guarded: described.route("/metrics", get(system::metrics)), open }
+    }
 }
 
 fn routes() -> OpenApiRouter<Arc<App>> {
@@ -107,13 +122,6 @@ fn routes() -> OpenApiRouter<Arc<App>> {
 pub fn openapi() -> OpenApi {
     let (_, openapi) = routes().split_for_parts();
     description::complete(openapi)
-}
-
-/// Browsers must not guess what bytes out of a sandbox are.
-async fn forbid_guessing(mut response: Response) -> Response {
-    let value = HeaderValue::from_static("nosniff");
-    response.headers_mut().insert(http::header::X_CONTENT_TYPE_OPTIONS, value);
-    response
 }
 
 /// Nothing to say but that it is done.

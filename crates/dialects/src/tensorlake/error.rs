@@ -3,46 +3,25 @@
 //! The status decides which exception is raised and whether the client asks again: 502, 503 and 504
 //! are asked again, so they are never the answer after something was done.
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde_json::json;
 use torpor_daemon::api::error::{ApiError, status_of};
-use torpor_daemon::telemetry::Wording;
 use torpor_lifecycle::guest::GuestError;
 use torpor_protocol::guest::FailureCode;
 use torpor_protocol::{ErrorBody, ErrorCode};
 
 /// Errors of the lifecycle API.
-pub(super) async fn in_words_of_the_api(response: Response) -> Response {
-    worded(response, |error, id| word(error, id, api_status))
+pub(super) fn of_the_api(error: &ApiError, id: &str) -> Response {
+    let told = error.told(id);
+    say(&told, api_status(told.code))
 }
 
 /// Errors of the API inside a sandbox.
-pub(super) async fn in_words_of_the_inside(response: Response) -> Response {
-    worded(response, |error, id| match agents_status(error) {
-        Some(answer) => say(&error.told(id), answer),
-        None => word(error, id, inside_status),
-    })
-}
-
-fn worded(mut response: Response, wording: fn(&ApiError, &str) -> Response) -> Response {
-    if response.extensions().get::<Arc<ApiError>>().is_some() {
-        response.extensions_mut().insert(Wording(wording));
-    }
-    response
-}
-
-fn word(
-    error: &ApiError,
-    id: &str,
-    status: fn(ErrorCode) -> (StatusCode, &'static str),
-) -> Response {
+pub(super) fn of_the_inside(error: &ApiError, id: &str) -> Response {
     let told = error.told(id);
-    let answer = status(told.code);
-    say(&told, answer)
+    say(&told, agents_status(error).unwrap_or_else(|| inside_status(told.code)))
 }
 
 fn say(told: &ErrorBody, (status, code): (StatusCode, &str)) -> Response {

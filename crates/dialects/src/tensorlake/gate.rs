@@ -7,76 +7,48 @@
 
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, RawPathParams, Request, State};
-use axum::middleware::Next;
-use axum::response::Response;
+use axum::extract::{FromRequestParts, RawPathParams};
+use axum::response::{IntoResponse, Response};
 use http::header::HOST;
 use http::request::Parts;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, StatusCode, Uri};
 use torpor_daemon::api::error::ApiError;
 use torpor_daemon::app::App;
 use torpor_daemon::calls::{self, Awake};
+use torpor_daemon::dialect::Target;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef};
 
-use super::NAMESPACE;
 use super::error::refuse;
+use super::{NAMESPACE, NAMESPACES};
 
 /// Names the sandbox, instead of the `Host`.
-const SANDBOX_HEADER: &str = "x-tensorlake-sandbox-id";
+pub(super) const SANDBOX_HEADER: &str = "x-tensorlake-sandbox-id";
 /// What a host ends with that names a sandbox.
 const LOCAL: &str = ".local";
 
-pub(super) async fn api(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    if has_two_hosts(request.headers()) {
-        return refuse_two_hosts();
+pub(super) fn refuse_two_hosts(headers: &HeaderMap) -> Result<(), Response> {
+    if headers.get_all(HOST).iter().count() <= 1 {
+        return Ok(());
     }
-    if let Err(error) = app.keys.admit(request.uri(), request.headers()).await {
-        return next_error(error);
-    }
-    let (mut parts, body) = request.into_parts();
-    if let Ok(params) = RawPathParams::from_request_parts(&mut parts, &()).await
-        && let Some((_, namespace)) = params.iter().find(|(key, _)| *key == "namespace")
-        && namespace != NAMESPACE
-    {
-        let text = format!("this key may use the namespace {NAMESPACE:?} only");
-        return refuse(StatusCode::FORBIDDEN, "FORBIDDEN", text);
-    }
-    next.run(Request::from_parts(parts, body)).await
-}
-
-pub(super) async fn inside(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    if has_two_hosts(request.headers()) {
-        return refuse_two_hosts();
-    }
-    let headers = request.headers();
-    let named = label(headers).is_some() && !headers.contains_key(SANDBOX_HEADER);
-    let admitted = if named {
-        app.keys.admit_local(headers).await
-    } else {
-        app.keys.admit(request.uri(), headers).await
-    };
-    match admitted {
-        Ok(()) => next.run(request).await,
-        Err(error) => next_error(error),
-    }
-}
-
-fn next_error(error: ApiError) -> Response {
-    axum::response::IntoResponse::into_response(error)
-}
-
-fn has_two_hosts(headers: &HeaderMap) -> bool {
-    headers.get_all(HOST).iter().count() > 1
-}
-
-fn refuse_two_hosts() -> Response {
     let text = "the request has more than one Host header";
-    refuse(StatusCode::BAD_REQUEST, "INVALID_REQUEST", text)
+    Err(refuse(StatusCode::BAD_REQUEST, "INVALID_REQUEST", text))
 }
 
-/// The sandbox that the `Host` names.
-fn label(headers: &HeaderMap) -> Option<&str> {
+pub(super) fn refuse_other_namespaces(uri: &Uri) -> Result<(), Response> {
+    let named = uri.path().strip_prefix(NAMESPACES).and_then(|rest| rest.split('/').next());
+    if named.is_none_or(|named| named == NAMESPACE) {
+        return Ok(());
+    }
+    let text = format!("this key may use the namespace {NAMESPACE:?} only");
+    Err(refuse(StatusCode::FORBIDDEN, "FORBIDDEN", text))
+}
+
+pub(super) fn named_by_header(headers: &HeaderMap) -> Option<&str> {
+    headers.get(SANDBOX_HEADER).and_then(|value| value.to_str().ok())
+}
+
+pub(super) fn named_by_host(headers: &HeaderMap) -> Option<&str> {
     let host = headers.get(HOST)?.to_str().ok()?;
     let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
     host.strip_suffix(LOCAL).filter(|label| !label.is_empty() && !label.contains('.'))
@@ -121,14 +93,13 @@ pub(super) struct Inside(pub(super) Awake);
 impl FromRequestParts<Arc<App>> for Inside {
     type Rejection = Response;
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Response> {
-        let header = parts.headers.get(SANDBOX_HEADER).and_then(|value| value.to_str().ok());
-        let Some(text) = header.or_else(|| label(&parts.headers)) else {
+        let Some(Target(text)) = parts.extensions.get() else {
             let text = "the request does not say which sandbox it is for: send \
                         X-Tensorlake-Sandbox-Id, or Host: <id-or-name>.local";
             return Err(refuse(StatusCode::BAD_REQUEST, "MISSING_SANDBOX_ID", text));
         };
-        let sandbox = find(app, text).map_err(next_error)?;
-        let lease = calls::awake(app, &sandbox).await.map_err(next_error)?;
+        let sandbox = find(app, text).map_err(IntoResponse::into_response)?;
+        let lease = calls::awake(app, &sandbox).await.map_err(IntoResponse::into_response)?;
         Ok(Self(Awake { sandbox, lease }))
     }
 }
