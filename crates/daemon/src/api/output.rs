@@ -119,10 +119,12 @@ impl Output {
         }
         let mut status = self.awake.sandbox.watch();
         let changed = status.wait_for(|status| status.state != State::Running);
-        let changed = tokio::time::timeout(REASON_DEADLINE, changed).await;
-        let Ok(Ok(status)) = changed else { return GuestError::Gone.into() };
-        let (id, state) = (status.id.to_string(), status.state);
-        drop(status);
+        // What is awaited next must not find the status locked.
+        let state = match tokio::time::timeout(REASON_DEADLINE, changed).await {
+            Ok(Ok(status)) => status.state,
+            Ok(Err(_)) | Err(_) => return GuestError::Gone.into(),
+        };
+        let id = self.awake.sandbox.id().to_string();
         match state {
             State::Failed => match self.awake.sandbox.awake().await {
                 Ok(_) => GuestError::Gone.into(),
