@@ -17,9 +17,9 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Uri};
 use torpor_protocol::ErrorCode;
 
-use crate::api::retry::retry_after_suspend;
 use crate::api::error::ApiError;
 use crate::api::extract::JSON_MAX;
+use crate::api::retry::retry_after_suspend;
 use crate::app::App;
 use crate::telemetry::observe;
 

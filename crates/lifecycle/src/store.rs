@@ -10,8 +10,8 @@ use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::guest::LogLine;
 use torpor_protocol::snapshot::{SavedFile, SavedProcess};
 use torpor_protocol::{
-    EndReason, FailureReason, HostBinding, ImageId, Name, SandboxId, SandboxSpec, SaveId, SecretName, Snapshot, SnapshotId,
-    SnapshotKind,
+    EndReason, FailureReason, HostBinding, ImageId, Name, SandboxId, SandboxSpec, SaveId,
+    SecretName, Snapshot, SnapshotId, SnapshotKind,
 };
 
 /// What the ledger knows of a sandbox.

@@ -174,8 +174,14 @@ mod tests {
     #[test]
     fn who_is_missing_is_named() {
         assert_eq!(find_in("eve", PASSWD, GROUP).unwrap_err().to_string(), "no such user: eve");
-        assert_eq!(find_in("bob:eves", PASSWD, GROUP).unwrap_err().to_string(), "no such group: eves");
+        assert_eq!(
+            find_in("bob:eves", PASSWD, GROUP).unwrap_err().to_string(),
+            "no such group: eves"
+        );
         assert_eq!(find_in("", PASSWD, GROUP).unwrap_err().to_string(), "no such user: ");
-        assert_eq!(find_in("4294967295", PASSWD, GROUP).unwrap_err().to_string(), "no such user: 4294967295");
+        assert_eq!(
+            find_in("4294967295", PASSWD, GROUP).unwrap_err().to_string(),
+            "no such user: 4294967295"
+        );
     }
 }

@@ -78,7 +78,10 @@ fn what_can_not_be_started_is_explained() {
         assert!(failed.message.contains(expected), "{} / {expected}", failed.message);
     }
     let failed = daemon.fail(&Request::Run(as_user("no-such-user")));
-    assert_eq!((failed.code, &*failed.message), (FailureCode::NoSuchUser, "no such user: no-such-user"));
+    assert_eq!(
+        (failed.code, &*failed.message),
+        (FailureCode::NoSuchUser, "no such user: no-such-user")
+    );
     for spec in [command(&[]), command(&[""]), command(&["a\0b"])] {
         assert_eq!(daemon.fail(&Request::Start(spec)).code, FailureCode::Invalid);
     }

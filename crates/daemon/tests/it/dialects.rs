@@ -138,7 +138,8 @@ async fn dialects_with_the_same_path_are_told_apart_by_header_host_and_listener(
 async fn errors_are_in_the_words_of_who_was_asked() {
     let toys = toys().await;
     for name in ["a", "b"] {
-        for (path, said) in [("/sandboxes", "no password"), ("/nowhere", "there is no such route")] {
+        for (path, said) in [("/sandboxes", "no password"), ("/nowhere", "there is no such route")]
+        {
             let refused = ask(toys.address, path, &[("x-toy", name)]).await;
             assert_eq!(refused.status, StatusCode::IM_A_TEAPOT);
             assert_eq!(refused.text(), format!("{name}: {said}"));

@@ -20,10 +20,10 @@ mod inside;
 mod logs;
 mod platform;
 mod pools;
+mod request;
 mod sandboxes;
 mod secrets;
 mod snapshots;
-mod request;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 

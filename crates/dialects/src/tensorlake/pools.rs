@@ -22,10 +22,10 @@ use super::NAMESPACE;
 use super::error::refuse;
 use super::extract::{Address, Body, Patience, Place};
 use super::info::ResourcesInfo;
-use super::sandboxes::{Begun, settled};
 use super::request::{
     NetworkPolicy, ResourcesRequest, idle, image, refuse_file_systems, shown_image, unsupported,
 };
+use super::sandboxes::{Begun, settled};
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()

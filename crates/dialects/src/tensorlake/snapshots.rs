@@ -21,8 +21,8 @@ use torpor_protocol::{
 use super::NAMESPACE;
 use super::extract::{Body, Place};
 use super::gate::{Named, find};
-use super::sandboxes::refuse_unborn;
 use super::request::shown_image;
+use super::sandboxes::refuse_unborn;
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()

@@ -389,8 +389,7 @@ impl Driver {
 
     fn turn_away(&self, waiters: Vec<Waiter>, cause: &str) {
         let id = self.record.id.to_string();
-        let refusal =
-            || Error::from(Refusal::CantWake { id: id.clone(), cause: cause.to_owned() });
+        let refusal = || Error::from(Refusal::CantWake { id: id.clone(), cause: cause.to_owned() });
         for waiter in waiters {
             match waiter {
                 Waiter::Lease(reply) => drop(reply.send(Err(refusal()))),

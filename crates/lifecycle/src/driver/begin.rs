@@ -183,7 +183,9 @@ impl Driver {
             (Some(machine), _) => self.found_awake(machine).await,
             (None, PersistedState::Standby { interrupted: true }) => Phase::Waking(Vec::new()),
             (None, PersistedState::Standby { interrupted: false }) => Phase::Cold(None),
-            (None, PersistedState::Running | PersistedState::Failed { .. }) => Phase::Lost(LossReason::DaemonAway),
+            (None, PersistedState::Running | PersistedState::Failed { .. }) => {
+                Phase::Lost(LossReason::DaemonAway)
+            }
         }
     }
 

@@ -126,7 +126,9 @@ impl Fleet {
             PersistedState::Created if record.facts.queued_until_ms.is_some() => {
                 Phase::Queued { until_ms: record.facts.queued_until_ms.unwrap_or_default() }
             }
-            PersistedState::Created | PersistedState::Running | PersistedState::Standby { .. } => Phase::Adopting,
+            PersistedState::Created | PersistedState::Running | PersistedState::Standby { .. } => {
+                Phase::Adopting
+            }
             PersistedState::Failed { reason } => Phase::Failed(reason.clone()),
         };
         if let Some(name) = &record.spec.name {

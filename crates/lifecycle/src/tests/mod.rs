@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use torpor_protocol::api::UpdateSandbox;
 use torpor_protocol::{
-    FailureReason, Lifetime, Network, ReasonCode, Resources, SandboxRef, SandboxSpec, StandbyPolicy, State, Status,
+    FailureReason, Lifetime, Network, ReasonCode, Resources, SandboxRef, SandboxSpec,
+    StandbyPolicy, State, Status,
 };
 
 use crate::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};

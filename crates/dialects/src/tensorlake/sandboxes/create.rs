@@ -30,11 +30,11 @@ use super::super::extract::{Address, Body, Patience};
 use super::super::info::{
     RUNNING, TERMINATED, failure, pending_reason, sandbox_url, termination, word,
 };
-use super::super::snapshots::reference;
 use super::super::request::{
     NetworkPolicy, ResourcesRequest, TIMEOUT_SECS, idle, image, ports, refuse_file_systems,
     unsupported,
 };
+use super::super::snapshots::reference;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]

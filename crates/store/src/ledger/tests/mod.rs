@@ -74,7 +74,9 @@ async fn a_record_comes_back_as_it_was_also_after_a_restart() {
     let two = record(&image.id, None);
     world.ledger.record(&one).await.unwrap();
     world.ledger.record(&two).await.unwrap();
-    one.state = PersistedState::Failed { reason: FailureReason::StartFailed { cause: "no memory".to_owned() } };
+    one.state = PersistedState::Failed {
+        reason: FailureReason::StartFailed { cause: "no memory".to_owned() },
+    };
     one.last_used_at_ms += 5;
     world.ledger.record(&one).await.unwrap();
     let mut expected = vec![one, two];
