@@ -143,9 +143,11 @@ async fn a_reason_that_was_a_sentence_becomes_a_code() {
     old.close().await;
 
     let ledger = Ledger::open(&layout).await.unwrap();
-    let rests = ledger.all().await.unwrap().into_iter().map(|record| record.state);
+    let owner = ledger.take_over().await.unwrap();
+    let found = ledger.sandboxes(&owner, None, 9).await.unwrap();
+    let states = found.into_iter().map(|record| record.state);
     let expected = failed.map(|(_, reason)| PersistedState::Failed { reason });
-    assert_eq!(rests.collect::<Vec<_>>(), expected);
+    assert_eq!(states.collect::<Vec<_>>(), expected);
     let ended = ledger.archived(None, 10).await.unwrap();
     assert_eq!(ended[0].reason, Some(EndReason::Idle));
 }
