@@ -16,11 +16,11 @@ use http::header::X_CONTENT_TYPE_OPTIONS;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Uri};
 use torpor_protocol::ErrorCode;
+use torpor_service::{Error, Service};
 
 use crate::api::error::ApiError;
 use crate::api::extract::JSON_MAX;
 use crate::api::retry::retry_after_suspend;
-use crate::app::App;
 use crate::telemetry::observe;
 
 #[async_trait]
@@ -35,10 +35,10 @@ pub trait Dialect: Send + Sync + 'static {
     fn target(&self, uri: &Uri, headers: &HeaderMap) -> Option<String>;
 
     /// Lets nobody through to guarded routes who may not ask.
-    async fn authenticate(&self, app: &App, head: &Parts) -> Result<(), Response>;
+    async fn authenticate(&self, app: &Service, head: &Parts) -> Result<(), Response>;
 
     /// The answer to a request that was not fulfilled.
-    fn word_error(&self, error: &ApiError, request_id: &str) -> Response;
+    fn word_error(&self, error: &Error, request_id: &str) -> Response;
 
     fn routes(&self) -> Routes;
 
@@ -61,9 +61,9 @@ pub struct Asked<'a> {
 
 pub struct Routes {
     /// For who was authenticated.
-    pub guarded: Router<Arc<App>>,
+    pub guarded: Router<Arc<Service>>,
     /// For everybody.
-    pub open: Router<Arc<App>>,
+    pub open: Router<Arc<Service>>,
 }
 
 /// What [`Dialect::target`] said of this request.
@@ -72,12 +72,12 @@ pub struct Target(pub String);
 
 /// A dialect at work in this daemon.
 pub(crate) struct Spoken {
-    pub(crate) app: Arc<App>,
+    pub(crate) app: Arc<Service>,
     pub(crate) dialect: Arc<dyn Dialect>,
 }
 
 /// All routes of a dialect, with authentication, request ids, metrics and errors in its words.
-pub(crate) fn router(app: &Arc<App>, dialect: &Arc<dyn Dialect>) -> Router {
+pub(crate) fn router(app: &Arc<Service>, dialect: &Arc<dyn Dialect>) -> Router {
     let Routes { guarded, open } = dialect.routes();
     let spoken = Arc::new(Spoken { app: Arc::clone(app), dialect: Arc::clone(dialect) });
     guarded

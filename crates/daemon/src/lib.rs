@@ -12,32 +12,17 @@
 //!   [`api::error`].
 //! - Stopping the daemon loses no sandbox: they are saved, or go on without it.
 
-pub mod admission;
 pub mod api;
-pub mod app;
-mod audit;
-pub mod builds;
-pub mod calls;
 pub mod config;
 pub mod cores;
 pub mod dialect;
 mod dispatcher;
 mod doctor;
-pub mod domains;
 pub mod egress;
 mod engine;
-#[cfg(any(test, fuzzing))]
-#[path = "../../../fuzz/input.rs"]
-mod input;
 mod listen;
-pub mod metrics;
-pub mod pressure;
-pub mod previews;
-mod room;
-mod tally;
+mod parts;
 pub mod telemetry;
-mod throttle;
-mod tls;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -49,21 +34,30 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use torpor_edge::dns::Resolver;
+use torpor_edge::tls;
 use torpor_egress::Settings;
 use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Policy};
 use torpor_protocol::SandboxId;
+use torpor_service::builds::jobs::Jobs;
+use torpor_service::domains::{self, Domains};
+use torpor_service::keys::Keyring;
+use torpor_service::metrics::Metrics;
+use torpor_service::previews::{self, Previews};
+use torpor_service::room::HostRoom;
+use torpor_service::{Service, admission, audit, pressure, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 
-use app::App;
-pub use app::Parts;
 pub use config::Config;
 use dialect::Dialect;
+use dispatcher::Dispatcher;
 pub use doctor::{Finding, Verdict, doctor, production};
 use listen::Listeners;
 pub use listen::bind;
-pub use tls::{BadCertificate, TlsError};
+pub use parts::Parts;
+pub use torpor_edge::tls::{BadCertificate, TlsError};
 pub use torpor_lifecycle::ShutdownMode;
 
 /// Why the daemon does not run.
@@ -174,7 +168,8 @@ async fn serve_at(
 ) -> Result<(), ServeError> {
     let exposed = listeners.exposed()?.is_some();
     let _egress_proxy = egress::listen(&parts.egress, parts.engine.about().egress_proxy);
-    let app = open(parts, config, exposed).await?;
+    let dialects = parts.dialects.clone();
+    let app = open(parts, &config, exposed).await?;
     app.previews.found_at(listeners.address()?, listeners.encrypted()?);
     let tasks = [
         tokio::spawn(tally::count(Arc::clone(&app))),
@@ -186,13 +181,14 @@ async fn serve_at(
     let tasks = tasks.map(AbortOnDropHandle::new);
     let kept = audit::keep(app.audit.clone(), app.egress.audit().follow());
     let kept = AbortOnDropHandle::new(tokio::spawn(kept));
-    let tls = tls::open(&app)?;
+    let tls = tls::open(&app, &config.tls, &config.data_dir, &config.previews.domain)?;
     let renewals = tls.clone().map(|tls| {
         let app = Arc::clone(&app);
         let kept = tls.keep(move |valid| app.metrics.certificates(valid));
         AbortOnDropHandle::new(tokio::spawn(kept))
     });
-    let mode = listen::serve(&app, listeners, tls.clone(), shutdown).await;
+    let (dispatcher, most) = (Dispatcher::new(&app, dialects), config.limits.connections);
+    let mode = listen::serve(&app, dispatcher, listeners, tls.clone(), most, shutdown).await;
     drop(renewals);
     tls.inspect(|tls| tls.stop());
     drop(tasks);
@@ -222,49 +218,50 @@ fn idle_awake_max(config: &Config) -> usize {
 }
 
 /// Brings the sandboxes back and puts everything together.
-async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, ServeError> {
-    let room = Arc::new(room::HostRoom::default());
+async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Service>, ServeError> {
+    let room = Arc::new(HostRoom::default());
     let ledger = parts.ledger.clone();
-    let keys = api::auth::Keyring::open(ledger.clone(), &config, exposed).await?;
+    let keys = Keyring::open(ledger.clone(), config.keys(exposed)).await?;
     let about = parts.engine.about();
-    let metrics = metrics::Metrics::new(about.kind, &about.version);
-    let fleet = recover(&parts, &config, &room).await?;
+    let metrics = Metrics::new(about.kind, &about.version);
+    let fleet = recover(&parts, config, &room).await?;
     fleet.retain_builds().await?;
     parts.journals.sweep(&remembered(&fleet, &ledger).await?).await?;
-    let domains = domains::Domains::open(ledger.clone(), &config, fleet.clock()).await?;
-    let domains = Arc::new(domains);
-    let previews = previews::Previews::open(&ledger, &fleet, &domains, &config).await?;
-    let app = Arc::new(App {
+    let resolver = Arc::new(Resolver::new(config.egress.resolver));
+    let own = config.own_names();
+    let domains = Arc::new(Domains::open(ledger.clone(), own, resolver, fleet.clock()).await?);
+    let domain = &config.previews.domain;
+    let previews = Previews::open(&ledger, &fleet, &domains, domain).await?;
+    let service = Arc::new(Service {
         installation: parts.installation,
-        domains,
+        settings: config.service(),
         fleet,
+        keys,
         previews,
-        builds: builds::jobs::Jobs::open(ledger.clone()).await?,
+        domains,
+        builds: Jobs::open(ledger.clone()).await?,
         ledger,
         images: parts.images,
         saves: parts.saves,
         vault: parts.vault,
         egress: parts.egress,
         audit: parts.audit,
-        keys,
-        config,
         metrics,
         host: admission::Host::here(),
         gauge: parts.gauge,
-        dialects: parts.dialects,
         making_room: Mutex::new(()),
         started: Instant::now(),
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
     });
-    room.open(&app);
-    Ok(app)
+    room.open(&service);
+    Ok(service)
 }
 
 async fn recover(
     parts: &Parts,
     config: &Config,
-    room: &Arc<room::HostRoom>,
+    room: &Arc<HostRoom>,
 ) -> Result<Fleet, ServeError> {
     let policy = Policy {
         persist_after: Duration::from_millis(config.standby.persist_after_ms),
@@ -317,7 +314,7 @@ async fn refuse_exposed(
 
 /// The bytes of every image and save are checked before their first use. Doing it ahead saves the
 /// first boot, wake and fork the time.
-async fn read_ahead(app: Arc<App>) {
+async fn read_ahead(app: Arc<Service>) {
     use torpor_lifecycle::store::Images as _;
     let images = app.images.list().await.unwrap_or_default();
     for image in images {

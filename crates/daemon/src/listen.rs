@@ -28,14 +28,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use torpor_edge::tls::{NoHandshake, Tls};
 use torpor_lifecycle::ShutdownMode;
+use torpor_service::Service;
 
 use crate::ServeError;
-use crate::app::App;
 use crate::config::{Config, ListenAlso};
 use crate::dialect::Dialect;
 use crate::dispatcher::{Dispatcher, Peer};
-use crate::tls::{NoHandshake, Tls};
 use strangers::{Counted, Strangers};
 
 /// How long running requests may go on after a shutdown began.
@@ -175,17 +175,18 @@ fn address_of(listener: &TcpListener) -> Result<SocketAddr, ServeError> {
 
 /// Accepts until `shutdown` resolves, then lets what runs come to its end. Gives what `shutdown` said.
 pub(crate) async fn serve(
-    app: &Arc<App>,
+    app: &Arc<Service>,
+    dispatcher: Dispatcher,
     listeners: Listeners,
     tls: Option<Arc<Tls>>,
+    connections_max: usize,
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> ShutdownMode {
     raise_file_limit();
-    let dispatcher = Dispatcher::new(app);
     let front = Front {
         dispatcher,
         tls,
-        places: Arc::new(Semaphore::new(app.config.limits.connections)),
+        places: Arc::new(Semaphore::new(connections_max)),
         strangers: Arc::default(),
         connections: TaskTracker::new(),
     };

@@ -1,12 +1,11 @@
 //! The native HTTP API, `/v1`: routes, their description, and the way from errors to answers.
 //!
-//! Handlers translate: parse, one call into the fleet or through a lease, answer. What they may
-//! decide lives in [`crate::admission`]; what goes wrong becomes a status code in [`error`].
+//! Handlers translate: parse, one call into the service or through a lease, answer. What may be is decided
+//! in `torpor_service`; what goes wrong becomes a status code in [`error`].
 
 #![expect(unused_qualifications, reason = "utoipa's macros write them into our code")]
 
 mod archive;
-pub mod auth;
 mod builds;
 mod command;
 mod description;
@@ -24,7 +23,6 @@ pub(crate) mod images;
 mod keys;
 mod log;
 pub mod output;
-pub(crate) mod pinned_save;
 mod pools;
 mod previews;
 mod processes;
@@ -47,12 +45,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, Uri};
+use torpor_edge::auth;
+use torpor_service::{Error, Service};
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::app::App;
 use crate::dialect::{Asked, Dialect, Routes};
-use error::{ApiError, Result};
+use error::{ApiError, Result, status_of};
 
 /// Our own API, for whatever nobody else claims.
 pub(crate) struct Native;
@@ -72,13 +71,17 @@ impl Dialect for Native {
         rest.split('/').next().map(str::to_owned)
     }
 
-    async fn authenticate(&self, app: &App, head: &Parts) -> std::result::Result<(), Response> {
-        let admitted = app.keys.admit(&head.uri, &head.headers).await;
-        admitted.map_err(IntoResponse::into_response)
+    async fn authenticate(
+        &self,
+        app: &Service,
+        head: &Parts,
+    ) -> std::result::Result<(), Response> {
+        let admitted = auth::admit(&app.keys, &head.uri, &head.headers).await;
+        admitted.map_err(|error| ApiError(error).into_response())
     }
 
-    fn word_error(&self, error: &ApiError, request_id: &str) -> Response {
-        (error.status(), axum::Json(error.told(request_id))).into_response()
+    fn word_error(&self, error: &Error, request_id: &str) -> Response {
+        (status_of(error.code()), axum::Json(error.to_body(request_id))).into_response()
     }
 
     fn routes(&self) -> Routes {
@@ -90,7 +93,7 @@ impl Dialect for Native {
     }
 }
 
-fn routes() -> OpenApiRouter<Arc<App>> {
+fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::with_openapi(description::begin())
         .merge(sandboxes::routes())
         .merge(events::routes())

@@ -14,11 +14,11 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::app::App;
 use torpor_daemon::dialect::{Asked, Dialect, Routes, Target};
 use torpor_daemon::{Config, Parts, serve_with};
 use torpor_lifecycle::fake::{FakeHost, Inside};
 use torpor_protocol::ErrorCode;
+use torpor_service::{Error, Service};
 
 use crate::client::{Answer, request, send};
 use crate::world::parts;
@@ -46,14 +46,14 @@ impl Dialect for Toy {
         headers.get("x-sandbox")?.to_str().ok().map(str::to_owned)
     }
 
-    async fn authenticate(&self, _: &App, head: &Head) -> Result<(), Response> {
+    async fn authenticate(&self, _: &Service, head: &Head) -> Result<(), Response> {
         match head.headers.get("x-password") {
             Some(_) => Ok(()),
             None => Err(ApiError::new(ErrorCode::Unauthenticated, "no password").into_response()),
         }
     }
 
-    fn word_error(&self, error: &ApiError, _: &str) -> Response {
+    fn word_error(&self, error: &Error, _: &str) -> Response {
         (StatusCode::IM_A_TEAPOT, format!("{}: {error}", self.name)).into_response()
     }
 

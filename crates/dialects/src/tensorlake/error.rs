@@ -7,20 +7,21 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde_json::json;
-use torpor_daemon::api::error::{ApiError, status_of};
+use torpor_daemon::api::error::status_of;
 use torpor_lifecycle::guest::GuestError;
 use torpor_protocol::guest::FailureCode;
 use torpor_protocol::{ErrorBody, ErrorCode};
+use torpor_service::Error;
 
 /// Errors of the lifecycle API.
-pub(super) fn of_the_api(error: &ApiError, id: &str) -> Response {
-    let told = error.told(id);
+pub(super) fn of_the_api(error: &Error, id: &str) -> Response {
+    let told = error.to_body(id);
     say(&told, api_status(told.code))
 }
 
 /// Errors of the API inside a sandbox.
-pub(super) fn of_the_inside(error: &ApiError, id: &str) -> Response {
-    let told = error.told(id);
+pub(super) fn of_the_inside(error: &Error, id: &str) -> Response {
+    let told = error.to_body(id);
     say(&told, agents_status(error).unwrap_or_else(|| inside_status(told.code)))
 }
 
@@ -106,8 +107,8 @@ fn inside_status(code: ErrorCode) -> (StatusCode, &'static str) {
 }
 
 /// What the agent says is told apart more finely here than in our own API.
-fn agents_status(error: &ApiError) -> Option<(StatusCode, &'static str)> {
-    let ApiError::Guest(GuestError::Refused { code, .. }) = error else { return None };
+fn agents_status(error: &Error) -> Option<(StatusCode, &'static str)> {
+    let Error::Guest(GuestError::Refused { code, .. }) = error else { return None };
     Some(match code {
         FailureCode::IsADirectory => (StatusCode::BAD_REQUEST, "IS_DIRECTORY"),
         FailureCode::NotADirectory => (StatusCode::BAD_REQUEST, "NOT_A_DIRECTORY"),

@@ -13,11 +13,12 @@ use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, Uri};
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::app::App;
-use torpor_daemon::calls::{self, Awake};
+use torpor_daemon::api::extract::Awake;
 use torpor_daemon::dialect::Target;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef};
+use torpor_service::Service;
+use torpor_service::room;
 
 use super::error::refuse;
 use super::{NAMESPACE, NAMESPACES};
@@ -62,7 +63,7 @@ pub(super) fn missing(text: &str) -> ApiError {
 }
 
 /// Id or name, as a client wrote it. What can't be one names no sandbox.
-pub(super) fn find(app: &App, text: &str) -> Result<Sandbox, ApiError> {
+pub(super) fn find(app: &Service, text: &str) -> Result<Sandbox, ApiError> {
     let reference: SandboxRef = text.parse().map_err(|_| missing(text))?;
     let sandbox = app.fleet.find(&reference)?;
     tracing::Span::current().record("sandbox", sandbox.id().as_str());
@@ -72,9 +73,9 @@ pub(super) fn find(app: &App, text: &str) -> Result<Sandbox, ApiError> {
 /// The sandbox that the path names, whatever its state; it is not woken.
 pub(super) struct Named(pub(super) Sandbox);
 
-impl FromRequestParts<Arc<App>> for Named {
+impl FromRequestParts<Arc<Service>> for Named {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, ApiError> {
         Ok(Self(find(app, &segment(parts, "sandbox").await?)?))
     }
 }
@@ -90,16 +91,17 @@ pub(super) async fn segment(parts: &mut Parts, name: &str) -> Result<String, Api
 /// The sandbox that a request to its inside is for, running: it is woken if need be.
 pub(super) struct Inside(pub(super) Awake);
 
-impl FromRequestParts<Arc<App>> for Inside {
+impl FromRequestParts<Arc<Service>> for Inside {
     type Rejection = Response;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Response> {
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, Response> {
         let Some(Target(text)) = parts.extensions.get() else {
             let text = "the request does not say which sandbox it is for: send \
                         X-Tensorlake-Sandbox-Id, or Host: <id-or-name>.local";
             return Err(refuse(StatusCode::BAD_REQUEST, "MISSING_SANDBOX_ID", text));
         };
         let sandbox = find(app, text).map_err(IntoResponse::into_response)?;
-        let lease = calls::awake(app, &sandbox).await.map_err(IntoResponse::into_response)?;
+        let lease = room::awake(app, &sandbox).await;
+        let lease = lease.map_err(|error| ApiError(error).into_response())?;
         Ok(Self(Awake { sandbox, lease }))
     }
 }

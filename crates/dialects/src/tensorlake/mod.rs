@@ -33,8 +33,9 @@ use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderMap, Uri};
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::app::App;
 use torpor_daemon::dialect::{Asked, Dialect, Routes};
+use torpor_edge::auth;
+use torpor_service::{Error, Service};
 
 const NAME: &str = "tensorlake";
 /// The namespace of everything on this host.
@@ -78,14 +79,14 @@ impl Dialect for Lifecycle {
         path.strip_prefix("/sandboxes/")?.split('/').next().map(str::to_owned)
     }
 
-    async fn authenticate(&self, app: &App, head: &Parts) -> Result<(), Response> {
+    async fn authenticate(&self, app: &Service, head: &Parts) -> Result<(), Response> {
         gate::refuse_two_hosts(&head.headers)?;
-        let admitted = app.keys.admit(&head.uri, &head.headers).await;
-        admitted.map_err(IntoResponse::into_response)?;
+        let admitted = auth::admit(&app.keys, &head.uri, &head.headers).await;
+        admitted.map_err(|error| ApiError(error).into_response())?;
         gate::refuse_other_namespaces(&head.uri)
     }
 
-    fn word_error(&self, error: &ApiError, request_id: &str) -> Response {
+    fn word_error(&self, error: &Error, request_id: &str) -> Response {
         error::of_the_api(error, request_id)
     }
 
@@ -127,18 +128,18 @@ impl Dialect for Inside {
         gate::named_by_header(headers).or_else(|| gate::named_by_host(headers)).map(str::to_owned)
     }
 
-    async fn authenticate(&self, app: &App, head: &Parts) -> Result<(), Response> {
+    async fn authenticate(&self, app: &Service, head: &Parts) -> Result<(), Response> {
         gate::refuse_two_hosts(&head.headers)?;
         let by_host = gate::named_by_host(&head.headers).is_some();
         let admitted = if by_host && !head.headers.contains_key(gate::SANDBOX_HEADER) {
-            app.keys.admit_local(&head.headers).await
+            auth::admit_local(&app.keys, &head.headers).await
         } else {
-            app.keys.admit(&head.uri, &head.headers).await
+            auth::admit(&app.keys, &head.uri, &head.headers).await
         };
-        admitted.map_err(IntoResponse::into_response)
+        admitted.map_err(|error| ApiError(error).into_response())
     }
 
-    fn word_error(&self, error: &ApiError, request_id: &str) -> Response {
+    fn word_error(&self, error: &Error, request_id: &str) -> Response {
         error::of_the_inside(error, request_id)
     }
 

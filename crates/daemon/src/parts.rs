@@ -1,0 +1,26 @@
+//! What the daemon is put together from.
+
+use std::sync::Arc;
+
+use torpor_egress::Egress;
+use torpor_lifecycle::engine::Engine;
+use torpor_service::pressure::Gauge;
+use torpor_store::{AuditLog, Images, Journals, Ledger, Saves, Vault};
+
+use crate::dialect::Dialect;
+
+/// What [`crate::serve_with`] needs and tests may replace.
+pub struct Parts {
+    pub installation: String,
+    pub engine: Arc<dyn Engine>,
+    pub ledger: Ledger,
+    pub images: Images,
+    pub saves: Saves,
+    pub journals: Journals,
+    pub vault: Vault,
+    pub egress: Egress,
+    pub audit: AuditLog,
+    pub gauge: Gauge,
+    /// In the order in which they are asked whose a request is.
+    pub dialects: Vec<Arc<dyn Dialect>>,
+}
