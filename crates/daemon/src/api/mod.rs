@@ -71,11 +71,7 @@ impl Dialect for Native {
         rest.split('/').next().map(str::to_owned)
     }
 
-    async fn authenticate(
-        &self,
-        app: &Service,
-        head: &Parts,
-    ) -> std::result::Result<(), Response> {
+    async fn authenticate(&self, app: &Service, head: &Parts) -> std::result::Result<(), Response> {
         let admitted = auth::admit(&app.keys, &head.uri, &head.headers).await;
         admitted.map_err(|error| ApiError(error).into_response())
     }
