@@ -5,10 +5,10 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
-use torpor_lifecycle::store::StoreError;
 use torpor_protocol::SecretName;
 use torpor_protocol::api::{Secret, SecretList, SetSecret};
 use torpor_service::Service;
+use torpor_service::calls::secrets;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -31,7 +31,7 @@ struct SecretPath {
     responses((status = 200, description = "Sorted by name.", body = SecretList))
 )]
 async fn list(State(app): State<Arc<Service>>) -> Answer<SecretList> {
-    Ok(Json(SecretList { secrets: app.vault.list().await? }))
+    Ok(Json(SecretList { secrets: secrets::list(&app).await? }))
 }
 
 /// Give a secret a value. Sandboxes that start, are forked or wake from now on get it.
@@ -46,7 +46,7 @@ async fn set(
     Path(SecretPath { secret }): Path<SecretPath>,
     Json(SetSecret { value, hosts }): Json<SetSecret>,
 ) -> Answer<Secret> {
-    Ok(Json(app.vault.set(&secret, &value, hosts).await?))
+    Ok(Json(secrets::set(&app, &secret, &value, hosts).await?))
 }
 
 /// Forget a secret. Processes that have its value keep it.
@@ -59,8 +59,6 @@ async fn delete(
     State(app): State<Arc<Service>>,
     Path(SecretPath { secret }): Path<SecretPath>,
 ) -> Result<Response> {
-    if !app.vault.remove(&secret).await? {
-        return Err(StoreError::NoSuchSecret(secret.to_string()).into());
-    }
+    secrets::remove(&app, &secret).await?;
     Ok(no_content())
 }

@@ -11,7 +11,7 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_lifecycle::ledger::{ArchiveLedger as _, SnapshotFilter};
+use torpor_lifecycle::ledger::SnapshotFilter;
 use torpor_protocol::{
     ErrorCode, SandboxId, SandboxRef, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
 };
@@ -121,7 +121,7 @@ fn of_sandbox(id: SandboxId) -> SnapshotFilter {
 /// A sandbox that is remembered, by the archive or by a snapshot.
 async fn gone(app: &Service, text: &str) -> Result<Option<SandboxId>> {
     let Ok(SandboxRef::Id(id)) = text.parse() else { return Ok(None) };
-    if app.ledger.find_archived(&id).await?.is_some() {
+    if calls::archive::find(app, &SandboxRef::Id(id.clone())).await?.is_some() {
         return Ok(Some(id));
     }
     let snapshots = app.fleet.snapshots(&of_sandbox(id.clone()), None, 1).await?;

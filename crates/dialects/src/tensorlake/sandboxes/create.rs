@@ -16,17 +16,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_lifecycle::ledger::ArchiveLedger as _;
-use torpor_lifecycle::store::{Saves as _, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::{
-    Name, Network, ReasonCode, SandboxId, SandboxRef, SandboxSpec, SecretName, SnapshotKind,
+    Name, Network, ReasonCode, SandboxId, SandboxRef, SecretName, SnapshotKind,
     State as SandboxState,
 };
 use torpor_service::Error as ServiceError;
 use torpor_service::Service;
 use torpor_service::calls::{self, Unanswered};
+use torpor_service::pinned_save::PinnedSave;
 
 use super::super::extract::{Address, Body, Patience};
 use super::super::info::{
@@ -69,7 +68,8 @@ pub(super) async fn create(
     let begun = Instant::now();
     let waits = asked.wait != Some(false);
     let request = asked.into_spec(&app).await?;
-    let sandbox = begin(&app, request).await?;
+    // A name is free when its sandbox is terminated, which includes those that failed.
+    let sandbox = calls::create_anew(&app, request).await?;
     if !waits {
         return Ok((StatusCode::ACCEPTED, Json(Queued::of(&sandbox, &address))).into_response());
     }
@@ -77,24 +77,6 @@ pub(super) async fn create(
         Ok(()) => Json(Begun::of(&sandbox, &address)).into_response(),
         Err(response) => response,
     })
-}
-
-/// A name is free when its sandbox is terminated, which includes those that failed.
-async fn begin(app: &Service, request: CreateSandbox) -> Result<Sandbox> {
-    let again = request.name.is_some().then(|| request.clone());
-    let refused = match calls::create(app, request).await {
-        Ok(sandbox) => return Ok(sandbox),
-        Err(error) => error,
-    };
-    if let ServiceError::Lifecycle(Error::Refused(Refusal::NameTaken(name))) = &refused
-        && let Some(again) = again
-        && let Ok(holder) = app.fleet.find(&SandboxRef::Name(name.clone()))
-        && holder.status().state == SandboxState::Failed
-    {
-        holder.delete().await;
-        return Ok(calls::create(app, again).await?);
-    }
-    Err(refused.into())
 }
 
 impl CreateRequest {
@@ -110,12 +92,17 @@ impl CreateRequest {
             return Err(ApiError::invalid(text));
         }
         let origin = match &self.snapshot_id {
-            Some(id) => Some(Origin::find(app, id).await?),
+            Some(id) => Some(PinnedSave::of(app, &reference(id)?).await?),
             None => None,
         };
-        let saved = origin.as_ref().map(|origin| &origin.spec);
+        let origin = origin.as_ref().map(PinnedSave::about);
+        let saved = origin.map(|about| &about.spec);
         let entrypoint = self.entrypoint.unwrap_or_default();
-        if !entrypoint.is_empty() && origin.as_ref().is_some_and(Origin::is_running) {
+        let running = origin.is_some_and(|about| match about.kind {
+            SnapshotKind::Memory => true,
+            SnapshotKind::Filesystem => false,
+        });
+        if !entrypoint.is_empty() && running {
             let text =
                 "entrypoint: what runs in a memory snapshot goes on; nothing else is started";
             return Err(ApiError::invalid(text));
@@ -153,33 +140,6 @@ impl CreateRequest {
 /// For ever, unless it is said; and then at least for a moment, as 0 is our word for ever.
 fn queue_secs(max_pending: Option<u64>) -> u64 {
     max_pending.map_or(0, |secs| secs.max(1))
-}
-
-/// The snapshot that a sandbox begins from.
-struct Origin {
-    spec: SandboxSpec,
-    kind: SnapshotKind,
-}
-
-impl Origin {
-    async fn find(app: &Service, id: &str) -> Result<Self> {
-        let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(&reference(id)?).await?;
-        let Some(save) = save else {
-            let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
-            let refusal = Refusal::SnapshotNotReady { id: snapshot.id.to_string(), why };
-            return Err(Error::from(refusal).into());
-        };
-        let about = app.saves.about(&save).await?.about;
-        Ok(Self { spec: about.spec, kind: about.kind })
-    }
-
-    /// Whether processes are in it, too.
-    fn is_running(&self) -> bool {
-        match self.kind {
-            SnapshotKind::Memory => true,
-            SnapshotKind::Filesystem => false,
-        }
-    }
 }
 
 // === Answers ===
@@ -272,7 +232,7 @@ async fn did_not_start(app: &Service, id: &SandboxId, error: &ServiceError) -> R
             ("failed", failure(reason.code()), reason.to_string())
         }
         ServiceError::Lifecycle(Error::Refused(Refusal::Terminated(_))) => {
-            let ended = app.ledger.find_archived(id).await.ok().flatten();
+            let ended = calls::archive::find(app, &SandboxRef::Id(id.clone())).await.ok().flatten();
             let why = ended.and_then(|ended| ended.reason);
             let reason = termination(why).unwrap_or("cancelled");
             let message = why.map_or_else(|| "it was deleted".to_owned(), |why| why.to_string());

@@ -24,13 +24,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_lifecycle::ledger::ArchiveLedger as _;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
-use torpor_service::Service;
+use torpor_service::{Service, calls};
 
 use super::extract::{Address, Place};
-use super::gate::{Named, find};
+use super::gate::{Named, find, missing};
 use super::info::{SandboxInfo, TERMINATED};
 use super::request::no_file_systems;
 pub(super) use create::{Begun, settled};
@@ -118,17 +117,8 @@ async fn list(
 
 /// Whoever is terminated already may be terminated again.
 async fn delete(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<Value>> {
-    let id = match find(&app, &text) {
-        Ok(sandbox) => {
-            sandbox.delete().await;
-            sandbox.id().clone()
-        }
-        Err(missing) => {
-            let Ok(id) = text.parse::<SandboxId>() else { return Err(missing) };
-            let ended = app.ledger.find_archived(&id).await?;
-            ended.ok_or(missing)?.id
-        }
-    };
+    let of: SandboxRef = text.parse().map_err(|_| missing(&text))?;
+    let id = calls::delete(&app, &of).await?;
     Ok(Json(json!({"sandbox_id": id, "status": TERMINATED})))
 }
 
