@@ -35,12 +35,12 @@ pub trait Dialect: Send + Sync + 'static {
     fn target(&self, uri: &Uri, headers: &HeaderMap) -> Option<String>;
 
     /// Lets nobody through to guarded routes who may not ask.
-    async fn authenticate(&self, app: &Service, head: &Parts) -> Result<(), Response>;
+    async fn authenticate(&self, app: &Service, head: &mut Parts) -> Result<(), Response>;
 
     /// The answer to a request that was not fulfilled.
     fn word_error(&self, error: &Error, request_id: &str) -> Response;
 
-    fn routes(&self) -> Routes;
+    fn routes(&self, app: &Arc<Service>) -> Routes;
 
     /// Where its clients look for it besides the first address of the daemon. Taken if they are free.
     fn listeners(&self, _first: SocketAddr) -> Vec<SocketAddr> {
@@ -78,7 +78,7 @@ pub(crate) struct Spoken {
 
 /// All routes of a dialect, with authentication, request ids, metrics and errors in its words.
 pub(crate) fn router(app: &Arc<Service>, dialect: &Arc<dyn Dialect>) -> Router {
-    let Routes { guarded, open } = dialect.routes();
+    let Routes { guarded, open } = dialect.routes(app);
     let spoken = Arc::new(Spoken { app: Arc::clone(app), dialect: Arc::clone(dialect) });
     guarded
         .layer(from_fn(retry_after_suspend))
@@ -95,8 +95,8 @@ pub(crate) fn router(app: &Arc<Service>, dialect: &Arc<dyn Dialect>) -> Router {
 }
 
 async fn authenticate(State(spoken): State<Arc<Spoken>>, request: Request, next: Next) -> Response {
-    let (head, body) = request.into_parts();
-    match spoken.dialect.authenticate(&spoken.app, &head).await {
+    let (mut head, body) = request.into_parts();
+    match spoken.dialect.authenticate(&spoken.app, &mut head).await {
         Ok(()) => next.run(Request::from_parts(head, body)).await,
         Err(refused) => refused,
     }

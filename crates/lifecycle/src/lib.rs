@@ -46,7 +46,7 @@ mod world;
 
 pub use clock::Clock;
 pub use error::{Error, Refusal, chain};
-pub use fleet::{Fleet, Parts, RestorePoint, Taking};
+pub use fleet::{Fleet, Parts, Plan, RestorePoint, Taking};
 pub use lease::Lease;
 pub use packet::SeqPacket;
 pub use sandbox::{Keep, Sandbox};

@@ -18,7 +18,7 @@ pub(super) const ATTEMPTS: &[Attempt<World>] = &[
 
 /// Says it in a sandbox of its own.
 fn says(world: &World, what: &str) {
-    world.create_with("bad", &["--memory", "256m", "--disk", "1g", "--idle-after", "0"]);
+    world.create_with("bad", &["--memory", "256m", "--disk", "1g", "--idle-after", "never"]);
     let program = include_bytes!("../../guest/hostile_channel.py");
     world.put("bad", &format!("{GUEST}/hostile_channel.py"), program);
     let engine = world.get("/v1/info").json()["engine"].as_str().unwrap().to_owned();
@@ -41,7 +41,7 @@ fn says(world: &World, what: &str) {
     });
     assert!(!said.contains("Traceback") && !said.contains("nothing can be said"), "{what}: {said}");
     let status = world.inspect("bad");
-    let reason = status["reason"].as_str().unwrap_or_default();
+    let reason = status["message"].as_str().unwrap_or_default();
     let survived = status["state"] == "running" && said.contains("sent");
     // Failed by what the daemon read, not by our clumsiness.
     let failed = !reason.is_empty() && !reason.contains("signal");

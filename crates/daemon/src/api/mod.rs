@@ -19,10 +19,13 @@ pub mod extract;
 pub mod files;
 mod forks;
 mod gateways;
+pub mod idempotency;
 pub(crate) mod images;
 mod keys;
-mod log;
+mod logs;
+mod operations;
 pub mod output;
+mod page;
 mod pools;
 mod previews;
 mod processes;
@@ -41,13 +44,13 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use axum::Router;
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, Uri};
 use torpor_edge::auth;
 use torpor_service::{Error, Service};
-use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::dialect::{Asked, Dialect, Routes};
@@ -71,21 +74,29 @@ impl Dialect for Native {
         rest.split('/').next().map(str::to_owned)
     }
 
-    async fn authenticate(&self, app: &Service, head: &Parts) -> std::result::Result<(), Response> {
+    async fn authenticate(
+        &self,
+        app: &Service,
+        head: &mut Parts,
+    ) -> std::result::Result<(), Response> {
         let admitted = auth::admit(&app.keys, &head.uri, &head.headers).await;
-        admitted.map_err(|error| ApiError(error).into_response())
+        let caller = admitted.map_err(|error| ApiError(error).into_response())?;
+        head.extensions.insert(caller);
+        Ok(())
     }
 
     fn word_error(&self, error: &Error, request_id: &str) -> Response {
         (status_of(error.code()), axum::Json(error.to_body(request_id))).into_response()
     }
 
-    fn routes(&self) -> Routes {
+    fn routes(&self, app: &Arc<Service>) -> Routes {
         let (described, _) = routes().split_for_parts();
+        let once = from_fn_with_state((Arc::clone(app), Arc::default()), idempotency::once);
         let open = Router::new()
             .route("/healthz", get(async || "ok"))
             .route("/openapi.json", get(async || axum::Json(openapi())));
-        Routes { guarded: described.route("/metrics", get(system::metrics)), open }
+        let guarded = described.layer(once).route("/metrics", get(system::metrics));
+        Routes { guarded, open }
     }
 }
 
@@ -111,16 +122,16 @@ fn routes() -> OpenApiRouter<Arc<Service>> {
         .merge(secrets::routes())
         .merge(domains::routes())
         .merge(archive::routes())
-        .merge(log::routes())
+        .merge(logs::routes())
         .merge(egress::routes())
         .merge(gateways::routes())
         .merge(engine::routes())
 }
 
 /// The description of the API.
-pub fn openapi() -> OpenApi {
+pub fn openapi() -> serde_json::Value {
     let (_, openapi) = routes().split_for_parts();
-    description::complete(openapi)
+    description::complete(&openapi)
 }
 
 /// Nothing to say but that it is done.

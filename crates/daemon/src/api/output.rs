@@ -131,7 +131,7 @@ impl Output {
                 Err(error) => error.into(),
             },
             State::Terminated => Error::from(Refusal::Terminated(id)).into(),
-            State::Standby => self.slept(),
+            State::Asleep => self.slept(),
             State::Creating | State::Running => GuestError::Gone.into(),
         }
     }

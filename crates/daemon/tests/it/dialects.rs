@@ -46,7 +46,7 @@ impl Dialect for Toy {
         headers.get("x-sandbox")?.to_str().ok().map(str::to_owned)
     }
 
-    async fn authenticate(&self, _: &Service, head: &Head) -> Result<(), Response> {
+    async fn authenticate(&self, _: &Service, head: &mut Head) -> Result<(), Response> {
         match head.headers.get("x-password") {
             Some(_) => Ok(()),
             None => Err(ApiError::new(ErrorCode::Unauthenticated, "no password").into_response()),
@@ -57,7 +57,7 @@ impl Dialect for Toy {
         (StatusCode::IM_A_TEAPOT, format!("{}: {error}", self.name)).into_response()
     }
 
-    fn routes(&self) -> Routes {
+    fn routes(&self, _: &Arc<Service>) -> Routes {
         let name = self.name;
         let list = async move |target: Option<axum::Extension<Target>>| match target {
             Some(axum::Extension(Target(target))) => format!("{name} about {target}"),

@@ -26,6 +26,7 @@ mod secrets;
 mod snapshots;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use axum::Router;
@@ -79,7 +80,7 @@ impl Dialect for Lifecycle {
         path.strip_prefix("/sandboxes/")?.split('/').next().map(str::to_owned)
     }
 
-    async fn authenticate(&self, app: &Service, head: &Parts) -> Result<(), Response> {
+    async fn authenticate(&self, app: &Service, head: &mut Parts) -> Result<(), Response> {
         gate::refuse_two_hosts(&head.headers)?;
         let admitted = auth::admit(&app.keys, &head.uri, &head.headers).await;
         admitted.map_err(|error| ApiError(error).into_response())?;
@@ -90,7 +91,7 @@ impl Dialect for Lifecycle {
         error::of_the_api(error, request_id)
     }
 
-    fn routes(&self) -> Routes {
+    fn routes(&self, _: &Arc<Service>) -> Routes {
         let lifecycle = Router::new()
             .merge(sandboxes::routes())
             .merge(snapshots::routes())
@@ -128,13 +129,13 @@ impl Dialect for Inside {
         gate::named_by_header(headers).or_else(|| gate::named_by_host(headers)).map(str::to_owned)
     }
 
-    async fn authenticate(&self, app: &Service, head: &Parts) -> Result<(), Response> {
+    async fn authenticate(&self, app: &Service, head: &mut Parts) -> Result<(), Response> {
         gate::refuse_two_hosts(&head.headers)?;
         let by_host = gate::named_by_host(&head.headers).is_some();
         let admitted = if by_host && !head.headers.contains_key(gate::SANDBOX_HEADER) {
             auth::admit_local(&app.keys, &head.headers).await
         } else {
-            auth::admit(&app.keys, &head.uri, &head.headers).await
+            auth::admit(&app.keys, &head.uri, &head.headers).await.map(drop)
         };
         admitted.map_err(|error| ApiError(error).into_response())
     }
@@ -143,7 +144,7 @@ impl Dialect for Inside {
         error::of_the_inside(error, request_id)
     }
 
-    fn routes(&self) -> Routes {
+    fn routes(&self, _: &Arc<Service>) -> Routes {
         Routes { guarded: inside::routes(), open: Router::new() }
     }
 }

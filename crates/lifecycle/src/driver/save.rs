@@ -105,7 +105,7 @@ impl Driver {
             Ok(save) => {
                 sleeper.durable = true;
                 sleeper.machine.page_out();
-                self.publish_as(State::Standby, Some(Tier::Warm), true, None);
+                self.publish_as(State::Asleep, Some(Tier::Warm), true, None);
                 Ok(save)
             }
             Err(error) => {
@@ -113,7 +113,7 @@ impl Driver {
                 tracing::error!(sandbox = %self.record.id, cause, "persist failed, keeping sandbox warm");
                 sleeper.save_at = Instant::now() + self.world.policy.persist_after;
                 let reason = Some(StatusReason::SaveFailed { cause });
-                self.publish_as(State::Standby, Some(Tier::Warm), false, reason);
+                self.publish_as(State::Asleep, Some(Tier::Warm), false, reason);
                 Err(error)
             }
         }
