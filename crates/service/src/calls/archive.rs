@@ -1,6 +1,5 @@
 //! Sandboxes that are gone, as they last were.
 
-use torpor_lifecycle::ledger::ArchiveLedger as _;
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{SandboxId, SandboxRef};
 
