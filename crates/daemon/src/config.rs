@@ -32,7 +32,6 @@ pub use guest::{GuestConfig, ImageGuestConfig, Variables};
 pub use keys::{KEYS, Key};
 pub use previews::PreviewsConfig;
 pub use second::ListenAlso;
-pub(crate) use second::Second;
 use second::USUAL;
 
 /// Read if it is there and no other file is named.
@@ -46,7 +45,7 @@ const SHELLS_MAX: usize = 64;
 #[serde(deny_unknown_fields)]
 pub struct Config {
     pub listen: SocketAddr,
-    /// A second address with the same answers; absent: see [`Config::second_address`].
+    /// A second address with the same answers; absent: those where clients of a dialect look.
     pub listen_also: Option<ListenAlso>,
     pub data_dir: PathBuf,
     pub runtime_dir: PathBuf,

@@ -46,7 +46,6 @@ mod tests;
 mod world;
 
 pub use clock::Clock;
-pub use driver::begin::{BAD_ENTRYPOINT, CANCELLED, NO_ROOM};
 pub use error::{Error, Refusal, chain};
 pub use fleet::{Fleet, Parts, Plan, RestorePoint, Taking};
 pub use guest_defaults::GuestDefaults;

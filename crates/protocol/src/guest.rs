@@ -410,6 +410,18 @@ pub struct Failure {
     pub message: String,
 }
 
+impl Failure {
+    /// What it is, also from an agent in a save that has no code for it: those said it in words.
+    pub fn code(&self) -> FailureCode {
+        match self.code {
+            FailureCode::CannotStart if self.message.starts_with("no such user: ") => {
+                FailureCode::NoSuchUser
+            }
+            code => code,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {
@@ -423,8 +435,9 @@ pub enum FailureCode {
     NotEmpty,
     Denied,
     DiskFull,
-    /// Program not found, not executable, directory or user missing.
+    /// Program not found, not executable, directory or group missing.
     CannotStart,
+    NoSuchUser,
     NotListening,
     /// A limit of the agent: processes, streams, watches.
     Limit,

@@ -20,7 +20,7 @@ use torpor_protocol::guest::{Failure, FailureCode, Identity, ProcessSpec, Termin
 
 use super::child::{self, Birth, Ids};
 use super::now_ms;
-use super::user::{self, Account};
+use super::user::{self, Account, Missing};
 use crate::agent::{Agent, no_identity};
 use crate::ca::VARIABLES;
 use crate::descriptor::{Descriptor, watched};
@@ -175,12 +175,20 @@ impl Plan {
 
 // === Before the fork ===
 
+fn no_account(missing: Missing) -> Failure {
+    let code = match missing {
+        Missing::User(_) => FailureCode::NoSuchUser,
+        Missing::Group(_) => FailureCode::CannotStart,
+    };
+    failure(code, missing.to_string())
+}
+
 fn plan(identity: &Identity, spec: &ProcessSpec) -> Result<Plan, Failure> {
     check_text(spec)?;
     let cannot_start = |message: String| failure(FailureCode::CannotStart, message);
     let wanted = spec.user.as_ref().or(identity.user.as_ref());
     let account = match wanted {
-        Some(wanted) => user::find(wanted).map_err(cannot_start)?,
+        Some(wanted) => user::find(wanted).map_err(no_account)?,
         None => user::current(),
     };
     let own = rustix::process::geteuid();

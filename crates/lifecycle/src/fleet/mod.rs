@@ -151,7 +151,7 @@ impl Fleet {
             PersistedState::Created | PersistedState::Running | PersistedState::Standby { .. } => {
                 Phase::Adopting
             }
-            PersistedState::Failed { reason } => Phase::Failed { reason: reason.clone() },
+            PersistedState::Failed { reason } => Phase::Failed(reason.clone()),
         };
         if let Some(name) = &record.spec.name {
             self.inner.register.lock().by_name.insert(name.clone(), record.id.clone());
