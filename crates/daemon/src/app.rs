@@ -66,7 +66,7 @@ impl App {
 /// What [`crate::serve_with`] needs and tests may replace.
 pub struct Parts {
     pub installation: String,
-    pub engine: Arc<dyn torpor_lifecycle::engine::Engine>,
+    pub engines: torpor_lifecycle::Engines,
     pub ledger: Ledger,
     pub images: Images,
     pub saves: Saves,

@@ -64,8 +64,9 @@ async fn bench() -> Outcome<()> {
     let (templates_dir, jail_command) = (path("templates"), vec![me, "jail".into()]);
     let config = MicrovmConfig { qemu, kernel, templates_dir, jail_command };
     let root = root(dir.path())?;
-    let engines = torpor_engines::open(host.clone(), vec![EngineConfig::Microvm(config)]).await?;
-    let measured = measure(&*engines[0], accel, root, dir.path()).await;
+    let engine = EngineConfig::Microvm(config);
+    let engines = torpor_engines::open(host.clone(), engine, Vec::new()).await?;
+    let measured = measure(&**engines.default_engine(), accel, root, dir.path()).await;
     drop(engines);
     torpor_engines::purge(&host).await?;
     measured
@@ -181,6 +182,7 @@ fn plan(root: &Path) -> BootPlan {
         entrypoint: Vec::new(),
         secrets: Vec::new(),
         ports: None,
+        engine: None,
         pool: None,
     };
     BootPlan { id: SandboxId::random(), spec, root: root.to_owned() }

@@ -291,6 +291,11 @@ impl FakeEngine {
         Self { about, host }
     }
 
+    /// The same under another name.
+    pub fn of_kind(self, kind: &'static str) -> Self {
+        Self { about: About { kind, ..self.about }, ..self }
+    }
+
     async fn start(
         &self,
         plan: BootPlan,

@@ -50,8 +50,8 @@ impl Settings {
 
     /// The only engine of an installation.
     pub(crate) async fn open(&self, engine: EngineConfig) -> Result<Arc<dyn Engine>, EngineError> {
-        let mut engines = torpor_engines::open(self.host(), vec![engine]).await?;
-        Ok(engines.remove(0))
+        let engines = torpor_engines::open(self.host(), engine, Vec::new()).await?;
+        Ok(engines.default_engine().clone())
     }
 }
 
@@ -429,6 +429,7 @@ pub(crate) fn plan(root: &Path, resources: Resources) -> BootPlan {
         entrypoint: Vec::new(),
         secrets: Vec::new(),
         ports: None,
+        engine: None,
         pool: None,
     };
     BootPlan { id: SandboxId::random(), spec, root: root.to_owned() }
