@@ -217,7 +217,7 @@ impl World {
             self.unpack(&guest, save).await?;
         }
         guest.identify(identity).await?;
-        self.rise(spec, &guest).await?;
+        self.unquiesce(spec, &guest).await?;
         Ok(guest)
     }
 
@@ -227,17 +227,21 @@ impl World {
     }
 
     /// Before a machine is paused or saved: stops what runs inside, where its kernel would not notice.
-    pub(crate) async fn rest(
+    pub(crate) async fn quiesce(
         &self,
         spec: &SandboxSpec,
         guest: &Guest,
     ) -> Result<Vec<SavedProcess>, GuestError> {
-        if self.abilities(spec).rests { guest.rest().await } else { Ok(Vec::new()) }
+        if self.abilities(spec).quiesces { guest.quiesce().await } else { Ok(Vec::new()) }
     }
 
     /// The same afterwards, when the machine knows who it is.
-    pub(crate) async fn rise(&self, spec: &SandboxSpec, guest: &Guest) -> Result<(), GuestError> {
-        if self.abilities(spec).rests { guest.rise().await } else { Ok(()) }
+    pub(crate) async fn unquiesce(
+        &self,
+        spec: &SandboxSpec,
+        guest: &Guest,
+    ) -> Result<(), GuestError> {
+        if self.abilities(spec).quiesces { guest.unquiesce().await } else { Ok(()) }
     }
 
     /// Takes over the machine of a sandbox, if its engine has one.

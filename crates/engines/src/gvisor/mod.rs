@@ -126,7 +126,7 @@ impl Backend for Runsc {
     type Control = KernelControl;
 
     const KIND: &'static str = "gvisor";
-    const RESTS: bool = false;
+    const QUIESCES: bool = false;
 
     fn version(&self) -> String {
         self.builds.current().to_string()

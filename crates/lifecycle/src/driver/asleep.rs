@@ -153,7 +153,7 @@ impl Driver {
             // Only the machine has all of it: it stays, and goes on if it did not sleep.
             Err(_) if awake => {
                 if let Ok(guest) = resume(&mut sleeper.machine).await {
-                    let _ = self.world.rise(&self.record.spec, &guest).await;
+                    let _ = self.world.unquiesce(&self.record.spec, &guest).await;
                 }
             }
             Err(_) => {}
@@ -177,7 +177,7 @@ impl Driver {
         };
         let resumed = self.world.in_turn(async {
             let guest = resume(&mut machine).await?;
-            self.world.rise(&self.record.spec, &guest).await?;
+            self.world.unquiesce(&self.record.spec, &guest).await?;
             Ok(guest)
         });
         let (resumed, recorded) = tokio::join!(resumed, recorded);

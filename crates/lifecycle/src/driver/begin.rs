@@ -149,7 +149,7 @@ impl Driver {
             let guest = resume(&mut machine).await?;
             // Its boot has had a name of its own since it was made ready, and nobody knew it.
             guest.identify(Identity { boot_id: None, ..identity }).await?;
-            self.world.rise(spec, &guest).await?;
+            self.world.unquiesce(spec, &guest).await?;
             Ok::<_, Error>((guest, image.file))
         };
         match greeted.await {
@@ -216,7 +216,7 @@ impl Driver {
         let greeted = async {
             let guest = Guest::connect(channel, HELLO_DEADLINE).await?;
             // The daemon before may have ended while it saved it.
-            self.world.rise(&self.record.spec, &guest).await?;
+            self.world.unquiesce(&self.record.spec, &guest).await?;
             Ok::<_, Error>(guest)
         };
         match greeted.await {

@@ -74,17 +74,17 @@ impl Driver {
         guest: &Guest,
         into: &Path,
     ) -> Result<Saved, Error> {
-        if !self.world.abilities(&self.record.spec).rests {
+        if !self.world.abilities(&self.record.spec).quiesces {
             return Ok(machine.save(into).await?);
         }
         let begun = Instant::now();
         let saved = async {
-            let processes = guest.rest().await?;
+            let processes = guest.quiesce().await?;
             Ok(Saved { processes, ..machine.save(into).await? })
         };
         let saved = saved.await;
         // Also after a failure, wherever it was.
-        guest.rise().await?;
+        guest.unquiesce().await?;
         saved.map(|saved| Saved { pause: begun.elapsed(), ..saved })
     }
 

@@ -284,7 +284,7 @@ impl FakeEngine {
             live_snapshots: true,
             warm_standby: true,
             saved_files: true,
-            rests: false,
+            quiesces: false,
         };
         let (kind, version) = ("fake", version.to_owned());
         let about = About { kind, version, nameserver: None, egress_proxy: None, abilities };

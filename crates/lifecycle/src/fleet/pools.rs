@@ -323,7 +323,7 @@ impl Fleet {
         let Started { mut machine, guest, root, .. } =
             world.start(&id, &record.spec, save.as_deref(), true).await?;
         let paused = async {
-            world.rest(&record.spec, &guest).await?;
+            world.quiesce(&record.spec, &guest).await?;
             guest.sever().await;
             machine.pause().await?;
             Ok::<_, Error>(())

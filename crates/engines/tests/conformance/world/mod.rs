@@ -23,7 +23,9 @@ use torpor_lifecycle::guest::Guest;
 use torpor_protocol::{Network, Resources, SandboxId, SandboxSpec};
 
 use crate::Installed;
-pub(crate) use guests::{boot, chain, eventually, greet, rest, revive, rise, say, shell, stage};
+pub(crate) use guests::{
+    boot, chain, eventually, greet, quiesce, revive, say, shell, stage, unquiesce,
+};
 pub(crate) use image::{make_image, plant, root};
 
 /// Long enough for the busiest host; tests wait for values, so they end early.
