@@ -2,6 +2,7 @@
 
 use super::snapshots::named;
 use super::*;
+use crate::engine::Engine;
 use torpor_protocol::SnapshotKind;
 
 /// Two engines, each with machines of its own.
@@ -16,7 +17,7 @@ async fn recover(hosts: [&Arc<FakeHost>; 2], store: &Arc<FakeStore>) -> Fleet {
     let [first, second] = hosts.map(|host| FakeEngine::new(Arc::clone(host)));
     let second = Arc::new(second.of_kind("second"));
     let parts = parts(first.of_kind("first"), store, &FakeRoom::endless());
-    let engines = Engines::new(parts.engines.default_engine().clone(), [second as _]);
+    let engines = Engines::new(parts.engines.default_engine().clone(), [second as Arc<dyn Engine>]);
     Fleet::recover(Parts { engines, ..parts }).await.unwrap()
 }
 
