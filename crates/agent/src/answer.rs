@@ -25,8 +25,12 @@ pub(crate) async fn answer(
     let reply = match request {
         Request::Identify(identity) => identify(agent, identity).map(done),
         Request::Health => Ok(Reply::Health(agent.health())),
-        Request::Rest => rest::rest(agent).await.map(|processes| Reply::Rested { processes }),
-        Request::Rise { now_us, entropy } => rest::rise(agent, now_us, &entropy).map(done),
+        Request::Quiesce => {
+            quiesce::quiesce(agent).await.map(|processes| Reply::Quiesced { processes })
+        }
+        Request::Unquiesce { now_us, entropy } => {
+            quiesce::unquiesce(agent, now_us, &entropy).map(done)
+        }
 
         Request::Run(spec) => return process::run(agent, stream, spec).await,
         Request::Start(spec) => process::start(agent, spec, false).map(status),

@@ -129,10 +129,10 @@ pub async fn serve(
         Vault::open(ledger.clone(), &layout, config.secret_key.as_ref().map(|key| &*key.0))?;
     let settings = Settings { near: engine::near().await?, ..config.egress.settings()? };
     let egress = egress::open(settings, &config.data_dir, &vault)?;
-    let engine = engine::open(&config, &layout, Arc::new(egress.clone())).await?;
+    let engines = engine::open(&config, &layout, Arc::new(egress.clone())).await?;
     let parts = Parts {
         installation: layout.tag().to_owned(),
-        engine,
+        engines,
         vault,
         egress,
         audit: AuditLog::open(Arc::clone(&layout))?,
@@ -165,7 +165,9 @@ async fn serve_at(
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     let exposed = listeners.exposed()?.is_some();
-    let _egress_proxy = egress::listen(&parts.egress, parts.engine.about().egress_proxy);
+    // All engines lead their guests to the same one.
+    let egress_proxy = parts.engines.default_engine().about().egress_proxy;
+    let _egress_proxy = egress::listen(&parts.egress, egress_proxy);
     let dialects = parts.dialects.clone();
     let app = open(parts, &config, exposed).await?;
     app.previews.found_at(listeners.address()?, listeners.encrypted()?);
@@ -220,8 +222,7 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
     let room = Arc::new(HostRoom::default());
     let ledger = parts.ledger.clone();
     let keys = Keyring::open(ledger.clone(), config.keys(exposed)).await?;
-    let about = parts.engine.about();
-    let metrics = Metrics::new(about.kind, &about.version);
+    let metrics = Metrics::new(parts.engines.abouts());
     let fleet = recover(&parts, config, &room).await?;
     fleet.retain_builds().await?;
     parts.journals.sweep(&remembered(&fleet, &ledger).await?).await?;
@@ -268,7 +269,7 @@ async fn recover(
         wakes_at_once: cores() * WAKES_PER_CORE,
     };
     let fleet = Fleet::recover(torpor_lifecycle::Parts {
-        engine: Arc::clone(&parts.engine),
+        engines: parts.engines.clone(),
         ledger: Arc::new(parts.ledger.clone()),
         images: Arc::new(parts.images.clone()),
         saves: Arc::new(parts.saves.clone()),

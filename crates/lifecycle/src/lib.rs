@@ -23,6 +23,7 @@
 //!   stays while a sandbox, a snapshot or a pool in the ledger names it.
 
 pub mod engine;
+mod engines;
 pub mod guest;
 pub mod ledger;
 pub mod store;
@@ -37,7 +38,6 @@ mod fleet;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod lease;
-mod packet;
 mod sandbox;
 mod steps;
 #[cfg(test)]
@@ -46,9 +46,9 @@ mod world;
 
 pub use clock::Clock;
 pub use driver::begin::{BAD_ENTRYPOINT, CANCELLED, NO_ROOM};
+pub use engines::Engines;
 pub use error::{Error, Refusal, chain};
 pub use fleet::{Fleet, Parts, RestorePoint, Taking};
 pub use lease::Lease;
-pub use packet::SeqPacket;
 pub use sandbox::{Keep, Sandbox};
 pub use world::{Policy, Room, ShutdownMode};
