@@ -11,7 +11,7 @@ use crate::agent::Agent;
 use crate::failure::failure;
 use crate::kept::{keep, resume};
 use crate::stream::Stream;
-use crate::{archive, files, identity, ports, process, rest};
+use crate::{archive, files, identity, ports, process, quiesce};
 
 /// Answers completely, but for the `End`; or says why not.
 pub(crate) async fn answer(
