@@ -48,7 +48,7 @@ pub use clock::Clock;
 pub use driver::begin::{BAD_ENTRYPOINT, CANCELLED, NO_ROOM};
 pub use engines::Engines;
 pub use error::{Error, Refusal, chain};
-pub use fleet::{Fleet, Parts, RestorePoint, Taking};
+pub use fleet::{Fleet, Parts, Plan, RestorePoint, Taking};
 pub use lease::Lease;
 pub use sandbox::{Keep, Sandbox};
 pub use world::{Policy, Room, ShutdownMode};

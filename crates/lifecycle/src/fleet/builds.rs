@@ -6,27 +6,27 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use torpor_protocol::engine::{BuildUse, Migrated, MigratedKind};
+use torpor_protocol::engine::{EngineBuild, Migrated, MigratedKind};
 use torpor_protocol::{SandboxId, SandboxRef, SaveId, SnapshotKind, State};
 
 use super::Fleet;
 use super::snapshots::describe;
 use crate::Error;
-use crate::engine::{Engine, EngineBuild};
+use crate::engine::{self, Engine};
 use crate::error::chain;
 use crate::ledger::{PAGE, SnapshotFilter, SnapshotPlace};
 use crate::store::{Save, SavedBy, SnapshotRecord};
 
 /// The builds of an engine that are here, the current one first.
-fn present(engine: &Arc<dyn Engine>) -> Vec<BuildUse> {
+fn present(engine: &Arc<dyn Engine>) -> Vec<EngineBuild> {
     let kind = engine.about().kind;
-    let build_use = |(index, build): (usize, EngineBuild)| BuildUse {
+    let build_use = |(index, build): (usize, engine::EngineBuild)| EngineBuild {
         engine: kind.to_owned(),
         current: index == 0,
         present: true,
         machines: build.machines,
         version: build.version,
-        ..BuildUse::default()
+        ..EngineBuild::default()
     };
     engine.builds().into_iter().enumerate().map(build_use).collect()
 }
@@ -46,20 +46,20 @@ enum Who {
 
 impl Fleet {
     /// The builds that are here, the current one first, and those that something needs.
-    pub async fn builds(&self) -> Result<Vec<BuildUse>, Error> {
-        let mut uses: Vec<BuildUse> = self.inner.world.engines.iter().flat_map(present).collect();
-        let mut absent: BTreeMap<SavedBy, BuildUse> = BTreeMap::new();
+    pub async fn builds(&self) -> Result<Vec<EngineBuild>, Error> {
+        let mut uses: Vec<EngineBuild> = self.inner.world.engines.iter().flat_map(present).collect();
+        let mut absent: BTreeMap<SavedBy, EngineBuild> = BTreeMap::new();
         for need in self.needs().await? {
             let by = self.reviver(&need.by);
-            let is = |using: &BuildUse| {
+            let is = |using: &EngineBuild| {
                 using.engine == need.by.engine && Some(&using.version) == by.as_ref()
             };
             let using = match uses.iter_mut().find(|using| is(using)) {
                 Some(using) => using,
-                None => absent.entry(need.by.clone()).or_insert_with(|| BuildUse {
+                None => absent.entry(need.by.clone()).or_insert_with(|| EngineBuild {
                     engine: need.by.engine.clone(),
                     version: need.by.version.clone(),
-                    ..BuildUse::default()
+                    ..EngineBuild::default()
                 }),
             };
             match need.who {
@@ -174,7 +174,7 @@ impl Fleet {
     async fn migrate_sandbox(&self, id: &SandboxId, save: &SaveId) -> Result<(), String> {
         let told = |error: Error| chain(&error);
         let sandbox = self.find(&SandboxRef::Id(id.clone())).map_err(told)?;
-        if sandbox.status().state != State::Standby {
+        if sandbox.status().state != State::Asleep {
             return Err("it is awake: put it to sleep first (torpor sleep)".to_owned());
         }
         sandbox.sleep(true).await.map_err(told)?;
