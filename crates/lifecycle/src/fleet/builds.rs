@@ -47,7 +47,8 @@ enum Who {
 impl Fleet {
     /// The builds that are here, the current one first, and those that something needs.
     pub async fn builds(&self) -> Result<Vec<EngineBuild>, Error> {
-        let mut uses: Vec<EngineBuild> = self.inner.world.engines.iter().flat_map(present).collect();
+        let mut uses: Vec<EngineBuild> =
+            self.inner.world.engines.iter().flat_map(present).collect();
         let mut absent: BTreeMap<SavedBy, EngineBuild> = BTreeMap::new();
         for need in self.needs().await? {
             let by = self.reviver(&need.by);
