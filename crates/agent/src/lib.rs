@@ -6,7 +6,7 @@
 //!        └────────── turn, credit ────────┘                  ├─ files/     read, write, list, watch
 //!                                                            ├─ archive/   tar in, tar out
 //!                                                            ├─ ports, identity ─▶ ca/
-//!                                                            └─ rest/      stand still, go on
+//!                                                            └─ quiesce/   stand still, go on
 //!   line (threads, where the channel is a serial port) ─▶ channel
 //!   sudo/ (its socket inside the machine) ─▶ process/
 //! ```
@@ -32,7 +32,7 @@ mod line;
 mod listeners;
 mod ports;
 mod process;
-mod rest;
+mod quiesce;
 mod session;
 mod stream;
 mod sudo;

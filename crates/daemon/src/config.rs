@@ -71,6 +71,8 @@ pub struct EngineConfig {
     pub kind: EngineKind,
     pub runsc_path: Option<PathBuf>,
     pub qemu_path: Option<PathBuf>,
+    /// Whether the other engines that work here are opened too.
+    pub others: bool,
     /// Whether microVMs may do without KVM.
     pub emulate: bool,
     /// Machines have this user of the host and those after it.
@@ -81,6 +83,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             kind: EngineKind::default(),
+            others: true,
             runsc_path: None,
             qemu_path: None,
             emulate: false,

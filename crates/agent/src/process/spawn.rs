@@ -143,7 +143,7 @@ impl Plan {
         stdio: [BorrowedFd<'_>; 3],
         terminal: bool,
     ) -> io::Result<u32> {
-        if agent.rest.resting() {
+        if agent.quiesce.quiesced() {
             // It would stand still before it lives, and the agent with it.
             return Err(Errno::AGAIN.into());
         }
@@ -168,7 +168,7 @@ impl Plan {
                 gid: account.gid,
                 groups: &account.groups,
             }),
-            group: agent.rest.joining(),
+            group: agent.quiesce.joining(),
         })
     }
 }

@@ -69,6 +69,12 @@ pub const KEYS: &[Key] = &[
                there, else `gvisor`.",
     },
     Key {
+        name: "engine.others",
+        default: "true",
+        help: "Opens the other engines too that work here, for sandboxes that ask for one (`torpor create \
+               --engine`). `engine.kind` is the default of all others.",
+    },
+    Key {
         name: "engine.runsc_path",
         default: "none",
         help: "The runsc program. Default: the first one in PATH.",
