@@ -18,17 +18,19 @@ pub mod guest;
 pub mod id;
 pub mod kept;
 pub mod network;
+pub mod page;
 pub mod preview;
 pub mod snapshot;
 pub mod spec;
 pub mod status;
+pub mod time;
 
 pub use domain::{DomainName, PreviewPath};
 pub use error::{ErrorBody, ErrorCode};
 pub use excerpt::Excerpt;
 pub use id::{
-    BuildId, ImageId, Name, PreviewId, SandboxId, SandboxRef, SaveId, SecretName, SnapshotId,
-    SnapshotRef, TokenId,
+    BuildId, ImageId, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId, SecretName,
+    SnapshotId, SnapshotRef, TokenId,
 };
 pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,

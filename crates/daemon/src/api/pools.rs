@@ -9,16 +9,17 @@ use serde::Deserialize;
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::Name;
 use torpor_protocol::snapshot::{CreatePool, Pool, PoolList};
+use torpor_service::Service;
+use torpor_service::calls;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
-use super::extract::{Json, Path};
+use super::extract::{Json, Path, Query};
+use super::page::{Cut, PageQuery};
 use super::{Answer, no_content, with_status};
-use crate::app::App;
-use crate::calls;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(get, replace, delete))
 }
 
@@ -35,7 +36,10 @@ struct PoolPath {
         description = "It is being filled. Sandboxes that are created alike are taken from it.",
     ))
 )]
-async fn create(State(app): State<Arc<App>>, Json(request): Json<CreatePool>) -> Result<Response> {
+async fn create(
+    State(app): State<Arc<Service>>,
+    Json(request): Json<CreatePool>,
+) -> Result<Response> {
     let name = request.name.clone();
     calls::create_pool(&app, request).await?;
     Ok(with_status(StatusCode::CREATED, find(&app, &name)?))
@@ -49,7 +53,7 @@ async fn create(State(app): State<Arc<App>>, Json(request): Json<CreatePool>) ->
     responses((status = 200, description = "The pool as it is now.", body = Pool))
 )]
 async fn replace(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(path): Path<PoolPath>,
     Json(request): Json<CreatePool>,
 ) -> Answer<Pool> {
@@ -60,18 +64,18 @@ async fn replace(
     Ok(Json(find(&app, &path.pool)?))
 }
 
-fn find(app: &App, name: &Name) -> Result<Pool> {
+fn find(app: &Service, name: &Name) -> Result<Pool> {
     let pool = app.fleet.pools().into_iter().find(|pool| pool.name == *name);
     pool.ok_or_else(|| Error::from(Refusal::NoSuchPool(name.clone())).into())
 }
 
 /// List the pools.
 #[utoipa::path(
-    get, path = "/v1/pools",
-    responses((status = 200, description = "All pools.", body = PoolList))
+    get, path = "/v1/pools", params(PageQuery),
+    responses((status = 200, description = "Sorted by name.", body = PoolList))
 )]
-async fn list(State(app): State<Arc<App>>) -> Json<PoolList> {
-    Json(PoolList { pools: app.fleet.pools() })
+async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<PoolList> {
+    Ok(Json(Cut::try_from(query)?.of(app.fleet.pools(), |pool| pool.name.to_string())))
 }
 
 /// Get a pool.
@@ -80,7 +84,7 @@ async fn list(State(app): State<Arc<App>>) -> Json<PoolList> {
     params(("pool" = String, Path, description = "Name")),
     responses((status = 200, description = "The pool.", body = Pool))
 )]
-async fn get(State(app): State<Arc<App>>, Path(path): Path<PoolPath>) -> Answer<Pool> {
+async fn get(State(app): State<Arc<Service>>, Path(path): Path<PoolPath>) -> Answer<Pool> {
     Ok(Json(find(&app, &path.pool)?))
 }
 
@@ -90,7 +94,7 @@ async fn get(State(app): State<Arc<App>>, Path(path): Path<PoolPath>) -> Answer<
     params(("pool" = String, Path, description = "Name")),
     responses((status = 204, description = "It is gone."))
 )]
-async fn delete(State(app): State<Arc<App>>, Path(path): Path<PoolPath>) -> Result<Response> {
+async fn delete(State(app): State<Arc<Service>>, Path(path): Path<PoolPath>) -> Result<Response> {
     app.fleet.erase_pool(&path.pool).await?;
     Ok(no_content())
 }

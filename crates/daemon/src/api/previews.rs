@@ -11,15 +11,16 @@ use torpor_protocol::preview::{
     UpdatePreview,
 };
 use torpor_protocol::{Name, TokenId};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
-use super::extract::{Json, Named, Path};
+use super::extract::{Json, Named, Path, Query};
+use super::page::{Cut, PageQuery, dated};
 use super::{Answer, no_content, with_status};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(all))
         .routes(routes!(create, list))
@@ -41,11 +42,14 @@ struct TokenPath {
 
 /// List the previews of all sandboxes.
 #[utoipa::path(
-    get, path = "/v1/previews",
+    get, path = "/v1/previews", params(PageQuery),
     responses((status = 200, description = "Oldest first.", body = PreviewList))
 )]
-async fn all(State(app): State<Arc<App>>) -> Json<PreviewList> {
-    Json(PreviewList { previews: app.previews.list(None) })
+async fn all(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<PreviewList> {
+    listed(query, app.previews.list(None))
 }
 
 /// Give a port of a sandbox an address. Without `public`, who comes needs a token or an API key.
@@ -57,7 +61,7 @@ async fn all(State(app): State<Arc<App>>) -> Json<PreviewList> {
         description = "It is found at `urls`, also when the sandbox sleeps or is renamed."))
 )]
 async fn create(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Json(request): Json<CreatePreview>,
 ) -> Result<Response> {
@@ -68,11 +72,20 @@ async fn create(
 /// List the previews of a sandbox.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{sandbox}/previews",
-    params(("sandbox" = String, Path, description = "Id or name")),
+    params(("sandbox" = String, Path, description = "Id or name"), PageQuery),
     responses((status = 200, description = "Oldest first.", body = PreviewList))
 )]
-async fn list(State(app): State<Arc<App>>, Named(sandbox): Named) -> Json<PreviewList> {
-    Json(PreviewList { previews: app.previews.list(Some(sandbox.id())) })
+async fn list(
+    State(app): State<Arc<Service>>,
+    Named(sandbox): Named,
+    Query(query): Query<PageQuery>,
+) -> Answer<PreviewList> {
+    listed(query, app.previews.list(Some(sandbox.id())))
+}
+
+fn listed(query: PageQuery, previews: Vec<Preview>) -> Answer<PreviewList> {
+    let cut = Cut::try_from(query)?;
+    Ok(Json(cut.of(previews, |preview| dated(preview.created_at_ms, &preview.id))))
 }
 
 /// Get a preview.
@@ -85,11 +98,11 @@ async fn list(State(app): State<Arc<App>>, Named(sandbox): Named) -> Json<Previe
     responses((status = 200, description = "The preview.", body = Preview))
 )]
 async fn get(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
 ) -> Answer<Preview> {
-    app.previews.get(sandbox.id(), &preview).map(Json)
+    Ok(Json(app.previews.get(sandbox.id(), &preview)?))
 }
 
 /// Change a preview; its address stays.
@@ -103,12 +116,12 @@ async fn get(
     responses((status = 200, description = "The preview as it is now.", body = Preview))
 )]
 async fn update(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
     Json(update): Json<UpdatePreview>,
 ) -> Answer<Preview> {
-    app.previews.update(sandbox.id(), &preview, update).await.map(Json)
+    Ok(Json(app.previews.update(sandbox.id(), &preview, update).await?))
 }
 
 /// Delete a preview with its tokens. Open connections are cut off.
@@ -121,7 +134,7 @@ async fn update(
     responses((status = 204, description = "It is gone."))
 )]
 async fn delete(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
 ) -> Result<Response> {
@@ -142,7 +155,7 @@ async fn delete(
             x-torpor-preview-token or the query torpor_preview_token."))
 )]
 async fn create_token(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
     request: Option<Json<CreatePreviewToken>>,
@@ -158,16 +171,19 @@ async fn create_token(
     params(
         ("sandbox" = String, Path, description = "Id or name"),
         ("preview" = String, Path, description = "Name"),
+        PageQuery,
     ),
     responses((status = 200, description = "Oldest first.", body = PreviewTokenList))
 )]
 async fn tokens(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
+    Query(query): Query<PageQuery>,
 ) -> Answer<PreviewTokenList> {
+    let cut = Cut::try_from(query)?;
     let tokens = app.previews.tokens(sandbox.id(), &preview)?;
-    Ok(Json(PreviewTokenList { tokens }))
+    Ok(Json(cut.of(tokens, |token| dated(token.created_at_ms, &token.id))))
 }
 
 /// Revoke a token. Connections that it opened are cut off.
@@ -181,7 +197,7 @@ async fn tokens(
     responses((status = 204, description = "It opens nothing any more, nor does any cookie for it."))
 )]
 async fn delete_token(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(TokenPath { preview, token }): Path<TokenPath>,
 ) -> Result<Response> {

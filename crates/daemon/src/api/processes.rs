@@ -9,6 +9,7 @@ use http::StatusCode;
 use serde::Deserialize;
 use torpor_protocol::api::{Command, Process, ProcessList, RunEvent, SendSignal};
 use torpor_protocol::guest::Request;
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -17,11 +18,11 @@ use super::command::{self, ProcessPath};
 use super::error::Result;
 use super::extract::{Awake, Json, Path, Query};
 use super::output::Output;
+use super::page::{Cut, PageQuery, dated};
 use super::transfer::deliver;
 use super::{Answer, no_content, with_status};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(start, list))
         .routes(routes!(get, kill))
@@ -47,13 +48,14 @@ async fn start(awake: Awake, Json(command): Json<Command>) -> Result<Response> {
 /// List the processes that were started through the API.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{sandbox}/processes",
-    params(("sandbox" = String, Path, description = "Id or name")),
+    params(("sandbox" = String, Path, description = "Id or name"), PageQuery),
     responses((status = 200, description = "Running ones, and those that ended lately.",
         body = ProcessList))
 )]
-async fn list(awake: Awake) -> Answer<ProcessList> {
-    let processes = awake.lease.guest().processes().await?;
-    Ok(Json(ProcessList { processes: processes.into_iter().map(Process::from).collect() }))
+async fn list(Query(query): Query<PageQuery>, awake: Awake) -> Answer<ProcessList> {
+    let cut = Cut::try_from(query)?;
+    let processes = awake.lease.guest().processes().await?.into_iter().map(Process::from).collect();
+    Ok(Json(cut.of(processes, |process: &Process| dated(process.started_at_ms, &process.pid))))
 }
 
 /// Get a process.
@@ -155,7 +157,7 @@ struct StdinQuery {
     responses((status = 204, description = "All of it was written."))
 )]
 async fn stdin(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(path): Path<ProcessPath>,
     Query(query): Query<StdinQuery>,
     awake: Awake,
@@ -188,7 +190,7 @@ struct OutputQuery {
     ))
 )]
 async fn output(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(path): Path<ProcessPath>,
     Query(query): Query<OutputQuery>,
     awake: Awake,

@@ -8,15 +8,16 @@ use serde::Deserialize;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::SecretName;
 use torpor_protocol::api::{Secret, SecretList, SetSecret};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
-use super::extract::{Json, Path};
+use super::extract::{Json, Path, Query};
+use super::page::{Cut, PageQuery};
 use super::{Answer, no_content};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(set, delete))
 }
 
@@ -27,11 +28,15 @@ struct SecretPath {
 
 /// List the secrets, without their values.
 #[utoipa::path(
-    get, path = "/v1/secrets",
+    get, path = "/v1/secrets", params(PageQuery),
     responses((status = 200, description = "Sorted by name.", body = SecretList))
 )]
-async fn list(State(app): State<Arc<App>>) -> Answer<SecretList> {
-    Ok(Json(SecretList { secrets: app.vault.list().await? }))
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<SecretList> {
+    let cut = Cut::try_from(query)?;
+    Ok(Json(cut.of(app.vault.list().await?, |secret| secret.name.to_string())))
 }
 
 /// Give a secret a value. Sandboxes that start, are forked or wake from now on get it.
@@ -42,7 +47,7 @@ async fn list(State(app): State<Arc<App>>) -> Answer<SecretList> {
     responses((status = 200, description = "It is kept, encrypted.", body = Secret))
 )]
 async fn set(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(SecretPath { secret }): Path<SecretPath>,
     Json(SetSecret { value, hosts }): Json<SetSecret>,
 ) -> Answer<Secret> {
@@ -56,7 +61,7 @@ async fn set(
     responses((status = 204, description = "It is gone."))
 )]
 async fn delete(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(SecretPath { secret }): Path<SecretPath>,
 ) -> Result<Response> {
     if !app.vault.remove(&secret).await? {

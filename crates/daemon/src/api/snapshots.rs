@@ -4,28 +4,29 @@
 mod contents;
 mod parcel;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
-use torpor_lifecycle::store::{Ledger, Saves, SnapshotRecord};
+use torpor_lifecycle::ledger::{SandboxLedger as _, SnapshotFilter, SnapshotPlace};
+use torpor_lifecycle::store::{Saves, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::snapshot::{SnapshotDetails, SnapshotList, TakeSnapshot, Verified};
-use torpor_protocol::{SandboxRef, SaveId, Snapshot, SnapshotId, SnapshotRef, SnapshotState};
+use torpor_protocol::{SandboxRef, SaveId, Snapshot, SnapshotRef, SnapshotState};
+use torpor_service::{Service, calls};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
-use super::extract::{Json, Named, Query, SnapshotPath};
+use super::extract::{Json, Named, Query, SnapshotPath, WaitQuery};
+use super::idempotency::RepeatKey;
+use super::page::{Cut, dated};
 use super::{Answer, no_content, with_status};
-use crate::app::App;
-use crate::calls;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(take_snapshot))
         .routes(routes!(list))
@@ -38,22 +39,23 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 /// Take a snapshot of a sandbox. If it sleeps, it sleeps on.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{sandbox}/snapshots",
-    params(("sandbox" = String, Path, description = "Id or name")),
+    params(("sandbox" = String, Path, description = "Id or name"), WaitQuery),
     request_body = TakeSnapshot,
     responses(
         (status = 201, description = "It is complete.", body = Snapshot),
-        (status = 202, description = "It is in progress (`in_background`).", body = Snapshot),
+        (status = 202, description = "It is in progress (`wait=false`).", body = Snapshot),
     )
 )]
 async fn take_snapshot(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
+    Query(WaitQuery { wait }): Query<WaitQuery>,
+    RepeatKey(by): RepeatKey,
     request: Option<Json<TakeSnapshot>>,
 ) -> Result<Response> {
-    let request = request.map(|Json(request)| request).unwrap_or_default();
-    let TakeSnapshot { name, kind, in_background } = request;
-    let taken = calls::snapshot(&app, &sandbox, name, kind).await?;
-    if in_background {
+    let TakeSnapshot { name, kind } = request.map(|Json(request)| request).unwrap_or_default();
+    let taken = calls::snapshot(&app, &sandbox, name, kind, by.as_deref()).await?;
+    if !wait {
         return Ok(with_status(StatusCode::ACCEPTED, taken.begun_as));
     }
     Ok(with_status(StatusCode::CREATED, taken.done().await?))
@@ -66,17 +68,23 @@ struct ListQuery {
     /// Only those of this sandbox: id or name, also of one that is gone.
     #[param(value_type = Option<String>)]
     sandbox: Option<SandboxRef>,
+    /// 1 to 1000; default 1000.
+    limit: Option<usize>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
 }
 
 impl ListQuery {
-    fn admits(&self, app: &App, snapshot: &Snapshot) -> bool {
+    fn filter(&self, app: &Service) -> SnapshotFilter {
         match &self.sandbox {
-            None => true,
-            Some(SandboxRef::Id(id)) => snapshot.sandbox == *id,
-            Some(of @ SandboxRef::Name(name)) => {
-                snapshot.sandbox_name.as_ref() == Some(name)
-                    || app.fleet.find(of).is_ok_and(|sandbox| *sandbox.id() == snapshot.sandbox)
+            None => SnapshotFilter::default(),
+            Some(SandboxRef::Id(id)) => {
+                SnapshotFilter { sandbox: Some(id.clone()), sandbox_name: None }
             }
+            Some(of @ SandboxRef::Name(name)) => SnapshotFilter {
+                sandbox: app.fleet.find(of).ok().map(|sandbox| sandbox.id().clone()),
+                sandbox_name: Some(name.clone()),
+            },
         }
     }
 }
@@ -86,10 +94,20 @@ impl ListQuery {
     get, path = "/v1/snapshots", params(ListQuery),
     responses((status = 200, description = "Oldest first.", body = SnapshotList))
 )]
-async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Answer<SnapshotList> {
-    let all = app.fleet.snapshots().await?.into_iter().map(|record| record.snapshot);
-    let snapshots = all.filter(|snapshot| query.admits(&app, snapshot)).collect();
-    Ok(Json(SnapshotList { snapshots }))
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<ListQuery>,
+) -> Answer<SnapshotList> {
+    let cut = Cut::new(query.limit, query.cursor.clone())?;
+    let after = cut.parsed_date()?;
+    let after = after.map(|(created_at_ms, id)| SnapshotPlace { created_at_ms, id });
+    let page = app.fleet.snapshots(&query.filter(&app), after.as_ref(), cut.limit + 1).await?;
+    let mut snapshots: Vec<_> = page.into_iter().map(|record| record.snapshot).collect();
+    let more = snapshots.len() > cut.limit;
+    snapshots.truncate(cut.limit);
+    let next_cursor =
+        snapshots.last().filter(|_| more).map(|last| dated(last.created_at_ms, &last.id));
+    Ok(Json(SnapshotList { snapshots, next_cursor }))
 }
 
 /// Get a snapshot, with what ran in it and what needs it.
@@ -99,43 +117,24 @@ async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> An
     responses((status = 200, description = "The snapshot.", body = SnapshotDetails))
 )]
 async fn get(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
 ) -> Answer<SnapshotDetails> {
     let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(&of).await?;
-    let ancestors = ancestors(&snapshot, &app.fleet.snapshots().await?);
+    let ancestors = app.fleet.ancestors(&snapshot.id).await?;
     let Some(save) = save else {
         let (files, processes, needed_by) = (Vec::new(), Vec::new(), Vec::new());
         return Ok(Json(SnapshotDetails { snapshot, files, ancestors, processes, needed_by }));
     };
     let manifest = app.saves.about(&save).await?;
-    let records = app.ledger.all().await?;
-    let needing = records.into_iter().filter(|record| record.save.as_ref() == Some(&save));
+    let needed_by = app.ledger.sandboxes_of_save(&save).await?;
     Ok(Json(SnapshotDetails {
         snapshot,
         files: manifest.files,
         ancestors,
         processes: manifest.about.processes,
-        needed_by: needing.map(|record| record.id).collect(),
+        needed_by,
     }))
-}
-
-/// Parents of parents, as far as they are still known; the last may be gone.
-fn ancestors(of: &Snapshot, all: &[SnapshotRecord]) -> Vec<SnapshotId> {
-    let parents: HashMap<_, _> = all
-        .iter()
-        .map(|SnapshotRecord { snapshot, .. }| (&snapshot.id, &snapshot.parent))
-        .collect();
-    let (mut line, mut next) = (Vec::new(), of.parent.as_ref());
-    while let Some(parent) = next {
-        // A sandbox that was restored may be its own grandparent's child.
-        if *parent == of.id || line.contains(parent) {
-            break;
-        }
-        line.push(parent.clone());
-        next = parents.get(parent).and_then(|parent| parent.as_ref());
-    }
-    line
 }
 
 /// Read all of a snapshot from disk and compare it with its checksums.
@@ -144,7 +143,10 @@ fn ancestors(of: &Snapshot, all: &[SnapshotRecord]) -> Vec<SnapshotId> {
     params(("snapshot" = String, Path, description = "Id or name")),
     responses((status = 200, description = "Every byte is what it was.", body = Verified))
 )]
-async fn verify(State(app): State<Arc<App>>, SnapshotPath(of): SnapshotPath) -> Answer<Verified> {
+async fn verify(
+    State(app): State<Arc<Service>>,
+    SnapshotPath(of): SnapshotPath,
+) -> Answer<Verified> {
     let (_, save) = complete(&app, &of).await?;
     Ok(Json(app.saves.verify(&save).await?))
 }
@@ -155,13 +157,16 @@ async fn verify(State(app): State<Arc<App>>, SnapshotPath(of): SnapshotPath) -> 
     params(("snapshot" = String, Path, description = "Id or name")),
     responses((status = 204, description = "It is gone; its bytes are, too, unless something needs them."))
 )]
-async fn delete(State(app): State<Arc<App>>, SnapshotPath(of): SnapshotPath) -> Result<Response> {
+async fn delete(
+    State(app): State<Arc<Service>>,
+    SnapshotPath(of): SnapshotPath,
+) -> Result<Response> {
     app.fleet.erase_snapshot(&of).await?;
     Ok(no_content())
 }
 
 /// A snapshot that is complete, and its save.
-async fn complete(app: &App, of: &SnapshotRef) -> Result<(Snapshot, SaveId)> {
+async fn complete(app: &Service, of: &SnapshotRef) -> Result<(Snapshot, SaveId)> {
     let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(of).await?;
     match (snapshot.state, save) {
         (SnapshotState::Completed, Some(save)) => Ok((snapshot, save)),

@@ -12,10 +12,10 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use torpor_daemon::pressure::{Gauge, Reading};
 use torpor_daemon::{Config, Parts, ServeError, ShutdownMode, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_protocol::SandboxId;
+use torpor_service::pressure::{Gauge, Reading};
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
 use crate::client::{self, Answer, Open, PATIENCE, Socket, encoded};
@@ -188,6 +188,22 @@ impl World {
     pub(crate) async fn id(&self, name: &str) -> SandboxId {
         let status = self.get(&format!("/v1/sandboxes/{name}")).await.expect(200);
         status["id"].as_str().unwrap().parse().unwrap()
+    }
+
+    /// Every file of the daemon's, below its data directory.
+    pub(crate) fn data_files(&self) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        let mut directories = vec![self.temp.path().join("data")];
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(directory).unwrap() {
+                let entry = entry.unwrap();
+                let list =
+                    if entry.file_type().unwrap().is_dir() { &mut directories } else { &mut files };
+                list.push(entry.path());
+            }
+        }
+        assert!(!files.is_empty());
+        files
     }
 
     /// Bends a byte of every file of that name in the saves.

@@ -9,6 +9,7 @@
 //! is also the content of its only changed file, `/memory`.
 
 mod changes;
+mod ledger;
 mod road;
 mod script;
 mod store;
@@ -286,7 +287,7 @@ impl FakeEngine {
             rests: false,
         };
         let (kind, version) = ("fake", version.to_owned());
-        let about = About { kind, version, nameserver: None, turnstile: None, abilities };
+        let about = About { kind, version, nameserver: None, egress_proxy: None, abilities };
         Self { about, host }
     }
 

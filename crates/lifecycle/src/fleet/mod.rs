@@ -22,8 +22,11 @@ use crate::clock::Clock;
 use crate::driver::Phase;
 use crate::engine::{About, Engine};
 use crate::lease::Lease;
+use crate::ledger::{FleetLedger, Owner, PAGE};
 use crate::sandbox::{Request, Sandbox};
-use crate::store::{Facts, Images, Journal, Ledger, PersistedState, Record, Saves, Search, Vault};
+use crate::store::{
+    Facts, Images, Journal, PersistedState, Record, Saves, Search, StoreError, Vault,
+};
 use crate::world::{Policy, Room, ShutdownMode, World};
 use crate::{Error, Refusal, fault};
 
@@ -37,13 +40,13 @@ const EVENTS: usize = 1024;
 /// What a fleet is made of.
 pub struct Parts {
     pub engine: Arc<dyn Engine>,
-    pub ledger: Arc<dyn Ledger>,
+    pub ledger: Arc<dyn FleetLedger>,
     pub images: Arc<dyn Images>,
     pub saves: Arc<dyn Saves>,
     pub journal: Arc<dyn Journal>,
     pub vault: Arc<dyn Vault>,
     pub room: Arc<dyn Room>,
-    /// The certificate (PEM) of who reads some requests of guests.
+    /// The interception CA (PEM).
     pub ca: Option<String>,
     pub policy: Policy,
 }
@@ -75,11 +78,21 @@ struct Register {
     by_name: HashMap<Name, SandboxId>,
 }
 
+/// How a sandbox comes to be.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    /// It waits until this host has room for it, or until this time.
+    pub queued_until_ms: Option<u64>,
+    /// The request that makes it, recorded with it.
+    pub request: Option<String>,
+}
+
 impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
         let Parts { engine, ledger, images, saves, journal, vault, room, ca, policy } = parts;
-        let records = ledger.all().await?;
+        let owner = ledger.take_over().await?;
+        let records = recorded(&*ledger, &owner).await?;
         let keep: HashSet<_> =
             records.iter().filter(|r| may_run(&r.state)).map(|r| r.id.clone()).collect();
         let swept = engine.sweep(&keep).await?;
@@ -87,6 +100,7 @@ impl Fleet {
         let world = World {
             engine,
             ledger,
+            owner,
             images,
             saves,
             journal,
@@ -144,31 +158,20 @@ impl Fleet {
     /// Creates a sandbox from its image. When this returns it is recorded; it runs when `awake`
     /// returns.
     pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox, Error> {
-        self.create_record(spec, None, None).await
-    }
-
-    /// Creates a sandbox that waits until this host has room for it, or until this time.
-    pub async fn enqueue(
-        &self,
-        spec: SandboxSpec,
-        from: Option<&RestorePoint>,
-        until_ms: u64,
-    ) -> Result<Sandbox, Error> {
-        match from {
-            Some(point) => {
-                self.create_record(self.fitting(spec, point)?, from, Some(until_ms)).await
-            }
-            None => self.create_record(spec, None, Some(until_ms)).await,
-        }
+        self.create_from(spec, None, Plan::default()).await
     }
 
     /// Creates a sandbox from its image or from a restore point; out of a pool if one fits.
-    async fn create_record(
+    pub async fn create_from(
         &self,
         spec: SandboxSpec,
         from: Option<&RestorePoint>,
-        queued_until_ms: Option<u64>,
+        Plan { queued_until_ms, request }: Plan,
     ) -> Result<Sandbox, Error> {
+        let spec = match from {
+            Some(point) => self.fitting(spec, point)?,
+            None => spec,
+        };
         if self.inner.world.stopping.is_cancelled() {
             return Err(Refusal::Stopping.into());
         }
@@ -197,16 +200,20 @@ impl Fleet {
         };
         // What is ready has its room already.
         let queued_until_ms = queued_until_ms.filter(|_| ready.is_none());
-        let facts = Facts { parent, root, queued_until_ms, ..Facts::default() };
+        let facts = Facts { parent, root, queued_until_ms, request, ..Facts::default() };
         let record =
             Record { id, spec, state, save, facts, created_at_ms: now, last_used_at_ms: now };
         // A caller that gives up now must not leave a name that is taken by nobody.
         let fleet = self.clone();
         let creation = tokio::spawn(async move {
-            if let Err(error) = fleet.inner.world.ledger.record(&record).await {
+            let world = &fleet.inner.world;
+            if let Err(error) = world.ledger.create_sandbox(&world.owner, &record).await {
                 fleet.inner.register.lock().forget(&record.id, record.spec.name.as_ref());
                 fleet.inner.pools.put_back(ready);
-                return Err(Error::from(error));
+                return Err(match error {
+                    StoreError::NameTaken(name) => Refusal::NameTaken(name).into(),
+                    error => Error::from(error),
+                });
             }
             fault::point("create.recorded");
             let phase = match (ready, queued_until_ms) {
@@ -367,6 +374,20 @@ impl Register {
             self.by_name.remove(name);
         }
     }
+}
+
+/// Everything that is this owner's, oldest first.
+async fn recorded(ledger: &dyn FleetLedger, owner: &Owner) -> Result<Vec<Record>, StoreError> {
+    let mut all: Vec<Record> = Vec::new();
+    loop {
+        let page = ledger.sandboxes(owner, all.last().map(|last| &last.id), PAGE).await?;
+        if page.is_empty() {
+            break;
+        }
+        all.extend(page);
+    }
+    all.sort_by(|a, b| (a.created_at_ms, &a.id).cmp(&(b.created_at_ms, &b.id)));
+    Ok(all)
 }
 
 /// Whether the engine may have a machine that is worth keeping.

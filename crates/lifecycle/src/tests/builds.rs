@@ -1,6 +1,6 @@
 //! After the engine's program was replaced by another build.
 
-use torpor_protocol::engine::{BuildUse, Migrated, MigratedKind};
+use torpor_protocol::engine::{EngineBuild, Migrated, MigratedKind};
 use torpor_protocol::{SnapshotKind, Tier};
 
 use super::snapshots::{named, snapshot, written};
@@ -17,7 +17,7 @@ impl World {
 
     async fn builds(&self) -> Vec<(String, bool, usize, usize)> {
         let count =
-            |b: BuildUse| (b.version, b.present && b.machines == 0, b.sandboxes, b.snapshots);
+            |b: EngineBuild| (b.version, b.present && b.machines == 0, b.sandboxes, b.snapshots);
         self.fleet.builds().await.unwrap().into_iter().map(count).collect()
     }
 }
@@ -88,7 +88,7 @@ async fn a_save_that_is_damaged_is_left_with_the_reason_and_the_rest_is_done() {
     for name in ["web", "api"] {
         written(&world, name, "base").await.sleep(true).await.unwrap();
     }
-    let save = world.store.all().await.unwrap()[0].save.clone().unwrap();
+    let save = world.store.records()[0].save.clone().unwrap();
     world.store.corrupt(&save);
     let items = world.fleet.migrate(Some("0"), false).await.unwrap();
     assert_eq!(items.iter().filter(|item| item.done).count(), 1, "{items:?}");

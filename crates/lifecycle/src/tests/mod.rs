@@ -1,13 +1,14 @@
 //! The life of a sandbox, told as behaviours, on fakes and virtual time.
 
 mod builds;
+mod ca;
 mod changes;
 mod cold;
 mod kept;
 mod lives;
+mod owners;
 mod snapshots;
 mod standby;
-mod trust;
 mod turns;
 
 use std::sync::Arc;
@@ -19,7 +20,8 @@ use torpor_protocol::{
 };
 
 use crate::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
-use crate::store::Ledger;
+use crate::ledger::{SandboxLedger as _, SnapshotFilter};
+use crate::store::SnapshotRecord;
 use crate::{Error, Fleet, Parts, Policy, Refusal, Sandbox, ShutdownMode};
 
 /// Longer than anything may take in virtual time.
@@ -72,8 +74,12 @@ impl World {
         self.fleet.find(&reference(name))
     }
 
-    async fn recorded(&self) -> usize {
-        self.store.all().await.unwrap().len()
+    async fn snapshots(&self) -> Vec<SnapshotRecord> {
+        self.fleet.snapshots(&SnapshotFilter::default(), None, 100).await.unwrap()
+    }
+
+    fn recorded(&self) -> usize {
+        self.store.records().len()
     }
 }
 
@@ -197,7 +203,7 @@ async fn deletion_leaves_nothing() {
     let sandbox = world.running("web").await;
     sandbox.delete().await;
     assert!(world.host.alive().is_empty());
-    assert_eq!(world.recorded().await, 0);
+    assert_eq!(world.recorded(), 0);
     assert!(matches!(refusal(world.find("web").map(|_| ())), Refusal::NoSuchSandbox(_)));
     assert!(matches!(refusal(sandbox.awake().await), Refusal::Terminated(_)));
     assert_eq!(sandbox.status().state, State::Terminated);
@@ -215,7 +221,7 @@ async fn a_stuck_boot_can_be_deleted() {
     tokio::task::yield_now().await;
     sandbox.delete().await;
     assert!(matches!(refusal(waiter.await.unwrap()), Refusal::Terminated(_)));
-    assert_eq!(world.recorded().await, 0);
+    assert_eq!(world.recorded(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -237,14 +243,14 @@ async fn a_machine_that_dies_fails_its_sandbox_and_says_why() {
     assert!(reason.contains("out of memory") && reason.contains("files and memory are gone"));
     assert!(matches!(refusal(sandbox.awake().await), Refusal::Failed { .. }));
     sandbox.delete().await;
-    assert_eq!(world.recorded().await, 0);
+    assert_eq!(world.recorded(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_sandbox_ends_at_its_maximum_age() {
     let world = World::new().await;
     let mut spec = spec(Some("web"));
-    spec.lifetime.max_age_secs = Some(3600);
+    spec.lifetime.max_age_ms = Some(3_600_000);
     let sandbox = world.fleet.create(spec).await.unwrap();
     drop(sandbox.awake().await.unwrap());
     tokio::time::sleep(Duration::from_secs(3590)).await;
@@ -258,7 +264,7 @@ async fn a_sandbox_ends_at_its_maximum_age() {
 async fn a_leased_sandbox_is_not_idle() {
     let world = World::new().await;
     let mut spec = spec(Some("web"));
-    spec.lifetime.expire_idle_secs = Some(60);
+    spec.lifetime.expire_idle_ms = Some(60_000);
     let sandbox = world.fleet.create(spec).await.unwrap();
     let lease = sandbox.awake().await.unwrap();
     tokio::time::sleep(Duration::from_secs(3600)).await;
@@ -273,20 +279,20 @@ async fn a_leased_sandbox_is_not_idle() {
 async fn a_date_in_the_past_ends_a_sandbox_at_once() {
     let world = World::new().await;
     let mut spec = spec(None);
-    spec.lifetime.expire_at = Some(1);
+    spec.lifetime.expires_at_ms = Some(1000);
     let sandbox = world.fleet.create(spec).await.unwrap();
     until(&sandbox, State::Terminated).await;
-    assert_eq!(world.recorded().await, 0);
+    assert_eq!(world.recorded(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_longer_life_can_be_given_while_it_runs() {
     let world = World::new().await;
     let mut spec = spec(Some("web"));
-    spec.lifetime.max_age_secs = Some(100);
+    spec.lifetime.max_age_ms = Some(100_000);
     let sandbox = world.fleet.create(spec).await.unwrap();
     drop(sandbox.awake().await.unwrap());
-    let lifetime = Some(Lifetime { max_age_secs: Some(1000), ..Lifetime::default() });
+    let lifetime = Some(Lifetime { max_age_ms: Some(1_000_000), ..Lifetime::default() });
     sandbox.update(UpdateSandbox { lifetime, ..UpdateSandbox::default() }).await.unwrap();
     tokio::time::sleep(Duration::from_secs(500)).await;
     assert_eq!(sandbox.status().state, State::Running);
@@ -362,7 +368,8 @@ async fn a_machine_nobody_recorded_is_swept_away() {
     let sandbox = world.running("web").await;
     world.fleet.shutdown(ShutdownMode::Running).await;
     let record = world.store.record_of(sandbox.id()).unwrap();
-    world.store.archive(&record.ended(0, None)).await.unwrap();
+    let owner = world.store.take_over().await.unwrap();
+    world.store.archive_sandbox(&owner, &record.ended(0, None)).await.unwrap();
     world.daemon().await;
     assert!(world.host.alive().is_empty());
 }

@@ -12,6 +12,9 @@ use torpor_lifecycle::store::{Images, StoreError};
 use torpor_protocol::api::{FileEntry, FileList};
 use torpor_protocol::snapshot::FileDiff;
 use torpor_protocol::{SnapshotKind, SnapshotRef};
+use torpor_service::Service;
+use torpor_service::builds::pipe;
+use torpor_service::pinned_save::{PinnedSave, parse};
 use torpor_store::{LayerChanges, SavedTree};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -21,13 +24,14 @@ use super::parcel::poured;
 use crate::api::Answer;
 use crate::api::error::{ApiError, Result};
 use crate::api::extract::{Json, Query, SnapshotPath};
-use crate::api::files::PathText;
-use crate::api::pinned_save::{PinnedSave, parse};
-use crate::app::App;
-use crate::builds::pipe;
+use crate::api::files::{PathText, levels};
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
-    OpenApiRouter::new().routes(routes!(files)).routes(routes!(file)).routes(routes!(diff))
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(stat))
+        .routes(routes!(content))
+        .routes(routes!(diff))
 }
 
 /// The files of a snapshot, and what keeps them where they are.
@@ -37,7 +41,7 @@ struct Files {
 }
 
 impl Files {
-    async fn open(app: &Arc<App>, of: &SnapshotRef) -> Result<Self> {
+    async fn open(app: &Arc<Service>, of: &SnapshotRef) -> Result<Self> {
         let point = PinnedSave::of(app, of).await?;
         let root = app.images.root(&point.about().spec.image_id).await?;
         let app = Arc::clone(app);
@@ -68,28 +72,27 @@ struct FilesQuery {
     /// A directory. Default: `/`.
     #[param(value_type = Option<String>)]
     path: Option<PathText>,
-    /// Levels of directories; 1 (default): the entries of `path` only, 0: all.
+    /// Levels of directories; 1 (default): the entries of `path` only.
     depth: Option<u32>,
+    /// All levels, instead of `depth`.
+    #[serde(default)]
+    recursive: bool,
 }
 
 /// List a directory of a snapshot.
 #[utoipa::path(
-    get, path = "/v1/snapshots/{snapshot}/files",
+    get, path = "/v1/snapshots/{snapshot}/files/list",
     params(("snapshot" = String, Path, description = "Id or name"), FilesQuery),
     responses((status = 200, body = FileList,
         description = "Sorted; paths are relative to the directory."))
 )]
-async fn files(
-    State(app): State<Arc<App>>,
+async fn list(
+    State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
-    Query(FilesQuery { path, depth }): Query<FilesQuery>,
+    Query(FilesQuery { path, depth, recursive }): Query<FilesQuery>,
 ) -> Answer<FileList> {
+    let depth = levels(depth, recursive)?;
     let files = Files::open(&app, &of).await?;
-    let depth = match depth {
-        None => 1,
-        Some(0) => u32::MAX,
-        Some(depth) => depth,
-    };
     let path = path.map_or_else(|| "/".to_owned(), |path| path.0);
     let entries = blocking(move || Ok(files.tree.list(&path, depth)?)).await?;
     Ok(Json(FileList { entries }))
@@ -103,17 +106,32 @@ struct FileQuery {
     path: PathText,
 }
 
+/// Look at a file of a snapshot; a last symbolic link is not followed.
+#[utoipa::path(
+    get, path = "/v1/snapshots/{snapshot}/files/stat",
+    params(("snapshot" = String, Path, description = "Id or name"), FileQuery),
+    responses((status = 200, description = "The file.", body = FileEntry))
+)]
+async fn stat(
+    State(app): State<Arc<Service>>,
+    SnapshotPath(of): SnapshotPath,
+    Query(FileQuery { path }): Query<FileQuery>,
+) -> Answer<FileEntry> {
+    let files = Files::open(&app, &of).await?;
+    Ok(Json(blocking(move || Ok(files.tree.stat(&path.0)?)).await?))
+}
+
 /// Download a file of a snapshot.
 #[utoipa::path(
-    get, path = "/v1/snapshots/{snapshot}/file",
+    get, path = "/v1/snapshots/{snapshot}/files/content",
     params(("snapshot" = String, Path, description = "Id or name"), FileQuery),
     responses((
         status = 200, body = String, content_type = "application/octet-stream",
         description = "The bytes.",
     ))
 )]
-async fn file(
-    State(app): State<Arc<App>>,
+async fn content(
+    State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(FileQuery { path }): Query<FileQuery>,
 ) -> Result<Response> {
@@ -163,7 +181,7 @@ struct DiffQuery {
     responses((status = 200, description = "Sorted by path; times do not count.", body = FileDiff))
 )]
 async fn diff(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(DiffQuery { to }): Query<DiffQuery>,
 ) -> Answer<FileDiff> {
