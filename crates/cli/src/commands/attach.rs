@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::session::{self, Input, Seat};
 use crate::terminal::{self, RawMode};
 
-/// Sit down at a process that was started before: its output so far, then live.
+/// Attach to a running process: its output so far, then live.
 ///
 /// ctrl-p ctrl-q leaves it running, and so does whatever else ends us.
 #[derive(Debug, Args)]

@@ -9,7 +9,7 @@ use super::Cli;
 use crate::error::Result;
 use crate::output;
 
-/// Print completions for a shell.
+/// Print shell completions.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  torpor completions bash > /etc/bash_completion.d/torpor\n  \
     torpor completions fish > ~/.config/fish/completions/torpor.fish")]

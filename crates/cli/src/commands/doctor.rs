@@ -11,7 +11,7 @@ use crate::error::{EXIT_FAILED, Result};
 use crate::output::{self, plain};
 use crate::progress::Progress;
 
-/// Check whether this computer can be a host, and say what to do if not.
+/// Check this host, and say how to fix what is missing.
 ///
 /// ✓ works, ! works less well than it could, ✗ does not work. Exits with 1 if something does not
 /// work. Run it as root, as the daemon will be. With --production it also looks for what lets

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::output::{self, plain};
 use crate::progress::Progress;
 
-/// Builds of the isolation engine, and what still needs them.
+/// Manage builds of the isolation engines.
 ///
 /// What a sandbox or a memory snapshot has in memory can be revived only by the build that saved it. So
 /// the daemon keeps a copy of each build while something needs it; new machines are started with the
@@ -25,7 +25,7 @@ pub(super) struct Engine {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// List builds: the current one, older ones that are kept, and those that are missed.
+    /// List builds: the current one, older ones that are kept, and missing ones.
     Ls {
         /// As JSON.
         #[arg(long)]

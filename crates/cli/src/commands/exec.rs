@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::session::{self, Input, Seat};
 use crate::terminal::{self, RawMode};
 
-/// Run a command in a sandbox, with a terminal if you like.
+/// Run a command in a sandbox, optionally with a terminal.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  torpor exec -it web bash\n  \
     torpor exec -itd web vim notes.md      ctrl-p ctrl-q leaves it, torpor attach returns")]

@@ -18,7 +18,7 @@ use crate::{output, units};
 /// The place of a fork's number in a name or an argument.
 pub(super) const NUMBER: &str = "{n}";
 
-/// Make sandboxes from a snapshot, or from a sandbox as it is now, and print their names or ids.
+/// Create sandboxes from a snapshot, or from a sandbox as it is now, and print their names or ids.
 ///
 /// Each has the files, and of a memory snapshot the memory and the processes, and goes its own way
 /// from there: own id, name, hostname, address and entropy. Some may fail while the others live;

@@ -21,7 +21,7 @@ const COMMAND_WIDTH: usize = 100;
 
 type Fields = Vec<(&'static str, String)>;
 
-/// Show all about a sandbox, also about one that is gone (by its id).
+/// Show details of a sandbox, also of one that is gone (by its id).
 #[derive(Debug, Args)]
 pub(super) struct Inspect {
     /// Name or id.

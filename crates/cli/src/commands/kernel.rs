@@ -32,7 +32,7 @@ pub(super) struct Kernel {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Get a kernel and prepare it: Debian's newest for clouds, through the apt of this computer.
+    /// Fetch a kernel: Debian's newest for clouds, through this host's apt.
     ///
     /// Nothing is installed on this computer, and no script of a package runs. Prints the release.
     Fetch {

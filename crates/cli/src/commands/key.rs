@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::output::{self, plain};
 use crate::units;
 
-/// Manage keys of the daemon's API.
+/// Manage API keys.
 #[derive(Debug, Args)]
 pub(super) struct Key {
     #[command(subcommand)]
@@ -19,7 +19,7 @@ pub(super) struct Key {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Make a key and print its secret; it is not shown again.
+    /// Create a key and print it; it is not shown again.
     ///
     /// From the first key on, every request needs one.
     Create {
@@ -35,7 +35,7 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Remove a key; who used it is refused from then on.
+    /// Revoke a key.
     Rm {
         /// Its id.
         id: String,

@@ -62,7 +62,7 @@ use crate::client::{Client, Server};
 use crate::error::{Error, Result, Subject};
 use crate::{similar, units};
 
-/// Sandboxes for AI agents, on your own computers.
+/// Perpetual sandboxes for AI agents, self-hosted.
 #[derive(Debug, Parser)]
 #[command(name = "torpor", version, disable_help_subcommand = true, arg_required_else_help = true)]
 #[command(after_help = "Start with:\n  torpor serve                      in one terminal\n  \
@@ -71,7 +71,7 @@ use crate::{similar, units};
 pub(crate) struct Cli {
     #[command(flatten)]
     connection: Connection,
-    /// Say more about errors: the id under which the daemon logged the request.
+    /// Show the request id with errors.
     #[arg(short, long, global = true)]
     pub verbose: bool,
     #[command(subcommand)]
@@ -91,10 +91,10 @@ pub(crate) struct Connection {
         default_value = "http://127.0.0.1:8900"
     )]
     server: Server,
-    /// Key for the daemon's API, if it needs one.
+    /// API key of the daemon.
     #[arg(long, global = true, env = "TORPOR_API_KEY", value_name = "KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// Certificates (PEM) that are believed besides those of this computer, for https addresses.
+    /// Extra CA certificates to trust (PEM).
     #[arg(
         long,
         global = true,

@@ -33,7 +33,7 @@ const ALIVE_EVERY: Duration = Duration::from_secs(10);
 /// A pause after an accept that failed, for want of descriptors most likely.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Reach a port of a sandbox through a port of this computer, until ctrl-c.
+/// Forward a local port to a port of a sandbox, until ctrl-c.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  torpor port-forward web 8080          \
     here 8080 is 8080 inside\n  torpor port-forward web 9000:80 5432  several at once")]

@@ -15,7 +15,7 @@ use crate::units;
 /// Longest command that is shown whole.
 const COMMAND_WIDTH: usize = 60;
 
-/// List the processes of a sandbox that were started from outside.
+/// List the processes of a sandbox that were started through the API.
 #[derive(Debug, Args)]
 pub(super) struct Processes {
     /// Name or id.

@@ -15,7 +15,7 @@ use crate::session::{self, Input, Seat};
 use crate::units::millis;
 use crate::{output, terminal, units};
 
-/// Run a command in a sandbox; its output, its input and its exit code become ours.
+/// Run a command in a sandbox, streaming its input and output; exits with its status.
 ///
 /// Exits with the command's code, with 128 + N if signal N ended it, with 124 if its time was up,
 /// with 127 if it can't be started. Input is passed on if it is piped or redirected.

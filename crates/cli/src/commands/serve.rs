@@ -12,7 +12,7 @@ use super::host::{HostArgs, failed};
 use crate::error::{EXIT_INTERRUPTED, Error, Result};
 use crate::output;
 
-/// Run the daemon on this computer.
+/// Run the daemon on this host.
 ///
 /// SIGTERM or ctrl-c stop it when every sandbox is saved; the next daemon wakes those that ran. A
 /// second one does not wait: what is not saved goes on without the daemon, and is found again. So do

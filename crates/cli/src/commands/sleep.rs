@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::progress::Progress;
 use crate::{output, units};
 
-/// Let a sandbox sleep now; done when all of it is on disk.
+/// Put a sandbox to sleep; returns when all of it is on disk.
 ///
 /// The next request wakes it with files, memory and processes as they were.
 #[derive(Debug, Args)]

@@ -13,7 +13,7 @@ use crate::client::{Client, Route};
 use crate::error::{Error, Result};
 use crate::output;
 
-/// Change what a sandbox is called, may use and reach, and when it sleeps and ends.
+/// Change a sandbox: name, resources, network, ports, standby and lifetime.
 ///
 /// What is not mentioned stays as it is. It happens at once and the sandbox does not wake for it; only
 /// what it may use can't be changed while it sleeps on disk.

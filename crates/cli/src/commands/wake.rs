@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::progress::Progress;
 use crate::{output, units};
 
-/// Wake a sandbox; done when it runs.
+/// Wake a sandbox; returns when it runs.
 ///
 /// Every other request to it does the same, unless it was created with --no-auto-wake.
 #[derive(Debug, Args)]

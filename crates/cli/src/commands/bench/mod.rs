@@ -66,7 +66,7 @@ const REMOVED_AT_ONCE: usize = 8;
 const QUICK_ROUNDS: u32 = 5;
 const QUICK_FLEET: u32 = 25;
 
-/// Measure this daemon: percentiles and promises as tables and as JSON.
+/// Measure this daemon: percentiles and promises, as tables or JSON.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  torpor bench --quick\n  \
     torpor bench run --rounds 500 --json run.json\n  torpor bench wake fleet --pictures .")]

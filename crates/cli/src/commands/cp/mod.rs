@@ -19,7 +19,7 @@ pub(super) use download::receive;
 pub(super) use place::Place;
 pub(super) use upload::{note_left_out, packed};
 
-/// Copy files and directories between here and a sandbox.
+/// Copy files and directories to and from a sandbox.
 ///
 /// A file goes to the path that is named, or into it if that is a directory. A directory goes into
 /// a directory that exists, else becomes it; of DIR/. only what is in it goes. `-` is standard input

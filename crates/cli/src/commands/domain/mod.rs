@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::output::{self, plain};
 use crate::units;
 
-/// Let domains of your own lead to previews.
+/// Manage custom domains.
 ///
 /// A domain leads to its preview once a TXT record shows that it is yours; `add` prints the records to
 /// set, `verify` looks for them. The proof is looked at again every day. With tls.acme_directory the
@@ -48,7 +48,7 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Look for the records of a domain now. Fails if it is not yours yet.
+    /// Verify the DNS records of a domain now; fails if they are not there yet.
     Verify {
         domain: DomainName,
         /// As JSON.

@@ -16,7 +16,7 @@ use crate::output::{self, plain};
 /// Events of one answer of the daemon at most.
 const EVENTS_MAX: u64 = 1000;
 
-/// See what sandboxes send out, what was refused, and where secrets went.
+/// Show what sandboxes send out, what was refused, and where secrets went.
 ///
 /// Every decision about a name, a connection and a request is an event: when, which sandbox, what, the
 /// verdict and the rule that decided. No event holds a secret, a query or a body. Nobody is woken for it.
@@ -50,7 +50,7 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// List the ways out that --gateway can choose.
+    /// List egress gateways.
     Gateways {
         /// As JSON.
         #[arg(long)]

@@ -14,7 +14,7 @@ use crate::commands::cp::{note_left_out, packed};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 
-/// Make an image from a root filesystem or from another tool's image.
+/// Import an image from a root filesystem or from another tool's image.
 ///
 /// Takes a directory (a root filesystem, or an OCI layout) or a tar, plain or gzipped: a root
 /// filesystem, an OCI layout, or what `docker save` writes. `-` is standard input.

@@ -13,7 +13,7 @@ use crate::units;
 /// A command that is longer is cut.
 const COMMAND_WIDTH: usize = 200;
 
-/// Show all about an image.
+/// Show details of an image.
 #[derive(Debug, Args)]
 pub(super) struct Inspect {
     /// Name or id.

@@ -41,7 +41,7 @@ const FORK_PATIENCE: Duration = Duration::from_secs(60);
 /// Removals under way at once.
 const PARALLEL: usize = 8;
 
-/// Fork, run a command in all forks at once, and collect what they say.
+/// Fork, run a command in all forks at once, and collect the results.
 ///
 /// Shows of each fork the exit code, the time and the first line of its output (--json: all of it),
 /// and how much faster that was than one after the other. The forks are removed afterwards, also on

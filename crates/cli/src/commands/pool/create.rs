@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::output;
 use crate::progress::Progress;
 
-/// Make a pool and print its name; it fills in the background.
+/// Create a pool and print its name; it fills in the background.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  torpor pool create plain --size 4\n  \
     torpor pool create agents --size 8 --max 100 --snapshot base\n  \

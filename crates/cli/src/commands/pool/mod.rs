@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::output::{self, plain};
 use crate::units;
 
-/// Keep machines ready ahead: sandboxes of the same kind are taken from them at once.
+/// Manage pools of machines that are started ahead.
 ///
 /// The machines of a pool are frozen and use no processor time. A sandbox is taken from a pool that
 /// has the same image or snapshot, resources and network, or that it names (torpor create --pool); the
@@ -36,7 +36,7 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Show all about a pool.
+    /// Show details of a pool.
     #[command(visible_alias = "inspect")]
     Show {
         name: Name,

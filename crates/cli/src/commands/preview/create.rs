@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::output::{self, plain};
 use crate::units;
 
-/// Give a port of a sandbox an address and print it.
+/// Create a preview of a port and print its address.
 ///
 /// Unless it is public, the URL that is printed has a token in it, which is not shown again.
 #[derive(Debug, Args)]

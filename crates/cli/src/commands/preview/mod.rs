@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::output::{self, plain};
 use crate::units;
 
-/// Give ports of sandboxes addresses: for browsers, webhooks and other people.
+/// Manage previews: public or private addresses of ports in sandboxes.
 ///
 /// The address stays the same while the sandbox sleeps (who comes wakes it), is renamed or gets another
 /// server. A private one is opened by a token in the URL (browsers get a cookie for it), by the header
@@ -44,7 +44,7 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Show all about a preview.
+    /// Show details of a preview.
     #[command(visible_alias = "inspect")]
     Show {
         /// Name or id of the sandbox.
@@ -66,7 +66,7 @@ enum Action {
         #[arg(short, long)]
         force: bool,
     },
-    /// Make and revoke what opens a private preview.
+    /// Manage access tokens of a private preview.
     #[command(subcommand)]
     Token(token::Token),
 }

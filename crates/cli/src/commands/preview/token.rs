@@ -13,7 +13,7 @@ use crate::units;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Token {
-    /// Make a token and print the URL with it; it is not shown again.
+    /// Create a token and print the URL with it; it is not shown again.
     Create {
         /// Name or id of the sandbox.
         sandbox: SandboxRef,

@@ -12,7 +12,7 @@ use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::{output, units};
 
-/// Keep values that programs in sandboxes need and nobody else should see.
+/// Manage secrets.
 ///
 /// Values are encrypted on disk and never given back. A sandbox that was created with --route or --grant
 /// never sees one: it is put into its requests on their way out, at once in its newest version. One that
@@ -40,7 +40,7 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Forget secrets. Processes that have their values keep them.
+    /// Remove secrets; processes that have their values keep them.
     Rm {
         #[arg(required = true, value_name = "NAME")]
         names: Vec<SecretName>,

@@ -17,7 +17,7 @@ use crate::{output, terminal};
 /// Longest value, in bytes; the daemon takes no longer one.
 const VALUE_MAX: u64 = 64 * 1024;
 
-/// Give a secret a value, and print its name.
+/// Set a secret, and print its name.
 ///
 /// The value is what comes on standard input, without the end of its last line; at a terminal it is
 /// asked for and not shown. Sandboxes that start or wake from now on get it.

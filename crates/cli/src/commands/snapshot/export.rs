@@ -20,7 +20,7 @@ use crate::progress::Progress;
 /// Memory may hold secrets: the file is for its owner only.
 const MODE: u32 = 0o600;
 
-/// Write a snapshot to one file, for another computer or for later.
+/// Export a snapshot to one file.
 ///
 /// The file holds what was in memory too, secrets included. A memory snapshot can be imported only
 /// where the same version of the engine runs.

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::output;
 use crate::progress::Progress;
 
-/// Take in a snapshot that was exported, and print its name or id.
+/// Import an exported snapshot, and print its name or id.
 #[derive(Debug, Args)]
 pub(super) struct Import {
     /// What export wrote; - is standard input.

@@ -21,7 +21,7 @@ use torpor_protocol::{SandboxRef, Snapshot as Taken};
 use crate::client::{Client, Route};
 use crate::error::{Error, Result};
 
-/// Save a moment of a sandbox, and look at those that were saved.
+/// Take a snapshot of a sandbox, and manage snapshots.
 ///
 /// A memory snapshot holds files, memory and processes; a filesystem snapshot files only. It is
 /// taken while the sandbox runs, which stands still for a moment, or sleeps, which it goes on doing.

@@ -14,7 +14,7 @@ use crate::units;
 /// Longest command that is shown whole.
 const COMMAND_WIDTH: usize = 60;
 
-/// Show all about a snapshot: what it is of, what ran in it, the files it consists of.
+/// Show details of a snapshot: its sandbox, its processes, its files on disk.
 #[derive(Debug, Args)]
 #[command(visible_alias = "inspect")]
 pub(super) struct Show {

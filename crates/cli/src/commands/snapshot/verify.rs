@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::progress::Progress;
 use crate::{output, units};
 
-/// Read a snapshot and compare it with its checksums; names the file that is damaged.
+/// Verify a snapshot against its checksums; names a damaged file.
 #[derive(Debug, Args)]
 pub(super) struct Verify {
     /// Name or id.
