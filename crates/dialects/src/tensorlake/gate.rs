@@ -13,12 +13,11 @@ use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, Uri};
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::api::extract::Awake;
 use torpor_daemon::dialect::Target;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef};
 use torpor_service::Service;
-use torpor_service::room;
+use torpor_service::processes::Awake;
 
 use super::error::refuse;
 use super::{NAMESPACE, NAMESPACES};
@@ -100,8 +99,7 @@ impl FromRequestParts<Arc<Service>> for Inside {
             return Err(refuse(StatusCode::BAD_REQUEST, "MISSING_SANDBOX_ID", text));
         };
         let sandbox = find(app, text).map_err(IntoResponse::into_response)?;
-        let lease = room::awake(app, &sandbox).await;
-        let lease = lease.map_err(|error| ApiError(error).into_response())?;
-        Ok(Self(Awake { sandbox, lease }))
+        let awake = Awake::new(app, sandbox).await;
+        awake.map(Self).map_err(|error| ApiError(error).into_response())
     }
 }
