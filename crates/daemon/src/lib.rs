@@ -121,6 +121,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     config::arm_fault();
+    let guest = config.guest.load()?;
     let layout = Arc::new(Layout::open(&config.data_dir)?);
     let ledger = Ledger::open(&layout).await?;
     let images = Images::open(Arc::clone(&layout), ledger.clone(), torpor_engines::AGENT).await?;
@@ -129,12 +130,13 @@ pub async fn serve(
     refuse_exposed(&config, &listeners, &ledger).await?;
     let vault =
         Vault::open(ledger.clone(), &layout, config.secret_key.as_ref().map(|key| &*key.0))?;
-    let settings = Settings { near: engine::near().await?, ..config.egress.settings()? };
+    let (near, extra_ca) = (engine::near().await?, guest.extra_ca);
+    let settings = Settings { near, extra_ca, ..config.egress.settings()? };
     let egress = egress::open(settings, &config.data_dir, &vault)?;
-    let engine = engine::open(&config, &layout, Arc::new(egress.clone())).await?;
+    let engines = engine::open(&config, &layout, Arc::new(egress.clone())).await?;
     let parts = Parts {
         installation: layout.tag().to_owned(),
-        engine,
+        engines,
         vault,
         egress,
         audit: AuditLog::open(Arc::clone(&layout))?,
@@ -167,7 +169,9 @@ async fn serve_at(
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     let exposed = listeners.exposed()?.is_some();
-    let _egress_proxy = egress::listen(&parts.egress, parts.engine.about().egress_proxy);
+    // All engines lead their guests to the same one.
+    let egress_proxy = parts.engines.default_engine().about().egress_proxy;
+    let _egress_proxy = egress::listen(&parts.egress, egress_proxy);
     let dialects = parts.dialects.clone();
     let app = open(parts, &config, exposed).await?;
     app.previews.found_at(listeners.address()?, listeners.encrypted()?);
@@ -223,8 +227,7 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
     let room = Arc::new(HostRoom::default());
     let ledger = parts.ledger.clone();
     let keys = Keyring::open(ledger.clone(), config.keys(exposed)).await?;
-    let about = parts.engine.about();
-    let metrics = Metrics::new(about.kind, &about.version);
+    let metrics = Metrics::new(parts.engines.abouts());
     let fleet = recover(&parts, config, &room).await?;
     fleet.retain_builds().await?;
     parts.journals.sweep(&remembered(&fleet, &ledger).await?).await?;
@@ -271,7 +274,7 @@ async fn recover(
         wakes_at_once: cores() * WAKES_PER_CORE,
     };
     let fleet = Fleet::recover(torpor_lifecycle::Parts {
-        engine: Arc::clone(&parts.engine),
+        engines: parts.engines.clone(),
         ledger: parts.ledger.fleet(),
         images: Arc::new(parts.images.clone()),
         saves: Arc::new(parts.saves.clone()),
@@ -279,6 +282,7 @@ async fn recover(
         vault: Arc::new(parts.vault.clone()),
         room: Arc::clone(room) as _,
         ca: Some(parts.egress.certificate().to_owned()),
+        guest: config.guest.load()?,
         policy,
     });
     Ok(fleet.await?)

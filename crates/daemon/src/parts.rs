@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use torpor_egress::Egress;
-use torpor_lifecycle::engine::Engine;
+use torpor_lifecycle::Engines;
 use torpor_service::pressure::Gauge;
 use torpor_store::{AuditLog, Images, Journals, Ledger, Saves, Vault};
 
@@ -12,7 +12,7 @@ use crate::dialect::Dialect;
 /// What [`crate::serve_with`] needs and tests may replace.
 pub struct Parts {
     pub installation: String,
-    pub engine: Arc<dyn Engine>,
+    pub engines: Engines,
     pub ledger: Ledger,
     pub images: Images,
     pub saves: Saves,

@@ -29,6 +29,8 @@ pub enum Refusal {
     Locked(String),
     #[error("snapshot {snapshot} can't be revived here: {reason}")]
     Incompatible { snapshot: String, reason: String },
+    #[error("this host has no engine {engine}, but {here}")]
+    NoSuchEngine { engine: String, here: String },
     #[error("there is no pool {0}")]
     NoSuchPool(Name),
     #[error("another pool is called {0}")]
@@ -57,7 +59,7 @@ impl Refusal {
             Self::NoSuchSnapshot(_) => ErrorCode::SnapshotNotFound,
             Self::SnapshotNotReady { .. } => ErrorCode::SnapshotNotReady,
             Self::Incompatible { .. } => ErrorCode::SnapshotIncompatible,
-            Self::Locked(_) => ErrorCode::InvalidRequest,
+            Self::Locked(_) | Self::NoSuchEngine { .. } => ErrorCode::InvalidRequest,
             Self::NoSuchPool(_) => ErrorCode::NotFound,
             Self::Terminated(_) => ErrorCode::SandboxTerminated,
             Self::Stopping => ErrorCode::ShuttingDown,

@@ -409,6 +409,7 @@ async fn pool_record(app: &Service, request: CreatePool) -> Result<PoolRecord> {
     }
     let wish = CreateSandbox {
         image: request.image,
+        engine: request.engine,
         cpus: request.cpus,
         memory_mib: request.memory_mib,
         disk_mib: request.disk_mib,

@@ -189,6 +189,8 @@ fn refused(refusal: &Refusal) -> Description {
         Refusal::Incompatible { .. } => {
             told.hint("bring it back where it was taken and take a filesystem snapshot of it")
         }
+        Refusal::NoSuchEngine { .. } => told
+            .hint("`torpor engine ls` shows those that are here, `torpor doctor` what others need"),
         Refusal::PoolNameTaken(_) => {
             told.hint("choose another name, or delete the pool of that name")
         }

@@ -22,10 +22,10 @@ use super::child::{self, Birth, Ids};
 use super::now_ms;
 use super::user::{self, Account, Missing};
 use crate::agent::{Agent, no_identity};
+use crate::ca::VARIABLES;
 use crate::descriptor::{Descriptor, watched};
 use crate::failure::{failure, reason};
 use crate::terminal;
-use crate::trust::VARIABLES;
 
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Runs scripts that do not say what runs them.
@@ -143,7 +143,7 @@ impl Plan {
         stdio: [BorrowedFd<'_>; 3],
         terminal: bool,
     ) -> io::Result<u32> {
-        if agent.rest.resting() {
+        if agent.quiesce.quiesced() {
             // It would stand still before it lives, and the agent with it.
             return Err(Errno::AGAIN.into());
         }
@@ -168,7 +168,7 @@ impl Plan {
                 gid: account.gid,
                 groups: &account.groups,
             }),
-            group: agent.rest.joining(),
+            group: agent.quiesce.joining(),
         })
     }
 }
@@ -240,7 +240,7 @@ fn environment(
     if spec.terminal.is_some() {
         env.insert("TERM".to_owned(), terminal::TERM.to_owned());
     }
-    if identity.trust.is_some() {
+    if identity.ca.is_some() || !identity.extra_ca.is_empty() {
         env.extend(VARIABLES.map(|(name, place)| (name.to_owned(), place.to_owned())));
     }
     for (name, value) in identity.env.iter().chain(&spec.env) {

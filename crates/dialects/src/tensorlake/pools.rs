@@ -65,6 +65,7 @@ impl PoolRequest {
             max: self.max_containers,
             image: image(app, self.image).await?,
             snapshot: None,
+            engine: None,
             cpus: resources.cpus,
             memory_mib: resources.memory_mib,
             disk_mib: resources.disk_mib,

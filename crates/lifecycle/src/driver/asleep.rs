@@ -153,7 +153,7 @@ impl Driver {
             // Only the machine has all of it: it stays, and goes on if it did not sleep.
             Err(_) if awake => {
                 if let Ok(guest) = resume(&mut sleeper.machine).await {
-                    let _ = self.world.rise(&guest).await;
+                    let _ = self.world.unquiesce(&self.record.spec, &guest).await;
                 }
             }
             Err(_) => {}
@@ -177,7 +177,7 @@ impl Driver {
         };
         let resumed = self.world.in_turn(async {
             let guest = resume(&mut machine).await?;
-            self.world.rise(&guest).await?;
+            self.world.unquiesce(&self.record.spec, &guest).await?;
             Ok(guest)
         });
         let (resumed, recorded) = tokio::join!(resumed, recorded);
@@ -306,8 +306,8 @@ impl Driver {
             None => images.root(image).await,
         };
         // Whoever wakes it hears what is wrong with the image.
-        if let Ok(root) = root {
-            self.world.engine.expect(&BootPlan { id, spec, root: root.path });
+        if let (Ok(root), Ok(engine)) = (root, self.world.engines.of(&self.record.spec)) {
+            engine.expect(&BootPlan { id, spec, root: root.path });
         }
     }
 

@@ -124,7 +124,7 @@ impl Driver {
     /// How long nobody may have used it until it counts as idle; `None`: it never does.
     fn idle_after(&self) -> Option<Duration> {
         let idle_after = Duration::from_millis(self.record.spec.standby.idle_after_ms);
-        let can = self.world.engine.about().abilities.warm_standby;
+        let can = self.world.abilities(&self.record.spec).warm_standby;
         (can && !idle_after.is_zero()).then_some(idle_after)
     }
 
@@ -153,17 +153,17 @@ impl Driver {
         } else if !self.gate.close_if_vacant() {
             return Slept::No(machine, None);
         }
-        let rested = async {
-            let processes = self.world.rest(&guest).await?;
+        let quiesced = async {
+            let processes = self.world.quiesce(&self.record.spec, &guest).await?;
             machine.pause().await?;
             Ok::<_, Error>(processes)
         };
-        let processes = match rested.await {
+        let processes = match quiesced.await {
             Ok(processes) => processes,
             Err(error) => {
                 tracing::warn!(sandbox = %self.record.id, error = chain(&error), "could not pause");
                 // Whether it got so far or not; if it can't be told, its agent is gone, which is seen.
-                let _ = self.world.rise(&guest).await;
+                let _ = self.world.unquiesce(&self.record.spec, &guest).await;
                 self.gate.open(guest, machine.meter());
                 return Slept::No(machine, Some(error));
             }

@@ -97,7 +97,7 @@ impl Driver {
     /// Removes what a start that was broken off may have left. The ledger does not say yet that it
     /// runs, or nobody was let in, so nothing is lost.
     pub(super) async fn give_up_start(&mut self) -> Phase {
-        if let Ok(Some(machine)) = self.world.engine.adopt(&self.record.id).await {
+        if let Ok(Some(machine)) = self.world.adopt(&self.record).await {
             discard(&self.record.id, machine).await;
         }
         if self.delete.is_cancelled() {
@@ -144,7 +144,7 @@ impl Driver {
             let guest = resume(&mut machine).await?;
             // Its boot has had a name of its own since it was made ready, and nobody knew it.
             guest.identify(Identity { boot_id: None, ..identity }).await?;
-            self.world.rise(&guest).await?;
+            self.world.unquiesce(spec, &guest).await?;
             Ok::<_, Error>((guest, image.file))
         };
         match greeted.await {
@@ -161,13 +161,13 @@ impl Driver {
 
     /// Takes over what an earlier daemon left.
     pub(super) async fn adopting(&mut self) -> Phase {
-        let adopted = match self.world.engine.adopt(&self.record.id).await {
+        let adopted = match self.world.adopt(&self.record).await {
             Ok(adopted) => adopted,
             Err(error) => return self.start_failed(&error).await,
         };
         self.look_up_saved().await;
-        // The daemon before may have had another certificate, or no time to tell of it.
-        self.ca_dirty = self.world.trusted_ca(&self.record.spec).is_some();
+        // The daemon before may have had other certificates and variables, or no time to tell of them.
+        self.ca_dirty = true;
         let adopted = match adopted {
             Some(machine) => Some(self.brought_up_to_date(machine).await),
             None => None,
@@ -211,7 +211,7 @@ impl Driver {
         let greeted = async {
             let guest = Guest::connect(channel, HELLO_DEADLINE).await?;
             // The daemon before may have ended while it saved it.
-            self.world.rise(&guest).await?;
+            self.world.unquiesce(&self.record.spec, &guest).await?;
             Ok::<_, Error>(guest)
         };
         match greeted.await {

@@ -55,7 +55,7 @@ pub(crate) struct Driver {
     pub(crate) delete: CancellationToken,
     /// When it last began to run with the gate open.
     pub(crate) entered: Instant,
-    /// Its agent may not know yet which CA certificates everybody inside is to trust.
+    /// Its agent may not know yet the CA certificates and variables that everybody inside is to have.
     pub(crate) ca_dirty: bool,
 }
 
@@ -312,6 +312,7 @@ impl Driver {
 
 fn show(status: &mut Status, record: &Record) {
     status.spec = record.spec.clone();
+    status.engine = record.spec.engine.clone().unwrap_or_default();
     status.wakes = record.facts.wakes;
     status.recovered_from_ms = record.facts.recovered_from_ms;
     status.parent.clone_from(&record.facts.parent);
@@ -341,7 +342,7 @@ async fn expiry(record: &Record, clock: &Clock, gate: &Gate) -> EndReason {
 }
 
 /// The first status of a sandbox.
-pub(crate) fn first_status(record: &Record, engine: &str) -> Status {
+pub(crate) fn first_status(record: &Record) -> Status {
     Status {
         id: record.id.clone(),
         spec: record.spec.clone(),
@@ -351,7 +352,7 @@ pub(crate) fn first_status(record: &Record, engine: &str) -> Status {
         generation: 0,
         created_at_ms: record.created_at_ms,
         last_used_at_ms: record.last_used_at_ms,
-        engine: engine.to_owned(),
+        engine: record.spec.engine.clone().unwrap_or_default(),
         tier: None,
         durable: false,
         saved_bytes: 0,

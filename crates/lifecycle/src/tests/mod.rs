@@ -4,6 +4,7 @@ mod builds;
 mod ca;
 mod changes;
 mod cold;
+mod engines;
 mod kept;
 mod lives;
 mod owners;
@@ -21,9 +22,10 @@ use torpor_protocol::{
 };
 
 use crate::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
+use crate::guest_defaults::GuestDefaults;
 use crate::ledger::{SandboxLedger as _, SnapshotFilter};
 use crate::store::SnapshotRecord;
-use crate::{Error, Fleet, Parts, Policy, Refusal, Sandbox, ShutdownMode};
+use crate::{Engines, Error, Fleet, Parts, Policy, Refusal, Sandbox, ShutdownMode};
 
 /// Longer than anything may take in virtual time.
 const SOON: Duration = Duration::from_secs(600);
@@ -86,7 +88,7 @@ impl World {
 
 fn parts(engine: FakeEngine, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Parts {
     Parts {
-        engine: Arc::new(engine),
+        engines: Engines::new(Arc::new(engine), []),
         ledger: store.clone(),
         images: store.clone(),
         saves: store.clone(),
@@ -94,6 +96,7 @@ fn parts(engine: FakeEngine, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Pa
         vault: store.clone(),
         room: room.clone(),
         ca: None,
+        guest: GuestDefaults::default(),
         policy: Policy::default(),
     }
 }
@@ -108,6 +111,7 @@ fn spec(name: Option<&str>) -> SandboxSpec {
         image: "test".to_owned(),
         image_id: FakeStore::image_id(),
         resources: Resources::default(),
+        engine: None,
         env: [].into(),
         labels: [].into(),
         network: Network::default(),

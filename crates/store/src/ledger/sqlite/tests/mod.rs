@@ -121,6 +121,7 @@ fn record(image: &ImageId, name: Option<&str>) -> Record {
             entrypoint: vec!["python3".to_owned()],
             secrets: vec!["TOKEN".parse().unwrap()],
             ports: None,
+            engine: None,
             pool: None,
         },
         state: PersistedState::Created,
