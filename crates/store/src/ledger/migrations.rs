@@ -21,6 +21,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0005_previews",
     "0006_domains",
     "0007_keys",
+    "0008_requests",
     "0011_owners",
 ];
 
