@@ -123,7 +123,8 @@ mod tests {
             assert!(!left(name, "k=plain%2Bsecret%20of%20mine%3d"), "{name}");
             assert!(left(name, "plain+secret of others"), "{name}");
         }
-        let refused = |uri: &str| hide(&keys, &uri.parse().unwrap(), &mut HeaderMap::new()).is_err();
+        let refused =
+            |uri: &str| hide(&keys, &uri.parse().unwrap(), &mut HeaderMap::new()).is_err();
         assert!(refused("/?key=plain%2Bsecret%20of%20mine="));
         assert!(!refused("/a%20b?c=%25"));
     }
