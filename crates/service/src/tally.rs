@@ -75,8 +75,9 @@ mod tests {
     fn status(state: State, tier: Option<Tier>, wakes: u64) -> Status {
         let mut status: Status = serde_json::from_value(serde_json::json!({
             "id": "a".repeat(21), "name": null, "image": "x", "image_id": "0".repeat(64),
-            "resources": {}, "state": "creating", "generation": 1, "created_at_ms": 0,
-            "last_used_at_ms": 0, "engine": "fake",
+            "resources": {}, "state": "creating", "generation": 1,
+            "created_at": "1970-01-01T00:00:00Z", "last_used_at": "1970-01-01T00:00:00Z",
+            "engine": "fake",
         }))
         .unwrap();
         (status.state, status.tier, status.wakes) = (state, tier, wakes);

@@ -21,7 +21,8 @@ fn row(name: &str) -> DomainRow {
 
 #[tokio::test]
 async fn a_domain_belongs_to_who_was_first_until_it_is_removed() {
-    let ledger = world().await.ledger;
+    let world = world().await;
+    let ledger = &world.ledger;
     let first = row("a.example.org");
     assert!(ledger.add_domain(&first).await.unwrap());
     assert!(!ledger.add_domain(&row("a.example.org")).await.unwrap());
@@ -32,7 +33,8 @@ async fn a_domain_belongs_to_who_was_first_until_it_is_removed() {
 
 #[tokio::test]
 async fn a_verdict_about_a_domain_that_was_added_anew_changes_nothing() {
-    let ledger = world().await.ledger;
+    let world = world().await;
+    let ledger = &world.ledger;
     let old = row("a.example.org");
     let new = DomainRow { secret: "another".to_owned(), ..row("a.example.org") };
     ledger.add_domain(&new).await.unwrap();
