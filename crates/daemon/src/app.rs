@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use torpor_egress::Egress;
-use torpor_lifecycle::Fleet;
+use torpor_lifecycle::{Fleet, MemoryGauge};
 use torpor_store::{AuditLog, Images, Journals, Ledger, Saves, Vault};
 
 use crate::admission::{Host, Terms};
@@ -16,7 +15,6 @@ use crate::builds::jobs::Jobs;
 use crate::config::Config;
 use crate::domains::Domains;
 use crate::metrics::Metrics;
-use crate::pressure::Gauge;
 use crate::previews::Previews;
 
 pub struct App {
@@ -38,12 +36,9 @@ pub struct App {
     /// Host names of their owners that lead to previews.
     pub domains: Arc<Domains>,
     pub config: Config,
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
     pub host: Host,
-    pub gauge: Gauge,
     pub dialects: Vec<Dialect>,
-    /// Held by who makes room for a machine.
-    pub making_room: Mutex<()>,
     pub started: Instant,
     /// The daemon stops: streams that would go on for ever end.
     pub stopping: CancellationToken,
@@ -74,7 +69,7 @@ pub struct Parts {
     pub vault: Vault,
     pub egress: Egress,
     pub audit: AuditLog,
-    pub gauge: Gauge,
+    pub gauge: Arc<dyn MemoryGauge>,
     pub dialects: Vec<Dialect>,
 }
 

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use torpor_lifecycle::store::PoolRecord;
-use torpor_lifecycle::{Error, Refusal, Sandbox};
+use torpor_lifecycle::{Error, Lease, Refusal, Reservation, Sandbox, wake_deadline};
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, UpdateSandbox};
 use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork};
 use torpor_protocol::{
-    Name, SandboxRef, SandboxSpec, Snapshot, SnapshotKind, SnapshotRef, State, Tier,
+    Name, SandboxRef, SandboxSpec, Snapshot, SnapshotKind, SnapshotRef, State, Status, Tier,
 };
 
 use crate::admission::{self, Origin, Resolved};
@@ -22,8 +22,6 @@ pub use crate::api::output::{Output, Said};
 use crate::api::pinned_save::{PinnedSave, parse};
 pub use crate::api::{exec, files, socket, transfer, tunnel};
 use crate::app::App;
-use crate::room;
-pub use crate::room::awake;
 
 /// Stands for the number of a fork in its name.
 const NUMBER: &str = "{n}";
@@ -47,11 +45,9 @@ pub async fn create(app: &App, request: CreateSandbox) -> Result<Sandbox> {
     if let Some(until_ms) = queue_until_ms {
         return Ok(app.fleet.enqueue(spec, point.as_deref(), until_ms).await?);
     }
-    room::make(app, 1, point.as_ref().map_or(0, PinnedSave::memory_mib)).await?;
-    Ok(match &point {
-        Some(point) => app.fleet.begin(point, spec).await?,
-        None => app.fleet.create(spec).await?,
-    })
+    let Some(point) = &point else { return Ok(app.fleet.create(spec).await?) };
+    let room = app.fleet.reserve_forks(point, 1).await?;
+    Ok(app.fleet.begin(point, spec, room).await?)
 }
 
 /// What a sandbox that begins at a restore point is to be.
@@ -115,12 +111,29 @@ pub(crate) async fn admit(app: &App, request: CreateSandbox) -> Result<SandboxSp
 
 /// Returns when it runs. Whoever gets an error has nothing to clean up.
 pub async fn started(app: &App, sandbox: &Sandbox, begun: Instant) -> Result<()> {
-    if let Err(error) = sandbox.awake().await {
+    first_awake(app, sandbox).await?;
+    app.metrics.created(begun.elapsed());
+    Ok(())
+}
+
+/// Returns when it runs. One that does not is deleted.
+async fn first_awake(app: &App, sandbox: &Sandbox) -> Result<()> {
+    // Who waits for room has its own deadline before this one.
+    let mut status = sandbox.watch();
+    let queued =
+        |status: &Status| status.state == State::Creating && status.queued_until_ms.is_some();
+    // An error means that it is gone, which it is told below.
+    let _ = status.wait_for(|status| !queued(status)).await;
+    if let Err(error) = app.fleet.awake(sandbox, wake_deadline()).await {
         sandbox.delete().await;
         return Err(error.into());
     }
-    app.metrics.created(begun.elapsed());
     Ok(())
+}
+
+/// A lease of a sandbox, which is woken if need be.
+pub async fn awake(app: &App, sandbox: &Sandbox) -> Result<Lease> {
+    Ok(app.fleet.awake(sandbox, wake_deadline()).await?)
 }
 
 /// A sandbox without a name that its creator does not know of yet: if the creator goes away now,
@@ -166,13 +179,7 @@ pub async fn sleep(app: &App, sandbox: &Sandbox, cold: bool) -> Result<()> {
 
 /// Wakes it, also if requests do not.
 pub async fn wake(app: &App, sandbox: &Sandbox) -> Result<()> {
-    let (begun, tier) = (Instant::now(), sandbox.watch().borrow().tier);
-    room::wake_room(app, sandbox, true).await?;
-    sandbox.wake().await?;
-    if let Some(tier) = tier {
-        app.metrics.waited(tier, begun.elapsed());
-    }
-    Ok(())
+    Ok(app.fleet.wake(sandbox, wake_deadline()).await?)
 }
 
 // === Snapshots and forks ===
@@ -276,11 +283,10 @@ async fn begin(
     // A fork that asks for another network says so itself, and is not held to what was saved.
     let spec = point.admit(app, wish(fork, &point.about().spec))?;
     know(app, &spec).await?;
-    let needed_mib = point.memory_mib().saturating_mul(names.len() as u64);
-    room::make(app, names.len(), needed_mib).await?;
+    let mut room = app.fleet.reserve_forks(point, names.len()).await?;
     let begun = names.into_iter().map(|name| {
         let spec = SandboxSpec { name, ..spec.clone() };
-        begin_one(app, point, spec)
+        begin_one(app, point, spec, room.one())
     });
     let begun = join_all(begun).await.into_iter();
     let told = begun.map(|begun| {
@@ -298,13 +304,11 @@ async fn begin_one(
     app: &App,
     point: &PinnedSave,
     spec: SandboxSpec,
+    room: Reservation,
 ) -> Result<(Sandbox, Unanswered)> {
-    let sandbox = app.fleet.begin(point, spec).await?;
+    let sandbox = app.fleet.begin(point, spec, room).await?;
     let unanswered = Unanswered::new(&sandbox);
-    if let Err(error) = sandbox.awake().await {
-        sandbox.delete().await;
-        return Err(error.into());
-    }
+    first_awake(app, &sandbox).await?;
     Ok((sandbox, unanswered))
 }
 
@@ -345,17 +349,14 @@ async fn pool_record(app: &App, request: CreatePool) -> Result<PoolRecord> {
         Some(snapshot) => Some(memory_point(app, snapshot).await?),
         None => None,
     };
-    let (spec, from, each_mib) = match &point {
+    let (spec, from) = match &point {
         Some(point) => {
             let id = point.snapshot.clone().zip(Some(point.save.id.clone()));
-            (admit_at(app, point, wish)?, id, point.memory_mib())
+            (admit_at(app, point, wish)?, id)
         }
-        None => (admit(app, wish).await?, None, room::MACHINE_MIB),
+        None => (admit(app, wish).await?, None),
     };
     know(app, &spec).await?;
-    if size > 0 {
-        room::make(app, size, each_mib.saturating_mul(size as u64)).await?;
-    }
     let now_ms = app.fleet.clock().now_ms();
     Ok(PoolRecord { name, size, spec, from, max, created_at_ms: now_ms, updated_at_ms: now_ms })
 }

@@ -17,10 +17,10 @@ use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use torpor_lifecycle::{Lease, Sandbox};
+use torpor_lifecycle::Sandbox;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{PREVIEW_HEADER, REQUEST_ID_HEADER};
-use torpor_proxy::{Proxy, Target};
+use torpor_proxy::{Destination, Manner, Proxy, Target};
 use tower::ServiceExt;
 
 use crate::api;
@@ -55,7 +55,7 @@ pub(crate) struct Desk {
 
 impl Desk {
     pub(crate) fn new(app: &Arc<App>) -> Self {
-        let proxy = Proxy::new(app.fleet.clone()).waking_by(crate::room::waker(app));
+        let proxy = Proxy::new(app.fleet.clone());
         Self { app: Arc::clone(app), router: api::router(app), proxy }
     }
 
@@ -130,45 +130,39 @@ impl Desk {
         if peer.secure {
             previews::say_secure(request.headers_mut());
         }
-        // Without a sandbox, the proxy says what is wrong.
-        let entered = match self.app.fleet.find(&target.sandbox) {
-            Ok(sandbox) => self.enter(&sandbox, target.port, request.headers()).await,
-            Err(_) => Ok(None),
+        let Target { sandbox, port } = target;
+        let sandbox = match self.app.fleet.find(&sandbox) {
+            Ok(sandbox) => sandbox,
+            Err(error) => return torpor_proxy::refuse(error, &mut request).map(Body::new),
         };
+        let entered = self.enter(&sandbox, port, request.headers()).await;
         let uri = request.uri().clone();
         let hidden = self.app.keys.hide(&uri, request.headers_mut());
-        let _lease = match entered.and_then(|lease| hidden.map(|()| lease)) {
-            Ok(lease) => lease,
-            Err(error) => return told(&error, &request),
-        };
-        let mut response = self.proxy.handle(target, request, Some(peer.address)).await;
+        if let Err(error) = entered.and(hidden) {
+            return told(&error, &request);
+        }
+        let to = Destination { sandbox, port, lease: None };
+        let manner = Manner::default();
+        let mut response = self.proxy.handle(to, request, Some(peer.address), manner).await;
         previews::drop_cookies(response.headers_mut());
         response.map(Body::new)
     }
 
-    /// Whether this port may be reached. Who sleeps is woken here, where there is a say in how much
-    /// may run.
+    /// Whether this port may be reached.
     async fn enter(
         &self,
         sandbox: &Sandbox,
         port: NonZeroU16,
         headers: &HeaderMap,
-    ) -> Result<Option<Lease>, ApiError> {
-        let (access, asleep) = {
-            let watched = sandbox.watch();
-            let status = watched.borrow();
-            (status.spec.ports.clone(), status.tier.is_some())
-        };
+    ) -> Result<(), ApiError> {
+        let access = sandbox.watch().borrow().spec.ports.clone();
         if access.as_ref().is_some_and(|access| !access.exposed.contains(&port.get())) {
             return Err(not_exposed(port));
         }
         if !access.is_some_and(|access| access.public) {
             self.app.keys.admit_visitor(headers).await?;
         }
-        if !asleep {
-            return Ok(None);
-        }
-        crate::room::awake(&self.app, sandbox).await.map(Some)
+        Ok(())
     }
 }
 

@@ -29,10 +29,9 @@ mod engine;
 #[path = "../../../fuzz/input.rs"]
 mod input;
 mod listen;
+mod memory;
 pub mod metrics;
-pub mod pressure;
 pub mod previews;
-mod room;
 mod tally;
 pub mod telemetry;
 mod throttle;
@@ -44,7 +43,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -58,6 +56,7 @@ use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 use app::App;
 pub use app::{Dialect, Parts};
 pub use config::Config;
+use config::StandbyConfig;
 pub use doctor::{Finding, Verdict, doctor, production};
 use listen::Doors;
 pub use listen::bind;
@@ -146,7 +145,7 @@ pub async fn serve(
         ledger,
         images,
         saves,
-        gauge: pressure::gauge(),
+        gauge: Arc::new(memory::read),
         dialects,
     };
     serve_at(doors, parts, config, shutdown).await
@@ -176,7 +175,6 @@ async fn serve_at(
     app.previews.found_at(doors.address()?, doors.encrypted()?);
     let tasks = [
         tokio::spawn(tally::count(Arc::clone(&app))),
-        tokio::spawn(pressure::watch(Arc::clone(&app))),
         tokio::spawn(read_ahead(Arc::clone(&app))),
         tokio::spawn(previews::look_after(Arc::clone(&app))),
         tokio::spawn(domains::look_after(Arc::clone(&app))),
@@ -204,6 +202,9 @@ async fn serve_at(
 /// An idle machine that is not frozen may cost two hundredths of a core: a sixth of each, by default.
 const IDLE_AWAKE_PER_CORE: usize = 8;
 
+/// The part of the host's memory that is kept free unless the configuration says otherwise.
+const FLOOR_PART: u64 = 10;
+
 /// One waits for its machine while the other computes. A hundred at one instant had all answered after 0.8 s
 /// with one to four for each core, and after half a minute without a bound.
 const WAKES_PER_CORE: usize = 2;
@@ -221,18 +222,18 @@ fn idle_awake_max(config: &Config) -> usize {
 
 /// Brings the sandboxes back and puts everything together.
 async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, ServeError> {
-    let room = Arc::new(room::HostRoom::default());
     parts.journals.sweep(&remembered(&parts.ledger).await?).await?;
     let ledger = parts.ledger.clone();
     let keys = api::auth::Keyring::open(ledger.clone(), &config, exposed).await?;
     let about = parts.engine.about();
-    let metrics = metrics::Metrics::new(about.kind, &about.version);
-    let fleet = recover(&parts, &config, &room).await?;
+    let metrics = Arc::new(metrics::Metrics::new(about.kind, &about.version));
+    let host = admission::Host::here();
+    let fleet = recover(&parts, policy(&config, host), &metrics).await?;
     fleet.retain_builds().await?;
     let domains = domains::Domains::open(ledger.clone(), &config, fleet.clock()).await?;
     let domains = Arc::new(domains);
     let previews = previews::Previews::open(&ledger, &fleet, &domains, &config).await?;
-    let app = Arc::new(App {
+    Ok(Arc::new(App {
         installation: parts.installation,
         domains,
         fleet,
@@ -247,29 +248,35 @@ async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, S
         keys,
         config,
         metrics,
-        host: admission::Host::here(),
-        gauge: parts.gauge,
+        host,
         dialects: parts.dialects,
-        making_room: Mutex::new(()),
         started: Instant::now(),
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
-    });
-    room.open(&app);
-    Ok(app)
+    }))
 }
 
-async fn recover(
-    parts: &Parts,
-    config: &Config,
-    room: &Arc<room::HostRoom>,
-) -> Result<Fleet, ServeError> {
-    let policy = Policy {
+fn policy(config: &Config, host: admission::Host) -> Policy {
+    let StandbyConfig { memory_floor_mib, pressure_percent, .. } = config.standby;
+    Policy {
         persist_after: Duration::from_millis(config.standby.persist_after_ms),
         warm_for: Duration::from_secs(config.standby.warm_for_secs),
         idle_awake_max: idle_awake_max(config),
         wakes_at_once: cores() * WAKES_PER_CORE,
-    };
+        sandboxes_max: config.limits.sandboxes,
+        memory_floor_mib: match memory_floor_mib {
+            0 => host.memory_mib / FLOOR_PART,
+            floor => floor,
+        },
+        stalled_percent_max: (pressure_percent > 0).then_some(pressure_percent),
+    }
+}
+
+async fn recover(
+    parts: &Parts,
+    policy: Policy,
+    metrics: &Arc<metrics::Metrics>,
+) -> Result<Fleet, ServeError> {
     let fleet = Fleet::recover(torpor_lifecycle::Parts {
         engine: Arc::clone(&parts.engine),
         ledger: Arc::new(parts.ledger.clone()),
@@ -277,7 +284,8 @@ async fn recover(
         saves: Arc::new(parts.saves.clone()),
         journal: Arc::new(parts.journals.clone()),
         vault: Arc::new(parts.vault.clone()),
-        room: Arc::clone(room) as _,
+        gauge: Arc::clone(&parts.gauge),
+        observer: Arc::clone(metrics) as _,
         ca: Some(parts.egress.certificate().to_owned()),
         policy,
     });
@@ -319,4 +327,22 @@ async fn read_ahead(app: Arc<App>) {
         }
     }
     app.saves.warm_up().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_floor_is_a_tenth_of_the_host_unless_configured() {
+        let host = admission::Host { memory_mib: 8000 };
+        let limits = |memory_floor_mib, pressure_percent| {
+            let standby =
+                StandbyConfig { memory_floor_mib, pressure_percent, ..StandbyConfig::default() };
+            let policy = policy(&Config { standby, ..Config::default() }, host);
+            (policy.memory_floor_mib, policy.stalled_percent_max)
+        };
+        assert_eq!(limits(0, 20), (800, Some(20)));
+        assert_eq!(limits(5, 0), (5, None));
+    }
 }

@@ -46,8 +46,11 @@ mod world;
 pub use clock::Clock;
 pub use driver::begin::{BAD_ENTRYPOINT, CANCELLED, NO_ROOM};
 pub use error::{Error, Refusal, chain};
-pub use fleet::{Fleet, Parts, RestorePoint, Taking};
+pub use fleet::{
+    Cause, Fleet, MemoryGauge, MemoryReading, Observer, Parts, Reservation, RestorePoint, Taking,
+    Tally, wake_deadline,
+};
 pub use lease::Lease;
 pub use packet::SeqPacket;
 pub use sandbox::{Keep, Sandbox};
-pub use world::{Policy, Room, ShutdownMode};
+pub use world::{Policy, ShutdownMode};

@@ -133,13 +133,6 @@ impl From<Inadmissible> for ApiError {
         let hint = match error {
             Inadmissible::Invalid { .. } => return Self::invalid(error.to_string()),
             Inadmissible::Memory { .. } => "ask for less memory_mib, or use a larger host",
-            Inadmissible::NoMemory { .. } => {
-                "put sandboxes to sleep (`torpor sleep --cold`), delete some, or use a larger host"
-            }
-            Inadmissible::Full(_) => {
-                "put sandboxes to sleep (`torpor sleep --cold`), delete some, or raise \
-                 limits.sandboxes in the configuration"
-            }
         };
         Self::with_hint(ErrorCode::CapacityReached, error.to_string(), hint)
     }
@@ -183,6 +176,14 @@ fn refused(refusal: &Refusal) -> Told {
         Refusal::PoolNameTaken(_) => {
             told.hint("choose another name, or delete the pool of that name")
         }
+        Refusal::HostFull(_) => told.hint(
+            "put sandboxes to sleep (`torpor sleep --cold`), delete some, or raise \
+             limits.sandboxes in the configuration",
+        ),
+        Refusal::NoMemory { .. } => told.hint(
+            "put sandboxes to sleep (`torpor sleep --cold`), delete some, or use a larger host",
+        ),
+        Refusal::StillWaking(_) => told.hint("try again: who comes later waits for the same wake"),
         Refusal::PoolFull { .. } => told.hint("delete sandboxes of it, or raise its max"),
         Refusal::ResizeAsleep(_) => told.hint("POST …/wake (`torpor wake`) wakes it"),
         Refusal::Stopping => {

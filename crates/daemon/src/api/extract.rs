@@ -177,7 +177,7 @@ impl FromRequestParts<Arc<App>> for Awake {
     type Rejection = ApiError;
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
         let Named(sandbox) = Named::from_request_parts(parts, app).await?;
-        let lease = crate::room::awake(app, &sandbox).await?;
+        let lease = crate::calls::awake(app, &sandbox).await?;
         Ok(Self { sandbox, lease })
     }
 }

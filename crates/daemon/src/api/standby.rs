@@ -13,7 +13,7 @@ use super::Answer;
 use super::extract::{Json, Named};
 use super::pinned_save::parse;
 use crate::app::App;
-use crate::{calls, room};
+use crate::calls;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(sleep)).routes(routes!(wake)).routes(routes!(restore))
@@ -60,7 +60,6 @@ async fn restore(
     Json(RestoreSandbox { snapshot }): Json<RestoreSandbox>,
 ) -> Answer<Status> {
     let snapshot = parse(&snapshot)?;
-    room::wake_room(&app, &sandbox, true).await?;
     let sandbox = app.fleet.restore(&SandboxRef::Id(sandbox.id().clone()), &snapshot).await?;
     Ok(Json(sandbox.status()))
 }

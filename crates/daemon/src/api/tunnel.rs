@@ -22,7 +22,6 @@ use super::exec::upgraded;
 use super::extract::{Awake, Path, Query, RequestId, Upgrade};
 use super::socket::{self, Ear, Heard, Mouth};
 use crate::app::App;
-use crate::room;
 
 /// How long a server inside may take to accept.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
@@ -101,7 +100,7 @@ pub async fn connect(awake: &Awake, port: u16) -> Result<Stream> {
 }
 
 /// A connection that outlives sleep; none if the agent in that machine is too old for it.
-async fn connect_kept(app: &Arc<App>, awake: &Awake, port: u16) -> Result<Option<Kept>> {
+async fn connect_kept(app: &App, awake: &Awake, port: u16) -> Result<Option<Kept>> {
     let full = || {
         let message = format!("the sandbox already has {KEPT_MAX} connections that are kept");
         ApiError::new(ErrorCode::CapacityReached, message)
@@ -117,7 +116,7 @@ async fn connect_kept(app: &Arc<App>, awake: &Awake, port: u16) -> Result<Option
     };
     let connected = tokio::time::timeout(CONNECT_DEADLINE, connect).await;
     match connected.map_err(|_| GuestError::Timeout(CONNECT_DEADLINE))? {
-        Ok(stream) => Ok(Some(Kept::new(keep, room::waker(app), stream))),
+        Ok(stream) => Ok(Some(Kept::new(app.fleet.clone(), keep, stream))),
         Err(error) if torpor_proxy::is_too_old(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }

@@ -22,7 +22,6 @@ mod page;
 mod rules;
 mod tokens;
 mod visit;
-mod waking;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -35,7 +34,7 @@ use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Sandbox};
 use torpor_protocol::domain::DomainState;
 use torpor_protocol::preview::{CreatePreview, Preview, PreviewLabel, UpdatePreview};
-use torpor_protocol::{ErrorCode, Name, PreviewId, SandboxId, SandboxRef};
+use torpor_protocol::{ErrorCode, Name, PreviewId, SandboxId};
 use torpor_store::Ledger;
 
 use crate::api::error::{ApiError, Result};
@@ -47,7 +46,6 @@ use address::Names;
 pub(crate) use address::bare;
 pub(crate) use entry::Entry;
 pub(crate) use visit::{Visitor, nobody, say_secure};
-use waking::Waking;
 
 /// Previews of one sandbox: more than anybody has servers in one.
 const PREVIEWS_MAX: usize = 64;
@@ -67,7 +65,6 @@ pub struct Previews {
     known: RwLock<Known>,
     /// Held by who changes something, from the look at what is there to the write.
     changing: Mutex<()>,
-    waking: Waking,
 }
 
 #[derive(Default)]
@@ -120,7 +117,6 @@ impl Previews {
             names: RwLock::new(Names::new(&config.previews.domain)),
             known: RwLock::new(known),
             changing: Mutex::default(),
-            waking: Waking::default(),
         })
     }
 
@@ -144,18 +140,16 @@ impl Previews {
         label.is_some_and(|label: PreviewLabel| label.looks_random())
     }
 
-    /// The preview with this label. It may have ended.
+    /// The preview with this label. It may have ended, with or without its sandbox.
     pub(crate) fn by_label(&self, label: &str) -> Option<Arc<Entry>> {
         let label: PreviewLabel = label.parse().ok()?;
         let known = self.known.read();
-        let entry = known.entries.get(known.labels.get(&label)?)?;
-        self.lives(entry).then(|| Arc::clone(entry))
+        known.entries.get(known.labels.get(&label)?).cloned()
     }
 
-    /// The preview with this id. It may have ended.
+    /// The preview with this id. It may have ended, with or without its sandbox.
     pub(crate) fn by_id(&self, id: &PreviewId) -> Option<Arc<Entry>> {
-        let entry = self.known.read().entries.get(id).cloned()?;
-        self.lives(&entry).then_some(entry)
+        self.known.read().entries.get(id).cloned()
     }
 
     /// Whether there is such a preview, and where it is found.
@@ -166,7 +160,7 @@ impl Previews {
 
     /// Whether its sandbox is there.
     fn lives(&self, entry: &Entry) -> bool {
-        self.fleet.find(&SandboxRef::Id(entry.preview.sandbox.clone())).is_ok()
+        self.fleet.contains(&entry.preview.sandbox)
     }
 
     /// Whether it can be used.

@@ -11,20 +11,24 @@ use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Request, Response, StatusCode, Uri};
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use torpor_lifecycle::{Lease, Sandbox};
+use torpor_lifecycle::{Error, Lease, Refusal, Sandbox, wake_deadline};
 use torpor_protocol::api::REQUEST_ID_HEADER;
-use torpor_protocol::{ErrorCode, SandboxRef, State};
-use torpor_proxy::{Manner, NotListening, Proxy, Target, Until};
+use torpor_protocol::{ErrorCode, SandboxRef};
+use torpor_proxy::{Destination, Manner, NotListening, Proxy, Until};
 
 use super::access::{self, Shown};
 use super::entry::Entry;
+use super::listening;
 use super::page::{Kind, Told, is_browser};
-use super::{listening, waking};
 use crate::api::error::ApiError;
 use crate::app::App;
 
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
+/// How long a browser waits for an answer before it gets a page that comes again by itself: a warm or
+/// cold sandbox mostly wakes well within it, and a tab that stays empty for longer looks broken.
+const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Who comes, and how.
 pub(crate) struct Visitor<'a> {
@@ -41,14 +45,6 @@ struct Pass {
     until: CancellationToken,
     /// For a browser that showed its token in a URL.
     cookie: Option<HeaderValue>,
-}
-
-/// Keeps a sandbox awake until the proxy has a lease of its own.
-#[expect(dead_code, reason = "they are held, not used")]
-enum Held {
-    Own(Lease),
-    Shared(Arc<Lease>),
-    Nobody,
 }
 
 /// What a visitor is told instead.
@@ -90,27 +86,28 @@ impl Visitor<'_> {
         mut request: Request<Incoming>,
         browser: bool,
     ) -> Instead<Response<Body>> {
+        let id = SandboxRef::Id(entry.preview.sandbox.clone());
+        let sandbox = self.app.fleet.find(&id).map_err(|_| ended())?;
         let Pass { until, cookie } = self.admit(entry, &mut request).await?;
         if let Some(cookie) = cookie.filter(|_| browser) {
             return Ok(redirect(request.uri(), cookie));
         }
-        let id = SandboxRef::Id(entry.preview.sandbox.clone());
-        let sandbox = self.app.fleet.find(&id).map_err(|_| ended())?;
-        let _held = self.awake(&sandbox, browser).await?;
+        let lease = Some(self.lease(&sandbox, browser).await?);
         if self.secure {
             say_secure(request.headers_mut());
         }
         entry.rules.dress(request.headers_mut());
         request.extensions_mut().insert(Until(until.clone()));
-        let target = Target { port: entry.preview.port, sandbox: id };
+        let port = entry.preview.port;
+        let to = Destination { sandbox: sandbox.clone(), port, lease };
         let manner = Manner { keep_open: entry.preview.keep_open };
-        let asked = self.proxy.handle_as(target, request, Some(self.peer), manner);
+        let asked = self.proxy.handle(to, request, Some(self.peer), manner);
         let mut response = tokio::select! {
             response = asked => response,
             () = until.cancelled() => return Err(locked(true)),
         };
         if response.extensions().get::<NotListening>().is_some() {
-            return Err(self.nobody_listens(&sandbox, entry.preview.port.get()).await);
+            return Err(nobody_listens(&sandbox, port.get()).await);
         }
         access::drop_cookies(response.headers_mut());
         let until = Box::pin(until.cancelled_owned());
@@ -172,50 +169,36 @@ impl Visitor<'_> {
 
     // === Who is there ===
 
-    /// Who sleeps is woken here, where there is a say in how much may run.
-    async fn awake(&self, sandbox: &Sandbox, browser: bool) -> Instead<Held> {
-        let (state, asleep) = {
-            let watched = sandbox.watch();
-            let status = watched.borrow();
-            (status.state, status.tier.is_some())
-        };
-        if state == State::Running && !asleep {
-            return Ok(Held::Nobody);
-        }
-        if browser {
-            return match waking::awake(self.app, sandbox).await {
-                Some(Ok(lease)) => Ok(Held::Shared(lease)),
-                Some(Err(error)) => Err(told(&error)),
-                None => Err(waiting()),
-            };
-        }
-        if !asleep {
-            return Ok(Held::Nobody);
-        }
-        let lease = crate::room::awake(self.app, sandbox).await;
-        lease.map(Held::Own).map_err(|error| told(&error))
+    /// A wake that takes longer than a browser should wait goes on.
+    async fn lease(&self, sandbox: &Sandbox, browser: bool) -> Instead<Lease> {
+        let deadline = if browser { Instant::now() + PATIENCE } else { wake_deadline() };
+        let lease = self.app.fleet.awake(sandbox, deadline).await;
+        lease.map_err(|error| match error {
+            Error::Refused(Refusal::StillWaking(_)) if browser => waiting(),
+            error => told(&error.into()),
+        })
     }
+}
 
-    async fn nobody_listens(&self, sandbox: &Sandbox, port: u16) -> Box<Told> {
-        let ports = match crate::room::awake(self.app, sandbox).await {
-            Ok(lease) => listening::ports(&lease).await,
-            Err(_) => Vec::new(),
-        };
-        let message = format!("nothing listens on port {port} in the sandbox");
-        let listed: Vec<_> = ports.iter().map(u16::to_string).collect();
-        let others = match ports.len() {
-            0 => "No other port has a server either.".to_owned(),
-            1 => format!("Port {} has a server.", listed[0]),
-            _ => format!("These ports have a server: {}.", listed.join(", ")),
-        };
-        let hint = format!(
-            "{others} Start one that listens on port {port}, at any address: 127.0.0.1 is enough \
-             (torpor run --detach SANDBOX -- COMMAND)."
-        );
-        let error = ApiError::with_hint(ErrorCode::PortNotListening, message, hint);
-        let told = told(&error);
-        Box::new(Told { listening: Some(ports), ..*told })
-    }
+async fn nobody_listens(sandbox: &Sandbox, port: u16) -> Box<Told> {
+    let ports = match sandbox.if_awake() {
+        Some(lease) => listening::ports(&lease).await,
+        None => Vec::new(),
+    };
+    let message = format!("nothing listens on port {port} in the sandbox");
+    let listed: Vec<_> = ports.iter().map(u16::to_string).collect();
+    let others = match ports.len() {
+        0 => "No other port has a server either.".to_owned(),
+        1 => format!("Port {} has a server.", listed[0]),
+        _ => format!("These ports have a server: {}.", listed.join(", ")),
+    };
+    let hint = format!(
+        "{others} Start one that listens on port {port}, at any address: 127.0.0.1 is enough \
+         (torpor run --detach SANDBOX -- COMMAND)."
+    );
+    let error = ApiError::with_hint(ErrorCode::PortNotListening, message, hint);
+    let told = told(&error);
+    Box::new(Told { listening: Some(ports), ..*told })
 }
 
 /// Whether a page of somebody else made this request. What a person follows to is not.

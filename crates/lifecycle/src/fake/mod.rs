@@ -1,12 +1,10 @@
 //! An engine and a store without isolation or disk, for tests of logic.
 //!
 //! [`FakeHost`] stands for the machine room: machines in it outlive the [`FakeEngine`] that started
-//! them, as real ones outlive a daemon. It fails on command and counts what matters. Its machines
-//! answer with a scripted agent on virtual time, or run the real agent in a thread of the test
-//! process, where "inside" is the test's own host: never for code that is not ours.
-//!
-//! What a fake machine keeps in memory is one text, which is all that saving and reviving keep; it
-//! is also the content of its only changed file, `/memory`.
+//! them, as real ones outlive a daemon. Its machines answer with a scripted agent on virtual time, or run
+//! the real agent in a thread of the test process, where "inside" is the test's own host: never for code
+//! that is not ours. What one keeps in memory is one text, which is all that saving and reviving keep; it is
+//! also the content of its only changed file, `/memory`.
 
 mod changes;
 mod road;
@@ -33,7 +31,7 @@ use crate::engine::{
 use changes::FakeChanges;
 use road::{Dormant, RealAgent, Road};
 use script::Script;
-pub use store::{FakeRoom, FakeStore};
+pub use store::{FakeMemory, FakeStore};
 
 /// Between two looks whether agents have ended.
 const LOOK: Duration = Duration::from_millis(1);
@@ -71,7 +69,7 @@ struct HostState {
     revives: usize,
     saves: usize,
     network_changes: usize,
-    fail_starts: usize,
+    start_failures: Vec<EngineError>,
     fail_saves: usize,
     fail_resumes: usize,
     fail_resizes: usize,
@@ -131,7 +129,14 @@ impl FakeHost {
 
     /// The next `count` boots and revives fail.
     pub fn fail_starts(&self, count: usize) {
-        self.state.lock().fail_starts = count;
+        let fault = || EngineError::failed("start")("a fake fault");
+        self.state.lock().start_failures = std::iter::repeat_with(fault).take(count).collect();
+    }
+
+    /// The next `count` boots and revives find no address.
+    pub fn lack_addresses(&self, count: usize) {
+        let lack = || EngineError::Capacity { what: "addresses", detail: "fake".to_owned() };
+        self.state.lock().start_failures = std::iter::repeat_with(lack).take(count).collect();
     }
 
     /// The next `count` saves find the disk full.
@@ -295,16 +300,12 @@ impl FakeEngine {
         plan: BootPlan,
         memory: io::Result<String>,
     ) -> Result<Box<dyn Machine>, EngineError> {
-        let (time, fails) = {
+        let (time, failure) = {
             let mut state = self.host.state.lock();
-            let fails = state.fail_starts > 0;
-            state.fail_starts = state.fail_starts.saturating_sub(1);
-            (state.start_takes, fails)
+            (state.start_takes, state.start_failures.pop())
         };
         tokio::time::sleep(time).await;
-        if fails {
-            return Err(EngineError::failed("start")("a fake fault"));
-        }
+        failure.map_or(Ok(()), Err)?;
         let memory = memory.map_err(EngineError::failed("read what was saved"))?;
         let Road { channel, script, agent } = self
             .host

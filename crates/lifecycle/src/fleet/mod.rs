@@ -1,6 +1,8 @@
 //! All sandboxes of this host: create, find, list, and bring back what the ledger knows.
 
+mod awake;
 mod builds;
+mod capacity;
 mod idle_limit;
 mod pools;
 mod slot;
@@ -9,6 +11,7 @@ mod snapshots;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, broadcast};
@@ -16,17 +19,21 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use torpor_protocol::api::UpdateSandbox;
 use torpor_protocol::guest::LogLine;
-use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, Status, Tier};
+use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, Status};
 
 use crate::clock::Clock;
 use crate::driver::Phase;
 use crate::engine::{About, Engine};
-use crate::lease::Lease;
-use crate::sandbox::{Request, Sandbox};
+use crate::sandbox::Sandbox;
 use crate::store::{Facts, Images, Journal, Ledger, PersistedState, Record, Saves, Search, Vault};
-use crate::world::{Policy, Room, ShutdownMode, World};
+use crate::world::{Policy, ShutdownMode, World};
 use crate::{Error, Refusal, fault};
 
+pub(crate) use awake::AWAKE_WITHIN;
+use awake::Counters;
+pub use awake::{Tally, wake_deadline};
+use capacity::Capacity;
+pub use capacity::{Cause, MemoryGauge, MemoryReading, Observer, Reservation};
 use pools::Pools;
 pub(crate) use slot::{DriverSlot, DriverState};
 pub use snapshots::{RestorePoint, Taking};
@@ -42,7 +49,8 @@ pub struct Parts {
     pub saves: Arc<dyn Saves>,
     pub journal: Arc<dyn Journal>,
     pub vault: Arc<dyn Vault>,
-    pub room: Arc<dyn Room>,
+    pub gauge: Arc<dyn MemoryGauge>,
+    pub observer: Arc<dyn Observer>,
     /// The certificate (PEM) of who reads some requests of guests.
     pub ca: Option<String>,
     pub policy: Policy,
@@ -57,6 +65,10 @@ struct Inner {
     world: Arc<World>,
     register: Mutex<Register>,
     pools: Pools,
+    gauge: Arc<dyn MemoryGauge>,
+    observer: Arc<dyn Observer>,
+    capacity: Capacity,
+    counters: Counters,
     /// Held by who takes a name for a sandbox that has one, or none.
     renaming: AsyncMutex<()>,
     /// Held by who claims a sandbox from a pool, until it counts.
@@ -75,10 +87,18 @@ struct Register {
     by_name: HashMap<Name, SandboxId>,
 }
 
+/// How a new sandbox comes by its room on this host.
+enum Entry {
+    Reserved(Reservation),
+    /// It waits until this time.
+    Queued(u64),
+}
+
 impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
-        let Parts { engine, ledger, images, saves, journal, vault, room, ca, policy } = parts;
+        let Parts { engine, ledger, images, saves, journal, vault, gauge, observer, ca, policy } =
+            parts;
         let records = ledger.all().await?;
         let keep: HashSet<_> =
             records.iter().filter(|r| may_run(&r.state)).map(|r| r.id.clone()).collect();
@@ -91,7 +111,6 @@ impl Fleet {
             saves,
             journal,
             vault,
-            room,
             ca,
             policy,
             clock: Clock::start(),
@@ -104,6 +123,10 @@ impl Fleet {
                 world: Arc::new(world),
                 register: Mutex::default(),
                 pools: Pools::default(),
+                gauge,
+                observer,
+                capacity: Capacity::default(),
+                counters: Counters::default(),
                 renaming: AsyncMutex::default(),
                 claiming: AsyncMutex::default(),
                 called: Notify::new(),
@@ -116,6 +139,7 @@ impl Fleet {
         fleet.adopt(sleepers).await;
         fleet.recover_pools().await?;
         fleet.inner.tasks.spawn(fleet.clone().enforce_idle_limit());
+        fleet.inner.tasks.spawn(fleet.clone().watch_memory());
         Ok(fleet)
     }
 
@@ -144,7 +168,8 @@ impl Fleet {
     /// Creates a sandbox from its image. When this returns it is recorded; it runs when `awake`
     /// returns.
     pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox, Error> {
-        self.create_record(spec, None, None).await
+        let room = self.reserve(1, 0).await?;
+        self.create_record(spec, None, Entry::Reserved(room)).await
     }
 
     /// Creates a sandbox that waits until this host has room for it, or until this time.
@@ -156,9 +181,9 @@ impl Fleet {
     ) -> Result<Sandbox, Error> {
         match from {
             Some(point) => {
-                self.create_record(self.fitting(spec, point)?, from, Some(until_ms)).await
+                self.create_record(self.fitting(spec, point)?, from, Entry::Queued(until_ms)).await
             }
-            None => self.create_record(spec, None, Some(until_ms)).await,
+            None => self.create_record(spec, None, Entry::Queued(until_ms)).await,
         }
     }
 
@@ -167,7 +192,7 @@ impl Fleet {
         &self,
         spec: SandboxSpec,
         from: Option<&RestorePoint>,
-        queued_until_ms: Option<u64>,
+        entry: Entry,
     ) -> Result<Sandbox, Error> {
         if self.inner.world.stopping.is_cancelled() {
             return Err(Refusal::Stopping.into());
@@ -195,8 +220,11 @@ impl Fleet {
             Some(ready) => Some(ready.root.clone()),
             None => from.and_then(|point| point.save.manifest.about.root.clone()),
         };
-        // What is ready has its room already.
-        let queued_until_ms = queued_until_ms.filter(|_| ready.is_none());
+        let (room, queued_until_ms) = match entry {
+            Entry::Reserved(room) => (Some(room), None),
+            // What is ready has its room already.
+            Entry::Queued(until_ms) => (None, Some(until_ms).filter(|_| ready.is_none())),
+        };
         let facts = Facts { parent, root, queued_until_ms, ..Facts::default() };
         let record =
             Record { id, spec, state, save, facts, created_at_ms: now, last_used_at_ms: now };
@@ -214,7 +242,10 @@ impl Fleet {
                 (None, Some(until_ms)) => Phase::Queued { until_ms },
                 (None, None) => Phase::Creating,
             };
-            Ok(fleet.launch(record, phase))
+            let sandbox = fleet.launch(record, phase);
+            // From now on it counts by itself.
+            drop(room);
+            Ok(sandbox)
         });
         creation.await.unwrap_or_else(|_| Err(Refusal::Stopping.into()))
     }
@@ -267,6 +298,7 @@ impl Fleet {
     }
 
     pub fn find(&self, reference: &SandboxRef) -> Result<Sandbox, Error> {
+        self.inner.counters.lookups.fetch_add(1, Ordering::Relaxed);
         let register = self.inner.register.lock();
         let id = match reference {
             SandboxRef::Id(id) => Some(id),
@@ -276,9 +308,8 @@ impl Fleet {
         sandbox.ok_or_else(|| Refusal::NoSuchSandbox(reference.clone()).into())
     }
 
-    /// The way in for every request to a sandbox.
-    pub async fn awake(&self, reference: &SandboxRef) -> Result<Lease, Error> {
-        self.find(reference)?.awake().await
+    pub fn contains(&self, id: &SandboxId) -> bool {
+        self.inner.register.lock().by_id.contains_key(id)
     }
 
     /// Sorted by id, which is what pages of a listing go by.
@@ -320,18 +351,6 @@ impl Fleet {
     pub async fn delete(&self, reference: &SandboxRef) -> Result<(), Error> {
         self.find(reference)?.delete().await;
         Ok(())
-    }
-
-    /// Tells the sandbox in memory that slept longest to leave it; which one, if there is any.
-    pub async fn demote_least_used(&self) -> Option<SandboxId> {
-        let warm = |sandbox: &Sandbox| sandbox.status.borrow().tier == Some(Tier::Warm);
-        let sleepers = self.sandboxes().into_iter().filter(warm);
-        // One that could not be saved the last time would stand in the way of all others.
-        let stuck = |sandbox: &Sandbox| sandbox.status.borrow().reason.is_some();
-        let eldest =
-            sleepers.min_by_key(|sleeper| (stuck(sleeper), sleeper.gate.last_used_ms()))?;
-        eldest.tell(Request::Demote).await;
-        Some(eldest.id)
     }
 
     /// Status changes of all sandboxes, from now on.

@@ -14,6 +14,7 @@ use torpor_protocol::snapshot::Pool;
 use torpor_protocol::{Name, SandboxId, SandboxSpec, SaveId};
 
 use super::Fleet;
+use super::capacity::{MACHINE_MIB, Reservation, mib};
 use crate::engine::Machine;
 use crate::error::chain;
 use crate::sandbox::Sandbox;
@@ -125,9 +126,19 @@ impl Fleet {
         if self.inner.pools.0.lock().contains_key(&record.name) {
             return Err(Refusal::PoolNameTaken(record.name).into());
         }
+        let _room = self.reserve_pool(&record).await?;
         self.inner.world.ledger.record_pool(&record).await?;
         self.open_pool(record);
         Ok(())
+    }
+
+    /// Room for the machines that a pool is to have.
+    async fn reserve_pool(&self, record: &PoolRecord) -> Result<Reservation, Error> {
+        let each_mib = match &record.from {
+            Some((_, save)) => mib(self.inner.world.saves.about(save).await?.size_bytes()),
+            None => MACHINE_MIB,
+        };
+        Ok(self.reserve(record.size, each_mib.saturating_mul(record.size as u64)).await?)
     }
 
     fn open_pool(&self, record: PoolRecord) {
@@ -178,6 +189,7 @@ impl Fleet {
     /// that were claimed from it stay.
     pub async fn update_pool(&self, record: PoolRecord) -> Result<(), Error> {
         let before = self.pool(&record.name)?;
+        let _room = self.reserve_pool(&record).await?;
         self.inner.world.ledger.record_pool(&record).await?;
         let surplus = {
             let mut pools = self.inner.pools.0.lock();

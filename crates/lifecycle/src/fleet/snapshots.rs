@@ -9,7 +9,8 @@ use torpor_protocol::{
     SnapshotState,
 };
 
-use super::Fleet;
+use super::capacity::{Reservation, mib};
+use super::{Entry, Fleet};
 use crate::engine::Changes;
 use crate::error::chain;
 use crate::sandbox::Sandbox;
@@ -34,6 +35,14 @@ impl RestorePoint {
 
     pub fn kind(&self) -> SnapshotKind {
         self.save.manifest.about.kind
+    }
+
+    /// What each machine that begins here needs at once.
+    pub(super) fn memory_mib(&self) -> u64 {
+        match self.kind() {
+            SnapshotKind::Memory => mib(self.save.manifest.size_bytes()),
+            SnapshotKind::Filesystem => 0,
+        }
     }
 }
 
@@ -268,9 +277,24 @@ impl Fleet {
         Ok(RestorePoint { save: sandbox.save().await?, snapshot: sandbox.status().parent })
     }
 
-    /// Creates a sandbox that begins at `point`.
-    pub async fn begin(&self, point: &RestorePoint, spec: SandboxSpec) -> Result<Sandbox, Error> {
-        self.create_record(self.fitting(spec, point)?, Some(point), None).await
+    /// Room for so many sandboxes that begin at `point`.
+    pub async fn reserve_forks(
+        &self,
+        point: &RestorePoint,
+        count: usize,
+    ) -> Result<Reservation, Error> {
+        Ok(self.reserve(count, point.memory_mib().saturating_mul(count as u64)).await?)
+    }
+
+    /// Creates a sandbox that begins at `point`, in room that was reserved for it.
+    pub async fn begin(
+        &self,
+        point: &RestorePoint,
+        spec: SandboxSpec,
+        room: Reservation,
+    ) -> Result<Sandbox, Error> {
+        let spec = self.fitting(spec, point)?;
+        self.create_record(spec, Some(point), Entry::Reserved(room)).await
     }
 
     /// The specification of a sandbox that begins at `point`.

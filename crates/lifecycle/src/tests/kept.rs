@@ -122,10 +122,10 @@ async fn connected(world: &World) -> (Sandbox, Line) {
 
 async fn lasting() -> Inside {
     let (host, store) = (FakeHost::new(crate::fake::Inside::LastingAgent), FakeStore::new());
-    let room = FakeRoom::endless();
+    let memory = FakeMemory::endless();
     let engine = FakeEngine::new(Arc::clone(&host));
-    let fleet = Fleet::recover(parts(engine, &store, &room)).await.unwrap();
-    Inside(World { host, store, room, fleet })
+    let fleet = Fleet::recover(parts(engine, &store, &memory)).await.unwrap();
+    Inside(World { host, store, memory, fleet })
 }
 
 async fn resume(sandbox: &Sandbox, keep: &Keep, parked: &mut Parked) -> Result<Stream, GuestError> {
@@ -182,7 +182,7 @@ async fn a_fork_and_a_restored_sandbox_have_nothing_of_it() {
     taken.unwrap().done().await.unwrap();
     let base = "base".parse().unwrap();
     let point = world.fleet.restore_point(&base).await.unwrap();
-    let fork = world.fleet.begin(&point, spec(Some("fork"))).await.unwrap();
+    let fork = world.begin(&point, spec(Some("fork"))).await.unwrap();
     sandbox.sleep(true).await.unwrap();
     let mut parked = soon(stream.park()).await.unwrap();
     let refused = resume(&fork, &keep, &mut parked).await;

@@ -1,6 +1,7 @@
 //! The life of a sandbox, told as behaviours, on fakes and virtual time.
 
 mod builds;
+mod capacity;
 mod changes;
 mod cold;
 mod kept;
@@ -18,9 +19,9 @@ use torpor_protocol::{
     Lifetime, Network, Resources, SandboxRef, SandboxSpec, StandbyPolicy, State, Status,
 };
 
-use crate::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
+use crate::fake::{FakeEngine, FakeHost, FakeMemory, FakeStore, Inside};
 use crate::store::Ledger;
-use crate::{Error, Fleet, Parts, Policy, Refusal, Sandbox, ShutdownMode};
+use crate::{Error, Fleet, Parts, Policy, Refusal, RestorePoint, Sandbox, ShutdownMode};
 
 /// Longer than anything may take in virtual time.
 const SOON: Duration = Duration::from_secs(600);
@@ -28,23 +29,23 @@ const SOON: Duration = Duration::from_secs(600);
 struct World {
     host: Arc<FakeHost>,
     store: Arc<FakeStore>,
-    room: Arc<FakeRoom>,
+    memory: Arc<FakeMemory>,
     fleet: Fleet,
 }
 
 impl World {
     async fn new() -> Self {
         let (host, store) = (FakeHost::new(Inside::Scripted), FakeStore::new());
-        let room = FakeRoom::endless();
+        let memory = FakeMemory::endless();
         let engine = FakeEngine::new(Arc::clone(&host));
-        let fleet = Fleet::recover(parts(engine, &store, &room)).await.unwrap();
-        Self { host, store, room, fleet }
+        let fleet = Fleet::recover(parts(engine, &store, &memory)).await.unwrap();
+        Self { host, store, memory, fleet }
     }
 
     /// Another daemon on the same host and ledger.
     async fn daemon(&self) -> Fleet {
         let engine = FakeEngine::new(Arc::clone(&self.host));
-        Fleet::recover(parts(engine, &self.store, &self.room)).await.unwrap()
+        Fleet::recover(parts(engine, &self.store, &self.memory)).await.unwrap()
     }
 
     /// The daemon hands over to another one on the same host and ledger.
@@ -68,6 +69,12 @@ impl World {
         sandbox
     }
 
+    /// A sandbox that begins at a restore point.
+    async fn begin(&self, point: &RestorePoint, spec: SandboxSpec) -> Result<Sandbox, Error> {
+        let room = self.fleet.reserve_forks(point, 1).await?;
+        self.fleet.begin(point, spec, room).await
+    }
+
     fn find(&self, name: &str) -> Result<Sandbox, Error> {
         self.fleet.find(&reference(name))
     }
@@ -77,7 +84,7 @@ impl World {
     }
 }
 
-fn parts(engine: FakeEngine, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Parts {
+fn parts(engine: FakeEngine, store: &Arc<FakeStore>, memory: &Arc<FakeMemory>) -> Parts {
     Parts {
         engine: Arc::new(engine),
         ledger: store.clone(),
@@ -85,7 +92,8 @@ fn parts(engine: FakeEngine, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Pa
         saves: store.clone(),
         journal: store.clone(),
         vault: store.clone(),
-        room: room.clone(),
+        gauge: memory.clone(),
+        observer: Arc::new(()),
         ca: None,
         policy: Policy::default(),
     }

@@ -7,7 +7,7 @@ use torpor_protocol::guest::{Identity, Request};
 use torpor_protocol::{Network, SandboxSpec, SnapshotKind};
 
 use super::{World, parts, reference, spec};
-use crate::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
+use crate::fake::{FakeEngine, FakeHost, FakeMemory, FakeStore, Inside};
 use crate::{Error, Fleet, Parts, Sandbox};
 
 const CA: &str = "a certificate";
@@ -15,13 +15,13 @@ const CA: &str = "a certificate";
 /// A daemon that can read requests.
 async fn reading() -> World {
     let (host, store) = (FakeHost::new(Inside::Scripted), FakeStore::new());
-    let room = FakeRoom::endless();
-    let fleet = daemon(&host, &store, &room).await;
-    World { host, store, room, fleet }
+    let memory = FakeMemory::endless();
+    let fleet = daemon(&host, &store, &memory).await;
+    World { host, store, memory, fleet }
 }
 
-async fn daemon(host: &Arc<FakeHost>, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Fleet {
-    let parts = parts(FakeEngine::new(Arc::clone(host)), store, room);
+async fn daemon(host: &Arc<FakeHost>, store: &Arc<FakeStore>, memory: &Arc<FakeMemory>) -> Fleet {
+    let parts = parts(FakeEngine::new(Arc::clone(host)), store, memory);
     Fleet::recover(Parts { ca: Some(CA.to_owned()), ..parts }).await.unwrap()
 }
 
@@ -181,7 +181,7 @@ async fn a_fork_trusts_whom_its_own_policy_says() {
     {
         let name = Some(name.parse().unwrap());
         let wish = SandboxSpec { name, network, ..point.spec().clone() };
-        let fork = world.fleet.begin(&point, wish).await.unwrap();
+        let fork = world.begin(&point, wish).await.unwrap();
         drop(fork.awake().await.unwrap());
         assert_eq!(trusted(&world, &fork).as_deref(), trust);
     }
@@ -195,7 +195,7 @@ async fn the_next_daemon_tells_again_whom_it_can_read_for() {
     world.fleet.update(&read_one, network(read())).await.unwrap();
     let before = (told(&world, &read_one).len(), told(&world, &unread).len());
     world.fleet.shutdown(crate::ShutdownMode::Running).await;
-    let fleet = daemon(&world.host, &world.store, &world.room).await;
+    let fleet = daemon(&world.host, &world.store, &world.memory).await;
     let world = World { fleet, ..world };
     for name in ["read", "unread"] {
         drop(world.find(name).unwrap().awake().await.unwrap());
