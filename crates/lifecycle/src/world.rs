@@ -17,8 +17,9 @@ use torpor_protocol::{SandboxId, SandboxSpec, SnapshotKind};
 use crate::clock::Clock;
 use crate::engine::{BootPlan, Channel, Engine, EngineError, Machine};
 use crate::guest::{Guest, GuestError, Item};
+use crate::ledger::{FleetLedger, Owner};
 use crate::steps::Steps;
-use crate::store::{Images, Journal, Ledger, RootImage, Save, Saves, StoreError, Vault};
+use crate::store::{Images, Journal, Record, RootImage, Save, Saves, StoreError, Vault};
 use crate::{Error, Refusal, fault};
 
 /// How long a machine may take to start before it counts as failed; starts queue for processors.
@@ -76,12 +77,14 @@ pub enum ShutdownMode {
 
 pub(crate) struct World {
     pub(crate) engine: Arc<dyn Engine>,
-    pub(crate) ledger: Arc<dyn Ledger>,
+    pub(crate) ledger: Arc<dyn FleetLedger>,
+    /// Who writes: this daemon, until another one takes over.
+    pub(crate) owner: Owner,
     pub(crate) images: Arc<dyn Images>,
     pub(crate) saves: Arc<dyn Saves>,
     pub(crate) journal: Arc<dyn Journal>,
     pub(crate) vault: Arc<dyn Vault>,
-    /// The certificate (PEM) of who reads some requests of guests, for those whose policy says so.
+    /// The interception CA (PEM), for those whose policy says so.
     pub(crate) ca: Option<String>,
     pub(crate) policy: Policy,
     pub(crate) clock: Clock,
@@ -104,6 +107,11 @@ pub(crate) struct Started {
 }
 
 impl World {
+    /// Writes a sandbox as its owner.
+    pub(crate) async fn record(&self, record: &Record) -> Result<(), StoreError> {
+        self.ledger.update_sandbox(&self.owner, record).await
+    }
+
     /// Starts a machine for `id` from `save`, or from its image. `afresh`: nobody has been it before,
     /// so it gets an identity of its own. On `Err` nothing is left.
     pub(crate) async fn start(
@@ -277,13 +285,13 @@ impl World {
             workdir: image.workdir.clone(),
             entropy: hex(&random::<32>()),
             boot_id: afresh.then(boot_id),
-            trust: self.trust(spec).cloned(),
+            trust: self.trusted_ca(spec).cloned(),
         })
     }
 
-    /// Whom everybody inside is to trust: who reads some of their requests, if anybody does.
-    pub(crate) fn trust(&self, spec: &SandboxSpec) -> Option<&String> {
-        self.ca.as_ref().filter(|_| spec.network.is_read())
+    /// The CA that everybody inside is to trust, if some of their requests are intercepted.
+    pub(crate) fn trusted_ca(&self, spec: &SandboxSpec) -> Option<&String> {
+        self.ca.as_ref().filter(|_| spec.network.is_intercepted())
     }
 
     /// The values of its secrets. A sandbox that wakes does so also when one was removed meanwhile.

@@ -12,7 +12,7 @@ use crate::error::chain;
 use crate::fleet::{AWAKE_WITHIN, Cause};
 use crate::guest::Guest;
 use crate::sandbox::Request;
-use crate::store::{PersistedState, Record, Save};
+use crate::store::{PersistedState, Record, Save, StoreError};
 use crate::world::{HELLO_DEADLINE, Started, discard, resume, run_hook};
 use crate::{Error, Refusal, fault};
 
@@ -187,7 +187,7 @@ impl Driver {
         };
         self.look_up_saved().await;
         // The daemon before may have had another certificate, or no time to tell of it.
-        self.ca_dirty = self.world.trust(&self.record.spec).is_some();
+        self.ca_dirty = self.world.trusted_ca(&self.record.spec).is_some();
         let adopted = match adopted {
             Some(machine) => Some(self.brought_up_to_date(machine).await),
             None => None,
@@ -373,8 +373,11 @@ impl Driver {
         self.note_last_lines().await;
         self.gate.close();
         let ended = self.record.ended(self.world.clock.now_ms(), why.clone());
-        while let Err(error) = self.world.ledger.archive(&ended).await {
+        while let Err(error) = self.world.ledger.archive_sandbox(&self.world.owner, &ended).await {
             tracing::error!(sandbox = %self.record.id, error = chain(&error), "could not erase");
+            if let StoreError::NotOwner(_) = error {
+                return Phase::Left;
+            }
             tokio::time::sleep(ERASE_AGAIN).await;
             if self.world.stopping.is_cancelled() {
                 return Phase::Left;

@@ -54,7 +54,7 @@ pub(crate) struct Driver {
     pub(crate) delete: CancellationToken,
     /// When it last began to run with the gate open.
     pub(crate) entered: Instant,
-    /// Its agent may not know yet whom everybody inside is to trust.
+    /// Its agent may not know yet which CA certificates everybody inside is to trust.
     pub(crate) ca_dirty: bool,
 }
 
@@ -284,7 +284,7 @@ impl Driver {
 
     /// Records and remembers; on `Err` nothing changed.
     async fn write(&mut self, record: Record) -> Result<(), Error> {
-        self.world.ledger.record(&record).await?;
+        self.world.record(&record).await?;
         self.record = record;
         Ok(())
     }

@@ -7,6 +7,8 @@
 //! also the content of its only changed file, `/memory`.
 
 mod changes;
+mod faults;
+mod ledger;
 mod road;
 mod script;
 mod store;
@@ -127,28 +129,6 @@ impl FakeHost {
         self.state.lock().saves
     }
 
-    /// The next `count` boots and revives fail.
-    pub fn fail_starts(&self, count: usize) {
-        let fault = || EngineError::failed("start")("a fake fault");
-        self.state.lock().start_failures = std::iter::repeat_with(fault).take(count).collect();
-    }
-
-    /// The next `count` boots and revives find no address.
-    pub fn lack_addresses(&self, count: usize) {
-        let lack = || EngineError::Capacity { what: "addresses", detail: "fake".to_owned() };
-        self.state.lock().start_failures = std::iter::repeat_with(lack).take(count).collect();
-    }
-
-    /// The next `count` saves find the disk full.
-    pub fn fail_saves(&self, count: usize) {
-        self.state.lock().fail_saves = count;
-    }
-
-    /// The next `count` machines that should go on do not.
-    pub fn fail_resumes(&self, count: usize) {
-        self.state.lock().fail_resumes = count;
-    }
-
     /// Every boot and revive takes so long.
     pub fn start_takes(&self, time: Duration) {
         self.state.lock().start_takes = time;
@@ -247,11 +227,6 @@ impl FakeHost {
         self.state.lock().network_changes
     }
 
-    /// The next `count` changes of resources fail.
-    pub fn fail_resizes(&self, count: usize) {
-        self.state.lock().fail_resizes = count;
-    }
-
     /// What the scripted agent of this machine was asked.
     pub fn asked(&self, id: &SandboxId) -> Vec<Request> {
         let script = self.machine(id).and_then(|machine| machine.script.clone());
@@ -291,7 +266,7 @@ impl FakeEngine {
             rests: false,
         };
         let (kind, version) = ("fake", version.to_owned());
-        let about = About { kind, version, nameserver: None, turnstile: None, abilities };
+        let about = About { kind, version, nameserver: None, egress_proxy: None, abilities };
         Self { about, host }
     }
 

@@ -13,6 +13,7 @@ use super::Fleet;
 use super::snapshots::describe;
 use crate::Error;
 use crate::error::chain;
+use crate::ledger::{PAGE, SnapshotFilter, SnapshotPlace};
 use crate::store::{Save, SavedBy, SnapshotRecord};
 
 /// Whatever can't be revived without a build.
@@ -78,14 +79,21 @@ impl Fleet {
             Some(Need { save: save.clone(), by, who })
         };
         let mut needs = Vec::new();
-        for record in world.ledger.all().await? {
-            needs.extend(record.save.and_then(|save| need(&save, Who::Sandbox(record.id))));
+        for save in by.keys() {
+            let sandboxes = world.ledger.sandboxes_of_save(save).await?;
+            needs.extend(sandboxes.into_iter().filter_map(|id| need(save, Who::Sandbox(id))));
         }
-        for record in world.ledger.snapshots().await? {
-            let save = record.save.clone();
-            needs.extend(save.and_then(|save| need(&save, Who::Snapshot(Box::new(record)))));
+        let mut after = None;
+        loop {
+            let page = self.snapshots(&SnapshotFilter::default(), after.as_ref(), PAGE).await?;
+            let Some(last) = page.last() else { break };
+            after = Some(SnapshotPlace::from(&last.snapshot));
+            for record in page {
+                let save = record.save.clone();
+                needs.extend(save.and_then(|save| need(&save, Who::Snapshot(Box::new(record)))));
+            }
         }
-        for pool in world.ledger.pools().await? {
+        for pool in self.recorded_pools().await? {
             let (name, from) = (pool.name.to_string(), pool.from);
             needs.extend(from.and_then(|(_, save)| need(&save, Who::Pool(name))));
         }
