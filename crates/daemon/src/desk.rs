@@ -17,16 +17,19 @@ use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use torpor_edge::previews::{PreviewServer, drop_cookies, say_secure};
+use torpor_edge::{auth, request_id};
 use torpor_lifecycle::Sandbox;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{PREVIEW_HEADER, REQUEST_ID_HEADER};
 use torpor_proxy::{Destination, Manner, Proxy, Target};
+use torpor_service::previews::{Entry, bare};
+use torpor_service::{Error, Service};
 use tower::ServiceExt;
 
 use crate::api;
-use crate::api::error::ApiError;
-use crate::app::App;
-use crate::previews::{self, Entry, Visitor};
+use crate::api::error::status_of;
+use crate::parts::Dialect;
 
 /// Who asks.
 #[derive(Debug, Clone, Copy)]
@@ -48,15 +51,22 @@ enum Whom {
 /// Answers requests.
 #[derive(Clone)]
 pub(crate) struct Desk {
-    app: Arc<App>,
+    app: Arc<Service>,
     router: Router,
     proxy: Proxy,
+    previews: Arc<PreviewServer>,
 }
 
 impl Desk {
-    pub(crate) fn new(app: &Arc<App>) -> Self {
+    pub(crate) fn new(app: &Arc<Service>, dialects: &[Dialect]) -> Self {
         let proxy = Proxy::new(app.fleet.clone());
-        Self { app: Arc::clone(app), router: api::router(app), proxy }
+        let previews = PreviewServer::new(Arc::clone(app), proxy.clone(), status_of);
+        Self {
+            app: Arc::clone(app),
+            router: api::router(app, dialects),
+            proxy,
+            previews: Arc::new(previews),
+        }
     }
 
     pub(crate) fn stopping(&self) -> CancellationToken {
@@ -72,9 +82,11 @@ impl Desk {
         let (begun, method) = (Instant::now(), request.method().clone());
         let response = match self.whom(&request) {
             Whom::Api => return self.router.oneshot(request).await,
-            Whom::Preview(entry) => self.visit(&entry, request, peer).await,
+            Whom::Preview(entry) => {
+                self.previews.serve(&entry, request, peer.address, peer.secure).await
+            }
             Whom::Port(target) => self.preview(target, request, peer).await,
-            Whom::Nobody => previews::nobody(&request),
+            Whom::Nobody => self.previews.missing(&request),
         };
         let status = response.status().as_u16();
         self.app.metrics.answered(method.as_str(), "preview", status, begun.elapsed());
@@ -111,14 +123,8 @@ impl Desk {
     /// By a domain of its owner, or by its label.
     fn previewed(&self, host: &str) -> Option<Arc<Entry>> {
         let previews = &self.app.previews;
-        let owned = self.app.domains.by_host(&previews::bare(host)?);
+        let owned = self.app.domains.by_host(&bare(host)?);
         owned.and_then(|id| previews.by_id(&id)).or_else(|| previews.by_host(host))
-    }
-
-    async fn visit(&self, entry: &Entry, request: Request<Incoming>, peer: Peer) -> Response<Body> {
-        let Peer { address, secure } = peer;
-        let visitor = Visitor { app: &self.app, proxy: &self.proxy, peer: address, secure };
-        visitor.visit(entry, request).await
     }
 
     async fn preview(
@@ -128,7 +134,7 @@ impl Desk {
         peer: Peer,
     ) -> Response<Body> {
         if peer.secure {
-            previews::say_secure(request.headers_mut());
+            say_secure(request.headers_mut());
         }
         let Target { sandbox, port } = target;
         let sandbox = match self.app.fleet.find(&sandbox) {
@@ -137,14 +143,14 @@ impl Desk {
         };
         let entered = self.enter(&sandbox, port, request.headers()).await;
         let uri = request.uri().clone();
-        let hidden = self.app.keys.hide(&uri, request.headers_mut());
+        let hidden = auth::hide(&self.app.keys, &uri, request.headers_mut());
         if let Err(error) = entered.and(hidden) {
-            return told(&error, &request);
+            return to_response(&error, &request);
         }
         let to = Destination { sandbox, port, lease: None };
         let manner = Manner::default();
         let mut response = self.proxy.handle(to, request, Some(peer.address), manner).await;
-        previews::drop_cookies(response.headers_mut());
+        drop_cookies(response.headers_mut());
         response.map(Body::new)
     }
 
@@ -154,20 +160,20 @@ impl Desk {
         sandbox: &Sandbox,
         port: NonZeroU16,
         headers: &HeaderMap,
-    ) -> Result<(), ApiError> {
+    ) -> Result<(), Error> {
         let access = sandbox.watch().borrow().spec.ports.clone();
         if access.as_ref().is_some_and(|access| !access.exposed.contains(&port.get())) {
             return Err(not_exposed(port));
         }
         if !access.is_some_and(|access| access.public) {
-            self.app.keys.admit_visitor(headers).await?;
+            auth::admit_visitor(&self.app.keys, headers).await?;
         }
         Ok(())
     }
 }
 
-fn not_exposed(port: NonZeroU16) -> ApiError {
-    ApiError::with_hint(
+fn not_exposed(port: NonZeroU16) -> Error {
+    Error::with_hint(
         ErrorCode::PortNotExposed,
         format!("port {port} of this sandbox may not be reached from outside"),
         "PATCH the sandbox: `ports.exposed` lists those that may",
@@ -175,7 +181,8 @@ fn not_exposed(port: NonZeroU16) -> ApiError {
 }
 
 /// The answer to a preview that can't be served.
-fn told(error: &ApiError, request: &Request<Incoming>) -> Response<Body> {
-    let id = crate::telemetry::request_id(request.headers());
-    (error.status(), [(REQUEST_ID_HEADER, &*id)], axum::Json(error.told(&id))).into_response()
+fn to_response(error: &Error, request: &Request<Incoming>) -> Response<Body> {
+    let id = request_id(request.headers());
+    let answer = axum::Json(error.to_body(&id));
+    (status_of(error.code()), [(REQUEST_ID_HEADER, &*id)], answer).into_response()
 }

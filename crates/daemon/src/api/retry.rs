@@ -13,8 +13,7 @@ use axum::response::Response;
 use http::Method;
 use tokio::time::Instant;
 use torpor_lifecycle::wake_deadline;
-
-use super::error::ApiError;
+use torpor_service::Error;
 
 /// A layer of every API.
 pub async fn retry_after_suspend(request: Request, next: Next) -> Response {
@@ -27,7 +26,7 @@ pub async fn retry_after_suspend(request: Request, next: Next) -> Response {
     loop {
         let request = Request::from_parts(head.clone(), Body::empty());
         let response = next.clone().run(request).await;
-        let error = response.extensions().get::<Arc<ApiError>>();
+        let error = response.extensions().get::<Arc<Error>>();
         let cut = error.is_some_and(|error| error.cut_by_sleep());
         if !cut || Instant::now() >= give_up {
             return response;
