@@ -48,8 +48,8 @@ pub use clock::Clock;
 pub use driver::begin::{BAD_ENTRYPOINT, CANCELLED, NO_ROOM};
 pub use error::{Error, Refusal, chain};
 pub use fleet::{
-    Cause, Fleet, MemoryGauge, MemoryReading, Observer, Parts, Reservation, RestorePoint, Taking,
-    Tally, wake_deadline,
+    Cause, Fleet, MemoryGauge, MemoryReading, Observer, Parts, Plan, Reservation, RestorePoint,
+    Taking, Tally, wake_deadline,
 };
 pub use lease::Lease;
 pub use packet::SeqPacket;

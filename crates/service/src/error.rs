@@ -133,11 +133,13 @@ impl From<TreeError> for Error {
 
 impl From<Inadmissible> for Error {
     fn from(error: Inadmissible) -> Self {
-        let hint = match error {
-            Inadmissible::Invalid { .. } => return Self::invalid(error.to_string()),
-            Inadmissible::Memory { .. } => "ask for less memory_mib, or use a larger host",
-        };
-        Self::with_hint(ErrorCode::CapacityReached, error.to_string(), hint)
+        match error {
+            Inadmissible::Invalid { .. } => Self::invalid(error.to_string()),
+            Inadmissible::Memory { .. } => {
+                let hint = "ask for less memory_mib, or use a larger host";
+                Self::with_hint(ErrorCode::LimitReached, error.to_string(), hint)
+            }
+        }
     }
 }
 
@@ -267,7 +269,7 @@ fn failure(code: FailureCode) -> ErrorCode {
         | FailureCode::Denied
         | FailureCode::Io => ErrorCode::FileRefused,
         FailureCode::Exists => ErrorCode::AlreadyExists,
-        FailureCode::DiskFull | FailureCode::Limit => ErrorCode::CapacityReached,
+        FailureCode::DiskFull | FailureCode::Limit => ErrorCode::LimitReached,
         FailureCode::CannotStart => ErrorCode::CommandFailed,
         FailureCode::NotListening => ErrorCode::PortNotListening,
     }

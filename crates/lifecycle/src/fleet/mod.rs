@@ -90,11 +90,15 @@ struct Register {
     by_name: HashMap<Name, SandboxId>,
 }
 
-/// How a new sandbox comes by its room on this host.
-enum Entry {
-    Reserved(Reservation),
-    /// It waits until this time.
-    Queued(u64),
+/// How a sandbox comes to be.
+#[derive(Default)]
+pub struct Plan {
+    /// Its room on this host, if that was reserved before.
+    pub room: Option<Reservation>,
+    /// It waits until this host has room for it, or until this time.
+    pub queued_until_ms: Option<u64>,
+    /// The request that makes it, recorded with it.
+    pub request: Option<String>,
 }
 
 impl Fleet {
@@ -173,35 +177,27 @@ impl Fleet {
     /// Creates a sandbox from its image. When this returns it is recorded; it runs when `awake`
     /// returns.
     pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox, Error> {
-        let room = self.reserve(1, 0).await?;
-        self.create_record(spec, None, Entry::Reserved(room)).await
-    }
-
-    /// Creates a sandbox that waits until this host has room for it, or until this time.
-    pub async fn enqueue(
-        &self,
-        spec: SandboxSpec,
-        from: Option<&RestorePoint>,
-        until_ms: u64,
-    ) -> Result<Sandbox, Error> {
-        match from {
-            Some(point) => {
-                self.create_record(self.fitting(spec, point)?, from, Entry::Queued(until_ms)).await
-            }
-            None => self.create_record(spec, None, Entry::Queued(until_ms)).await,
-        }
+        self.create_from(spec, None, Plan::default()).await
     }
 
     /// Creates a sandbox from its image or from a restore point; out of a pool if one fits.
-    async fn create_record(
+    pub async fn create_from(
         &self,
         spec: SandboxSpec,
         from: Option<&RestorePoint>,
-        entry: Entry,
+        Plan { room, queued_until_ms, request }: Plan,
     ) -> Result<Sandbox, Error> {
+        let spec = match from {
+            Some(point) => self.fitting(spec, point)?,
+            None => spec,
+        };
         if self.inner.world.stopping.is_cancelled() {
             return Err(Refusal::Stopping.into());
         }
+        let room = match (room, queued_until_ms) {
+            (None, None) => Some(self.reserve(1, from.map_or(0, RestorePoint::memory_mib)).await?),
+            (room, _) => room,
+        };
         let _claiming = match &spec.pool {
             Some(pool) => {
                 let claiming = self.inner.claiming.lock().await;
@@ -225,12 +221,9 @@ impl Fleet {
             Some(ready) => Some(ready.root.clone()),
             None => from.and_then(|point| point.save.manifest.about.root.clone()),
         };
-        let (room, queued_until_ms) = match entry {
-            Entry::Reserved(room) => (Some(room), None),
-            // What is ready has its room already.
-            Entry::Queued(until_ms) => (None, Some(until_ms).filter(|_| ready.is_none())),
-        };
-        let facts = Facts { parent, root, queued_until_ms, ..Facts::default() };
+        // What is ready has its room already.
+        let queued_until_ms = queued_until_ms.filter(|_| ready.is_none());
+        let facts = Facts { parent, root, queued_until_ms, request, ..Facts::default() };
         let record =
             Record { id, spec, state, save, facts, created_at_ms: now, last_used_at_ms: now };
         // A caller that gives up now must not leave a name that is taken by nobody.

@@ -10,7 +10,7 @@ use torpor_protocol::{
 };
 
 use super::capacity::{Reservation, mib};
-use super::{Entry, Fleet};
+use super::{Fleet, Plan};
 use crate::engine::Changes;
 use crate::error::chain;
 use crate::ledger::{PAGE, SnapshotFilter, SnapshotPlace};
@@ -89,8 +89,19 @@ impl Fleet {
         name: Option<Name>,
         kind: SnapshotKind,
     ) -> Result<Taking, Error> {
+        self.take_snapshot_as(SnapshotId::random(), of, name, kind).await
+    }
+
+    /// The same, with an id that nobody else has.
+    pub async fn take_snapshot_as(
+        &self,
+        id: SnapshotId,
+        of: &SandboxRef,
+        name: Option<Name>,
+        kind: SnapshotKind,
+    ) -> Result<Taking, Error> {
         let sandbox = self.find(of)?;
-        let snapshot = self.unfinished(&sandbox, name, kind);
+        let snapshot = Snapshot { id, ..self.unfinished(&sandbox, name, kind) };
         let record = SnapshotRecord { snapshot: snapshot.clone(), save: None };
         self.inner.world.ledger.record_snapshot(&record).await.map_err(named)?;
         fault::point("snapshot.recorded");
@@ -287,15 +298,9 @@ impl Fleet {
         Ok(self.reserve(count, point.memory_mib().saturating_mul(count as u64)).await?)
     }
 
-    /// Creates a sandbox that begins at `point`, in room that was reserved for it.
-    pub async fn begin(
-        &self,
-        point: &RestorePoint,
-        spec: SandboxSpec,
-        room: Reservation,
-    ) -> Result<Sandbox, Error> {
-        let spec = self.fitting(spec, point)?;
-        self.create_record(spec, Some(point), Entry::Reserved(room)).await
+    /// Creates a sandbox that begins at `point`.
+    pub async fn begin(&self, point: &RestorePoint, spec: SandboxSpec) -> Result<Sandbox, Error> {
+        self.create_from(spec, Some(point), Plan::default()).await
     }
 
     /// The specification of a sandbox that begins at `point`.

@@ -182,7 +182,7 @@ async fn a_fork_trusts_whom_its_own_policy_says() {
     {
         let name = Some(name.parse().unwrap());
         let wish = SandboxSpec { name, network, ..point.spec().clone() };
-        let fork = world.begin(&point, wish).await.unwrap();
+        let fork = world.fleet.begin(&point, wish).await.unwrap();
         drop(fork.awake().await.unwrap());
         assert_eq!(trusted(&world, &fork).as_deref(), trust);
     }

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use torpor_protocol::Tier;
 
 use crate::fleet::{Cause, MemoryReading, Observer};
-use crate::wake_deadline;
+use crate::{Plan, wake_deadline};
 
 /// A host on which each sandbox that leaves memory gives back 100 MiB.
 #[derive(Default)]
@@ -113,7 +113,8 @@ async fn forks_have_their_room_before_the_first_begins() {
         Refusal::HostFull(3)
     ));
     for name in ["one", "two"] {
-        let begun = world.fleet.begin(&point, spec(Some(name)), room.one()).await.unwrap();
+        let plan = Plan { room: Some(room.one()), ..Plan::default() };
+        let begun = world.fleet.create_from(spec(Some(name)), Some(&point), plan).await.unwrap();
         drop(world.fleet.awake(&begun, wake_deadline()).await.unwrap());
     }
     drop(room);

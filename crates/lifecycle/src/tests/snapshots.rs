@@ -25,7 +25,7 @@ pub(super) fn named(name: &str) -> SnapshotRef {
 async fn fork(world: &World, point: &RestorePoint, name: &str) -> Sandbox {
     let mut spec = point.spec().clone();
     spec.name = Some(name.parse().unwrap());
-    let sandbox = world.begin(point, spec).await.unwrap();
+    let sandbox = world.fleet.begin(point, spec).await.unwrap();
     drop(sandbox.awake().await.unwrap());
     sandbox
 }
@@ -116,7 +116,7 @@ async fn one_fork_that_fails_does_not_harm_the_others() {
     world.host.fail_starts(1);
     let mut spec = point.spec().clone();
     spec.name = Some("bad".parse().unwrap());
-    let bad = world.begin(&point, spec).await.unwrap();
+    let bad = world.fleet.begin(&point, spec).await.unwrap();
     assert!(bad.awake().await.is_err());
     fork(&world, &point, "good").await;
 }
@@ -135,7 +135,7 @@ async fn resources_of_a_memory_snapshot_are_locked_those_of_files_are_not() {
         let mut spec = point.spec().clone();
         spec.name = None;
         spec.resources.memory_mib *= 2;
-        let begun = world.begin(&point, spec).await.map(|_| ());
+        let begun = world.fleet.begin(&point, spec).await.map(|_| ());
         assert_eq!(begun.is_err(), locked, "{name}");
         if locked {
             assert!(matches!(refusal(begun), Refusal::Locked(_)));
@@ -169,7 +169,7 @@ async fn a_snapshot_that_a_sandbox_needs_can_go_without_harm() {
     world.fleet.erase_snapshot(&named("base")).await.unwrap();
     original.delete().await;
     world.host.crash(copy.id(), "killed");
-    until(&copy, State::Standby).await;
+    until(&copy, State::Asleep).await;
     drop(copy.awake().await.unwrap());
     assert_eq!(world.host.memory(copy.id()).as_deref(), Some("base"));
     copy.delete().await;
@@ -227,8 +227,7 @@ async fn snapshots_of_another_engine_version_are_refused_with_the_reason() {
     let fleet = Fleet::recover(parts(engine, &world.store, &world.memory)).await.unwrap();
     let point = fleet.restore_point(&named("base")).await.unwrap();
     let spec = SandboxSpec { name: None, ..point.spec().clone() };
-    let room = fleet.reserve_forks(&point, 1).await.unwrap();
-    let begun = fleet.begin(&point, spec, room).await.map(|_| ());
+    let begun = fleet.begin(&point, spec).await.map(|_| ());
     let Refusal::Incompatible { reason, .. } = refusal(begun) else { panic!() };
     assert!(reason.contains("version 0") && reason.contains('1'), "{reason}");
     let woken = fleet.find(&reference("web")).unwrap().awake().await;
