@@ -14,6 +14,7 @@
 pub mod admission;
 pub mod audit;
 pub mod builds;
+pub mod caches;
 pub mod calls;
 pub mod domains;
 pub mod error;

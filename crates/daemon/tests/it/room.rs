@@ -48,7 +48,7 @@ async fn full_host() -> World {
 
 async fn fill(world: &World) {
     world.post("/v1/sandboxes/web/sleep", json!({"cold": true})).await.expect(200);
-    world.create(json!({"name": "busy", "standby": {"idle_after_ms": 0}})).await.expect(201);
+    world.create(json!({"name": "busy", "standby": {"idle_after_ms": null}})).await.expect(201);
 }
 
 async fn still_cold(world: &World) {
