@@ -94,6 +94,15 @@ impl Sandbox {
         self.ask(Request::Awake).await
     }
 
+    /// Why one that failed can't run.
+    pub async fn why_failed(&self) -> Option<Error> {
+        match self.status.borrow().state {
+            State::Failed => {}
+            State::Creating | State::Running | State::Asleep | State::Terminated => return None,
+        }
+        self.awake().await.err()
+    }
+
     /// The right to a connection that does not keep it awake; none if there are too many.
     pub fn keep(&self) -> Option<Keep> {
         self.gate.keep().then(|| Keep { sandbox: self.clone(), token: crate::world::token() })

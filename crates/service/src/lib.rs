@@ -18,6 +18,7 @@ pub mod caches;
 pub mod calls;
 pub mod domains;
 pub mod error;
+pub mod files;
 pub mod headers;
 #[cfg(any(test, fuzzing))]
 #[path = "../../../fuzz/input.rs"]
@@ -26,8 +27,11 @@ pub mod keys;
 pub mod metrics;
 pub mod pinned_save;
 pub mod previews;
+pub mod processes;
+pub mod snapshots;
 pub mod tally;
 pub mod throttle;
+pub mod tunnel;
 pub mod upload;
 
 use std::sync::Arc;

@@ -12,8 +12,8 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use torpor_daemon::{Config, Parts, ServeError, ShutdownMode, serve_with};
-use torpor_lifecycle::MemoryReading;
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
+use torpor_lifecycle::{Engines, MemoryReading};
 use torpor_protocol::SandboxId;
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
@@ -210,7 +210,7 @@ async fn parts(dir: &Path, host: &Arc<FakeHost>, free_mib: &Arc<AtomicU64>) -> P
     }
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await.unwrap();
     let installation = layout.tag().to_owned();
-    let engine = Arc::new(FakeEngine::new(Arc::clone(host)));
+    let engines = Engines::new(Arc::new(FakeEngine::new(Arc::clone(host))), []);
     let vault = Vault::open(ledger.clone(), &layout, None).unwrap();
     let free_mib = Arc::clone(free_mib);
     let gauge = Arc::new(move || MemoryReading {
@@ -222,7 +222,7 @@ async fn parts(dir: &Path, host: &Arc<FakeHost>, free_mib: &Arc<AtomicU64>) -> P
     let (journals, dialects) = (Journals::open(layout), torpor_dialects::all());
     Parts {
         installation,
-        engine,
+        engines,
         ledger,
         images,
         saves,

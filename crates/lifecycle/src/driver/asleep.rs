@@ -1,7 +1,7 @@
 //! While it sleeps, and how it wakes.
 
 use tokio::time::Instant;
-use torpor_protocol::{State, Tier};
+use torpor_protocol::{LossReason, State, StatusReason, Tier};
 
 use super::{Driver, Event, Phase, Sleeper, Waiter};
 use crate::engine::{BootPlan, Machine};
@@ -42,12 +42,12 @@ impl Driver {
                     discard(&self.record.id, sleeper.machine).await;
                     if sleeper.durable {
                         tracing::warn!(sandbox = %self.record.id, reason, "lost from memory");
-                        return Phase::Cold { reason: None };
+                        return Phase::Cold(None);
                     }
-                    return Phase::Lost { reason };
+                    return Phase::Lost(LossReason::Exited(reason));
                 }
                 Alarm::Event(Event::Expired(reason)) => {
-                    let (machine, reason) = (Some(sleeper.machine), Some(reason.to_owned()));
+                    let (machine, reason) = (Some(sleeper.machine), Some(reason));
                     return Phase::Deleting { machine, reason };
                 }
                 Alarm::Event(Event::Delete) => {
@@ -139,7 +139,7 @@ impl Driver {
         fault::point("demote.killed");
         // Before anybody who waits for the sleep is told: they look at once.
         self.publish_as(State::Asleep, Some(Tier::Cold), true, None);
-        Phase::Cold { reason: None }
+        Phase::Cold(None)
     }
 
     /// The daemon stops. `awake`: it did not sleep, so the next daemon wakes it.
@@ -154,7 +154,7 @@ impl Driver {
             // Only the machine has all of it: it stays, and goes on if it did not sleep.
             Err(_) if awake => {
                 if let Ok(guest) = resume(&mut sleeper.machine).await {
-                    let _ = self.world.rise(&guest).await;
+                    let _ = self.world.unquiesce(&self.record.spec, &guest).await;
                 }
             }
             Err(_) => {}
@@ -178,7 +178,7 @@ impl Driver {
         };
         let resumed = self.world.in_turn(async {
             let guest = resume(&mut machine).await?;
-            self.world.rise(&guest).await?;
+            self.world.unquiesce(&self.record.spec, &guest).await?;
             Ok(guest)
         });
         let (resumed, recorded) = tokio::join!(resumed, recorded);
@@ -229,16 +229,16 @@ impl Driver {
             self.record_state(PersistedState::Standby { interrupted: false }).await;
             return Phase::waking(waiters);
         }
-        let reason = chain(&error);
+        let cause = chain(&error);
         for waiter in waiters {
-            waiter.refuse(self.cant_wake(reason.clone()).into());
+            waiter.refuse(self.cant_wake(cause.clone()).into());
         }
-        Phase::Lost { reason }
+        Phase::Lost(LossReason::NoAnswer(cause))
     }
 
     // === Cold ===
 
-    pub(super) async fn cold(&mut self, reason: Option<String>) -> Phase {
+    pub(super) async fn cold(&mut self, reason: Option<StatusReason>) -> Phase {
         self.gate.measure(None);
         let told = { self.status.borrow().tier == Some(Tier::Cold) } && reason.is_none();
         if !told {
@@ -287,7 +287,7 @@ impl Driver {
                     self.note_parent(parent, reply).await;
                 }
                 Event::Expired(reason) => {
-                    return Phase::Deleting { machine: None, reason: Some(reason.to_owned()) };
+                    return Phase::Deleting { machine: None, reason: Some(reason) };
                 }
                 Event::Delete => return Phase::Deleting { machine: None, reason: None },
                 Event::Stop => return Phase::Left,
@@ -309,8 +309,8 @@ impl Driver {
             None => images.root(image).await,
         };
         // Whoever wakes it hears what is wrong with the image.
-        if let Ok(root) = root {
-            self.world.engine.expect(&BootPlan { id, spec, root: root.path });
+        if let (Ok(root), Ok(engine)) = (root, self.world.engines.of(&self.record.spec)) {
+            engine.expect(&BootPlan { id, spec, root: root.path });
         }
     }
 
@@ -341,14 +341,14 @@ impl Driver {
                 Phase::Dormant
             }
             Some(Err(error)) => {
-                let reason = chain(&error);
-                tracing::warn!(sandbox = %self.record.id, reason, "could not wake");
+                let cause = chain(&error);
+                tracing::warn!(sandbox = %self.record.id, cause, "could not wake");
                 // Also if it failed after the ledger said that it runs.
                 if self.record.state != (PersistedState::Standby { interrupted: false }) {
                     self.record_state(PersistedState::Standby { interrupted: false }).await;
                 }
                 self.refuse(waiters, error);
-                Phase::Cold { reason: Some(format!("it could not be woken: {reason}")) }
+                Phase::Cold(Some(StatusReason::WakeFailed { cause }))
             }
         }
     }
@@ -426,7 +426,7 @@ impl Driver {
         waiters.for_each(|waiter| waiter.refuse(refusal.clone().into()));
     }
 
-    fn cant_wake(&self, reason: String) -> Refusal {
-        Refusal::CantWake { id: self.record.id.to_string(), reason }
+    fn cant_wake(&self, cause: String) -> Refusal {
+        Refusal::CantWake { id: self.record.id.to_string(), cause }
     }
 }
