@@ -281,13 +281,7 @@ impl Config {
 
     /// What the service needs to know of it.
     pub(crate) fn service(&self) -> Settings {
-        Settings {
-            defaults: self.defaults,
-            idle_after_ms: self.standby.idle_after_ms,
-            sandboxes_max: self.limits.sandboxes,
-            memory_floor_mib: self.standby.memory_floor_mib,
-            pressure_percent: self.standby.pressure_percent,
-        }
+        Settings { defaults: self.defaults, idle_after_ms: self.standby.idle_after_ms }
     }
 
     pub(crate) fn keys(&self, exposed: bool) -> KeySettings<'_> {

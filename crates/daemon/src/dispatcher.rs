@@ -19,13 +19,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use torpor_edge::previews::{PreviewServer, drop_cookies, say_secure};
 use torpor_edge::{auth, request_id};
-use torpor_lifecycle::{Lease, Sandbox};
+use torpor_lifecycle::Sandbox;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{PREVIEW_HEADER, REQUEST_ID_HEADER};
-use torpor_proxy::{Proxy, Target};
-use torpor_service::Service;
+use torpor_proxy::{Destination, Manner, Proxy, Target};
 use torpor_service::previews::{Entry, bare};
-use torpor_service::{Error, room};
+use torpor_service::{Error, Service};
 use tower::ServiceExt;
 
 use crate::api;
@@ -64,7 +63,7 @@ pub(crate) struct Dispatcher {
 
 impl Dispatcher {
     pub(crate) fn new(app: &Arc<Service>, dialects: Vec<Arc<dyn Dialect>>) -> Self {
-        let proxy = Proxy::new(app.fleet.clone()).waking_by(torpor_edge::waker(app));
+        let proxy = Proxy::new(app.fleet.clone());
         let previews = PreviewServer::new(Arc::clone(app), proxy.clone(), status_of);
         let own: Arc<dyn Dialect> = Arc::new(api::Native);
         let all = dialects.into_iter().chain([own]);
@@ -157,45 +156,39 @@ impl Dispatcher {
         if peer.secure {
             say_secure(request.headers_mut());
         }
-        // Without a sandbox, the proxy says what is wrong.
-        let entered = match self.app.fleet.find(&target.sandbox) {
-            Ok(sandbox) => self.enter(&sandbox, target.port, request.headers()).await,
-            Err(_) => Ok(None),
+        let Target { sandbox, port } = target;
+        let sandbox = match self.app.fleet.find(&sandbox) {
+            Ok(sandbox) => sandbox,
+            Err(error) => return torpor_proxy::refuse(error, &mut request).map(Body::new),
         };
+        let entered = self.enter(&sandbox, port, request.headers()).await;
         let uri = request.uri().clone();
         let hidden = auth::hide(&self.app.keys, &uri, request.headers_mut());
-        let _lease = match entered.and_then(|lease| hidden.map(|()| lease)) {
-            Ok(lease) => lease,
-            Err(error) => return to_response(&error, &request),
-        };
-        let mut response = self.proxy.handle(target, request, Some(peer.address)).await;
+        if let Err(error) = entered.and(hidden) {
+            return to_response(&error, &request);
+        }
+        let to = Destination { sandbox, port, lease: None };
+        let manner = Manner::default();
+        let mut response = self.proxy.handle(to, request, Some(peer.address), manner).await;
         drop_cookies(response.headers_mut());
         response.map(Body::new)
     }
 
-    /// Whether this port may be reached. Who sleeps is woken here, where there is a say in how much
-    /// may run.
+    /// Whether this port may be reached.
     async fn enter(
         &self,
         sandbox: &Sandbox,
         port: NonZeroU16,
         headers: &HeaderMap,
-    ) -> Result<Option<Lease>, Error> {
-        let (access, asleep) = {
-            let watched = sandbox.watch();
-            let status = watched.borrow();
-            (status.spec.ports.clone(), status.tier.is_some())
-        };
+    ) -> Result<(), Error> {
+        let access = sandbox.watch().borrow().spec.ports.clone();
         if access.as_ref().is_some_and(|access| !access.exposed.contains(&port.get())) {
             return Err(not_exposed(port));
         }
         if !access.is_some_and(|access| access.public) {
             auth::admit_visitor(&self.app.keys, headers).await?;
         }
-        if !asleep {
-            return Ok(None);
-        }
-        room::awake(&self.app, sandbox).await.map(Some)
+        Ok(())
     }
 }
 

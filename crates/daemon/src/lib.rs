@@ -21,6 +21,7 @@ mod doctor;
 pub mod egress;
 mod engine;
 mod listen;
+mod memory;
 mod parts;
 pub mod telemetry;
 
@@ -30,7 +31,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -46,11 +46,11 @@ use torpor_service::domains::{self, Domains};
 use torpor_service::keys::Keyring;
 use torpor_service::metrics::Metrics;
 use torpor_service::previews::{self, Previews};
-use torpor_service::room::HostRoom;
-use torpor_service::{Service, admission, audit, caches, pressure, tally};
+use torpor_service::{Service, admission, audit, caches, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 
 pub use config::Config;
+use config::StandbyConfig;
 use dialect::Dialect;
 use dispatcher::Dispatcher;
 pub use doctor::{Finding, Verdict, doctor, production};
@@ -144,7 +144,7 @@ pub async fn serve(
         ledger,
         images,
         saves,
-        gauge: pressure::gauge(),
+        gauge: Arc::new(memory::read),
         dialects,
     };
     serve_at(listeners, parts, config, shutdown).await
@@ -177,7 +177,6 @@ async fn serve_at(
     app.previews.found_at(listeners.address()?, listeners.encrypted()?);
     let tasks = [
         tokio::spawn(tally::count(Arc::clone(&app))),
-        tokio::spawn(pressure::watch(Arc::clone(&app))),
         tokio::spawn(read_ahead(Arc::clone(&app))),
         tokio::spawn(previews::look_after(Arc::clone(&app))),
         tokio::spawn(domains::look_after(Arc::clone(&app))),
@@ -207,6 +206,9 @@ async fn serve_at(
 /// An idle machine that is not frozen may cost two hundredths of a core: a sixth of each, by default.
 const IDLE_AWAKE_PER_CORE: usize = 8;
 
+/// The part of the host's memory that is kept free unless the configuration says otherwise.
+const FLOOR_PART: u64 = 10;
+
 /// One waits for its machine while the other computes. A hundred at one instant had all answered after 0.8 s
 /// with one to four for each core, and after half a minute without a bound.
 const WAKES_PER_CORE: usize = 2;
@@ -224,11 +226,11 @@ fn idle_awake_max(config: &Config) -> usize {
 
 /// Brings the sandboxes back and puts everything together.
 async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Service>, ServeError> {
-    let room = Arc::new(HostRoom::default());
     let ledger = parts.ledger.clone();
     let keys = Keyring::open(ledger.clone(), config.keys(exposed)).await?;
-    let metrics = Metrics::new(parts.engines.abouts());
-    let fleet = recover(&parts, config, &room).await?;
+    let metrics = Arc::new(Metrics::new(parts.engines.abouts()));
+    let host = admission::Host::here();
+    let fleet = recover(&parts, config, host, &metrics).await?;
     fleet.retain_builds().await?;
     parts.journals.sweep(&remembered(&fleet, &ledger).await?).await?;
     let resolver = Arc::new(Resolver::new(config.egress.resolver));
@@ -236,7 +238,7 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
     let domains = Arc::new(Domains::open(ledger.clone(), own, resolver, fleet.clock()).await?);
     let domain = &config.previews.domain;
     let previews = Previews::open(&ledger, &fleet, &domains, domain).await?;
-    let service = Arc::new(Service {
+    Ok(Arc::new(Service {
         installation: parts.installation,
         settings: config.service(),
         fleet,
@@ -251,28 +253,35 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
         egress: parts.egress,
         audit: parts.audit,
         metrics,
-        host: admission::Host::here(),
-        gauge: parts.gauge,
-        making_room: Mutex::new(()),
+        host,
         started: Instant::now(),
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
-    });
-    room.open(&service);
-    Ok(service)
+    }))
+}
+
+fn policy(config: &Config, host: admission::Host) -> Policy {
+    let StandbyConfig { memory_floor_mib, pressure_percent, .. } = config.standby;
+    Policy {
+        persist_after: Duration::from_millis(config.standby.persist_after_ms),
+        warm_for: Duration::from_secs(config.standby.warm_for_secs),
+        idle_awake_max: idle_awake_max(config),
+        wakes_at_once: cores() * WAKES_PER_CORE,
+        sandboxes_max: config.limits.sandboxes,
+        memory_floor_mib: match memory_floor_mib {
+            0 => host.memory_mib / FLOOR_PART,
+            floor => floor,
+        },
+        stalled_percent_max: (pressure_percent > 0).then_some(pressure_percent),
+    }
 }
 
 async fn recover(
     parts: &Parts,
     config: &Config,
-    room: &Arc<HostRoom>,
+    host: admission::Host,
+    metrics: &Arc<Metrics>,
 ) -> Result<Fleet, ServeError> {
-    let policy = Policy {
-        persist_after: Duration::from_millis(config.standby.persist_after_ms),
-        warm_for: Duration::from_secs(config.standby.warm_for_secs),
-        idle_awake_max: idle_awake_max(config),
-        wakes_at_once: cores() * WAKES_PER_CORE,
-    };
     let fleet = Fleet::recover(torpor_lifecycle::Parts {
         engines: parts.engines.clone(),
         ledger: parts.ledger.fleet(),
@@ -280,10 +289,11 @@ async fn recover(
         saves: Arc::new(parts.saves.clone()),
         journal: Arc::new(parts.journals.clone()),
         vault: Arc::new(parts.vault.clone()),
-        room: Arc::clone(room) as _,
+        gauge: Arc::clone(&parts.gauge),
+        observer: Arc::clone(metrics) as _,
         ca: Some(parts.egress.certificate().to_owned()),
         guest: config.guest.load()?,
-        policy,
+        policy: policy(config, host),
     });
     Ok(fleet.await?)
 }
@@ -327,4 +337,22 @@ async fn read_ahead(app: Arc<Service>) {
         }
     }
     app.saves.warm_up().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_floor_is_a_tenth_of_the_host_unless_configured() {
+        let host = admission::Host { memory_mib: 8000 };
+        let limits = |memory_floor_mib, pressure_percent| {
+            let standby =
+                StandbyConfig { memory_floor_mib, pressure_percent, ..StandbyConfig::default() };
+            let policy = policy(&Config { standby, ..Config::default() }, host);
+            (policy.memory_floor_mib, policy.stalled_percent_max)
+        };
+        assert_eq!(limits(0, 20), (800, Some(20)));
+        assert_eq!(limits(5, 0), (5, None));
+    }
 }

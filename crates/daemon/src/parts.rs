@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use torpor_egress::Egress;
-use torpor_lifecycle::Engines;
-use torpor_service::pressure::Gauge;
+use torpor_lifecycle::{Engines, MemoryGauge};
 use torpor_store::{AuditLog, Images, Journals, Ledger, Saves, Vault};
 
 use crate::dialect::Dialect;
@@ -20,7 +19,7 @@ pub struct Parts {
     pub vault: Vault,
     pub egress: Egress,
     pub audit: AuditLog,
-    pub gauge: Gauge,
+    pub gauge: Arc<dyn MemoryGauge>,
     /// In the order in which they are asked whose a request is.
     pub dialects: Vec<Arc<dyn Dialect>>,
 }

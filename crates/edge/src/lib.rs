@@ -14,19 +14,3 @@ mod request_id;
 pub mod tls;
 
 pub use request_id::request_id;
-
-use std::sync::Arc;
-
-use torpor_proxy::Wake;
-use torpor_service::{Service, room};
-
-/// The way in for connections that outlive sleep.
-pub fn waker(service: &Arc<Service>) -> Wake {
-    let service = Arc::clone(service);
-    Arc::new(move |sandbox| {
-        let service = Arc::clone(&service);
-        Box::pin(
-            async move { room::awake(&service, &sandbox).await.map_err(|error| error.to_string()) },
-        )
-    })
-}

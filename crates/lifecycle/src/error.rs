@@ -19,6 +19,12 @@ pub enum Refusal {
     Asleep(String),
     #[error("sandbox {id} could not be woken: {cause}")]
     CantWake { id: String, cause: String },
+    #[error("sandbox {0} is not awake yet; it goes on waking")]
+    StillWaking(String),
+    #[error("this host has its {0} sandboxes that run or are kept in memory")]
+    HostFull(usize),
+    #[error("{asked_mib} MiB of memory are needed, this host has {free_mib} left")]
+    NoMemory { asked_mib: u64, free_mib: u64 },
     #[error("there is no snapshot {0}")]
     NoSuchSnapshot(SnapshotRef),
     #[error("another snapshot is called {0}")]
@@ -55,7 +61,10 @@ impl Refusal {
             }
             Self::Failed { .. } | Self::CantWake { .. } => ErrorCode::SandboxFailed,
             Self::Asleep(_) | Self::ResizeAsleep(_) => ErrorCode::SandboxAsleep,
-            Self::PoolFull { .. } => ErrorCode::CapacityReached,
+            Self::PoolFull { .. } | Self::HostFull(_) | Self::NoMemory { .. } => {
+                ErrorCode::CapacityReached
+            }
+            Self::StillWaking(_) => ErrorCode::Timeout,
             Self::NoSuchSnapshot(_) => ErrorCode::SnapshotNotFound,
             Self::SnapshotNotReady { .. } => ErrorCode::SnapshotNotReady,
             Self::Incompatible { .. } => ErrorCode::SnapshotIncompatible,

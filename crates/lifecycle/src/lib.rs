@@ -48,8 +48,11 @@ mod world;
 pub use clock::Clock;
 pub use engines::Engines;
 pub use error::{Error, Refusal, chain};
-pub use fleet::{Fleet, Parts, Plan, RestorePoint, Taking};
+pub use fleet::{
+    Cause, Fleet, MemoryGauge, MemoryReading, Observer, Parts, Plan, Reservation, RestorePoint,
+    Taking, Tally, wake_deadline,
+};
 pub use guest_defaults::GuestDefaults;
 pub use lease::Lease;
 pub use sandbox::{Keep, Sandbox};
-pub use world::{Policy, Room, ShutdownMode};
+pub use world::{Policy, ShutdownMode};

@@ -81,12 +81,26 @@ impl Sandbox {
         self.status.clone()
     }
 
-    /// A lease: at once if it runs, else when it does.
-    pub async fn awake(&self) -> Result<Lease, Error> {
-        if let Some(lease) = self.gate.enter() {
+    /// A lease if it runs; it is not woken.
+    pub fn if_awake(&self) -> Option<Lease> {
+        self.gate.enter()
+    }
+
+    /// A lease: at once if it runs, else when it does. Everybody else asks [`crate::Fleet::awake`].
+    pub(crate) async fn awake(&self) -> Result<Lease, Error> {
+        if let Some(lease) = self.if_awake() {
             return Ok(lease);
         }
         self.ask(Request::Awake).await
+    }
+
+    /// Why one that failed can't run.
+    pub async fn why_failed(&self) -> Option<Error> {
+        match self.status.borrow().state {
+            State::Failed => {}
+            State::Creating | State::Running | State::Asleep | State::Terminated => return None,
+        }
+        self.awake().await.err()
     }
 
     /// The right to a connection that does not keep it awake; none if there are too many.
@@ -95,7 +109,7 @@ impl Sandbox {
     }
 
     /// Wakes it, also if requests do not; returns when it runs.
-    pub async fn wake(&self) -> Result<(), Error> {
+    pub(crate) async fn wake(&self) -> Result<(), Error> {
         self.ask(Request::Wake).await
     }
 

@@ -5,7 +5,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::io::AsyncReadExt;
 use tokio::sync::Semaphore;
@@ -35,7 +34,7 @@ const TURN_MAX: Duration = Duration::from_millis(250);
 /// Bytes of a layer that are read at once.
 const LAYER_CHUNK: usize = 256 * 1024;
 
-/// When sleeping sandboxes leave memory.
+/// How many sandboxes this host has room for, and when sleeping ones leave memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
     /// A sandbox that fell asleep is on disk after so long.
@@ -47,6 +46,12 @@ pub struct Policy {
     pub idle_awake_max: usize,
     /// How many wake from memory at the same time, first come, first served.
     pub wakes_at_once: usize,
+    /// How many may run or sleep in memory.
+    pub sandboxes_max: usize,
+    /// Below so much free memory, sleeping sandboxes leave it.
+    pub memory_floor_mib: u64,
+    /// The same when processes wait for memory for more than this part of the time; none: they may.
+    pub stalled_percent_max: Option<u32>,
 }
 
 impl Default for Policy {
@@ -56,6 +61,9 @@ impl Default for Policy {
             warm_for: Duration::from_secs(3600),
             idle_awake_max: 16,
             wakes_at_once: 4,
+            sandboxes_max: usize::MAX,
+            memory_floor_mib: 0,
+            stalled_percent_max: None,
         }
     }
 }
@@ -69,14 +77,6 @@ pub enum ShutdownMode {
     Running,
 }
 
-/// Who says whether this host has room for another machine.
-#[async_trait]
-pub trait Room: Send + Sync + 'static {
-    /// Makes room for a machine that needs so much memory at once, and calls `entered` before anybody
-    /// else is given the same room. `false`: there is none now, and `entered` was not called.
-    async fn make(&self, needed_mib: u64, entered: Box<dyn FnOnce() + Send>) -> bool;
-}
-
 pub(crate) struct World {
     pub(crate) engines: Engines,
     pub(crate) ledger: Arc<dyn FleetLedger>,
@@ -86,7 +86,6 @@ pub(crate) struct World {
     pub(crate) saves: Arc<dyn Saves>,
     pub(crate) journal: Arc<dyn Journal>,
     pub(crate) vault: Arc<dyn Vault>,
-    pub(crate) room: Arc<dyn Room>,
     /// The interception CA (PEM), for those whose policy says so.
     pub(crate) ca: Option<String>,
     pub(crate) guest: GuestDefaults,

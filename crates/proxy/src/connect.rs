@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use torpor_lifecycle::guest::GuestError;
-use torpor_lifecycle::{Keep, Lease, Sandbox};
+use torpor_lifecycle::{Fleet, Keep, Lease, Sandbox};
 use torpor_protocol::guest::{FailureCode, Request};
 
 use crate::error::Error;
@@ -16,53 +16,54 @@ use crate::wire::Wire;
 const LISTEN_WINDOW: Duration = Duration::from_secs(1);
 /// How often it tries in that time.
 const LISTEN_STEP: Duration = Duration::from_millis(50);
-/// How long a sandbox may take to be awake; its driver gives up before.
-const AWAKE_DEADLINE: Duration = Duration::from_secs(180);
+/// Before a sandbox whose machine is just being taken away is asked again.
+pub(crate) const AGAIN: Duration = Duration::from_millis(50);
 /// How long the agent may take to connect to its own loopback; it gives up before and says why.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(15);
 
-/// How often a request comes back when its sandbox is put to sleep before it was answered.
-pub(crate) const SLEEPS_MAX: usize = 10;
-
-/// A connection to the port, and the lease that keeps it; or, with `keep`, one that can be kept without
-/// it. Nothing of the request was used up, so trying again is safe whatever its method.
-pub(crate) async fn connect(
-    sandbox: &Sandbox,
-    port: NonZeroU16,
-    keep: Option<&Keep>,
-) -> Result<(Lease, Wire), Error> {
-    let give_up = Instant::now() + LISTEN_WINDOW;
-    let mut lease = awake(sandbox).await?;
-    let mut machine_is_fresh = false;
-    let mut sleeps = 0;
-    loop {
-        match knock(&lease, port, keep).await {
-            Ok(wire) => return Ok((lease, wire)),
-            Err(GuestError::Gone) if !machine_is_fresh => {
-                // The machine went away between the lease and the knock: ask once more.
-                machine_is_fresh = true;
-                lease = awake(sandbox).await?;
-            }
-            Err(GuestError::Asleep) if sleeps < SLEEPS_MAX => {
-                // Nobody is refused because the sandbox just fell asleep.
-                sleeps += 1;
-                lease = awake(sandbox).await?;
-            }
-            Err(GuestError::Refused { code: FailureCode::NotListening, .. }) => {
-                if Instant::now() + LISTEN_STEP > give_up {
-                    return Err(Error::NotListening(port));
-                }
-                sleep(LISTEN_STEP).await;
-            }
-            Err(error) => return Err(torpor_lifecycle::Error::from(error).into()),
-        }
-    }
+/// A port of a sandbox.
+pub(crate) struct Connector<'a> {
+    pub(crate) fleet: &'a Fleet,
+    pub(crate) sandbox: &'a Sandbox,
+    pub(crate) port: NonZeroU16,
 }
 
-pub(crate) async fn awake(sandbox: &Sandbox) -> Result<Lease, Error> {
-    let lease = timeout(AWAKE_DEADLINE, sandbox.awake()).await;
-    Ok(lease
-        .map_err(|_| Error::Slow { what: "the sandbox to be awake", limit: AWAKE_DEADLINE })??)
+impl Connector<'_> {
+    /// A connection to the port, and the lease that keeps it; or, with `keep`, one that can be kept without
+    /// it. Nothing of the request was used up, so trying again until the deadline is safe whatever its
+    /// method: nobody is refused because the sandbox just fell asleep.
+    pub(crate) async fn connect(
+        &self,
+        lease: Option<Lease>,
+        keep: Option<&Keep>,
+        deadline: Instant,
+    ) -> Result<(Lease, Wire), Error> {
+        let give_up = Instant::now() + LISTEN_WINDOW;
+        let mut held = lease;
+        loop {
+            let lease = match held.take() {
+                Some(lease) => lease,
+                None => self.fleet.awake(self.sandbox, deadline).await?,
+            };
+            match knock(&lease, self.port, keep).await {
+                Ok(wire) => return Ok((lease, wire)),
+                Err(GuestError::Asleep) if Instant::now() < deadline => {}
+                // The machine went away under the lease; its driver is about to notice.
+                Err(GuestError::Gone) if Instant::now() < deadline => {
+                    drop(lease);
+                    sleep(AGAIN).await;
+                }
+                Err(GuestError::Refused { code: FailureCode::NotListening, .. }) => {
+                    if Instant::now() + LISTEN_STEP > give_up {
+                        return Err(Error::NotListening(self.port));
+                    }
+                    held = Some(lease);
+                    sleep(LISTEN_STEP).await;
+                }
+                Err(error) => return Err(torpor_lifecycle::Error::from(error).into()),
+            }
+        }
+    }
 }
 
 async fn knock(lease: &Lease, port: NonZeroU16, keep: Option<&Keep>) -> Result<Wire, GuestError> {

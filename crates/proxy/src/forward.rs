@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
-use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
@@ -18,19 +18,18 @@ use hyper::client::conn::{http1, http2};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 use torpor_lifecycle::guest::Stream;
-use torpor_lifecycle::{Fleet, Keep, Lease, Sandbox};
+use torpor_lifecycle::{Fleet, Keep, Lease, Sandbox, wake_deadline};
 use torpor_protocol::api::REQUEST_ID_HEADER;
 
-use crate::connect::{SLEEPS_MAX, connect};
+use crate::connect::Connector;
 use crate::crowd::{Crowd, Place};
 use crate::error::Error;
 use crate::headers;
-use crate::kept::{self, Kept, Wake, is_too_old};
+use crate::kept::{Kept, is_too_old};
 use crate::marks::Until;
-use crate::route::Target;
 use crate::wire::Wire;
 
 /// How long an application may think before it answers. The client may give up much earlier, and
@@ -50,7 +49,14 @@ pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 pub struct Proxy {
     fleet: Fleet,
     crowd: Arc<Crowd>,
-    wake: Wake,
+}
+
+/// Where a request goes.
+pub struct Destination {
+    pub sandbox: Sandbox,
+    pub port: NonZeroU16,
+    /// Of whoever had one before.
+    pub lease: Option<Lease>,
 }
 
 /// How a request is treated.
@@ -67,41 +73,22 @@ struct Visit {
     lease: Lease,
     _place: Place,
     /// How an upgraded connection goes on while the sandbox sleeps, if it does.
-    keep: Option<(Keep, Wake)>,
+    keep: Option<(Fleet, Keep)>,
     /// When an upgraded connection is cut off.
     until: Option<Until>,
 }
 
 impl Proxy {
     pub fn new(fleet: Fleet) -> Self {
-        Self { fleet, crowd: Arc::default(), wake: kept::plainly() }
-    }
-
-    /// Who wakes a sandbox for a kept connection; the others ask the sandbox itself.
-    pub fn waking_by(self, wake: Wake) -> Self {
-        Self { wake, ..self }
-    }
-
-    /// [`Proxy::handle_as`] in the ordinary manner.
-    pub async fn handle<B>(
-        &self,
-        target: Target,
-        request: Request<B>,
-        peer: Option<SocketAddr>,
-    ) -> Response<Body>
-    where
-        B: HttpBody<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
-        self.handle_as(target, request, peer, Manner::default()).await
+        Self { fleet, crowd: Arc::default() }
     }
 
     /// Answers in any case. Dropping the future, or the body of the answer, ends the request inside.
     /// `peer` is who connected to us. A request without an `x-request-id` gets one, which the
     /// application sees too.
-    pub async fn handle_as<B>(
+    pub async fn handle<B>(
         &self,
-        target: Target,
+        to: Destination,
         request: Request<B>,
         peer: Option<SocketAddr>,
         manner: Manner,
@@ -113,12 +100,9 @@ impl Proxy {
         let mut request = request.map(|body| body.map_err(Into::into).boxed_unsync());
         let id = headers::request_id(request.headers_mut());
         let asked = request.headers().clone();
-        let mut response = match Box::pin(self.forward(target, request, peer, manner)).await {
+        let mut response = match Box::pin(self.forward(to, request, peer, manner)).await {
             Ok(response) => response,
-            Err(error) => error.answer(&asked).map(|body| {
-                let never = |never: std::convert::Infallible| match never {};
-                body.map_err(never).boxed_unsync()
-            }),
+            Err(error) => answer(&error, &asked),
         };
         response.headers_mut().entry(REQUEST_ID_HEADER).or_insert(id);
         response
@@ -126,23 +110,24 @@ impl Proxy {
 
     async fn forward(
         &self,
-        target: Target,
+        to: Destination,
         mut request: Request<Body>,
         peer: Option<SocketAddr>,
         manner: Manner,
     ) -> Result<Response<Body>, Error> {
         torpor_headers::check(&request)?;
-        let sandbox = self.fleet.find(&target.sandbox)?;
+        let Destination { sandbox, port, lease } = to;
         let place = self.crowd.enter(sandbox.id())?;
+        let inside = Connector { fleet: &self.fleet, sandbox: &sandbox, port };
         let grpc = headers::is_grpc(&request);
         let protocol = torpor_headers::upgrade(&request);
         let keep = manner.keep_open && protocol.is_some();
-        let (mut lease, mut wire, keep) = enter(&sandbox, target.port, keep).await?;
+        let (mut lease, mut wire, keep) = enter(&inside, lease, keep).await?;
         let client = protocol.as_ref().map(|_| hyper::upgrade::on(&mut request));
         let until = request.extensions_mut().remove::<Until>();
-        headers::prepare(&mut request, target.port.get(), peer);
+        headers::prepare(&mut request, port.get(), peer);
 
-        let mut sleeps = 0;
+        let give_up = Instant::now() + ANSWER_DEADLINE;
         let (response, connection) = loop {
             let copy = if grpc || protocol.is_some() { None } else { copy(&request) };
             let asked = async {
@@ -152,44 +137,57 @@ impl Proxy {
                     ask(wire, request, protocol.clone()).await
                 }
             };
-            let answered = timeout(ANSWER_DEADLINE, asked).await;
+            let answered = timeout_at(give_up, asked).await;
             let slow = |_| Error::Slow { what: "an answer", limit: ANSWER_DEADLINE };
             let error = match answered.map_err(slow)? {
                 Ok(answered) => break answered,
                 Err(error) => error,
             };
-            let again = sleeps < SLEEPS_MAX && lost(&lease).await;
-            let Some(copy) = copy.filter(|_| again) else {
-                return Err(Error::BadAnswer { port: target.port, source: error.into() });
+            let lost = lost(&lease).await;
+            let Some(copy) = copy.filter(|_| lost) else {
+                return Err(Error::BadAnswer { port, source: error.into() });
             };
-            sleeps += 1;
             request = copy;
-            (lease, wire) = connect(&sandbox, target.port, None).await?;
+            drop(lease);
+            (lease, wire) = inside.connect(None, None, give_up.min(wake_deadline())).await?;
         };
-        let keep = keep.map(|keep| (keep, Arc::clone(&self.wake)));
+        let keep = keep.map(|keep| (self.fleet.clone(), keep));
         let visit = Visit { _connection: connection, lease, _place: place, keep, until };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return switch(response, client, visit, target.port);
+            return switch(response, client, visit, port);
         }
         Ok(stream(response, visit))
     }
 }
 
+/// The answer to a request for a sandbox that is not there.
+pub fn refuse<B>(error: torpor_lifecycle::Error, request: &mut Request<B>) -> Response<Body> {
+    let id = headers::request_id(request.headers_mut());
+    let mut response = answer(&error.into(), request.headers());
+    response.headers_mut().entry(REQUEST_ID_HEADER).or_insert(id);
+    response
+}
+
+fn answer(error: &Error, asked: &HeaderMap) -> Response<Body> {
+    error.answer(asked).map(|body| body.map_err(|never| match never {}).boxed_unsync())
+}
+
 /// A connection to the port. With `keep` one that can be kept, unless the agent is too old for that.
 async fn enter(
-    sandbox: &Sandbox,
-    port: NonZeroU16,
+    inside: &Connector<'_>,
+    lease: Option<Lease>,
     keep: bool,
 ) -> Result<(Lease, Wire, Option<Keep>), Error> {
+    let (mut lease, deadline) = (lease, wake_deadline());
     if keep {
-        let keep = sandbox.keep().ok_or(Error::KeptFull)?;
-        match connect(sandbox, port, Some(&keep)).await {
+        let keep = inside.sandbox.keep().ok_or(Error::KeptFull)?;
+        match inside.connect(lease.take(), Some(&keep), deadline).await {
             Ok((lease, wire)) => return Ok((lease, wire, Some(keep))),
             Err(Error::Lifecycle(torpor_lifecycle::Error::Guest(error))) if is_too_old(&error) => {}
             Err(error) => return Err(error),
         }
     }
-    let (lease, wire) = connect(sandbox, port, None).await?;
+    let (lease, wire) = inside.connect(lease, None, deadline).await?;
     Ok((lease, wire, None))
 }
 
@@ -319,11 +317,11 @@ async fn carry(client: Upgraded, inside: Upgraded, visit: Visit) {
     let Visit { _connection, lease, _place, keep, until } = visit;
     let both = async {
         match keep {
-            Some((keep, wake)) => {
+            Some((fleet, keep)) => {
                 let Some((stream, first)) = stream_of(inside).await else { return };
                 // From now on the sandbox may fall asleep.
                 drop(lease);
-                let kept = Kept::new(keep, wake, stream).after(first);
+                let kept = Kept::new(fleet, keep, stream).after(first);
                 kept.carry(TokioIo::new(client)).await;
             }
             None => {

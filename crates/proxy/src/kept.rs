@@ -14,20 +14,18 @@
 //!   way when the sandbox fell asleep.
 //! - If the connection inside is not there any more, the client's is closed.
 
-use std::future::Future;
 use std::io;
-use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use torpor_lifecycle::guest::{GuestError, Item, Parked, Sender, Stream};
-use torpor_lifecycle::{Keep, Lease, Sandbox};
+use torpor_lifecycle::{Fleet, Keep, Lease, wake_deadline};
 use torpor_protocol::guest::FailureCode;
 
-use crate::connect::{SLEEPS_MAX, awake};
+use crate::connect::AGAIN;
 use crate::forward::LINGER;
 
 /// How long a client may be silent while the sandbox sleeps; then its connection is closed.
@@ -35,25 +33,11 @@ pub const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 /// Bytes that are taken from the client at once; while the sandbox sleeps, also the most. A quiet
 /// connection has so much memory.
 const CHUNK: usize = 16 * 1024;
-/// Before a sandbox whose machine is just being taken away is asked again.
-const PAUSE: Duration = Duration::from_millis(50);
-
-/// Wakes a sandbox for a byte of a client, if it may be woken.
-pub type Wake = Arc<
-    dyn Fn(Sandbox) -> Pin<Box<dyn Future<Output = Result<Lease, String>> + Send>> + Send + Sync,
->;
-
-/// Wakes whom it is asked to.
-pub(crate) fn plainly() -> Wake {
-    Arc::new(|sandbox| {
-        Box::pin(async move { awake(&sandbox).await.map_err(|error| error.to_string()) })
-    })
-}
 
 /// A connection to a port inside that outlives sleep.
 pub struct Kept {
+    fleet: Fleet,
     keep: Keep,
-    wake: Wake,
     stream: Stream,
     /// What came from inside before it was made.
     first: Bytes,
@@ -62,8 +46,8 @@ pub struct Kept {
 impl Kept {
     /// Of a stream that [`torpor_lifecycle::guest::Guest::connect_kept`] opened with the token of
     /// `keep`, and that was answered.
-    pub fn new(keep: Keep, wake: Wake, stream: Stream) -> Self {
-        Self { keep, wake, stream, first: Bytes::new() }
+    pub fn new(fleet: Fleet, keep: Keep, stream: Stream) -> Self {
+        Self { fleet, keep, stream, first: Bytes::new() }
     }
 
     /// These bytes came from inside already.
@@ -74,14 +58,14 @@ impl Kept {
     /// Until both sides have said everything or one of them is gone. What is dropped before is closed
     /// inside, at the latest when the sandbox is awake for a while.
     pub async fn carry<C: AsyncRead + AsyncWrite>(self, client: C) {
-        let Self { keep, wake, mut stream, first } = self;
+        let Self { fleet, keep, mut stream, first } = self;
         let (from, to) = tokio::io::split(client);
         let (unsent, unwritten) = (BytesMut::new(), first);
         let mut ends =
             Ends { from, to, unsent, client_ended: false, unwritten, inside_ended: false };
         while let Still::Asleep = ends.attached(&keep, &mut stream).await {
             let resumed = match stream.park().await {
-                Ok(parked) => ends.asleep(&keep, &wake, parked).await,
+                Ok(parked) => ends.asleep(&fleet, &keep, parked).await,
                 Err(error) => Err(error.to_string()),
             };
             match resumed {
@@ -143,16 +127,18 @@ impl<C: AsyncRead + AsyncWrite> Ends<C> {
     /// While it sleeps, until it is awake and the connection goes on; or why it does not.
     async fn asleep(
         &mut self,
+        fleet: &Fleet,
         keep: &Keep,
-        wake: &Wake,
         mut parked: Parked,
     ) -> Result<Stream, String> {
-        for _ in 0..SLEEPS_MAX {
+        let mut give_up: Option<Instant> = None;
+        while give_up.is_none_or(|deadline| Instant::now() < deadline) {
             let half_open = self.client_ended || self.inside_ended;
             let patience = if half_open { LINGER } else { KEPT_FOR };
-            let roused = timeout(patience, self.roused(keep, wake, &mut parked)).await;
+            let roused = timeout(patience, self.roused(fleet, keep, &mut parked)).await;
             let roused = roused.map_err(|_| "the client was silent for too long".to_owned())??;
             let Some(lease) = roused else { continue };
+            give_up.get_or_insert_with(wake_deadline);
             match lease.guest().resume(keep.token(), &mut parked).await {
                 Ok(stream) => return Ok(stream),
                 // It fell asleep again, or its machine is just being taken away.
@@ -160,7 +146,7 @@ impl<C: AsyncRead + AsyncWrite> Ends<C> {
                 Err(error) => return Err(error.to_string()),
             }
             drop(lease);
-            sleep(PAUSE).await;
+            sleep(AGAIN).await;
         }
         Err("the sandbox did not stay awake".to_owned())
     }
@@ -170,13 +156,14 @@ impl<C: AsyncRead + AsyncWrite> Ends<C> {
     /// Cancel-safe.
     async fn roused(
         &mut self,
+        fleet: &Fleet,
         keep: &Keep,
-        wake: &Wake,
         parked: &mut Parked,
     ) -> Result<Option<Lease>, String> {
         loop {
             if parked.is_unconfirmed() || !self.unsent.is_empty() || self.client_ended {
-                return wake(keep.sandbox().clone()).await.map(Some);
+                let lease = fleet.awake(keep.sandbox(), wake_deadline()).await;
+                return lease.map(Some).map_err(|error| error.to_string());
             }
             self.unsent.reserve(CHUNK);
             tokio::select! {

@@ -30,8 +30,8 @@ mod wire;
 
 pub use crowd::VISITORS_MAX;
 pub use error::escape;
-pub use forward::{Body, Manner, Proxy};
-pub use kept::{KEPT_FOR, Kept, Wake, is_too_old};
+pub use forward::{Body, Destination, Manner, Proxy, refuse};
+pub use kept::{KEPT_FOR, Kept, is_too_old};
 pub use marks::{NotListening, Until};
 pub use route::{Target, route};
 pub use wire::Wire;

@@ -69,10 +69,6 @@ pub enum Inadmissible {
     Invalid { field: &'static str, why: String },
     #[error("{asked} MiB of memory were asked for, this host has {has}")]
     Memory { asked: u64, has: u64 },
-    #[error("{asked_mib} MiB of memory are needed, this host has {free_mib} left")]
-    NoMemory { asked_mib: u64, free_mib: u64 },
-    #[error("this host has its {0} sandboxes that run or are kept in memory")]
-    Full(usize),
 }
 
 fn invalid<T>(field: &'static str, why: impl Into<String>) -> Result<T, Inadmissible> {

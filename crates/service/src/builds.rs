@@ -221,8 +221,7 @@ async fn workbench(app: &Service, base: &Image, order: &Order) -> Result<(Workbe
     let spec = crate::calls::admit(app, request).await?;
     let Resources { memory_mib, .. } = spec.resources;
     let written = spec.resources.disk_bytes().saturating_add(memory_mib.saturating_mul(1 << 20));
-    crate::room::make(app, 1, 0).await?;
-    let bench = Workbench::set_up(app.fleet.create(spec).await?).await?;
+    let bench = Workbench::set_up(&app.fleet, app.fleet.create(spec).await?).await?;
     Ok((bench, base.size_bytes.saturating_add(written)))
 }
 

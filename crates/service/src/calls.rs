@@ -10,19 +10,18 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use torpor_lifecycle::store::{PoolRecord, SnapshotRecord};
-use torpor_lifecycle::{self as lifecycle, Plan, Refusal, Sandbox};
+use torpor_lifecycle::{self as lifecycle, Plan, Refusal, Sandbox, wake_deadline};
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, UpdateSandbox};
 use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork};
 use torpor_protocol::{
     Name, SandboxId, SandboxRef, SandboxSpec, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
-    SnapshotState, State, Tier,
+    SnapshotState, State, Status, Tier,
 };
 
 use crate::Service;
 use crate::admission::{self, Origin, Resolved};
 use crate::error::{Error, Result};
 use crate::pinned_save::{PinnedSave, parse};
-use crate::room;
 
 /// Stands for the number of a fork in its name.
 const NUMBER: &str = "{n}";
@@ -47,10 +46,7 @@ pub async fn create(app: &Service, request: CreateSandbox, by: Option<&str>) -> 
         (None, None) => (admit(app, request).await?, None),
     };
     know(app, &spec).await?;
-    if queued_until_ms.is_none() {
-        room::make(app, 1, point.as_ref().map_or(0, PinnedSave::memory_mib)).await?;
-    }
-    let plan = Plan { queued_until_ms, request: by.map(str::to_owned) };
+    let plan = Plan { room: None, queued_until_ms, request: by.map(str::to_owned) };
     Ok(app.fleet.create_from(spec, point.as_deref(), plan).await?)
 }
 
@@ -149,11 +145,23 @@ pub(crate) async fn admit(app: &Service, request: CreateSandbox) -> Result<Sandb
 
 /// Returns when it runs. Whoever gets an error has nothing to clean up.
 pub async fn started(app: &Service, sandbox: &Sandbox, begun: Instant) -> Result<()> {
-    if let Err(error) = sandbox.awake().await {
+    first_awake(app, sandbox).await?;
+    app.metrics.created(begun.elapsed());
+    Ok(())
+}
+
+/// Returns when it runs. One that does not is deleted.
+async fn first_awake(app: &Service, sandbox: &Sandbox) -> Result<()> {
+    // Who waits for room has its own deadline before this one.
+    let mut status = sandbox.watch();
+    let queued =
+        |status: &Status| status.state == State::Creating && status.queued_until_ms.is_some();
+    // An error means that it is gone, which it is told below.
+    let _ = status.wait_for(|status| !queued(status)).await;
+    if let Err(error) = app.fleet.awake(sandbox, wake_deadline()).await {
         sandbox.delete().await;
         return Err(error.into());
     }
-    app.metrics.created(begun.elapsed());
     Ok(())
 }
 
@@ -200,19 +208,12 @@ pub async fn sleep(app: &Service, sandbox: &Sandbox, cold: bool) -> Result<()> {
 
 /// Wakes it, also if requests do not.
 pub async fn wake(app: &Service, sandbox: &Sandbox) -> Result<()> {
-    let (begun, tier) = (Instant::now(), sandbox.watch().borrow().tier);
-    room::wake_room(app, sandbox, true).await?;
-    sandbox.wake().await?;
-    if let Some(tier) = tier {
-        app.metrics.waited(tier, begun.elapsed());
-    }
-    Ok(())
+    Ok(app.fleet.wake(sandbox, wake_deadline()).await?)
 }
 
 /// Takes it back to a snapshot, with memory and processes if they are in it.
 pub async fn restore(app: &Service, sandbox: &Sandbox, snapshot: &str) -> Result<Sandbox> {
     let snapshot = parse(snapshot)?;
-    room::wake_room(app, sandbox, true).await?;
     Ok(app.fleet.restore(&SandboxRef::Id(sandbox.id().clone()), &snapshot).await?)
 }
 
@@ -347,11 +348,12 @@ async fn begin(
     // A fork that asks for another network says so itself, and is not held to what was saved.
     let spec = point.admit(app, wish(fork, &point.about().spec))?;
     know(app, &spec).await?;
-    let needed_mib = point.memory_mib().saturating_mul(names.len() as u64);
-    room::make(app, names.len(), needed_mib).await?;
+    let mut room = app.fleet.reserve_forks(point, names.len()).await?;
     let begun = names.into_iter().enumerate().map(|(n, name)| {
         let spec = SandboxSpec { name, ..spec.clone() };
-        begin_one(app, point, spec, by.map(|by| format!("{by}-{n}")))
+        let request = by.map(|by| format!("{by}-{n}"));
+        let plan = Plan { room: Some(room.one()), queued_until_ms: None, request };
+        begin_one(app, point, spec, plan)
     });
     let begun = join_all(begun).await.into_iter();
     let told = begun.map(|begun| {
@@ -369,20 +371,14 @@ async fn begin_one(
     app: &Service,
     point: &PinnedSave,
     spec: SandboxSpec,
-    request: Option<String>,
+    plan: Plan,
 ) -> Result<(Sandbox, Unanswered)> {
-    let sandbox = match made_by(app, request.as_deref()).await? {
+    let sandbox = match made_by(app, plan.request.as_deref()).await? {
         Some(made) => made,
-        None => {
-            let plan = Plan { request, ..Plan::default() };
-            app.fleet.create_from(spec, Some(&**point), plan).await?
-        }
+        None => app.fleet.create_from(spec, Some(&**point), plan).await?,
     };
     let unanswered = Unanswered::new(&sandbox);
-    if let Err(error) = sandbox.awake().await {
-        sandbox.delete().await;
-        return Err(error.into());
-    }
+    first_awake(app, &sandbox).await?;
     Ok((sandbox, unanswered))
 }
 
@@ -424,17 +420,14 @@ async fn pool_record(app: &Service, request: CreatePool) -> Result<PoolRecord> {
         Some(snapshot) => Some(memory_point(app, snapshot).await?),
         None => None,
     };
-    let (spec, from, each_mib) = match &point {
+    let (spec, from) = match &point {
         Some(point) => {
             let id = point.snapshot.clone().zip(Some(point.save.id.clone()));
-            (admit_at(app, point, wish)?, id, point.memory_mib())
+            (admit_at(app, point, wish)?, id)
         }
-        None => (admit(app, wish).await?, None, room::MACHINE_MIB),
+        None => (admit(app, wish).await?, None),
     };
     know(app, &spec).await?;
-    if size > 0 {
-        room::make(app, size, each_mib.saturating_mul(size as u64)).await?;
-    }
     let now_ms = app.fleet.clock().now_ms();
     Ok(PoolRecord { name, size, spec, from, max, created_at_ms: now_ms, updated_at_ms: now_ms })
 }

@@ -133,21 +133,13 @@ impl From<TreeError> for Error {
 
 impl From<Inadmissible> for Error {
     fn from(error: Inadmissible) -> Self {
-        let hint = match error {
-            Inadmissible::Invalid { .. } => return Self::invalid(error.to_string()),
+        match error {
+            Inadmissible::Invalid { .. } => Self::invalid(error.to_string()),
             Inadmissible::Memory { .. } => {
                 let hint = "ask for less memory_mib, or use a larger host";
-                return Self::with_hint(ErrorCode::LimitReached, error.to_string(), hint);
+                Self::with_hint(ErrorCode::LimitReached, error.to_string(), hint)
             }
-            Inadmissible::NoMemory { .. } => {
-                "put sandboxes to sleep (`torpor sleep --cold`), delete some, or use a larger host"
-            }
-            Inadmissible::Full(_) => {
-                "put sandboxes to sleep (`torpor sleep --cold`), delete some, or raise \
-                 limits.sandboxes in the configuration"
-            }
-        };
-        Self::with_hint(ErrorCode::CapacityReached, error.to_string(), hint)
+        }
     }
 }
 
@@ -194,6 +186,14 @@ fn refused(refusal: &Refusal) -> Description {
         Refusal::PoolNameTaken(_) => {
             told.hint("choose another name, or delete the pool of that name")
         }
+        Refusal::HostFull(_) => told.hint(
+            "put sandboxes to sleep (`torpor sleep --cold`), delete some, or raise \
+             limits.sandboxes in the configuration",
+        ),
+        Refusal::NoMemory { .. } => told.hint(
+            "put sandboxes to sleep (`torpor sleep --cold`), delete some, or use a larger host",
+        ),
+        Refusal::StillWaking(_) => told.hint("try again: who comes later waits for the same wake"),
         Refusal::PoolFull { .. } => told.hint("delete sandboxes of it, or raise its max"),
         Refusal::ResizeAsleep(_) => told.hint("POST …/wake (`torpor wake`) wakes it"),
         Refusal::Stopping => {

@@ -26,10 +26,8 @@ mod input;
 pub mod keys;
 pub mod metrics;
 pub mod pinned_save;
-pub mod pressure;
 pub mod previews;
 pub mod processes;
-pub mod room;
 pub mod snapshots;
 pub mod tally;
 pub mod throttle;
@@ -38,7 +36,6 @@ pub mod upload;
 
 use std::sync::Arc;
 
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -53,7 +50,6 @@ use domains::Domains;
 pub use error::{Error, Result};
 use keys::Keyring;
 use metrics::Metrics;
-use pressure::Gauge;
 use previews::Previews;
 
 /// What the operator says about sandboxes.
@@ -63,12 +59,6 @@ pub struct Settings {
     pub defaults: Resources,
     /// After so long a sandbox that does not say falls asleep.
     pub idle_after_ms: u64,
-    /// Sandboxes that run or are kept in memory.
-    pub sandboxes_max: usize,
-    /// Free memory below which sleeping sandboxes leave it; 0: a tenth of the host's.
-    pub memory_floor_mib: u64,
-    /// Time that processes may wait for memory before they do; 0: not looked at.
-    pub pressure_percent: u32,
 }
 
 /// What all calls share. One value per daemon, in an `Arc`; nothing in it is configured twice.
@@ -91,11 +81,8 @@ pub struct Service {
     pub previews: Previews,
     /// Host names of their owners that lead to previews.
     pub domains: Arc<Domains>,
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
     pub host: Host,
-    pub gauge: Gauge,
-    /// Held by who makes room for a machine.
-    pub making_room: Mutex<()>,
     pub started: Instant,
     /// The daemon stops: streams that would go on for ever end.
     pub stopping: CancellationToken,

@@ -12,12 +12,10 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use torpor_egress::{Counts, Verdicts};
-use torpor_lifecycle::Fleet;
 use torpor_lifecycle::engine::About;
+use torpor_lifecycle::{Cause, Fleet, Observer, Tally};
 use torpor_protocol::snapshot::Pool;
 use torpor_protocol::{State, Tier};
-
-use crate::pressure::Cause;
 
 /// From a tenth of a millisecond to a minute.
 const SECONDS: [f64; 18] = [
@@ -46,6 +44,8 @@ pub struct Metrics {
     wakes: Family<TierLabels, Counter>,
     wake_seconds: Histograms<TierLabels>,
     demotions: Family<CauseLabels, Counter>,
+    lookups: Counter,
+    leases: Counter,
     snapshots: Counter,
     snapshot_seconds: Histogram,
     pause_seconds: Histogram,
@@ -195,6 +195,8 @@ impl Metrics {
             wakes: Family::default(),
             wake_seconds: Family::new_with_constructor(histogram),
             demotions: Family::default(),
+            lookups: Counter::default(),
+            leases: Counter::default(),
             snapshots: Counter::default(),
             snapshot_seconds: histogram(),
             pause_seconds: histogram(),
@@ -271,6 +273,8 @@ impl Metrics {
         registry.register("saves", "Sleeping sandboxes that became durable", self.saves.clone());
         registry.register("wakes", "Sandboxes that woke, by how they slept", self.wakes.clone());
         registry.register("demotions", "Made to leave memory, by cause", self.demotions.clone());
+        registry.register("lookups", "Sandboxes looked up", self.lookups.clone());
+        registry.register("leases", "Requests for a running machine", self.leases.clone());
         registry.register("snapshots", "Snapshots taken", self.snapshots.clone());
         registry.register("forks", "Sandboxes begun by forks", self.forks.clone());
         let histograms = [
@@ -365,18 +369,9 @@ impl Metrics {
         self.wakes.get_or_create(&from.into()).inc_by(times);
     }
 
-    /// A request came to a sleeping sandbox and got in.
-    pub fn waited(&self, from: Tier, took: Duration) {
-        self.wake_seconds.get_or_create(&from.into()).observe(took.as_secs_f64());
-    }
-
     /// A sandbox was asked to sleep and is durable.
     pub fn slept(&self, to: Tier, took: Duration) {
         self.sleep_seconds.get_or_create(&to.into()).observe(took.as_secs_f64());
-    }
-
-    pub fn demoted(&self, cause: Cause) {
-        self.demotions.get_or_create(&CauseLabels { cause: cause.as_str() }).inc();
     }
 
     /// A snapshot is complete; its sandbox stood still for so long.
@@ -420,6 +415,9 @@ impl Metrics {
             let count = now.iter().filter(|(_, is)| *is == Some(tier)).count();
             self.sleeping.get_or_create(&tier.into()).set(number(count));
         }
+        let Tally { lookups, leases } = fleet.tally();
+        self.lookups.inner().store(lookups, Ordering::Relaxed);
+        self.leases.inner().store(leases, Ordering::Relaxed);
         self.pools.set(&fleet.pools());
         self.saved_bytes.set(i64::try_from(saved_bytes).unwrap_or(i64::MAX));
         self.resident_bytes.set(resident_bytes().unwrap_or(0));
@@ -431,6 +429,16 @@ impl Metrics {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
+    }
+}
+
+impl Observer for Metrics {
+    fn waited(&self, from: Tier, took: Duration) {
+        self.wake_seconds.get_or_create(&from.into()).observe(took.as_secs_f64());
+    }
+
+    fn demoted(&self, cause: Cause) {
+        self.demotions.get_or_create(&CauseLabels { cause: cause.as_str() }).inc();
     }
 }
 

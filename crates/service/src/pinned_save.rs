@@ -5,12 +5,11 @@ use std::ops::Deref;
 use torpor_lifecycle::store::SaveAbout;
 use torpor_lifecycle::{Fleet, RestorePoint};
 use torpor_protocol::api::CreateSandbox;
-use torpor_protocol::{SandboxRef, SandboxSpec, SnapshotKind, SnapshotRef};
+use torpor_protocol::{SandboxRef, SandboxSpec, SnapshotRef};
 
 use crate::Service;
 use crate::admission::{self, Origin};
 use crate::error::{Error, Result};
-use crate::room;
 
 /// A restore point that is let go of when this is dropped, also if its request is given up.
 pub struct PinnedSave {
@@ -40,14 +39,6 @@ impl PinnedSave {
         let about = self.about();
         let origin = Origin::RestorePoint { kind: about.kind, spec: &about.spec };
         Ok(admission::admit(request, origin, &app.terms())?)
-    }
-
-    /// What each machine that begins here needs at once.
-    pub fn memory_mib(&self) -> u64 {
-        match self.about().kind {
-            SnapshotKind::Memory => room::mib(self.save.manifest.size_bytes()),
-            SnapshotKind::Filesystem => 0,
-        }
     }
 }
 

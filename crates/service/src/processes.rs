@@ -5,13 +5,13 @@ mod output;
 
 use bytes::Bytes;
 use tokio::time::Instant;
-use torpor_lifecycle::{Lease, Sandbox};
+use torpor_lifecycle::{Lease, Sandbox, wake_deadline};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{Command, OutputStream, Process, RunResult};
 use torpor_protocol::guest::Request;
 
+use crate::Service;
 use crate::error::{Error, Result};
-use crate::{Service, room};
 pub use command::{ProcessRef, interactive};
 pub use output::{Output, Said};
 
@@ -27,7 +27,7 @@ pub struct Awake {
 impl Awake {
     /// Wakes it if need be.
     pub async fn new(service: &Service, sandbox: Sandbox) -> Result<Self> {
-        let lease = room::awake(service, &sandbox).await?;
+        let lease = service.fleet.awake(&sandbox, wake_deadline()).await?;
         Ok(Self { sandbox, lease })
     }
 }

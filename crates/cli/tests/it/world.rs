@@ -11,9 +11,8 @@ use tokio::process::Command;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use torpor_daemon::{Config, Parts, ShutdownMode, serve_with};
-use torpor_lifecycle::Engines;
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
-use torpor_service::pressure::Reading;
+use torpor_lifecycle::{Engines, MemoryReading};
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
 pub(crate) use crate::torpor::{Done, PATIENCE, bare, finish, until};
@@ -129,7 +128,7 @@ async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
     let installation = layout.tag().to_owned();
     let engines = Engines::new(Arc::new(FakeEngine::new(Arc::clone(host))), []);
     // More memory than anybody needs.
-    let gauge = Arc::new(|| Reading { available_mib: u64::MAX, stalled_percent: 0.0 });
+    let gauge = Arc::new(|| MemoryReading { available_mib: u64::MAX, stalled_percent: 0.0 });
     let vault = Vault::open(ledger.clone(), &layout, None).unwrap();
     let egress = torpor_daemon::egress::open(Default::default(), dir, &vault).unwrap();
     let audit = AuditLog::open(Arc::clone(&layout)).unwrap();

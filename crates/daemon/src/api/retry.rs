@@ -11,10 +11,9 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use http::Method;
+use tokio::time::Instant;
+use torpor_lifecycle::wake_deadline;
 use torpor_service::Error;
-
-/// Who puts a sandbox to sleep more often than this while somebody asks means it.
-const TIMES: usize = 10;
 
 /// A layer of every API.
 pub async fn retry_after_suspend(request: Request, next: Next) -> Response {
@@ -23,13 +22,14 @@ pub async fn retry_after_suspend(request: Request, next: Next) -> Response {
         return next.run(request).await;
     }
     let (head, _body) = request.into_parts();
-    for _ in 0..TIMES {
+    let give_up = wake_deadline();
+    loop {
         let request = Request::from_parts(head.clone(), Body::empty());
         let response = next.clone().run(request).await;
         let error = response.extensions().get::<Arc<Error>>();
-        if !error.is_some_and(|error| error.cut_by_sleep()) {
+        let cut = error.is_some_and(|error| error.cut_by_sleep());
+        if !cut || Instant::now() >= give_up {
             return response;
         }
     }
-    next.run(Request::from_parts(head, Body::empty())).await
 }

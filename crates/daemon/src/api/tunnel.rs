@@ -85,11 +85,7 @@ async fn open(
 }
 
 /// A connection that outlives sleep; none if the agent in that machine is too old for it.
-async fn connect_kept(
-    app: &Arc<Service>,
-    awake: &processes::Awake,
-    port: u16,
-) -> Result<Option<Kept>> {
+async fn connect_kept(app: &Service, awake: &processes::Awake, port: u16) -> Result<Option<Kept>> {
     let full = || {
         let message = format!("the sandbox already has {KEPT_MAX} connections that are kept");
         ApiError::new(ErrorCode::LimitReached, message)
@@ -105,7 +101,7 @@ async fn connect_kept(
     };
     let connected = tokio::time::timeout(CONNECT_DEADLINE, connect).await;
     match connected.map_err(|_| GuestError::Timeout(CONNECT_DEADLINE))? {
-        Ok(stream) => Ok(Some(Kept::new(keep, torpor_edge::waker(app), stream))),
+        Ok(stream) => Ok(Some(Kept::new(app.fleet.clone(), keep, stream))),
         Err(error) if torpor_proxy::is_too_old(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }

@@ -15,8 +15,8 @@ use tokio::task::JoinHandle;
 use torpor_daemon::{Config, Parts, ServeError, ShutdownMode, serve_with};
 use torpor_lifecycle::Engines;
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
+use torpor_lifecycle::{MemoryGauge, MemoryReading};
 use torpor_protocol::SandboxId;
-use torpor_service::pressure::{Gauge, Reading};
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
 use crate::client::{self, Answer, Open, PATIENCE, Socket, encoded};
@@ -29,7 +29,7 @@ pub(crate) struct World {
     /// What the daemon lets sandboxes out with.
     pub(crate) egress: Option<torpor_egress::Egress>,
     config: Config,
-    gauge: Gauge,
+    gauge: Arc<dyn MemoryGauge>,
     stop: Option<oneshot::Sender<ShutdownMode>>,
     daemon: Option<JoinHandle<Result<(), ServeError>>>,
     temp: TempDir,
@@ -56,7 +56,7 @@ impl World {
         Self::made(Config::default(), Inside::Scripted, plenty()).await
     }
 
-    pub(crate) async fn made(config: Config, inside: Inside, gauge: Gauge) -> Self {
+    pub(crate) async fn made(config: Config, inside: Inside, gauge: Arc<dyn MemoryGauge>) -> Self {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("inside");
         std::fs::create_dir(&dir).unwrap();
@@ -281,6 +281,6 @@ pub(crate) async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
 }
 
 /// A host with more memory than anybody needs.
-fn plenty() -> Gauge {
-    Arc::new(|| Reading { available_mib: u64::MAX, stalled_percent: 0.0 })
+fn plenty() -> Arc<dyn MemoryGauge> {
+    Arc::new(|| MemoryReading { available_mib: u64::MAX, stalled_percent: 0.0 })
 }

@@ -12,10 +12,9 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use torpor_daemon::{Config, Parts, ServeError, ShutdownMode, serve_with};
-use torpor_lifecycle::Engines;
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
+use torpor_lifecycle::{Engines, MemoryReading};
 use torpor_protocol::SandboxId;
-use torpor_service::pressure::Reading;
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
 use crate::client::{Answer, Ask, PATIENCE};
@@ -214,7 +213,7 @@ async fn parts(dir: &Path, host: &Arc<FakeHost>, free_mib: &Arc<AtomicU64>) -> P
     let engines = Engines::new(Arc::new(FakeEngine::new(Arc::clone(host))), []);
     let vault = Vault::open(ledger.clone(), &layout, None).unwrap();
     let free_mib = Arc::clone(free_mib);
-    let gauge = Arc::new(move || Reading {
+    let gauge = Arc::new(move || MemoryReading {
         available_mib: free_mib.load(Ordering::SeqCst),
         stalled_percent: 0.0,
     });

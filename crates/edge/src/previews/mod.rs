@@ -9,7 +9,6 @@ mod listening;
 mod page;
 mod rules;
 mod visit;
-mod waking;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,7 +24,6 @@ use torpor_service::previews::Entry;
 pub use access::drop_cookies;
 use visit::Visitor;
 pub use visit::say_secure;
-use waking::Waking;
 
 /// Serves previews.
 pub struct PreviewServer {
@@ -33,7 +31,6 @@ pub struct PreviewServer {
     proxy: Proxy,
     /// Which status an error has in answers to programs: the same as in the API.
     status_of: fn(ErrorCode) -> StatusCode,
-    waking: Waking,
 }
 
 impl PreviewServer {
@@ -42,7 +39,7 @@ impl PreviewServer {
         proxy: Proxy,
         status_of: fn(ErrorCode) -> StatusCode,
     ) -> Self {
-        Self { service, proxy, status_of, waking: Waking::default() }
+        Self { service, proxy, status_of }
     }
 
     /// Answers in any case. `secure`: the visitor's connection is encrypted.

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -11,13 +10,14 @@ use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Request, Response, StatusCode, Uri};
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use torpor_lifecycle::{Lease, Sandbox};
+use torpor_lifecycle::{self as lifecycle, Lease, Refusal, Sandbox, wake_deadline};
 use torpor_protocol::api::REQUEST_ID_HEADER;
-use torpor_protocol::{ErrorCode, SandboxRef, State};
-use torpor_proxy::{Manner, NotListening, Target, Until};
+use torpor_protocol::{ErrorCode, SandboxRef};
+use torpor_proxy::{Destination, Manner, NotListening, Until};
 use torpor_service::previews::{Entry, Token};
-use torpor_service::{Error, Service, room};
+use torpor_service::{Error, Service};
 
 use super::access::{self, Shown};
 use super::page::{Kind, Told, is_browser};
@@ -25,6 +25,9 @@ use super::{PreviewServer, listening, rules};
 use crate::{auth, request_id};
 
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
+/// How long a browser waits for an answer before it gets a page that comes again by itself: a warm or
+/// cold sandbox mostly wakes well within it, and a tab that stays empty for longer looks broken.
+const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Who comes, and how.
 pub(super) struct Visitor<'a> {
@@ -40,14 +43,6 @@ struct Pass {
     until: CancellationToken,
     /// For a browser that showed its token in a URL.
     cookie: Option<HeaderValue>,
-}
-
-/// Keeps a sandbox awake until the proxy has a lease of its own.
-#[expect(dead_code, reason = "they are held, not used")]
-enum Held {
-    Own(Lease),
-    Shared(Arc<Lease>),
-    Nobody,
 }
 
 /// What a visitor is told instead.
@@ -89,27 +84,28 @@ impl Visitor<'_> {
         mut request: Request<Incoming>,
         browser: bool,
     ) -> Instead<Response<Body>> {
+        let id = SandboxRef::Id(entry.preview.sandbox.clone());
+        let sandbox = self.server.service.fleet.find(&id).map_err(|_| self.server.ended())?;
         let Pass { until, cookie } = self.admit(entry, &mut request).await?;
         if let Some(cookie) = cookie.filter(|_| browser) {
             return Ok(redirect(request.uri(), cookie));
         }
-        let id = SandboxRef::Id(entry.preview.sandbox.clone());
-        let sandbox = self.server.service.fleet.find(&id).map_err(|_| self.server.ended())?;
-        let _held = self.awake(&sandbox, browser).await?;
+        let lease = Some(self.lease(&sandbox, browser).await?);
         if self.secure {
             say_secure(request.headers_mut());
         }
         rules::dress(&entry.rules, request.headers_mut());
         request.extensions_mut().insert(Until(until.clone()));
-        let target = Target { port: entry.preview.port, sandbox: id };
+        let port = entry.preview.port;
+        let to = Destination { sandbox: sandbox.clone(), port, lease };
         let manner = Manner { keep_open: entry.preview.keep_open };
-        let asked = self.server.proxy.handle_as(target, request, Some(self.peer), manner);
+        let asked = self.server.proxy.handle(to, request, Some(self.peer), manner);
         let mut response = tokio::select! {
             response = asked => response,
             () = until.cancelled() => return Err(self.server.locked(true)),
         };
         if response.extensions().get::<NotListening>().is_some() {
-            return Err(self.nobody_listens(&sandbox, entry.preview.port.get()).await);
+            return Err(self.nobody_listens(&sandbox, port.get()).await);
         }
         access::drop_cookies(response.headers_mut());
         let until = Box::pin(until.cancelled_owned());
@@ -173,34 +169,20 @@ impl Visitor<'_> {
 
     // === Who is there ===
 
-    /// Who sleeps is woken here, where there is a say in how much may run.
-    async fn awake(&self, sandbox: &Sandbox, browser: bool) -> Instead<Held> {
-        let (state, asleep) = {
-            let watched = sandbox.watch();
-            let status = watched.borrow();
-            (status.state, status.tier.is_some())
-        };
-        if state == State::Running && !asleep {
-            return Ok(Held::Nobody);
-        }
-        if browser {
-            return match self.server.waking.awake(&self.server.service, sandbox).await {
-                Some(Ok(lease)) => Ok(Held::Shared(lease)),
-                Some(Err(error)) => Err(self.server.told(&error)),
-                None => Err(self.server.waiting()),
-            };
-        }
-        if !asleep {
-            return Ok(Held::Nobody);
-        }
-        let lease = room::awake(&self.server.service, sandbox).await;
-        lease.map(Held::Own).map_err(|error| self.server.told(&error))
+    /// A wake that takes longer than a browser should wait goes on.
+    async fn lease(&self, sandbox: &Sandbox, browser: bool) -> Instead<Lease> {
+        let deadline = if browser { Instant::now() + PATIENCE } else { wake_deadline() };
+        let lease = self.server.service.fleet.awake(sandbox, deadline).await;
+        lease.map_err(|error| match error {
+            lifecycle::Error::Refused(Refusal::StillWaking(_)) if browser => self.server.waiting(),
+            error => self.server.told(&error.into()),
+        })
     }
 
     async fn nobody_listens(&self, sandbox: &Sandbox, port: u16) -> Box<Told> {
-        let ports = match room::awake(&self.server.service, sandbox).await {
-            Ok(lease) => listening::ports(&lease).await,
-            Err(_) => Vec::new(),
+        let ports = match sandbox.if_awake() {
+            Some(lease) => listening::ports(&lease).await,
+            None => Vec::new(),
         };
         let message = format!("nothing listens on port {port} in the sandbox");
         let listed: Vec<_> = ports.iter().map(u16::to_string).collect();

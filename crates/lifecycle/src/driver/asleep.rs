@@ -6,6 +6,7 @@ use torpor_protocol::{LossReason, State, StatusReason, Tier};
 use super::{Driver, Event, Phase, Sleeper, Waiter};
 use crate::engine::{BootPlan, Machine};
 use crate::error::chain;
+use crate::fleet::Reservation;
 use crate::sandbox::{Reply, Request};
 use crate::store::{PersistedState, Record, StoreError};
 use crate::world::{ShutdownMode, Started, discard, resume, run_hook};
@@ -226,10 +227,12 @@ impl Driver {
         discard(&self.record.id, machine).await;
         if durable {
             self.record_state(PersistedState::Standby { interrupted: false }).await;
-            return Phase::Waking(waiters);
+            return Phase::waking(waiters);
         }
         let cause = chain(&error);
-        self.turn_away(waiters, &cause);
+        for waiter in waiters {
+            waiter.refuse(self.cant_wake(cause.clone()).into());
+        }
         Phase::Lost(LossReason::NoAnswer(cause))
     }
 
@@ -254,11 +257,11 @@ impl Driver {
             match self.next_event(None, None).await {
                 Event::Asked(Request::Awake(reply)) => {
                     if let Some(waiter) = self.may_wake(reply) {
-                        return Phase::Waking(vec![waiter]);
+                        return Phase::waking(vec![waiter]);
                     }
                 }
                 Event::Asked(Request::Wake(reply)) => {
-                    return Phase::Waking(vec![Waiter::Word(reply)]);
+                    return Phase::waking(vec![Waiter::Word(reply)]);
                 }
                 Event::Asked(Request::Sleep { reply, .. }) => {
                     let _ = reply.send(Ok(()));
@@ -312,20 +315,30 @@ impl Driver {
     }
 
     /// Brings it back from its save. If that fails it sleeps on: nothing is lost.
-    pub(super) async fn waking(&mut self, waiters: Vec<Waiter>) -> Phase {
+    pub(super) async fn waking(
+        &mut self,
+        waiters: Vec<Waiter>,
+        room: Option<Reservation>,
+    ) -> Phase {
         let (delete, stopping) = (self.delete.clone(), self.world.stopping.clone());
         let started = tokio::select! {
             biased;
             () = delete.cancelled() => None,
             () = stopping.cancelled() => None,
-            started = self.revive() => Some(started),
+            revived = self.revive(room) => Some(revived),
         };
         match started {
             None => self.give_up_start().await,
-            Some(Ok(started)) => {
+            Some(Ok((started, room))) => {
                 let phase = self.opened(started).await;
+                // Before anybody is let in: it counts by itself.
+                drop(room);
                 self.let_in(waiters);
                 phase
+            }
+            Some(Err(Error::Refused(lack @ (Refusal::HostFull(_) | Refusal::NoMemory { .. })))) => {
+                self.refuse(waiters, lack.into());
+                Phase::Dormant
             }
             Some(Err(error)) => {
                 let cause = chain(&error);
@@ -340,14 +353,23 @@ impl Driver {
         }
     }
 
-    async fn revive(&mut self) -> Result<Started, Error> {
+    async fn revive(&mut self, room: Option<Reservation>) -> Result<(Started, Reservation), Error> {
+        let room = match room {
+            Some(room) => room,
+            None => self.reserve().await?,
+        };
         let save = self.open_save().await?;
-        let (world, Record { id, spec, .. }) = (self.world.clone(), self.record.clone());
         // Unborn: it was restored to a snapshot, which may be somebody else's.
         let afresh = self.record.state == PersistedState::Created;
-        let started = world.start(&id, &spec, save.as_deref(), afresh).await?;
+        let started = self.start(save.as_deref(), afresh).await?;
         self.record.facts.wakes += 1;
-        self.note_running(started).await
+        Ok((self.note_running(started).await?, room))
+    }
+
+    /// Room for its machine.
+    async fn reserve(&self) -> Result<Reservation, Refusal> {
+        let status = self.status.borrow().clone();
+        self.fleet.reserve_for(&status, status.saved_bytes).await
     }
 
     // === Who waits ===
@@ -375,10 +397,9 @@ impl Driver {
         }
     }
 
-    /// The first who waits gets the error itself; all others, also those in the inbox, its text:
-    /// they asked for the wake that failed.
+    /// A refusal is for all; of another error the first who waits gets the error itself, all others, also
+    /// those in the inbox, its text: they asked for the wake that failed.
     fn refuse(&mut self, mut waiters: Vec<Waiter>, error: Error) {
-        let cause = chain(&error);
         while let Ok(request) = self.inbox.try_recv() {
             match request {
                 Request::Awake(reply) => waiters.push(Waiter::Lease(reply)),
@@ -394,23 +415,18 @@ impl Driver {
                 | Request::Parent(..)) => self.backlog.push_back(other),
             }
         }
-        if !waiters.is_empty() {
-            match waiters.remove(0) {
-                Waiter::Lease(reply) => drop(reply.send(Err(error))),
-                Waiter::Word(reply) => drop(reply.send(Err(error))),
-            }
+        let refusal = match &error {
+            Error::Refused(refusal) => refusal.clone(),
+            Error::Engine(_) | Error::Store(_) | Error::Guest(_) => self.cant_wake(chain(&error)),
+        };
+        let mut waiters = waiters.into_iter();
+        if let Some(first) = waiters.next() {
+            first.refuse(error);
         }
-        self.turn_away(waiters, &cause);
+        waiters.for_each(|waiter| waiter.refuse(refusal.clone().into()));
     }
 
-    fn turn_away(&self, waiters: Vec<Waiter>, cause: &str) {
-        let id = self.record.id.to_string();
-        let refusal = || Error::from(Refusal::CantWake { id: id.clone(), cause: cause.to_owned() });
-        for waiter in waiters {
-            match waiter {
-                Waiter::Lease(reply) => drop(reply.send(Err(refusal()))),
-                Waiter::Word(reply) => drop(reply.send(Err(refusal()))),
-            }
-        }
+    fn cant_wake(&self, cause: String) -> Refusal {
+        Refusal::CantWake { id: self.record.id.to_string(), cause }
     }
 }

@@ -7,8 +7,9 @@ use torpor_protocol::guest::{Identity, ProcessSpec};
 use torpor_protocol::{EndReason, FailureReason, LossReason, State, StatusReason};
 
 use super::{Driver, Event, Phase, Sleeper};
-use crate::engine::Machine;
+use crate::engine::{EngineError, Machine};
 use crate::error::chain;
+use crate::fleet::{AWAKE_WITHIN, Cause};
 use crate::guest::Guest;
 use crate::sandbox::Request;
 use crate::store::{PersistedState, Record, Save, StoreError};
@@ -49,10 +50,10 @@ impl Driver {
         };
         let (delete, stopping) = (self.delete.clone(), self.world.stopping.clone());
         loop {
-            let status = self.status.clone();
-            let entered =
-                Box::new(move || status.send_modify(|status| status.queued_until_ms = None));
-            if self.world.room.make(needed_mib, entered).await {
+            if let Ok(room) = self.fleet.reserve(1, needed_mib).await {
+                self.status.send_modify(|status| status.queued_until_ms = None);
+                // From now on it counts by itself.
+                drop(room);
                 break;
             }
             let ended = |reason| Phase::Deleting { machine: None, reason: Some(reason) };
@@ -108,10 +109,24 @@ impl Driver {
 
     async fn first_start(&mut self) -> Result<Started, Error> {
         let save = self.open_save().await?;
-        let (world, Record { id, spec, .. }) = (self.world.clone(), self.record.clone());
-        let started = world.start(&id, &spec, save.as_deref(), true).await?;
+        let started = self.start(save.as_deref(), true).await?;
         // From now on it may be written to, so the ledger must not call it unborn.
         self.note_running(started).await
+    }
+
+    /// Starts a machine. If the engine lacks something, addresses for one, those who sleep in memory give
+    /// theirs back, one after another.
+    pub(super) async fn start(&self, save: Option<&Save>, afresh: bool) -> Result<Started, Error> {
+        let Record { id, spec, .. } = &self.record;
+        let give_up = Instant::now() + AWAKE_WITHIN;
+        loop {
+            let started = self.world.start(id, spec, save, afresh).await;
+            let lacks = matches!(started, Err(Error::Engine(EngineError::Capacity { .. })));
+            let again = lacks && Instant::now() < give_up;
+            if !again || !self.fleet.demote_least_used(Cause::Room).await {
+                return started;
+            }
+        }
     }
 
     /// The save it begins from, if any, known to be whole.
@@ -181,7 +196,7 @@ impl Driver {
             (None, PersistedState::Created) => Phase::Creating,
             (Some(machine), _) if machine.paused() => self.found_asleep(machine),
             (Some(machine), _) => self.found_awake(machine).await,
-            (None, PersistedState::Standby { interrupted: true }) => Phase::Waking(Vec::new()),
+            (None, PersistedState::Standby { interrupted: true }) => Phase::waking(Vec::new()),
             (None, PersistedState::Standby { interrupted: false }) => Phase::Cold(None),
             (None, PersistedState::Running | PersistedState::Failed { .. }) => {
                 Phase::Lost(LossReason::DaemonAway)

@@ -35,7 +35,7 @@ use crate::Error;
 use crate::clock::Clock;
 use crate::engine::Machine;
 use crate::error::chain;
-use crate::fleet::DriverState;
+use crate::fleet::{DriverState, Fleet, Reservation};
 use crate::lease::Gate;
 use crate::sandbox::{Reply, Request, Sandbox};
 use crate::store::{PersistedState, Record};
@@ -45,6 +45,7 @@ use crate::world::World;
 const LAST_USE_EVERY: Duration = Duration::from_secs(60);
 
 pub(crate) struct Driver {
+    pub(crate) fleet: Fleet,
     pub(crate) world: Arc<World>,
     pub(crate) record: Record,
     pub(crate) inbox: mpsc::Receiver<Request>,
@@ -79,7 +80,11 @@ pub(crate) enum Phase {
     /// Dormant, and nobody wants anything of it.
     Unwanted,
     /// It is brought back from its save; whoever asked for it waits.
-    Waking(Vec<Waiter>),
+    Waking {
+        waiters: Vec<Waiter>,
+        /// For its machine, if that was made before.
+        room: Option<Reservation>,
+    },
     /// Its machine is gone and was not asked to go.
     Lost(LossReason),
     Failed(FailureReason),
@@ -119,6 +124,15 @@ pub(crate) enum Waiter {
     Word(Reply<()>),
 }
 
+impl Waiter {
+    fn refuse(self, error: Error) {
+        match self {
+            Self::Lease(reply) => drop(reply.send(Err(error))),
+            Self::Word(reply) => drop(reply.send(Err(error))),
+        }
+    }
+}
+
 /// Everything that can happen to a sandbox that has no transition under way.
 enum Event {
     Asked(Request),
@@ -131,9 +145,16 @@ enum Event {
     Stop,
 }
 
+impl Phase {
+    fn waking(waiters: Vec<Waiter>) -> Self {
+        Self::Waking { waiters, room: None }
+    }
+}
+
 impl Driver {
     /// Takes a sandbox over, and says in which phase it is.
     pub(crate) fn new(
+        fleet: Fleet,
         world: Arc<World>,
         sandbox: &Sandbox,
         state: DriverState,
@@ -141,6 +162,7 @@ impl Driver {
     ) -> (Box<Self>, Phase) {
         let DriverState { record, status, ca_dirty, phase, .. } = state;
         let driver = Self {
+            fleet,
             world,
             record,
             inbox,
@@ -172,7 +194,7 @@ impl Driver {
                 Phase::Cold(reason) => self.cold(reason).await,
                 Phase::Dormant => self.dormant().await,
                 Phase::Unwanted => return End::Unwanted(self),
-                Phase::Waking(waiters) => self.waking(waiters).await,
+                Phase::Waking { waiters, room } => self.waking(waiters, room).await,
                 Phase::Lost(loss) => self.lost(loss).await,
                 Phase::Failed(reason) => self.failed(reason).await,
                 Phase::Deleting { machine, reason } => self.deleting(machine, reason).await,

@@ -172,6 +172,14 @@ impl Driver {
         back: Back,
     ) -> Option<Phase> {
         let Back { save, snapshot, reply } = back;
+        let status = self.status.borrow().clone();
+        let room = match self.fleet.reserve_for(&status, save.manifest.size_bytes()).await {
+            Ok(room) => room,
+            Err(lack) => {
+                let _ = reply.send(Err(lack.into()));
+                return None;
+            }
+        };
         let then = &save.manifest.about.spec;
         let mut record = self.record.clone();
         record.spec.image.clone_from(&then.image);
@@ -197,6 +205,6 @@ impl Driver {
         if let Some(before) = before.filter(|before| *before != save.id) {
             self.world.saves.release(&before).await;
         }
-        Some(Phase::Waking(vec![Waiter::Word(reply)]))
+        Some(Phase::Waking { waiters: vec![Waiter::Word(reply)], room: Some(room) })
     }
 }

@@ -1,14 +1,13 @@
 //! An engine and a store without isolation or disk, for tests of logic.
 //!
 //! [`FakeHost`] stands for the machine room: machines in it outlive the [`FakeEngine`] that started
-//! them, as real ones outlive a daemon. It fails on command and counts what matters. Its machines
-//! answer with a scripted agent on virtual time, or run the real agent in a thread of the test
-//! process, where "inside" is the test's own host: never for code that is not ours.
-//!
-//! What a fake machine keeps in memory is one text, which is all that saving and reviving keep; it
-//! is also the content of its only changed file, `/memory`.
+//! them, as real ones outlive a daemon. Its machines answer with a scripted agent on virtual time, or run
+//! the real agent in a thread of the test process, where "inside" is the test's own host: never for code
+//! that is not ours. What one keeps in memory is one text, which is all that saving and reviving keep; it is
+//! also the content of its only changed file, `/memory`.
 
 mod changes;
+mod faults;
 mod ledger;
 mod road;
 mod script;
@@ -34,7 +33,7 @@ use crate::engine::{
 use changes::FakeChanges;
 use road::{Dormant, RealAgent, Road};
 use script::Script;
-pub use store::{FakeRoom, FakeStore};
+pub use store::{FakeMemory, FakeStore};
 
 /// Between two looks whether agents have ended.
 const LOOK: Duration = Duration::from_millis(1);
@@ -72,7 +71,7 @@ struct HostState {
     revives: usize,
     saves: usize,
     network_changes: usize,
-    fail_starts: usize,
+    start_failures: Vec<EngineError>,
     fail_saves: usize,
     fail_resumes: usize,
     fail_resizes: usize,
@@ -128,21 +127,6 @@ impl FakeHost {
     /// How often a machine was saved.
     pub fn saves(&self) -> usize {
         self.state.lock().saves
-    }
-
-    /// The next `count` boots and revives fail.
-    pub fn fail_starts(&self, count: usize) {
-        self.state.lock().fail_starts = count;
-    }
-
-    /// The next `count` saves find the disk full.
-    pub fn fail_saves(&self, count: usize) {
-        self.state.lock().fail_saves = count;
-    }
-
-    /// The next `count` machines that should go on do not.
-    pub fn fail_resumes(&self, count: usize) {
-        self.state.lock().fail_resumes = count;
     }
 
     /// Every boot and revive takes so long.
@@ -243,11 +227,6 @@ impl FakeHost {
         self.state.lock().network_changes
     }
 
-    /// The next `count` changes of resources fail.
-    pub fn fail_resizes(&self, count: usize) {
-        self.state.lock().fail_resizes = count;
-    }
-
     /// What the scripted agent of this machine was asked.
     pub fn asked(&self, id: &SandboxId) -> Vec<Request> {
         let script = self.machine(id).and_then(|machine| machine.script.clone());
@@ -301,16 +280,12 @@ impl FakeEngine {
         plan: BootPlan,
         memory: io::Result<String>,
     ) -> Result<Box<dyn Machine>, EngineError> {
-        let (time, fails) = {
+        let (time, failure) = {
             let mut state = self.host.state.lock();
-            let fails = state.fail_starts > 0;
-            state.fail_starts = state.fail_starts.saturating_sub(1);
-            (state.start_takes, fails)
+            (state.start_takes, state.start_failures.pop())
         };
         tokio::time::sleep(time).await;
-        if fails {
-            return Err(EngineError::failed("start")("a fake fault"));
-        }
+        failure.map_or(Ok(()), Err)?;
         let memory = memory.map_err(EngineError::failed("read what was saved"))?;
         let Road { channel, script, agent } = self
             .host

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -13,11 +14,11 @@ use torpor_protocol::snapshot::SavedFile;
 use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SecretName, SnapshotKind};
 
 use crate::engine::Changes;
+use crate::fleet::{MemoryGauge, MemoryReading};
 use crate::store::{
     BoundSecret, Images, Journal, Manifest, PoolRecord, Record, RootImage, Save, SaveAbout,
     SavedBy, Saves, Search, SnapshotRecord, Staged, StoreError, Vault,
 };
-use crate::world::Room;
 
 #[derive(Default)]
 pub struct FakeStore {
@@ -280,32 +281,21 @@ impl Vault for FakeStore {
     }
 }
 
-/// A host whose room tests decide about.
-#[derive(Default)]
-pub struct FakeRoom(Mutex<Option<usize>>);
+/// A host whose free memory tests decide about.
+pub struct FakeMemory(AtomicU64);
 
-impl FakeRoom {
-    /// Room for whoever comes.
+impl FakeMemory {
     pub fn endless() -> Arc<Self> {
-        Arc::default()
+        Arc::new(Self(AtomicU64::new(u64::MAX)))
     }
 
-    /// Room for so many more.
-    pub fn set(&self, machines: usize) {
-        *self.0.lock() = Some(machines);
+    pub fn set_available_mib(&self, mib: u64) {
+        self.0.store(mib, Ordering::Relaxed);
     }
 }
 
-#[async_trait]
-impl Room for FakeRoom {
-    async fn make(&self, _needed_mib: u64, entered: Box<dyn FnOnce() + Send>) -> bool {
-        let mut left = self.0.lock();
-        match left.as_mut() {
-            Some(0) => return false,
-            Some(left) => *left -= 1,
-            None => {}
-        }
-        entered();
-        true
+impl MemoryGauge for FakeMemory {
+    fn read(&self) -> MemoryReading {
+        MemoryReading { available_mib: self.0.load(Ordering::Relaxed), stalled_percent: 0.0 }
     }
 }

@@ -1,6 +1,8 @@
 //! All sandboxes of this host: create, find, list, and bring back what the ledger knows.
 
+mod awake;
 mod builds;
+mod capacity;
 mod idle_limit;
 mod pools;
 mod slot;
@@ -9,6 +11,7 @@ mod snapshots;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, broadcast};
@@ -16,22 +19,26 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use torpor_protocol::api::UpdateSandbox;
 use torpor_protocol::guest::LogLine;
-use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, Status, Tier};
+use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, Status};
 
 use crate::clock::Clock;
 use crate::driver::Phase;
 use crate::engine::About;
 use crate::engines::Engines;
 use crate::guest_defaults::GuestDefaults;
-use crate::lease::Lease;
 use crate::ledger::{Aggregate, CacheVersion, FleetLedger, Owner, PAGE, everything};
-use crate::sandbox::{Request, Sandbox};
+use crate::sandbox::Sandbox;
 use crate::store::{
     Facts, Images, Journal, PersistedState, Record, Saves, Search, StoreError, Vault,
 };
-use crate::world::{Policy, Room, ShutdownMode, World};
+use crate::world::{Policy, ShutdownMode, World};
 use crate::{Error, Refusal, fault};
 
+pub(crate) use awake::AWAKE_WITHIN;
+use awake::Counters;
+pub use awake::{Tally, wake_deadline};
+use capacity::Capacity;
+pub use capacity::{Cause, MemoryGauge, MemoryReading, Observer, Reservation};
 use pools::Pools;
 pub(crate) use slot::{DriverSlot, DriverState};
 pub use snapshots::{RestorePoint, Taking};
@@ -47,7 +54,8 @@ pub struct Parts {
     pub saves: Arc<dyn Saves>,
     pub journal: Arc<dyn Journal>,
     pub vault: Arc<dyn Vault>,
-    pub room: Arc<dyn Room>,
+    pub gauge: Arc<dyn MemoryGauge>,
+    pub observer: Arc<dyn Observer>,
     /// The interception CA (PEM).
     pub ca: Option<String>,
     pub guest: GuestDefaults,
@@ -64,6 +72,10 @@ struct Inner {
     register: Mutex<Register>,
     pools: Pools,
     pools_version: CacheVersion,
+    gauge: Arc<dyn MemoryGauge>,
+    observer: Arc<dyn Observer>,
+    capacity: Capacity,
+    counters: Counters,
     /// Held by who takes a name for a sandbox that has one, or none.
     renaming: AsyncMutex<()>,
     /// Held by who claims a sandbox from a pool, until it counts.
@@ -83,8 +95,10 @@ struct Register {
 }
 
 /// How a sandbox comes to be.
-#[derive(Debug, Clone, Default)]
+#[derive(Default)]
 pub struct Plan {
+    /// Its room on this host, if that was reserved before.
+    pub room: Option<Reservation>,
     /// It waits until this host has room for it, or until this time.
     pub queued_until_ms: Option<u64>,
     /// The request that makes it, recorded with it.
@@ -94,8 +108,19 @@ pub struct Plan {
 impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
-        let Parts { engines, ledger, images, saves, journal, vault, room, ca, guest, policy } =
-            parts;
+        let Parts {
+            engines,
+            ledger,
+            images,
+            saves,
+            journal,
+            vault,
+            gauge,
+            observer,
+            ca,
+            guest,
+            policy,
+        } = parts;
         let owner = ledger.take_over().await?;
         let pools_version = CacheVersion::now(Arc::clone(&ledger) as _, Aggregate::Pools).await?;
         let records = recorded(&*ledger, &owner).await?;
@@ -112,7 +137,6 @@ impl Fleet {
             saves,
             journal,
             vault,
-            room,
             ca,
             guest,
             policy,
@@ -127,6 +151,10 @@ impl Fleet {
                 register: Mutex::default(),
                 pools: Pools::default(),
                 pools_version,
+                gauge,
+                observer,
+                capacity: Capacity::default(),
+                counters: Counters::default(),
                 renaming: AsyncMutex::default(),
                 claiming: AsyncMutex::default(),
                 called: Notify::new(),
@@ -140,6 +168,7 @@ impl Fleet {
         fleet.recover_pools().await?;
         fleet.inner.tasks.spawn(fleet.clone().enforce_idle_limit());
         fleet.inner.tasks.spawn(fleet.clone().follow_pools());
+        fleet.inner.tasks.spawn(fleet.clone().watch_memory());
         Ok(fleet)
     }
 
@@ -176,7 +205,7 @@ impl Fleet {
         &self,
         spec: SandboxSpec,
         from: Option<&RestorePoint>,
-        Plan { queued_until_ms, request }: Plan,
+        Plan { room, queued_until_ms, request }: Plan,
     ) -> Result<Sandbox, Error> {
         let spec = match from {
             Some(point) => self.fitting(spec, point)?,
@@ -185,6 +214,10 @@ impl Fleet {
         if self.inner.world.stopping.is_cancelled() {
             return Err(Refusal::Stopping.into());
         }
+        let room = match (room, queued_until_ms) {
+            (None, None) => Some(self.reserve(1, from.map_or(0, RestorePoint::memory_mib)).await?),
+            (room, _) => room,
+        };
         let _claiming = match &spec.pool {
             Some(pool) => {
                 let claiming = self.inner.claiming.lock().await;
@@ -232,7 +265,10 @@ impl Fleet {
                 (None, Some(until_ms)) => Phase::Queued { until_ms },
                 (None, None) => Phase::Creating,
             };
-            Ok(fleet.launch(record, phase))
+            let sandbox = fleet.launch(record, phase);
+            // From now on it counts by itself.
+            drop(room);
+            Ok(sandbox)
         });
         creation.await.unwrap_or_else(|_| Err(Refusal::Stopping.into()))
     }
@@ -285,6 +321,7 @@ impl Fleet {
     }
 
     pub fn find(&self, reference: &SandboxRef) -> Result<Sandbox, Error> {
+        self.inner.counters.lookups.fetch_add(1, Ordering::Relaxed);
         let register = self.inner.register.lock();
         let id = match reference {
             SandboxRef::Id(id) => Some(id),
@@ -294,9 +331,8 @@ impl Fleet {
         sandbox.ok_or_else(|| Refusal::NoSuchSandbox(reference.clone()).into())
     }
 
-    /// The way in for every request to a sandbox.
-    pub async fn awake(&self, reference: &SandboxRef) -> Result<Lease, Error> {
-        self.find(reference)?.awake().await
+    pub fn contains(&self, id: &SandboxId) -> bool {
+        self.inner.register.lock().by_id.contains_key(id)
     }
 
     /// Sorted by id, which is what pages of a listing go by.
@@ -338,18 +374,6 @@ impl Fleet {
     pub async fn delete(&self, reference: &SandboxRef) -> Result<(), Error> {
         self.find(reference)?.delete().await;
         Ok(())
-    }
-
-    /// Tells the sandbox in memory that slept longest to leave it; which one, if there is any.
-    pub async fn demote_least_used(&self) -> Option<SandboxId> {
-        let warm = |sandbox: &Sandbox| sandbox.status.borrow().tier == Some(Tier::Warm);
-        let sleepers = self.sandboxes().into_iter().filter(warm);
-        // One that could not be saved the last time would stand in the way of all others.
-        let stuck = |sandbox: &Sandbox| sandbox.status.borrow().reason.is_some();
-        let eldest =
-            sleepers.min_by_key(|sleeper| (stuck(sleeper), sleeper.gate.last_used_ms()))?;
-        eldest.tell(Request::Demote).await;
-        Some(eldest.id)
     }
 
     /// Status changes of all sandboxes, from now on.

@@ -14,6 +14,7 @@ use torpor_protocol::snapshot::Pool;
 use torpor_protocol::{Name, SandboxId, SandboxSpec, SaveId};
 
 use super::Fleet;
+use super::capacity::{MACHINE_MIB, Reservation, mib};
 use crate::engine::Machine;
 use crate::error::chain;
 use crate::ledger::{PAGE, REFRESH, everything};
@@ -176,12 +177,22 @@ impl Fleet {
     pub async fn create_pool(&self, record: PoolRecord) -> Result<(), Error> {
         let _writing = self.inner.pools_version.writing().await;
         let record = self.settle_pool(record).await?;
+        let _room = self.reserve_pool(&record).await?;
         self.inner.world.ledger.create_pool(&record).await.map_err(|error| match error {
             StoreError::NameTaken(name) => Refusal::PoolNameTaken(name).into(),
             error => Error::from(error),
         })?;
         self.open_pool(record);
         Ok(())
+    }
+
+    /// Room for the machines that a pool is to have.
+    async fn reserve_pool(&self, record: &PoolRecord) -> Result<Reservation, Error> {
+        let each_mib = match &record.from {
+            Some((_, save)) => mib(self.inner.world.saves.about(save).await?.size_bytes()),
+            None => MACHINE_MIB,
+        };
+        Ok(self.reserve(record.size, each_mib.saturating_mul(record.size as u64)).await?)
     }
 
     fn open_pool(&self, record: PoolRecord) {
@@ -234,6 +245,7 @@ impl Fleet {
         let _writing = self.inner.pools_version.writing().await;
         let before = self.pool(&record.name)?;
         let record = self.settle_pool(record).await?;
+        let _room = self.reserve_pool(&record).await?;
         if !self.inner.world.ledger.update_pool(&record).await? {
             return Err(Refusal::NoSuchPool(record.name).into());
         }

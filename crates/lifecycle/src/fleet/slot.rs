@@ -156,7 +156,7 @@ impl Fleet {
         let (inbox, requests) = mpsc::channel(INBOX);
         let told = state.status.subscribe();
         let world = Arc::clone(&self.inner.world);
-        let (driver, phase) = Driver::new(world, &sandbox, state, requests);
+        let (driver, phase) = Driver::new(self.clone(), world, &sandbox, state, requests);
         let tasks = self.inner.tasks.clone();
         self.inner.called.notify_one();
         tasks.spawn(self.supervise(sandbox, told, driver, phase));

@@ -9,6 +9,7 @@ use torpor_protocol::{
     SnapshotState,
 };
 
+use super::capacity::{Reservation, mib};
 use super::{Fleet, Plan};
 use crate::engine::Changes;
 use crate::error::chain;
@@ -38,6 +39,14 @@ impl RestorePoint {
 
     pub fn kind(&self) -> SnapshotKind {
         self.save.manifest.about.kind
+    }
+
+    /// What each machine that begins here needs at once.
+    pub(super) fn memory_mib(&self) -> u64 {
+        match self.kind() {
+            SnapshotKind::Memory => mib(self.save.manifest.size_bytes()),
+            SnapshotKind::Filesystem => 0,
+        }
     }
 }
 
@@ -284,6 +293,15 @@ impl Fleet {
     pub async fn restore_point_now(&self, of: &SandboxRef) -> Result<RestorePoint, Error> {
         let sandbox = self.find(of)?;
         Ok(RestorePoint { save: sandbox.save().await?, snapshot: sandbox.status().parent })
+    }
+
+    /// Room for so many sandboxes that begin at `point`.
+    pub async fn reserve_forks(
+        &self,
+        point: &RestorePoint,
+        count: usize,
+    ) -> Result<Reservation, Error> {
+        Ok(self.reserve(count, point.memory_mib().saturating_mul(count as u64)).await?)
     }
 
     /// Creates a sandbox that begins at `point`.

@@ -11,7 +11,7 @@ impl World {
     async fn upgraded(self, version: &str) -> Self {
         self.fleet.shutdown(ShutdownMode::Durable).await;
         let engine = FakeEngine::of_version(Arc::clone(&self.host), version);
-        let fleet = Fleet::recover(parts(engine, &self.store, &self.room)).await.unwrap();
+        let fleet = Fleet::recover(parts(engine, &self.store, &self.memory)).await.unwrap();
         Self { fleet, ..self }
     }
 

@@ -7,7 +7,7 @@ use torpor_protocol::guest::{Identity, Request};
 use torpor_protocol::{Network, SandboxSpec, SnapshotKind};
 
 use super::{World, parts, reference, spec};
-use crate::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
+use crate::fake::{FakeEngine, FakeHost, FakeMemory, FakeStore, Inside};
 use crate::{Error, Fleet, GuestDefaults, Parts, Sandbox};
 
 const CA: &str = "a certificate";
@@ -15,13 +15,13 @@ const CA: &str = "a certificate";
 /// A daemon that can intercept requests.
 async fn intercepting() -> World {
     let (host, store) = (FakeHost::new(Inside::Scripted), FakeStore::new());
-    let room = FakeRoom::endless();
-    let fleet = daemon(&host, &store, &room).await;
-    World { host, store, room, fleet }
+    let memory = FakeMemory::endless();
+    let fleet = daemon(&host, &store, &memory).await;
+    World { host, store, memory, fleet }
 }
 
-async fn daemon(host: &Arc<FakeHost>, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Fleet {
-    let parts = parts(FakeEngine::new(Arc::clone(host)), store, room);
+async fn daemon(host: &Arc<FakeHost>, store: &Arc<FakeStore>, memory: &Arc<FakeMemory>) -> Fleet {
+    let parts = parts(FakeEngine::new(Arc::clone(host)), store, memory);
     Fleet::recover(Parts { ca: Some(CA.to_owned()), ..parts }).await.unwrap()
 }
 
@@ -196,7 +196,7 @@ async fn the_next_daemon_tells_again_whom_it_can_intercept() {
     world.fleet.update(&one, network(intercepted())).await.unwrap();
     let before = (told(&world, &one).len(), told(&world, &other).len());
     world.fleet.shutdown(crate::ShutdownMode::Running).await;
-    let fleet = daemon(&world.host, &world.store, &world.room).await;
+    let fleet = daemon(&world.host, &world.store, &world.memory).await;
     let world = World { fleet, ..world };
     for name in ["one", "other"] {
         drop(world.find(name).unwrap().awake().await.unwrap());
@@ -211,7 +211,7 @@ const EXTRA: &str = "another certificate";
 /// The next daemon, with what the operator gives guests.
 async fn restarted(world: World, guest: GuestDefaults) -> World {
     world.fleet.shutdown(crate::ShutdownMode::Running).await;
-    let parts = parts(FakeEngine::new(Arc::clone(&world.host)), &world.store, &world.room);
+    let parts = parts(FakeEngine::new(Arc::clone(&world.host)), &world.store, &world.memory);
     let ca = Some(CA.to_owned());
     let fleet = Fleet::recover(Parts { ca, guest, ..parts }).await.unwrap();
     World { fleet, ..world }

@@ -127,7 +127,7 @@ async fn enqueue(world: &World, name: &str, until_ms: u64) -> Result<Sandbox, Er
 #[tokio::test(start_paused = true)]
 async fn a_sandbox_waits_for_room_and_runs_when_there_is_some() {
     let world = World::new().await;
-    world.room.set(0);
+    world.memory.set_available_mib(0);
     let sandbox = enqueue(&world, "web", u64::MAX).await.unwrap();
     let mut status = sandbox.watch();
     let waits = status.wait_for(|status| status.reason.is_some()).await.unwrap().clone();
@@ -135,7 +135,7 @@ async fn a_sandbox_waits_for_room_and_runs_when_there_is_some() {
     let world = world.restart().await;
     let sandbox = world.find("web").unwrap();
     assert!(world.host.alive().is_empty());
-    world.room.set(1);
+    world.memory.set_available_mib(u64::MAX);
     drop(sandbox.awake().await.unwrap());
     assert_eq!(sandbox.status().queued_until_ms, None);
     assert_eq!(world.store.record_of(sandbox.id()).unwrap().facts.queued_until_ms, None);
@@ -144,7 +144,7 @@ async fn a_sandbox_waits_for_room_and_runs_when_there_is_some() {
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_room_in_vain_ends_and_is_remembered_with_the_reason() {
     let world = World::new().await;
-    world.room.set(0);
+    world.memory.set_available_mib(0);
     let until_ms = world.fleet.clock().now_ms() + 60_000;
     let late = enqueue(&world, "late", until_ms).await.unwrap();
     let given_up = enqueue(&world, "given-up", u64::MAX).await.unwrap();
@@ -154,7 +154,7 @@ async fn who_waits_for_room_in_vain_ends_and_is_remembered_with_the_reason() {
         let ended = world.store.find_archived(sandbox.id()).await.unwrap().unwrap();
         assert_eq!(ended.reason, Some(reason));
     }
-    world.room.set(1);
+    world.memory.set_available_mib(u64::MAX);
     world.running("late").await;
 }
 

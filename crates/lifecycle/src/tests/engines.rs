@@ -16,7 +16,7 @@ struct Both {
 async fn recover(hosts: [&Arc<FakeHost>; 2], store: &Arc<FakeStore>) -> Fleet {
     let [first, second] = hosts.map(|host| FakeEngine::new(Arc::clone(host)));
     let second = Arc::new(second.of_kind("second"));
-    let parts = parts(first.of_kind("first"), store, &FakeRoom::endless());
+    let parts = parts(first.of_kind("first"), store, &FakeMemory::endless());
     let engines = Engines::new(parts.engines.default_engine().clone(), [second as Arc<dyn Engine>]);
     Fleet::recover(Parts { engines, ..parts }).await.unwrap()
 }

@@ -122,10 +122,10 @@ async fn connected(world: &World) -> (Sandbox, Line) {
 
 async fn lasting() -> Inside {
     let (host, store) = (FakeHost::new(crate::fake::Inside::LastingAgent), FakeStore::new());
-    let room = FakeRoom::endless();
+    let memory = FakeMemory::endless();
     let engine = FakeEngine::new(Arc::clone(&host));
-    let fleet = Fleet::recover(parts(engine, &store, &room)).await.unwrap();
-    Inside(World { host, store, room, fleet })
+    let fleet = Fleet::recover(parts(engine, &store, &memory)).await.unwrap();
+    Inside(World { host, store, memory, fleet })
 }
 
 async fn resume(sandbox: &Sandbox, keep: &Keep, parked: &mut Parked) -> Result<Stream, GuestError> {

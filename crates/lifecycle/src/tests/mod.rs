@@ -2,6 +2,7 @@
 
 mod builds;
 mod ca;
+mod capacity;
 mod changes;
 mod cold;
 mod engines;
@@ -21,7 +22,7 @@ use torpor_protocol::{
     StandbyPolicy, State, Status,
 };
 
-use crate::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
+use crate::fake::{FakeEngine, FakeHost, FakeMemory, FakeStore, Inside};
 use crate::guest_defaults::GuestDefaults;
 use crate::ledger::{SandboxLedger as _, SnapshotFilter};
 use crate::store::SnapshotRecord;
@@ -33,23 +34,23 @@ const SOON: Duration = Duration::from_secs(600);
 struct World {
     host: Arc<FakeHost>,
     store: Arc<FakeStore>,
-    room: Arc<FakeRoom>,
+    memory: Arc<FakeMemory>,
     fleet: Fleet,
 }
 
 impl World {
     async fn new() -> Self {
         let (host, store) = (FakeHost::new(Inside::Scripted), FakeStore::new());
-        let room = FakeRoom::endless();
+        let memory = FakeMemory::endless();
         let engine = FakeEngine::new(Arc::clone(&host));
-        let fleet = Fleet::recover(parts(engine, &store, &room)).await.unwrap();
-        Self { host, store, room, fleet }
+        let fleet = Fleet::recover(parts(engine, &store, &memory)).await.unwrap();
+        Self { host, store, memory, fleet }
     }
 
     /// Another daemon on the same host and ledger.
     async fn daemon(&self) -> Fleet {
         let engine = FakeEngine::new(Arc::clone(&self.host));
-        Fleet::recover(parts(engine, &self.store, &self.room)).await.unwrap()
+        Fleet::recover(parts(engine, &self.store, &self.memory)).await.unwrap()
     }
 
     /// The daemon hands over to another one on the same host and ledger.
@@ -86,7 +87,7 @@ impl World {
     }
 }
 
-fn parts(engine: FakeEngine, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Parts {
+fn parts(engine: FakeEngine, store: &Arc<FakeStore>, memory: &Arc<FakeMemory>) -> Parts {
     Parts {
         engines: Engines::new(Arc::new(engine), []),
         ledger: store.clone(),
@@ -94,7 +95,8 @@ fn parts(engine: FakeEngine, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Pa
         saves: store.clone(),
         journal: store.clone(),
         vault: store.clone(),
-        room: room.clone(),
+        gauge: memory.clone(),
+        observer: Arc::new(()),
         ca: None,
         guest: GuestDefaults::default(),
         policy: Policy::default(),

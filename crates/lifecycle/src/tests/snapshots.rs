@@ -224,7 +224,7 @@ async fn snapshots_of_another_engine_version_are_refused_with_the_reason() {
     snapshot(&world, "web", "base").await;
     world.fleet.shutdown(ShutdownMode::Durable).await;
     let engine = FakeEngine::of_version(Arc::clone(&world.host), "1");
-    let fleet = Fleet::recover(parts(engine, &world.store, &world.room)).await.unwrap();
+    let fleet = Fleet::recover(parts(engine, &world.store, &world.memory)).await.unwrap();
     let point = fleet.restore_point(&named("base")).await.unwrap();
     let spec = SandboxSpec { name: None, ..point.spec().clone() };
     let begun = fleet.begin(&point, spec).await.map(|_| ());

@@ -4,6 +4,8 @@ use super::*;
 use torpor_protocol::guest::Request;
 use torpor_protocol::{Hooks, SandboxId, Tier};
 
+use crate::fleet::Cause;
+
 async fn asleep(sandbox: &Sandbox, tier: Tier) -> Status {
     let mut status = sandbox.watch();
     let reached = status.wait_for(|status| status.tier == Some(tier));
@@ -253,12 +255,12 @@ async fn under_pressure_the_one_unused_longest_leaves_memory_first() {
     drop(second.awake().await.unwrap());
     asleep(&first, Tier::Warm).await;
     asleep(&second, Tier::Warm).await;
-    assert_eq!(world.fleet.demote_least_used().await.as_ref(), Some(first.id()));
+    assert!(world.fleet.demote_least_used(Cause::Memory).await);
     asleep(&first, Tier::Cold).await;
     assert_eq!(second.status().tier, Some(Tier::Warm));
-    assert_eq!(world.fleet.demote_least_used().await.as_ref(), Some(second.id()));
+    assert!(world.fleet.demote_least_used(Cause::Memory).await);
     asleep(&second, Tier::Cold).await;
-    assert_eq!(world.fleet.demote_least_used().await, None);
+    assert!(!world.fleet.demote_least_used(Cause::Memory).await);
 }
 
 #[tokio::test(start_paused = true)]

@@ -160,7 +160,7 @@ async fn what_the_application_says_is_heard_when_somebody_else_woke_it() {
     for cold in [false, true, false, true] {
         sandbox.sleep(cold).await.unwrap();
         inside.write_all(b"news").await.unwrap();
-        sandbox.wake().await.unwrap();
+        world.fleet.wake(&sandbox, torpor_lifecycle::wake_deadline()).await.unwrap();
         says(&mut stream, b"news").await;
     }
 }

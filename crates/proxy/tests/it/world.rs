@@ -17,10 +17,10 @@ use hyper_util::server::conn::auto;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
-use torpor_lifecycle::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
-use torpor_lifecycle::{Engines, Fleet, Parts, Policy, Sandbox};
+use torpor_lifecycle::fake::{FakeEngine, FakeHost, FakeMemory, FakeStore, Inside};
+use torpor_lifecycle::{Engines, Fleet, Parts, Policy, Sandbox, wake_deadline};
 use torpor_protocol::{Lifetime, Network, Resources, SandboxSpec, StandbyPolicy};
-use torpor_proxy::{Manner, Proxy, route};
+use torpor_proxy::{Destination, Manner, Proxy, Target, refuse, route};
 
 /// No step of a test takes longer, also on a busy host.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
@@ -67,23 +67,29 @@ impl World {
             vault: store,
             ca: None,
             guest: torpor_lifecycle::GuestDefaults::default(),
-            room: FakeRoom::endless(),
+            gauge: FakeMemory::endless(),
+            observer: std::sync::Arc::new(()),
             policy: Policy::default(),
         };
         let fleet = Fleet::recover(parts).await.unwrap();
         let spec = SandboxSpec { standby, ..spec("web") };
         let sandbox = fleet.create(spec).await.unwrap();
-        soon(sandbox.awake()).await.unwrap();
-        let proxy = Proxy::new(fleet.clone());
+        soon(fleet.awake(&sandbox, wake_deadline())).await.unwrap();
+        let (proxy, finder) = (Proxy::new(fleet.clone()), fleet.clone());
         let (address, door) = listen(move |stream, peer| {
-            let proxy = proxy.clone();
-            let service = service_fn(move |request: Request<Incoming>| {
-                let proxy = proxy.clone();
+            let (proxy, fleet) = (proxy.clone(), finder.clone());
+            let service = service_fn(move |mut request: Request<Incoming>| {
+                let (proxy, fleet) = (proxy.clone(), fleet.clone());
                 async move {
-                    let Some(target) = route(&request) else {
+                    let Some(Target { port, sandbox }) = route(&request) else {
                         return Ok::<_, Infallible>(Response::new(text("the api")));
                     };
-                    Ok(proxy.handle_as(target, request, Some(peer), manner).await)
+                    let sandbox = match fleet.find(&sandbox) {
+                        Ok(sandbox) => sandbox,
+                        Err(error) => return Ok(refuse(error, &mut request)),
+                    };
+                    let to = Destination { sandbox, port, lease: None };
+                    Ok(proxy.handle(to, request, Some(peer), manner).await)
                 }
             });
             async move {

@@ -10,7 +10,7 @@ use tar::{Builder, EntryType, Header};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use torpor_lifecycle::guest::{GuestError, Item, Stream};
-use torpor_lifecycle::{Lease, Sandbox};
+use torpor_lifecycle::{Fleet, Lease, Sandbox, wake_deadline};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::guest::{Exit, FailureCode, FileKind, ProcessSpec, Reply, Request};
 use torpor_store::dockerfile::Copy;
@@ -58,9 +58,9 @@ impl Drop for Unready {
 
 impl Workbench {
     /// Waits until the sandbox runs.
-    pub(super) async fn set_up(sandbox: Sandbox) -> Result<Self> {
+    pub(super) async fn set_up(fleet: &Fleet, sandbox: Sandbox) -> Result<Self> {
         let mut unready = Unready(Some(sandbox.clone()));
-        match sandbox.awake().await {
+        match fleet.awake(&sandbox, wake_deadline()).await {
             Ok(lease) => {
                 unready.0 = None;
                 Ok(Self { sandbox, lease })

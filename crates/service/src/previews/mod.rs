@@ -31,7 +31,7 @@ use torpor_lifecycle::{Fleet, Sandbox};
 use torpor_protocol::domain::DomainState;
 use torpor_protocol::preview::{CreatePreview, Preview, PreviewLabel, UpdatePreview};
 use torpor_protocol::time::FOREVER_MS;
-use torpor_protocol::{ErrorCode, Name, PreviewId, SandboxId, SandboxRef};
+use torpor_protocol::{ErrorCode, Name, PreviewId, SandboxId};
 use torpor_store::Ledger;
 
 use crate::Service;
@@ -99,18 +99,16 @@ impl Previews {
         label.is_some_and(|label: PreviewLabel| label.looks_random())
     }
 
-    /// The preview with this label. It may have ended.
+    /// The preview with this label. It may have ended, with or without its sandbox.
     pub fn by_label(&self, label: &str) -> Option<Arc<Entry>> {
         let label: PreviewLabel = label.parse().ok()?;
         let known = self.known.read();
-        let entry = known.entries.get(known.labels.get(&label)?)?;
-        self.lives(entry).then(|| Arc::clone(entry))
+        known.entries.get(known.labels.get(&label)?).cloned()
     }
 
-    /// The preview with this id. It may have ended.
+    /// The preview with this id. It may have ended, with or without its sandbox.
     pub fn by_id(&self, id: &PreviewId) -> Option<Arc<Entry>> {
-        let entry = self.known.read().entries.get(id).cloned()?;
-        self.lives(&entry).then_some(entry)
+        self.known.read().entries.get(id).cloned()
     }
 
     /// Whether there is such a preview, and where it is found.
@@ -121,7 +119,7 @@ impl Previews {
 
     /// Whether its sandbox is there.
     fn lives(&self, entry: &Entry) -> bool {
-        self.fleet.find(&SandboxRef::Id(entry.preview.sandbox.clone())).is_ok()
+        self.fleet.contains(&entry.preview.sandbox)
     }
 
     /// Whether it can be used.

@@ -123,9 +123,9 @@ impl Output {
         };
         let id = self.awake.sandbox.id().to_string();
         match state {
-            State::Failed => match self.awake.sandbox.awake().await {
-                Ok(_) => GuestError::Gone.into(),
-                Err(error) => error.into(),
+            State::Failed => match self.awake.sandbox.why_failed().await {
+                None => GuestError::Gone.into(),
+                Some(error) => error.into(),
             },
             State::Terminated => lifecycle::Error::from(Refusal::Terminated(id)).into(),
             State::Asleep => self.slept(),

@@ -113,3 +113,27 @@ async fn a_browser_that_would_wait_long_gets_a_page_that_comes_again_while_the_w
     assert_eq!(visit(&world, &made, "/", &[BROWSER]).await.status, 200);
     assert_eq!(world.host.revives(), 1, "it was woken once");
 }
+
+/// How often a sandbox was looked up, and how often somebody asked for a running machine.
+async fn entries(world: &World) -> [u64; 2] {
+    let text = world.get("/metrics").await.text();
+    ["torpor_lookups_total ", "torpor_leases_total "].map(|name| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+    })
+}
+
+#[tokio::test]
+async fn a_preview_of_a_cold_sandbox_takes_one_lookup_and_one_lease() {
+    let world = World::with_sandbox().await;
+    let (port, _server) = echo().await;
+    let made = preview(&world, json!({"port": port, "public": true})).await;
+    for headers in [&[][..], &[BROWSER]] {
+        world.post("/v1/sandboxes/web/sleep", json!({"cold": true})).await.expect(200);
+        let before = entries(&world).await;
+        let answer = visit(&world, &made, "/", headers).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let after = entries(&world).await;
+        assert_eq!([after[0] - before[0], after[1] - before[1]], [1, 1]);
+    }
+}

@@ -6,7 +6,7 @@
 //! - A process that is run for somebody is killed when he leaves. While it sleeps it can't be.
 
 use bytes::Buf;
-use torpor_lifecycle::{Error, Refusal, Sandbox};
+use torpor_lifecycle::Sandbox;
 use torpor_protocol::api::ExitReport;
 use torpor_protocol::guest::{ProcessStatus, Request};
 use torpor_protocol::{ErrorCode, State, Status};
@@ -121,11 +121,7 @@ impl Tail {
         if state != State::Running {
             return None;
         }
-        let lease = match self.sandbox.awake().await {
-            Ok(lease) => lease,
-            Err(Error::Refused(Refusal::Asleep(_))) => return self.missed(),
-            Err(_) => return None,
-        };
+        let Some(lease) = self.sandbox.if_awake() else { return self.missed() };
         let pid = self.process.pid;
         let request = Request::Attach { pid, replay: true, follow: true, stamps: true };
         let awake = Awake { sandbox: self.sandbox.clone(), lease };

@@ -78,3 +78,20 @@ async fn a_request_wakes_the_sandbox_unless_it_may_not() {
     place.resume().await;
     place.get("/health").await.expect(200);
 }
+
+#[tokio::test]
+async fn nothing_inside_wakes_a_sandbox_on_a_host_without_room() {
+    let place = Place::new().await;
+    let sleep = Some(json!({"cold": true}));
+    place.world.own("POST", "/sandboxes/web/sleep", sleep).await.expect(200);
+    place.world.leave_free(0);
+    for path in ["/processes", "/files?path=/etc/hostname", "/files/list?path=/"] {
+        place.get(path).await.expect_error(429, "CAPACITY_REACHED");
+    }
+    let refused = place.post("/processes/run", &json!({"command": "true"})).await;
+    refused.expect_error(429, "CAPACITY_REACHED");
+    assert!(place.try_socket("/tunnels/tcp?port=80", &[]).await.is_err());
+    assert!(place.world.host.alive().is_empty());
+    place.world.leave_free(u64::MAX);
+    place.get("/processes").await.expect(200);
+}
