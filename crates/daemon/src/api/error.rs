@@ -205,6 +205,8 @@ fn engine(error: &EngineError) -> Told {
         EngineError::Image(_) => {
             Told::new(ErrorCode::ImageCorrupt, error).hint("build or import the image again")
         }
+        EngineError::GuestFiles(_) => Told::new(ErrorCode::InvalidRequest, error)
+            .hint("remove or shorten what it names, or take a memory snapshot"),
         EngineError::Unsupported { .. } => Told::new(ErrorCode::Unsupported, error),
         EngineError::Failed { .. } => Told::new(ErrorCode::Internal, error),
     }
