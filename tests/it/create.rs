@@ -89,7 +89,7 @@ fn fifty_sandboxes_created_at_once_all_come_up() {
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    // When many are awake for nothing, some doze; none fails.
+    // When many are awake for nothing, some fall asleep early; none fails.
     let list = world.get("/v1/sandboxes").json();
     let up = |status: &&serde_json::Value| {
         ["running", "standby"].contains(&status["state"].as_str().unwrap_or_default())

@@ -63,10 +63,9 @@ impl World {
 
     /// Whose sandboxes are microVMs, emulated where KVM does not work; `None` after a word to the reader
     /// where there can be none.
-    #[expect(clippy::print_stdout, reason = "whoever reads a test's output is told")]
     pub fn on_microvms() -> Option<Self> {
         if let Some(why) = microvm::unfit() {
-            println!("skipped, because {why}");
+            torpor_testkit::missing(why);
             return None;
         }
         Some(Self::with_env(&microvm::SETTINGS))

@@ -55,8 +55,8 @@ pub struct Resolved {
 #[derive(Debug, Clone)]
 pub enum Origin<'a> {
     Image(Resolved),
-    /// A saved moment of a sandbox that was so.
-    Moment {
+    /// A restore point of a sandbox that was so.
+    RestorePoint {
         kind: SnapshotKind,
         spec: &'a SandboxSpec,
     },
@@ -98,7 +98,7 @@ pub fn admit(
     let usual = StandbyPolicy { idle_after_ms: terms.idle_after_ms, ..StandbyPolicy::default() };
     let (image, image_id, defaults, policy) = match &origin {
         Origin::Image(Resolved { name, id }) => (name, id, terms.defaults, usual),
-        Origin::Moment { kind, spec } => {
+        Origin::RestorePoint { kind, spec } => {
             check_locked(&request, *kind, &spec.resources)?;
             (&spec.image, &spec.image_id, &spec.resources, spec.standby.clone())
         }
@@ -112,7 +112,7 @@ pub fn admit(
     // What is not asked for is as it was in what it begins from.
     let saved = match &origin {
         Origin::Image(_) => None,
-        Origin::Moment { spec, .. } => Some(*spec),
+        Origin::RestorePoint { spec, .. } => Some(*spec),
     };
     let mut env = saved.map_or_else(Pairs::new, |saved| saved.env.clone());
     env.extend(request.env);
@@ -353,7 +353,7 @@ mod tests {
             ..Default::default()
         };
         let spec = try_admit(saved).unwrap();
-        let origin = Origin::Moment { kind, spec: &spec };
+        let origin = Origin::RestorePoint { kind, spec: &spec };
         admit(request, origin, &terms(&Resources::default()))
     }
 

@@ -18,8 +18,8 @@ use torpor_protocol::{
 use crate::admission::{self, Origin, Resolved};
 use crate::api::error::{ApiError, Result};
 pub use crate::api::extract::{Awake, JSON_MAX, RequestId, Upgrade, is_json, not_json, whole_body};
-use crate::api::moment::{Held, parse};
 pub use crate::api::output::{Output, Said};
+use crate::api::pinned_save::{PinnedSave, parse};
 pub use crate::api::{exec, files, socket, transfer, tunnel};
 use crate::app::App;
 use crate::room;
@@ -35,29 +35,29 @@ const POOL_MAX: usize = 1000;
 /// A sandbox that is recorded, and will run: [`started`] waits for it.
 pub async fn create(app: &App, request: CreateSandbox) -> Result<Sandbox> {
     let queue_until_ms = request.queue_secs.map(|secs| deadline(app, secs));
-    let (spec, moment) = match (&request.pool, &request.snapshot) {
+    let (spec, point) = match (&request.pool, &request.snapshot) {
         (Some(pool), _) => claimed(app, &app.fleet.pool(pool)?, &request).await?,
         (None, Some(snapshot)) => {
-            let moment = Held::of(app, &parse(snapshot)?).await?;
-            (admit_at(app, &moment, request)?, Some(moment))
+            let point = PinnedSave::of(app, &parse(snapshot)?).await?;
+            (admit_at(app, &point, request)?, Some(point))
         }
         (None, None) => (admit(app, request).await?, None),
     };
     know(app, &spec).await?;
     if let Some(until_ms) = queue_until_ms {
-        return Ok(app.fleet.enqueue(spec, moment.as_deref(), until_ms).await?);
+        return Ok(app.fleet.enqueue(spec, point.as_deref(), until_ms).await?);
     }
-    room::make(app, 1, moment.as_ref().map_or(0, Held::memory_mib)).await?;
-    Ok(match &moment {
-        Some(moment) => app.fleet.begin(moment, spec).await?,
+    room::make(app, 1, point.as_ref().map_or(0, PinnedSave::memory_mib)).await?;
+    Ok(match &point {
+        Some(point) => app.fleet.begin(point, spec).await?,
         None => app.fleet.create(spec).await?,
     })
 }
 
-/// What a sandbox that begins at a moment is to be.
-fn admit_at(app: &App, moment: &Held, request: CreateSandbox) -> Result<SandboxSpec> {
-    let network = network::narrowed(request.network, &moment.about().spec.network)?;
-    moment.admit(app, CreateSandbox { network, ..request })
+/// What a sandbox that begins at a restore point is to be.
+fn admit_at(app: &App, point: &PinnedSave, request: CreateSandbox) -> Result<SandboxSpec> {
+    let network = network::narrowed(request.network, &point.about().spec.network)?;
+    point.admit(app, CreateSandbox { network, ..request })
 }
 
 /// `0` is for ever.
@@ -84,7 +84,7 @@ async fn claimed(
     app: &App,
     pool: &PoolRecord,
     request: &CreateSandbox,
-) -> Result<(SandboxSpec, Option<Held>)> {
+) -> Result<(SandboxSpec, Option<PinnedSave>)> {
     let CreateSandbox { name, labels, env, queue_secs, pool: of, .. } = request.clone();
     let plain = CreateSandbox { name, labels, env, queue_secs, pool: of, ..Default::default() };
     if *request != plain {
@@ -98,11 +98,11 @@ async fn claimed(
     spec.labels.clone_from(&request.labels);
     spec.env.extend(request.env.clone());
     spec.pool = Some(pool.name.clone());
-    let moment = match &pool.from {
-        Some((snapshot, _)) => Some(Held::of(app, &SnapshotRef::Id(snapshot.clone())).await?),
+    let point = match &pool.from {
+        Some((snapshot, _)) => Some(PinnedSave::of(app, &SnapshotRef::Id(snapshot.clone())).await?),
         None => None,
     };
-    Ok((spec, moment))
+    Ok((spec, point))
 }
 
 /// What a sandbox from an image is to be.
@@ -212,19 +212,19 @@ pub async fn snapshot(
 /// Sandboxes that begin at a snapshot, in their order. One that fails takes no other.
 pub async fn fork(app: &App, of: &SnapshotRef, fork: &Fork) -> Result<Vec<Result<Sandbox>>> {
     let names = names(fork)?;
-    let moment = Held::of(app, of).await?;
-    begin(app, &moment, fork, names).await
+    let point = PinnedSave::of(app, of).await?;
+    begin(app, &point, fork, names).await
 }
 
 /// Sandboxes that begin as another is now. It goes on; if it sleeps, it is not woken.
 pub async fn copy(app: &App, of: &Sandbox, fork: &Fork) -> Result<Vec<Result<Sandbox>>> {
     let names = names(fork)?;
     let ran = of.status().state == State::Running;
-    let moment = Held::now(app, &SandboxRef::Id(of.id().clone())).await?;
+    let point = PinnedSave::now(app, &SandboxRef::Id(of.id().clone())).await?;
     if ran {
-        app.metrics.paused(moment.about().pause_ms);
+        app.metrics.paused(point.about().pause_ms);
     }
-    begin(app, &moment, fork, names).await
+    begin(app, &point, fork, names).await
 }
 
 /// The names of all forks, known to be good before the first begins.
@@ -269,18 +269,18 @@ fn wish(fork: &Fork, from: &SandboxSpec) -> CreateSandbox {
 
 async fn begin(
     app: &App,
-    moment: &Held,
+    point: &PinnedSave,
     fork: &Fork,
     names: Vec<Option<Name>>,
 ) -> Result<Vec<Result<Sandbox>>> {
     // A fork that asks for another network says so itself, and is not held to what was saved.
-    let spec = moment.admit(app, wish(fork, &moment.about().spec))?;
+    let spec = point.admit(app, wish(fork, &point.about().spec))?;
     know(app, &spec).await?;
-    let needed_mib = moment.memory_mib().saturating_mul(names.len() as u64);
+    let needed_mib = point.memory_mib().saturating_mul(names.len() as u64);
     room::make(app, names.len(), needed_mib).await?;
     let begun = names.into_iter().map(|name| {
         let spec = SandboxSpec { name, ..spec.clone() };
-        begin_one(app, moment, spec)
+        begin_one(app, point, spec)
     });
     let begun = join_all(begun).await.into_iter();
     let told = begun.map(|begun| {
@@ -294,8 +294,12 @@ async fn begin(
 }
 
 /// Returns when it runs. On `Err`, and if it is given up, nothing is left of an unnamed one.
-async fn begin_one(app: &App, moment: &Held, spec: SandboxSpec) -> Result<(Sandbox, Unanswered)> {
-    let sandbox = app.fleet.begin(moment, spec).await?;
+async fn begin_one(
+    app: &App,
+    point: &PinnedSave,
+    spec: SandboxSpec,
+) -> Result<(Sandbox, Unanswered)> {
+    let sandbox = app.fleet.begin(point, spec).await?;
     let unanswered = Unanswered::new(&sandbox);
     if let Err(error) = sandbox.awake().await {
         sandbox.delete().await;
@@ -337,14 +341,14 @@ async fn pool_record(app: &App, request: CreatePool) -> Result<PoolRecord> {
         standby: request.standby,
         ..CreateSandbox::default()
     };
-    let moment = match &snapshot {
-        Some(snapshot) => Some(memory_moment(app, snapshot).await?),
+    let point = match &snapshot {
+        Some(snapshot) => Some(memory_point(app, snapshot).await?),
         None => None,
     };
-    let (spec, from, each_mib) = match &moment {
-        Some(moment) => {
-            let id = moment.snapshot.clone().zip(Some(moment.save.id.clone()));
-            (admit_at(app, moment, wish)?, id, moment.memory_mib())
+    let (spec, from, each_mib) = match &point {
+        Some(point) => {
+            let id = point.snapshot.clone().zip(Some(point.save.id.clone()));
+            (admit_at(app, point, wish)?, id, point.memory_mib())
         }
         None => (admit(app, wish).await?, None, room::MACHINE_MIB),
     };
@@ -356,10 +360,10 @@ async fn pool_record(app: &App, request: CreatePool) -> Result<PoolRecord> {
     Ok(PoolRecord { name, size, spec, from, max, created_at_ms: now_ms, updated_at_ms: now_ms })
 }
 
-async fn memory_moment(app: &App, snapshot: &str) -> Result<Held> {
-    let moment = Held::of(app, &parse(snapshot)?).await?;
-    match moment.about().kind {
-        SnapshotKind::Memory => Ok(moment),
+async fn memory_point(app: &App, snapshot: &str) -> Result<PinnedSave> {
+    let point = PinnedSave::of(app, &parse(snapshot)?).await?;
+    match point.about().kind {
+        SnapshotKind::Memory => Ok(point),
         SnapshotKind::Filesystem => Err(ApiError::invalid(
             "snapshot: a pool is of a memory snapshot or an image; this one has files only",
         )),

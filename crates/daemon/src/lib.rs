@@ -62,7 +62,7 @@ pub use doctor::{Finding, Verdict, doctor, production};
 use listen::Doors;
 pub use listen::bind;
 pub use tls::{BadCertificate, TlsError};
-pub use torpor_lifecycle::Leave;
+pub use torpor_lifecycle::ShutdownMode;
 
 /// Why the daemon does not run.
 #[derive(Debug, thiserror::Error)]
@@ -122,7 +122,7 @@ pub async fn serve(
     config: Config,
     dialects: Vec<Dialect>,
     listener: TcpListener,
-    shutdown: impl Future<Output = Leave>,
+    shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     config::arm_fault();
     let layout = Arc::new(Layout::open(&config.data_dir)?);
@@ -157,7 +157,7 @@ pub async fn serve_with(
     parts: Parts,
     config: Config,
     listener: TcpListener,
-    shutdown: impl Future<Output = Leave>,
+    shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     let doors = Doors::open(listener, &config).await?;
     refuse_exposed(&config, &doors, &parts.ledger).await?;
@@ -168,7 +168,7 @@ async fn serve_at(
     doors: Doors,
     parts: Parts,
     config: Config,
-    shutdown: impl Future<Output = Leave>,
+    shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     let exposed = doors.exposed()?.is_some();
     let _turnstile = egress::listen(&parts.egress, parts.engine.about().turnstile);
@@ -190,11 +190,11 @@ async fn serve_at(
         let kept = tls.keep(move |valid| app.metrics.certificates(valid));
         AbortOnDropHandle::new(tokio::spawn(kept))
     });
-    let leave = listen::serve(&app, doors, tls.clone(), shutdown).await;
+    let mode = listen::serve(&app, doors, tls.clone(), shutdown).await;
     drop(renewals);
     tls.inspect(|tls| tls.stop());
     drop(tasks);
-    app.fleet.shutdown(leave).await;
+    app.fleet.shutdown(mode).await;
     app.audit.flush().await;
     drop(kept);
     app.ledger.close().await;
@@ -278,7 +278,7 @@ async fn recover(
         journal: Arc::new(parts.journals.clone()),
         vault: Arc::new(parts.vault.clone()),
         room: Arc::clone(room) as _,
-        authority: Some(parts.egress.certificate().to_owned()),
+        ca: Some(parts.egress.certificate().to_owned()),
         policy,
     });
     Ok(fleet.await?)

@@ -26,7 +26,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use torpor_lifecycle::Leave;
+use torpor_lifecycle::ShutdownMode;
 
 use crate::ServeError;
 use crate::app::App;
@@ -159,8 +159,8 @@ pub(crate) async fn serve(
     app: &Arc<App>,
     doors: Doors,
     tls: Option<Arc<Tls>>,
-    shutdown: impl Future<Output = Leave>,
-) -> Leave {
+    shutdown: impl Future<Output = ShutdownMode>,
+) -> ShutdownMode {
     raise_file_limit();
     let desk = Desk::new(app);
     let front = Front {
@@ -171,14 +171,14 @@ pub(crate) async fn serve(
         connections: TaskTracker::new(),
     };
     let mut shutdown = pin!(shutdown);
-    let leave = loop {
+    let mode = loop {
         tokio::select! {
-            leave = &mut shutdown => break leave,
+            mode = &mut shutdown => break mode,
             () = front.accept(&doors) => {}
         }
     };
     drop(doors);
-    tracing::info!(?leave, "stopping");
+    tracing::info!(?mode, "stopping");
     app.stopping.cancel();
     front.connections.close();
     app.tasks.close();
@@ -186,7 +186,7 @@ pub(crate) async fn serve(
     if tokio::time::timeout(GRACE, ended).await.is_err() {
         tracing::warn!("requests that took longer than {GRACE:?} were cut off");
     }
-    leave
+    mode
 }
 
 /// Takes connections in.

@@ -1,7 +1,7 @@
-//! A lease: proof that the machine runs, promise that it stays so, and the door to its agent.
+//! A lease: proof that the machine runs, promise that it stays so, and the gate to its agent.
 //!
-//! The driver opens the door when the machine answered and closes it before it takes the machine
-//! away or puts it to sleep. Taking a lease through an open door is a lock and a counter, and never
+//! The driver opens the gate when the machine answered and closes it before it takes the machine
+//! away or puts it to sleep. Taking a lease through an open gate is a lock and a counter, and never
 //! waits.
 
 use std::pin::pin;
@@ -21,8 +21,8 @@ use crate::guest::Guest;
 const KEPT_ANSWER_MS: u64 = 10_000;
 
 /// Counts the leases of one sandbox and knows when it was last used.
-pub(crate) struct Door {
-    state: Mutex<DoorState>,
+pub(crate) struct Gate {
+    state: Mutex<GateState>,
     /// Rings when the last lease was given back.
     vacated: Notify,
     /// Rings when it was opened.
@@ -30,8 +30,8 @@ pub(crate) struct Door {
     clock: Clock,
 }
 
-struct DoorState {
-    /// Whom a lease leads to, while the door is open.
+struct GateState {
+    /// Whom a lease leads to, while the gate is open.
     guest: Option<Guest>,
     /// Of the machine, also while it sleeps in memory.
     meter: Option<Arc<dyn Meter>>,
@@ -41,9 +41,9 @@ struct DoorState {
     last_used_ms: u64,
 }
 
-impl Door {
+impl Gate {
     pub(crate) fn closed(clock: Clock, last_used_ms: u64) -> Self {
-        let state = DoorState { guest: None, meter: None, leases: 0, kept: 0, last_used_ms };
+        let state = GateState { guest: None, meter: None, leases: 0, kept: 0, last_used_ms };
         Self { state: Mutex::new(state), vacated: Notify::new(), opened: Notify::new(), clock }
     }
 
@@ -70,20 +70,20 @@ impl Door {
         state.leases == 0
     }
 
-    /// The machine that is asleep behind the closed door, or none.
+    /// The machine that is asleep behind the closed gate, or none.
     pub(crate) fn measure(&self, meter: Option<Arc<dyn Meter>>) {
         self.state.lock().meter = meter;
     }
 
-    /// A lease, if the door is open.
+    /// A lease, if the gate is open.
     pub(crate) fn enter(self: &Arc<Self>) -> Option<Lease> {
         let mut state = self.state.lock();
         let (guest, meter) = (state.guest.clone()?, Arc::clone(state.meter.as_ref()?));
         state.leases += 1;
-        Some(Lease { guest, meter, door: Arc::clone(self) })
+        Some(Lease { guest, meter, gate: Arc::clone(self) })
     }
 
-    /// A lease, as soon as the door is open. Cancel-safe.
+    /// A lease, as soon as the gate is open. Cancel-safe.
     pub(crate) async fn enter_when_open(self: &Arc<Self>) -> Lease {
         loop {
             let mut opened = pin!(self.opened.notified());
@@ -120,7 +120,7 @@ impl Door {
         self.state.lock().last_used_ms = self.clock.now_ms();
     }
 
-    /// Who is behind the open door; not a lease.
+    /// Who is behind the open gate; not a lease.
     pub(crate) fn guest(&self) -> Option<Guest> {
         self.state.lock().guest.clone()
     }
@@ -129,7 +129,7 @@ impl Door {
         self.state.lock().meter.clone()
     }
 
-    /// Since when nobody is inside, if the door is open. On a kept connection somebody may wait for an
+    /// Since when nobody is inside, if the gate is open. On a kept connection somebody may wait for an
     /// answer: it is no use, but for a while it is as good as one.
     pub(crate) fn unused_since_ms(&self) -> Option<u64> {
         let state = self.state.lock();
@@ -176,7 +176,7 @@ impl Door {
 pub struct Lease {
     guest: Guest,
     meter: Arc<dyn Meter>,
-    door: Arc<Door>,
+    gate: Arc<Gate>,
 }
 
 impl Lease {
@@ -191,7 +191,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.door.leave();
+        self.gate.leave();
     }
 }
 

@@ -8,8 +8,8 @@ use torpor_protocol::api::UpdateSandbox;
 use torpor_protocol::{SandboxId, SaveId, SnapshotId, State, Status};
 
 use crate::engine::Usage;
-use crate::fleet::Seat;
-use crate::lease::{Door, Lease};
+use crate::fleet::DriverSlot;
+use crate::lease::{Gate, Lease};
 use crate::store::Save;
 use crate::{Error, Refusal};
 
@@ -29,7 +29,7 @@ pub(crate) enum Request {
         reply: Reply<()>,
     },
     /// If it is awake and unused, it should fall asleep now.
-    Doze,
+    SuspendEarly,
     /// If it sleeps in memory, it should do so on disk only.
     Demote,
     Update(Box<UpdateSandbox>, Reply<()>),
@@ -49,7 +49,7 @@ pub(crate) enum Request {
     Lines(Reply<()>),
 }
 
-/// To a saved moment.
+/// To a restore point.
 pub(crate) struct Back {
     pub(crate) save: Arc<Save>,
     pub(crate) snapshot: Option<SnapshotId>,
@@ -59,9 +59,9 @@ pub(crate) struct Back {
 #[derive(Clone)]
 pub struct Sandbox {
     pub(crate) id: SandboxId,
-    pub(crate) seat: Arc<Seat>,
+    pub(crate) slot: Arc<DriverSlot>,
     pub(crate) status: watch::Receiver<Status>,
-    pub(crate) door: Arc<Door>,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) delete: CancellationToken,
 }
 
@@ -72,7 +72,7 @@ impl Sandbox {
 
     pub fn status(&self) -> Status {
         let mut status = self.status.borrow().clone();
-        status.last_used_at_ms = self.door.last_used_ms();
+        status.last_used_at_ms = self.gate.last_used_ms();
         status
     }
 
@@ -83,7 +83,7 @@ impl Sandbox {
 
     /// A lease: at once if it runs, else when it does.
     pub async fn awake(&self) -> Result<Lease, Error> {
-        if let Some(lease) = self.door.enter() {
+        if let Some(lease) = self.gate.enter() {
             return Ok(lease);
         }
         self.ask(Request::Awake).await
@@ -91,7 +91,7 @@ impl Sandbox {
 
     /// The right to a connection that does not keep it awake; none if there are too many.
     pub fn keep(&self) -> Option<Keep> {
-        self.door.keep().then(|| Keep { sandbox: self.clone(), token: crate::world::token() })
+        self.gate.keep().then(|| Keep { sandbox: self.clone(), token: crate::world::token() })
     }
 
     /// Wakes it, also if requests do not; returns when it runs.
@@ -140,7 +140,7 @@ impl Sandbox {
 
     /// Tells it something that needs no answer.
     pub(crate) async fn tell(&self, request: Request) {
-        if let Some(inbox) = self.seat.inbox(self) {
+        if let Some(inbox) = self.slot.inbox(self) {
             // An error means that it is gone.
             let _ = inbox.send(request).await;
         }
@@ -149,14 +149,14 @@ impl Sandbox {
     /// Terminates it and waits until nothing of it is left.
     pub async fn delete(&self) {
         self.delete.cancel();
-        if let Some(inbox) = self.seat.inbox(self) {
+        if let Some(inbox) = self.slot.inbox(self) {
             inbox.closed().await;
         }
     }
 
     /// What its machine uses; none without a machine.
     pub fn usage(&self) -> Option<(Usage, u64)> {
-        self.door.meter().map(|meter| (meter.usage(), meter.oom_kills()))
+        self.gate.meter().map(|meter| (meter.usage(), meter.oom_kills()))
     }
 
     async fn ask<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, Error> {
@@ -196,7 +196,7 @@ impl Keep {
 
     /// Bytes went over it, which is use.
     pub fn used(&self) {
-        self.sandbox.door.touch();
+        self.sandbox.gate.touch();
     }
 
     /// A lease as soon as it is awake, whoever wakes it; at once if it is. `None`: it will not be any
@@ -209,7 +209,7 @@ impl Keep {
         };
         tokio::select! {
             biased;
-            lease = self.sandbox.door.enter_when_open() => Some(lease),
+            lease = self.sandbox.gate.enter_when_open() => Some(lease),
             // An error means that it is gone.
             _ = status.wait_for(over) => None,
         }
@@ -218,7 +218,7 @@ impl Keep {
 
 impl Drop for Keep {
     fn drop(&mut self) {
-        self.sandbox.door.let_go();
+        self.sandbox.gate.let_go();
     }
 }
 

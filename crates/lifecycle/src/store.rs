@@ -19,8 +19,8 @@ use torpor_protocol::{
 pub struct Record {
     pub id: SandboxId,
     pub spec: SandboxSpec,
-    pub rest: Rest,
-    /// Its last durable moment. The ledger keeps the save while a record names it.
+    pub state: PersistedState,
+    /// Its last restore point. The ledger keeps the save while a record names it.
     pub save: Option<SaveId>,
     pub facts: Facts,
     pub created_at_ms: u64,
@@ -58,7 +58,7 @@ pub struct Facts {
 /// What a sandbox can be brought back from after the daemon is gone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "rest", rename_all = "snake_case")]
-pub enum Rest {
+pub enum PersistedState {
     /// Recorded, and never known to have run: starting over, from its save if it has one, loses
     /// nothing.
     Created,

@@ -59,7 +59,7 @@ impl Default for Policy {
 
 /// What becomes of sandboxes when the daemon stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leave {
+pub enum ShutdownMode {
     /// Everything is saved and no machine is left; the next daemon wakes what did not sleep.
     Durable,
     /// Machines go on without the daemon; the next one takes them over.
@@ -83,12 +83,12 @@ pub(crate) struct World {
     pub(crate) vault: Arc<dyn Vault>,
     pub(crate) room: Arc<dyn Room>,
     /// The certificate (PEM) of who reads some requests of guests, for those whose policy says so.
-    pub(crate) authority: Option<String>,
+    pub(crate) ca: Option<String>,
     pub(crate) policy: Policy,
     pub(crate) clock: Clock,
     /// The daemon stops: drivers let go of their machines and end.
     pub(crate) stopping: CancellationToken,
-    pub(crate) leave: Mutex<Leave>,
+    pub(crate) shutdown_mode: Mutex<ShutdownMode>,
     /// Turns of those who wake from memory.
     pub(crate) wakes: Semaphore,
 }
@@ -284,7 +284,7 @@ impl World {
 
     /// Whom everybody inside is to trust: who reads some of their requests, if anybody does.
     pub(crate) fn trust(&self, spec: &SandboxSpec) -> Option<&String> {
-        self.authority.as_ref().filter(|_| spec.network.is_read())
+        self.ca.as_ref().filter(|_| spec.network.is_read())
     }
 
     /// The values of its secrets. A sandbox that wakes does so also when one was removed meanwhile.
@@ -305,7 +305,7 @@ impl World {
             match self.vault.reveal(std::slice::from_ref(name)).await {
                 Ok(value) => env.extend(value),
                 Err(error) => {
-                    tracing::warn!(sandbox = %id, error = crate::chain(&error), "woken without it");
+                    tracing::warn!(sandbox = %id, error = crate::chain(&error), "secret unavailable, waking without it");
                 }
             }
         }

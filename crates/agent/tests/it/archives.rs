@@ -158,7 +158,7 @@ fn a_single_file_is_packed_by_its_name() {
 #[test]
 fn an_owner_owns_everything_that_is_unpacked() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped, because only root can give files away");
+        torpor_testkit::missing("only root can give files away");
         return;
     }
     let mut daemon = Daemon::new();

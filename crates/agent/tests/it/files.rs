@@ -119,7 +119,7 @@ fn writing_to_a_link_writes_to_what_it_points_to() {
 #[test]
 fn what_is_made_belongs_to_its_owner() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped, because only root can give files away");
+        torpor_testkit::missing("only root can give files away");
         return;
     }
     let mut place = Place::new();
@@ -247,7 +247,7 @@ fn a_move_to_another_file_system_keeps_mode_and_time() {
     let mut place = Place::new();
     let other = tempfile::tempdir_in("/dev/shm").unwrap();
     if fs::metadata(other.path()).unwrap().dev() == fs::metadata(place.path("")).unwrap().dev() {
-        println!("skipped, because there is one file system only");
+        torpor_testkit::not_here("there is one file system only");
         return;
     }
     fs::write(place.path("from"), "content").unwrap();

@@ -15,7 +15,7 @@ pub(crate) fn machine() -> Option<Daemon> {
 /// The same, not started yet; `before` is done in it first.
 pub(crate) fn machine_command(before: &str) -> Option<Command> {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped, because only root can make a machine");
+        torpor_testkit::missing("only root can make a machine");
         return None;
     }
     let script = "mount -t tmpfs none /etc && mount -t tmpfs none /run && \\

@@ -1,10 +1,9 @@
 //! The agent as the daemon meets it: over a packet socket, through `serve`.
 
 #![expect(
-    clippy::print_stdout,
     clippy::unwrap_used,
     clippy::wildcard_enum_match_arm,
-    reason = "tests say why they skip, and what is not expected ends them, in helpers too"
+    reason = "what is not expected ends a test, in helpers too"
 )]
 
 mod archives;

@@ -100,7 +100,7 @@ fn a_program_is_found_in_the_path_and_directory_of_its_process() {
 #[test]
 fn a_process_runs_as_the_user_asked_for() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped, because only root can be somebody else");
+        torpor_testkit::missing("only root can be somebody else");
         return;
     }
     let mut daemon = Daemon::new();

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use torpor_daemon::config::LogFormat;
-use torpor_daemon::{Config, Leave};
+use torpor_daemon::{Config, ShutdownMode};
 
 use super::host::{HostArgs, failed};
 use crate::error::{EXIT_INTERRUPTED, Error, Result};
@@ -80,15 +80,15 @@ async fn serve(config: Config) -> Result<ExitCode> {
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let shutdown = async {
         // The sender lives as long as we do.
-        stopped.await.unwrap_or(Leave::Running)
+        stopped.await.unwrap_or(ShutdownMode::Running)
     };
     let impatient = async {
-        let leave = signals.next().await;
-        output::note(match leave {
-            Leave::Durable => "torpor: stopping; sandboxes are being saved",
-            Leave::Running => "torpor: stopping; sandboxes go on",
+        let mode = signals.next().await;
+        output::note(match mode {
+            ShutdownMode::Durable => "torpor: stopping; sandboxes are being saved",
+            ShutdownMode::Running => "torpor: stopping; sandboxes go on",
         });
-        let _ = stop.send(leave);
+        let _ = stop.send(mode);
         // What is not saved yet goes on, as if the daemon had been killed.
         signals.next().await;
     };
@@ -108,11 +108,11 @@ struct Signals {
 }
 
 impl Signals {
-    async fn next(&mut self) -> Leave {
+    async fn next(&mut self) -> ShutdownMode {
         tokio::select! {
-            _ = self.interrupt.recv() => Leave::Durable,
-            _ = self.terminate.recv() => Leave::Durable,
-            _ = self.hand_over.recv() => Leave::Running,
+            _ = self.interrupt.recv() => ShutdownMode::Durable,
+            _ = self.terminate.recv() => ShutdownMode::Durable,
+            _ = self.hand_over.recv() => ShutdownMode::Running,
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::process::Command;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use torpor_daemon::pressure::Reading;
-use torpor_daemon::{Config, Leave, Parts, serve_with};
+use torpor_daemon::{Config, Parts, ShutdownMode, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
@@ -24,7 +24,7 @@ pub(crate) struct World {
     pub here: PathBuf,
     host: Arc<FakeHost>,
     runtime: Option<Runtime>,
-    stop: Option<oneshot::Sender<Leave>>,
+    stop: Option<oneshot::Sender<ShutdownMode>>,
     _temp: TempDir,
 }
 
@@ -49,7 +49,7 @@ impl World {
             let parts = parts(temp.path(), &host).await;
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let shutdown = async { stopped.await.unwrap_or(Leave::Running) };
+            let shutdown = async { stopped.await.unwrap_or(ShutdownMode::Running) };
             tokio::spawn(serve_with(parts, config, listener, shutdown));
             address
         });

@@ -1,4 +1,4 @@
-//! Forks: many sandboxes that begin at one moment, all at once. One that fails takes no other.
+//! Forks: many sandboxes that begin at one restore point, all at once. One that fails takes no other.
 
 use std::sync::Arc;
 

@@ -5,7 +5,6 @@
 
 #![expect(unused_qualifications, reason = "utoipa's macros write them into our code")]
 
-pub mod again;
 mod archive;
 pub mod auth;
 mod builds;
@@ -24,11 +23,12 @@ mod gateways;
 pub(crate) mod images;
 mod keys;
 mod log;
-pub(crate) mod moment;
 pub mod output;
+pub(crate) mod pinned_save;
 mod pools;
 mod previews;
 mod processes;
+pub mod retry;
 mod run;
 mod sandboxes;
 mod secrets;
@@ -59,7 +59,7 @@ pub fn router(app: &Arc<App>) -> Router {
     let (guarded, _) = routes().split_for_parts();
     let dialects = app.dialects.iter().fold(Router::new(), |all, dialect| all.merge(dialect(app)));
     guarded
-        .layer(from_fn(again::ask_again))
+        .layer(from_fn(retry::retry_after_suspend))
         .route("/metrics", get(system::metrics))
         .route_layer(from_fn_with_state(Arc::clone(app), auth::authenticate))
         .merge(dialects)

@@ -1,4 +1,4 @@
-//! Sleep, wake, and back to an earlier moment. Everything else that is asked of a sandbox wakes it by
+//! Sleep, wake, and back to a restore point. Everything else that is asked of a sandbox wakes it by
 //! itself (see [`super::extract::Awake`]); what only looks at it ([`super::extract::Named`]) does not.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Named};
-use super::moment::parse;
+use super::pinned_save::parse;
 use crate::app::App;
 use crate::{calls, room};
 

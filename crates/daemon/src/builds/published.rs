@@ -11,7 +11,7 @@ use torpor_store::{Image, ImageName};
 
 use super::WRITTEN_BY_AGENT;
 use crate::api::error::Result;
-use crate::api::moment::Held;
+use crate::api::pinned_save::PinnedSave;
 use crate::app::App;
 
 /// Read from a layer at a time.
@@ -19,11 +19,11 @@ const BUFFER: usize = 256 * 1024;
 
 /// Makes an image of a snapshot. Processes are not part of it.
 pub(super) async fn publish(app: &Arc<App>, of: &SnapshotRef, name: &ImageName) -> Result<Image> {
-    let moment = Held::of(app, of).await?;
-    match moment.about().kind {
-        SnapshotKind::Filesystem => import(app, &moment.save, name).await,
+    let point = PinnedSave::of(app, of).await?;
+    match point.about().kind {
+        SnapshotKind::Filesystem => import(app, &point.save, name).await,
         SnapshotKind::Memory => {
-            let files = files_of(app, &moment.save).await?;
+            let files = files_of(app, &point.save).await?;
             let made = import(app, &files, name).await;
             // It served this image only.
             let id = files.id.clone();

@@ -6,7 +6,7 @@ use http::Method;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use torpor_daemon::{Config, Leave, ServeError, bind, serve_with};
+use torpor_daemon::{Config, ServeError, ShutdownMode, bind, serve_with};
 use torpor_lifecycle::fake::{FakeHost, Inside};
 
 use crate::client::{request, send};
@@ -143,7 +143,7 @@ async fn handing_over_lets_requests_end_and_machines_live() {
     let command = json!({"command": ["sh", "-c", "echo begun; sleep 0.3; echo done"]});
     let mut running = world.open_post("/v1/sandboxes/web/run?stream=true", command).await;
     while running.event().await.unwrap()["text"] != "begun\n" {}
-    world.stop(Leave::Running).await.unwrap();
+    world.stop(ShutdownMode::Running).await.unwrap();
     let rest = running.events().await;
     assert_eq!(rest[0]["text"], "done\n");
     assert_eq!(rest[1]["exit_code"], 0);
@@ -158,7 +158,7 @@ async fn stopping_ends_terminals_and_says_why() {
     let mut socket = world.socket("/v1/sandboxes/web/exec").await;
     socket.say(json!({"do": "start", "command": ["sleep", "3600"]})).await;
     socket.event().await;
-    let (stopped, last) = tokio::join!(world.stop(Leave::Running), socket.event());
+    let (stopped, last) = tokio::join!(world.stop(ShutdownMode::Running), socket.event());
     stopped.unwrap();
     assert_eq!(last["code"], "shutting_down");
 }

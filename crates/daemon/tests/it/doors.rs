@@ -7,7 +7,7 @@ use http::Method;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use torpor_daemon::config::{Limits, ListenAlso, Secret};
-use torpor_daemon::{Config, Leave, ServeError, serve_with};
+use torpor_daemon::{Config, ServeError, ShutdownMode, serve_with};
 use torpor_lifecycle::fake::{FakeHost, Inside};
 
 use crate::client::{request, send};
@@ -39,7 +39,7 @@ async fn a_second_address_gives_the_same_answers() {
         let asked = request(Method::GET, "/v1/sandboxes/web", "");
         assert_eq!(send(address, asked).await.expect(200)["name"], "web");
     }
-    world.stop(Leave::Running).await.unwrap();
+    world.stop(ShutdownMode::Running).await.unwrap();
     assert!(TcpListener::bind(second).await.is_ok(), "nobody listens there any more");
 }
 

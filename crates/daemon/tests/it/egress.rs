@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use torpor_daemon::config::EgressConfig;
-use torpor_daemon::{Config, Leave};
+use torpor_daemon::{Config, ShutdownMode};
 use torpor_protocol::egress::{EgressEvent, EgressKind, Verdict};
 
 use crate::client::{self, Answer};
@@ -73,7 +73,7 @@ async fn a_policy_is_kept_whole_changed_at_once_and_survives_a_restart() {
     });
     let made = world.create(json!({"name": "web", "network": network})).await.expect(201);
     assert_eq!(made["network"], network);
-    world.restart(Leave::Running).await;
+    world.restart(ShutdownMode::Running).await;
     assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["network"], network);
     let other = json!({"internet": true, "deny": ["bad.example"]});
     let changed = world.patch("/v1/sandboxes/web", json!({"network": other})).await.expect(200);
@@ -213,7 +213,7 @@ async fn the_next_daemon_still_knows_it_also_of_a_sandbox_that_is_gone() {
         }
     };
     tokio::time::timeout(client::PATIENCE, written).await.expect("it is written");
-    world.restart(Leave::Running).await;
+    world.restart(ShutdownMode::Running).await;
     happened(&world, "web", 3, Verdict::Allowed).await;
     assert_eq!(times(&world, "/v1/sandboxes/web/egress").await, [1, 2, 3]);
     assert_eq!(times(&world, "/v1/sandboxes/web/egress?limit=2").await, [2, 3]);
@@ -247,7 +247,7 @@ async fn who_follows_all_hears_all_until_the_daemon_stops() {
     happened(&world, "other", 3, Verdict::Denied).await;
     assert_eq!(open.event().await.unwrap()["at_ms"], 1);
     assert_eq!(open.event().await.unwrap()["at_ms"], 3);
-    world.stop(Leave::Running).await.unwrap();
+    world.stop(ShutdownMode::Running).await.unwrap();
     assert!(open.event().await.is_none());
 }
 

@@ -4,7 +4,7 @@ use http::Method;
 use serde_json::{Value, json};
 use torpor_daemon::Config;
 use torpor_daemon::config::Limits;
-use torpor_lifecycle::Leave;
+use torpor_lifecycle::ShutdownMode;
 
 use crate::client::{self, Answer};
 use crate::world::World;
@@ -74,7 +74,7 @@ async fn who_waits_for_room_gets_it_when_somebody_goes() {
     world.post("/v1/sandboxes?wait=false", asked).await.expect(202);
     world.wait("next", "reason", json!("it waits for room on this host")).await;
     world.create(json!({"name": "third"})).await.expect(507);
-    world.restart(Leave::Running).await;
+    world.restart(ShutdownMode::Running).await;
     world.wait("next", "state", json!("creating")).await;
     world.delete("/v1/sandboxes/web").await.expect(204);
     world.wait("next", "state", json!("running")).await;
@@ -90,7 +90,7 @@ async fn a_secret_goes_into_processes_and_never_comes_back() {
     set_secret(&world, "API_TOKEN", "s3cret-value-2").await.expect(200);
     world.create(json!({"name": "web", "secrets": ["API_TOKEN"]})).await.expect(201);
     assert_eq!(world.sh("printf %s \"$API_TOKEN\"").await["stdout"], "s3cret-value-2");
-    world.restart(Leave::Running).await;
+    world.restart(ShutdownMode::Running).await;
     for path in ["/v1/secrets", "/v1/sandboxes/web", "/v1/sandboxes", "/metrics"] {
         assert!(!world.get(path).await.text().contains("s3cret"), "{path}");
     }

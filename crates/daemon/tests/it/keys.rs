@@ -3,7 +3,7 @@
 use http::Method;
 use serde_json::{Value, json};
 use torpor_daemon::config::Secret;
-use torpor_daemon::{Config, Leave};
+use torpor_daemon::{Config, ShutdownMode};
 
 use crate::client::{Answer, request, send};
 use crate::world::World;
@@ -76,7 +76,7 @@ async fn without_its_last_key(config: Config) -> World {
 async fn revoking_the_last_key_does_not_open_the_daemon() {
     let mut world = without_its_last_key(Config::default()).await;
     world.get("/v1/sandboxes").await.expect_error(401, "unauthenticated");
-    world.restart(Leave::Running).await;
+    world.restart(ShutdownMode::Running).await;
     world.get("/v1/sandboxes").await.expect_error(401, "unauthenticated");
 }
 

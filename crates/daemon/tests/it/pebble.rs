@@ -1,7 +1,6 @@
 //! Let's Encrypt's test server on free ports, with a name server that leads every name to 127.0.0.1.
 //! Both end with their value.
 
-use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -46,9 +45,7 @@ impl Pebble {
     /// None: it is not installed, which is said.
     pub(crate) async fn start(validity: Duration) -> Option<Self> {
         if !installed() {
-            let told =
-                b"SKIPPED: pebble is not installed (apt-get install pebble, as ./test does)\n";
-            std::io::stderr().write_all(told).unwrap();
+            torpor_testkit::missing("pebble is not installed");
             return None;
         }
         let dir = tempfile::tempdir().unwrap();

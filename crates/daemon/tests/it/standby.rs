@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use torpor_daemon::config::StandbyConfig;
-use torpor_daemon::{Config, Leave};
+use torpor_daemon::{Config, ShutdownMode};
 
 use crate::client::{self, request, send};
 use crate::world::World;
@@ -286,7 +286,7 @@ async fn stopping_saves_every_sandbox_and_the_next_daemon_wakes_what_did_not_sle
     world.create(json!({"name": "sleeper"})).await.expect(201);
     world.tell("/v1/sandboxes/sleeper/sleep").await.expect(200);
     world.host.set_memory(&id, "thoughts");
-    world.stop(Leave::Durable).await.unwrap();
+    world.stop(ShutdownMode::Durable).await.unwrap();
     assert!(world.host.alive().is_empty());
     world.host.lose_power();
     world.begin_again().await;
@@ -301,7 +301,7 @@ async fn handing_over_leaves_machines_to_the_next_daemon() {
     world.create(json!({"name": "sleeper"})).await.expect(201);
     world.tell("/v1/sandboxes/sleeper/sleep").await.expect(200);
     let boots = world.host.boots();
-    world.restart(Leave::Running).await;
+    world.restart(ShutdownMode::Running).await;
     world.wait("web", "state", json!("running")).await;
     world.wait("sleeper", "tier", json!("warm")).await;
     world.sh("true").await;

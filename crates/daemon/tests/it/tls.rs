@@ -100,7 +100,7 @@ async fn an_encrypted_listener_for_strangers_needs_a_key() {
     config.tls.certificate = Some(put(dir.path(), "chain.pem", &chain));
     config.tls.key = Some(put(dir.path(), "key.pem", &key));
     let mut world = World::with(config.clone()).await;
-    let error = world.stop(torpor_daemon::Leave::Running).await.unwrap_err();
+    let error = world.stop(torpor_daemon::ShutdownMode::Running).await.unwrap_err();
     assert!(matches!(error, torpor_daemon::ServeError::Exposed(exposed) if exposed == address));
     config.api_key = Some(Secret("0123456789abcdef".to_owned()));
     let world = World::with(config).await;
@@ -123,7 +123,7 @@ async fn certificates_are_got_over_plain_http() {
     let path = "/.well-known/acme-challenge/x";
     world.get(path).await.expect_error(404, "not_found");
     // Kept across a restart, and not ordered again.
-    world.restart(torpor_daemon::Leave::Running).await;
+    world.restart(torpor_daemon::ShutdownMode::Running).await;
     let again = served(&pebble, pebble.tls, "torpor.example.org", &roots, None).await;
     assert_eq!(first, again);
     assert_eq!(pebble.log().matches("POST /order-plz").count(), 1, "{}", pebble.log());

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use torpor_daemon::pressure::{Gauge, Reading};
-use torpor_daemon::{Config, Leave, Parts, ServeError, serve_with};
+use torpor_daemon::{Config, Parts, ServeError, ShutdownMode, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_protocol::SandboxId;
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
@@ -29,7 +29,7 @@ pub(crate) struct World {
     pub(crate) egress: Option<torpor_egress::Egress>,
     config: Config,
     gauge: Gauge,
-    stop: Option<oneshot::Sender<Leave>>,
+    stop: Option<oneshot::Sender<ShutdownMode>>,
     daemon: Option<JoinHandle<Result<(), ServeError>>>,
     temp: TempDir,
 }
@@ -88,22 +88,22 @@ impl World {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         self.address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
-        let shutdown = async { stopped.await.unwrap_or(Leave::Running) };
+        let shutdown = async { stopped.await.unwrap_or(ShutdownMode::Running) };
         self.stop = Some(stop);
         self.daemon =
             Some(tokio::spawn(serve_with(parts, self.config.clone(), listener, shutdown)));
     }
 
     /// Stops the daemon and starts another one on the same data and host.
-    pub(crate) async fn restart(&mut self, leave: Leave) {
-        self.stop(leave).await.unwrap();
+    pub(crate) async fn restart(&mut self, mode: ShutdownMode) {
+        self.stop(mode).await.unwrap();
         self.start().await;
     }
 
     /// The same with another configuration.
     pub(crate) async fn reconfigure(&mut self, config: Config) {
         self.config = config;
-        self.restart(Leave::Running).await;
+        self.restart(ShutdownMode::Running).await;
     }
 
     /// A world with one sandbox called `web`.
@@ -114,8 +114,8 @@ impl World {
     }
 
     /// Stops the daemon and gives what it ended with.
-    pub(crate) async fn stop(&mut self, leave: Leave) -> Result<(), ServeError> {
-        let _ = self.stop.take().unwrap().send(leave);
+    pub(crate) async fn stop(&mut self, mode: ShutdownMode) -> Result<(), ServeError> {
+        let _ = self.stop.take().unwrap().send(mode);
         let daemon = self.daemon.take().unwrap();
         tokio::time::timeout(PATIENCE, daemon).await.expect("it stops").unwrap()
     }

@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state, map_response};
-use torpor_daemon::api::again::ask_again;
+use torpor_daemon::api::retry::retry_after_suspend;
 use torpor_daemon::app::App;
 
 /// The namespace of everything on this host.
@@ -54,5 +54,5 @@ pub fn routes(app: &Arc<App>) -> Router<Arc<App>> {
         .route_layer(from_fn_with_state(Arc::clone(app), gate::inside))
         .layer(map_response(error::in_words_of_the_inside));
     let outside = images::open_routes();
-    api.merge(inside).merge(outside).layer(from_fn(ask_again))
+    api.merge(inside).merge(outside).layer(from_fn(retry_after_suspend))
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use torpor_daemon::Leave;
+use torpor_daemon::ShutdownMode;
 
 use crate::client::Ask;
 use crate::world::{LIFE, World};
@@ -324,7 +324,7 @@ async fn a_sandbox_that_waits_for_room_goes_on_with_the_next_daemon() {
     let ids =
         world.until("it", async || Some(world.ids().await).filter(|ids| !ids.is_empty())).await;
     let answer = tokio::spawn(async move { waiting.answered().await.whole().await });
-    world.restart(Leave::Running).await;
+    world.restart(ShutdownMode::Running).await;
     let told = answer.await.unwrap().expect(504);
     assert_eq!((&told["sandbox_id"], &told["status"]), (&json!(ids[0]), &json!("timeout")));
     world.leave_free(u64::MAX);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use torpor_daemon::Leave;
+use torpor_daemon::ShutdownMode;
 
 use crate::client::{Answer, Ask};
 use crate::world::World;
@@ -317,7 +317,7 @@ async fn what_an_earlier_daemon_left_unfinished_has_failed() {
     world.until("the step runs", async || started.exists().then_some(())).await;
     let waiting = post(&world, "/builds", wish("waiting")).await.expect(202);
     let done = import(&world, "copy", "mine").await;
-    world.restart(Leave::Running).await;
+    world.restart(ShutdownMode::Running).await;
     for id in [&*running, text(&waiting["build_id"])] {
         let build = get(&world, &format!("/builds/{id}")).await.expect(200);
         assert_eq!(build["status"], "failed");

@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use torpor_daemon::pressure::Reading;
-use torpor_daemon::{Config, Leave, Parts, ServeError, serve_with};
+use torpor_daemon::{Config, Parts, ServeError, ShutdownMode, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_protocol::SandboxId;
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
@@ -30,7 +30,7 @@ pub(crate) struct World {
     /// What the host has left, in MiB: the test may take it away.
     pub(crate) free_mib: Arc<AtomicU64>,
     config: Config,
-    stop: Option<oneshot::Sender<Leave>>,
+    stop: Option<oneshot::Sender<ShutdownMode>>,
     daemon: Option<JoinHandle<Result<(), ServeError>>>,
     temp: TempDir,
 }
@@ -79,15 +79,15 @@ impl World {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         self.address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
-        let shutdown = async { stopped.await.unwrap_or(Leave::Running) };
+        let shutdown = async { stopped.await.unwrap_or(ShutdownMode::Running) };
         self.stop = Some(stop);
         self.daemon =
             Some(tokio::spawn(serve_with(parts, self.config.clone(), listener, shutdown)));
     }
 
     /// Stops the daemon and starts another one on the same data and host.
-    pub(crate) async fn restart(&mut self, leave: Leave) {
-        let _ = self.stop.take().unwrap().send(leave);
+    pub(crate) async fn restart(&mut self, mode: ShutdownMode) {
+        let _ = self.stop.take().unwrap().send(mode);
         let daemon = self.daemon.take().unwrap();
         tokio::time::timeout(PATIENCE, daemon).await.expect("it stops").unwrap().unwrap();
         self.start().await;

@@ -12,7 +12,7 @@ struct World {
 impl World {
     fn new() -> Option<Self> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
-            println!("skipped, because disks need root and loop devices");
+            torpor_testkit::missing("disks need root and loop devices");
             return None;
         }
         Some(Self { directory: tempfile::tempdir().expect("a directory") })

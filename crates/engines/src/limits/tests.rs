@@ -28,7 +28,7 @@ impl World {
 
     fn on(hierarchy: Hierarchy, resources: Resources) -> Option<Self> {
         if !rustix::process::geteuid().is_root() || !hierarchy.missing().is_empty() {
-            println!("skipped, because control groups need root: {}", hierarchy.describe());
+            torpor_testkit::missing(format!("control groups need root: {}", hierarchy.describe()));
             return None;
         }
         let tag = format!("test{}-{:?}", std::process::id(), std::thread::current().id());

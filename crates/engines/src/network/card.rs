@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn a_device_that_a_process_has_open_is_found_by_its_numbers() {
         if !rustix::process::geteuid().is_root() {
-            println!("skipped, because devices need root");
+            torpor_testkit::missing("devices need root");
             return;
         }
         // A device that does nothing: /dev/null.

@@ -218,7 +218,7 @@ mod tests {
     async fn a_host_with_runsc_starts_a_sandbox() {
         let runsc = Path::new("/usr/bin/runsc");
         if !runsc.exists() || !rustix::process::geteuid().is_root() {
-            println!("skipped, because a sandbox needs root and runsc");
+            torpor_testkit::missing("a sandbox needs root and runsc");
             return;
         }
         let finding = super::super::sandbox::starts(runsc).await;

@@ -22,7 +22,7 @@ pub(crate) const OPAQUE: &str = "trusted.overlay.opaque";
 pub(crate) fn can_make_disks() -> bool {
     let found = Command::new("mke2fs").arg("-V").output().is_ok_and(|out| out.status.success());
     if !found || !rustix::process::geteuid().is_root() {
-        println!("skipped, because making disks needs root and e2fsprogs");
+        torpor_testkit::missing("making disks needs root and e2fsprogs");
         return false;
     }
     true

@@ -76,7 +76,7 @@ impl Drop for Mounted {
 /// Runs `test` where its mounts are nobody else's.
 fn apart(test: fn()) {
     if !can_make_disks() || !Path::new("/dev/loop-control").exists() {
-        println!("skipped, because there are no loop devices or no rights to use them");
+        torpor_testkit::missing("there are no loop devices or no rights to use them");
         return;
     }
     let thread = std::thread::spawn(move || {
@@ -85,7 +85,7 @@ fn apart(test: fn()) {
         #[expect(unsafe_code, reason = "rustix marks unshare unsafe for what it does with FILES")]
         let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNS) };
         if unshared.is_err() {
-            println!("skipped, because mount namespaces are not allowed here");
+            torpor_testkit::not_here("mount namespaces are not allowed here");
             return;
         }
         run("mount", &["--make-rprivate", "/"]);

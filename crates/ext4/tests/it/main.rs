@@ -1,7 +1,6 @@
 //! Disks that the tools and the kernel wrote, and disks that nobody would.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up has failed")]
-#![allow(clippy::print_stdout, reason = "a test that is skipped says why")]
 
 mod disk;
 mod features;

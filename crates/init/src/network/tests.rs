@@ -18,7 +18,7 @@ fn the_largest_packet_is_a_word_of_the_command_line() {
 #[expect(unsafe_code, reason = "a network of one thread")]
 fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped, because only root can make a network");
+        torpor_testkit::missing("only root can make a network");
         return None;
     }
     let there = || {

@@ -7,8 +7,8 @@ use super::{Driver, Event, Phase, Sleeper, Waiter};
 use crate::engine::{BootPlan, Machine};
 use crate::error::chain;
 use crate::sandbox::{Reply, Request};
-use crate::store::{Record, Rest};
-use crate::world::{Leave, Started, discard, resume, run_hook};
+use crate::store::{PersistedState, Record};
+use crate::world::{ShutdownMode, Started, discard, resume, run_hook};
 use crate::{Error, Refusal, fault};
 
 /// What a sleeping sandbox wakes up to, besides requests.
@@ -22,7 +22,7 @@ impl Driver {
     // === Warm ===
 
     pub(super) async fn warm(&mut self, mut sleeper: Sleeper) -> Phase {
-        self.door.measure(Some(sleeper.machine.meter()));
+        self.gate.measure(Some(sleeper.machine.meter()));
         self.publish_as(State::Standby, Some(Tier::Warm), sleeper.durable, None);
         loop {
             match self.next_alarm(&mut sleeper).await {
@@ -94,7 +94,7 @@ impl Driver {
                 }
                 let _ = reply.send(saved);
             }
-            Request::Doze => {}
+            Request::SuspendEarly => {}
             Request::Demote => return Err(self.leave_memory(sleeper).await),
             Request::Save(reply) => {
                 let _ = reply.send(self.make_durable(&mut sleeper, false).await);
@@ -143,7 +143,7 @@ impl Driver {
 
     /// The daemon stops. `awake`: it did not sleep, so the next daemon wakes it.
     pub(super) async fn stopping_asleep(&mut self, mut sleeper: Sleeper, awake: bool) -> Phase {
-        if *self.world.leave.lock() == Leave::Running {
+        if *self.world.shutdown_mode.lock() == ShutdownMode::Running {
             return Phase::Left;
         }
         match self.make_durable(&mut sleeper, awake).await {
@@ -166,11 +166,11 @@ impl Driver {
         let Sleeper { mut machine, durable, .. } = sleeper;
         fault::point("thaw.begun");
         let mut running = self.record.clone();
-        running.rest = Rest::Running;
+        running.state = PersistedState::Running;
         running.facts.wakes += 1;
         // What it does from now on is not in its save: the ledger must say so before anybody gets in.
         let recorded = async {
-            if self.record.rest == Rest::Running {
+            if self.record.state == PersistedState::Running {
                 return Ok(());
             }
             self.world.ledger.record(&running).await
@@ -206,10 +206,10 @@ impl Driver {
         error: Error,
         waiters: Vec<Waiter>,
     ) -> Phase {
-        tracing::error!(sandbox = %self.record.id, error = chain(&error), "did not thaw");
+        tracing::error!(sandbox = %self.record.id, error = chain(&error), "resume failed");
         discard(&self.record.id, machine).await;
         if durable {
-            self.rest(Rest::Standby { interrupted: false }).await;
+            self.record_state(PersistedState::Standby { interrupted: false }).await;
             return Phase::Waking(waiters);
         }
         let reason = chain(&error);
@@ -220,7 +220,7 @@ impl Driver {
     // === Cold ===
 
     pub(super) async fn cold(&mut self, reason: Option<String>) -> Phase {
-        self.door.measure(None);
+        self.gate.measure(None);
         let told = { self.status.borrow().tier == Some(Tier::Cold) } && reason.is_none();
         if !told {
             self.publish_as(State::Standby, Some(Tier::Cold), true, reason);
@@ -272,7 +272,7 @@ impl Driver {
                 }
                 Event::Delete => return Phase::Deleting { machine: None, reason: None },
                 Event::Stop => return Phase::Left,
-                Event::Asked(Request::Doze | Request::Demote)
+                Event::Asked(Request::SuspendEarly | Request::Demote)
                 | Event::NoteLastUse
                 | Event::Exited(_)
                 | Event::AgentGone
@@ -315,8 +315,8 @@ impl Driver {
                 let reason = chain(&error);
                 tracing::warn!(sandbox = %self.record.id, reason, "could not wake");
                 // Also if it failed after the ledger said that it runs.
-                if self.record.rest != (Rest::Standby { interrupted: false }) {
-                    self.rest(Rest::Standby { interrupted: false }).await;
+                if self.record.state != (PersistedState::Standby { interrupted: false }) {
+                    self.record_state(PersistedState::Standby { interrupted: false }).await;
                 }
                 self.refuse(waiters, error);
                 Phase::Cold { reason: Some(format!("it could not be woken: {reason}")) }
@@ -328,7 +328,7 @@ impl Driver {
         let save = self.open_save().await?;
         let (world, Record { id, spec, .. }) = (self.world.clone(), self.record.clone());
         // Unborn: it was restored to a snapshot, which may be somebody else's.
-        let afresh = self.record.rest == Rest::Created;
+        let afresh = self.record.state == PersistedState::Created;
         let started = world.start(&id, &spec, save.as_deref(), afresh).await?;
         self.record.facts.wakes += 1;
         self.note_running(started).await
@@ -350,7 +350,7 @@ impl Driver {
         for waiter in waiters {
             match waiter {
                 Waiter::Lease(reply) => {
-                    let _ = reply.send(self.door.enter().ok_or_else(over));
+                    let _ = reply.send(self.gate.enter().ok_or_else(over));
                 }
                 Waiter::Word(reply) => {
                     let _ = reply.send(Ok(()));
@@ -368,7 +368,7 @@ impl Driver {
                 Request::Awake(reply) => waiters.push(Waiter::Lease(reply)),
                 Request::Wake(reply) => waiters.push(Waiter::Word(reply)),
                 other @ (Request::Sleep { .. }
-                | Request::Doze
+                | Request::SuspendEarly
                 | Request::Demote
                 | Request::Update(..)
                 | Request::Save(_)

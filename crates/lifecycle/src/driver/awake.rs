@@ -8,8 +8,8 @@ use super::{Driver, Event, Phase, Sleeper};
 use crate::engine::Machine;
 use crate::error::chain;
 use crate::sandbox::{Back, Reply, Request};
-use crate::store::Rest;
-use crate::world::{Leave, discard, run_hook};
+use crate::store::PersistedState;
+use crate::world::{ShutdownMode, discard, run_hook};
 use crate::{Error, Lease, Refusal, fault};
 
 /// How long the agent may take to say whether something keeps the sandbox awake.
@@ -40,7 +40,8 @@ impl Driver {
                     return self.put_to_sleep(machine, cold, reply).await;
                 }
                 Event::Asked(Request::Save(reply)) => {
-                    let saved = self.persist(&mut machine, Rest::Running, Vec::new()).await;
+                    let saved =
+                        self.persist(&mut machine, PersistedState::Running, Vec::new()).await;
                     let _ = reply.send(saved);
                 }
                 Event::Asked(Request::Restore(back)) => {
@@ -64,17 +65,19 @@ impl Driver {
                     self.note_last_use().await;
                     self.note_last_lines().await;
                 }
-                Event::Idle | Event::Asked(Request::Doze) => match self.doze(machine).await {
-                    Slept::Yes(sleeper) => return Phase::Warm(sleeper),
-                    Slept::No(still, _) => machine = still,
-                },
+                Event::Idle | Event::Asked(Request::SuspendEarly) => {
+                    match self.suspend_if_idle(machine).await {
+                        Slept::Yes(sleeper) => return Phase::Warm(sleeper),
+                        Slept::No(still, _) => machine = still,
+                    }
+                }
                 Event::Exited(reason) => {
-                    self.door.close();
+                    self.gate.close();
                     discard(&self.record.id, machine).await;
                     return Phase::Lost { reason };
                 }
                 Event::AgentGone => {
-                    self.door.close();
+                    self.gate.close();
                     let reason = reason_of_silence(&mut machine).await;
                     discard(&self.record.id, machine).await;
                     return Phase::Lost { reason };
@@ -90,7 +93,7 @@ impl Driver {
     }
 
     async fn go_back(&mut self, machine: Box<dyn Machine>, back: Back) -> Phase {
-        let guest = self.door.guest();
+        let guest = self.gate.guest();
         if let Some(phase) = self.restore(Some(machine), back).await {
             return phase;
         }
@@ -103,7 +106,7 @@ impl Driver {
     }
 
     /// Nobody uses it: it falls asleep, unless something inside wants it awake.
-    async fn doze(&mut self, machine: Box<dyn Machine>) -> Slept {
+    async fn suspend_if_idle(&mut self, machine: Box<dyn Machine>) -> Slept {
         // Both ask the agent: together they take the time of one.
         let (kept_awake, ()) = tokio::join!(self.kept_awake(), self.note_last_lines());
         let slept = if kept_awake {
@@ -113,7 +116,7 @@ impl Driver {
         };
         if matches!(slept, Slept::No(..)) {
             // Not again at once.
-            self.door.touch();
+            self.gate.touch();
         }
         slept
     }
@@ -128,7 +131,7 @@ impl Driver {
     /// A process inside wants it to stay awake, which counts as use. Who does not answer is left
     /// alone.
     async fn kept_awake(&self) -> bool {
-        let Some(guest) = self.door.guest() else { return false };
+        let Some(guest) = self.gate.guest() else { return false };
         match tokio::time::timeout(ASK_MAX, guest.health()).await {
             Ok(Ok(health)) => health.keeping_awake > 0,
             Ok(Err(_)) | Err(_) => true,
@@ -138,7 +141,7 @@ impl Driver {
     /// Freezes it. Unless `forced`, whoever has a lease by then keeps it awake.
     pub(super) async fn fall_asleep(&mut self, machine: Box<dyn Machine>, forced: bool) -> Slept {
         let mut machine = machine;
-        let Some(guest) = self.door.guest() else {
+        let Some(guest) = self.gate.guest() else {
             return Slept::No(machine, Some(Refusal::Stopping.into()));
         };
         let hooks = self.record.spec.standby.hooks.clone();
@@ -146,8 +149,8 @@ impl Driver {
         run_hook(&self.record.id, &guest, "before_sleep", command, hooks.grace_ms).await;
         if forced {
             self.note_lines(&guest).await;
-            self.door.close();
-        } else if !self.door.close_if_vacant() {
+            self.gate.close();
+        } else if !self.gate.close_if_vacant() {
             return Slept::No(machine, None);
         }
         let rested = async {
@@ -161,7 +164,7 @@ impl Driver {
                 tracing::warn!(sandbox = %self.record.id, error = chain(&error), "could not pause");
                 // Whether it got so far or not; if it can't be told, its agent is gone, which is seen.
                 let _ = self.world.rise(&guest).await;
-                self.door.open(guest, machine.meter());
+                self.gate.open(guest, machine.meter());
                 return Slept::No(machine, Some(error));
             }
         };
@@ -179,7 +182,7 @@ impl Driver {
         cold: bool,
         reply: Reply<()>,
     ) -> Phase {
-        let served = self.door.idle_for(Duration::ZERO);
+        let served = self.gate.idle_for(Duration::ZERO);
         let _ = tokio::time::timeout_at(self.entered + SERVE_FIRST, served).await;
         let mut sleeper = match self.fall_asleep(machine, true).await {
             Slept::Yes(sleeper) => sleeper,
@@ -207,8 +210,8 @@ impl Driver {
     /// The daemon stops.
     async fn stopping_awake(&mut self, machine: Box<dyn Machine>) -> Phase {
         self.note_last_use().await;
-        if *self.world.leave.lock() == Leave::Running {
-            self.door.close();
+        if *self.world.shutdown_mode.lock() == ShutdownMode::Running {
+            self.gate.close();
             return Phase::Left;
         }
         match self.fall_asleep(machine, true).await {
@@ -219,7 +222,7 @@ impl Driver {
     }
 
     fn admit(&self, reply: Reply<Lease>) {
-        match self.door.enter() {
+        match self.gate.enter() {
             Some(lease) => {
                 let _ = reply.send(Ok(lease));
             }

@@ -11,7 +11,7 @@ use crate::engine::Machine;
 use crate::error::chain;
 use crate::guest::Guest;
 use crate::sandbox::Request;
-use crate::store::{Record, Rest, Save};
+use crate::store::{PersistedState, Record, Save};
 use crate::world::{HELLO_DEADLINE, Started, discard, resume, run_hook};
 use crate::{Error, Refusal, fault};
 
@@ -90,7 +90,7 @@ impl Driver {
             other @ (Request::Awake(_)
             | Request::Wake(_)
             | Request::Sleep { .. }
-            | Request::Doze
+            | Request::SuspendEarly
             | Request::Demote
             | Request::Save(_)
             | Request::Restore(_)
@@ -129,7 +129,7 @@ impl Driver {
 
     /// Nobody gets in before the ledger says that it runs.
     pub(super) async fn note_running(&mut self, started: Started) -> Result<Started, Error> {
-        let mut running = Record { rest: Rest::Running, ..self.record.clone() };
+        let mut running = Record { state: PersistedState::Running, ..self.record.clone() };
         running.facts.root = Some(started.root.clone());
         if let Err(error) = self.write(running).await {
             discard(&self.record.id, started.machine).await;
@@ -172,23 +172,23 @@ impl Driver {
         };
         self.look_up_saved().await;
         // The daemon before may have had another certificate, or no time to tell of it.
-        self.untold = self.world.trust(&self.record.spec).is_some();
+        self.ca_dirty = self.world.trust(&self.record.spec).is_some();
         let adopted = match adopted {
             Some(machine) => Some(self.brought_up_to_date(machine).await),
             None => None,
         };
-        match (adopted, self.record.rest.clone()) {
+        match (adopted, self.record.state.clone()) {
             // Nobody was ever let into that machine.
-            (Some(machine), Rest::Created) => {
+            (Some(machine), PersistedState::Created) => {
                 discard(&self.record.id, machine).await;
                 Phase::Creating
             }
-            (None, Rest::Created) => Phase::Creating,
+            (None, PersistedState::Created) => Phase::Creating,
             (Some(machine), _) if machine.paused() => self.found_asleep(machine),
             (Some(machine), _) => self.found_awake(machine).await,
-            (None, Rest::Standby { interrupted: true }) => Phase::Waking(Vec::new()),
-            (None, Rest::Standby { interrupted: false }) => Phase::Cold { reason: None },
-            (None, Rest::Running | Rest::Failed { .. }) => {
+            (None, PersistedState::Standby { interrupted: true }) => Phase::Waking(Vec::new()),
+            (None, PersistedState::Standby { interrupted: false }) => Phase::Cold { reason: None },
+            (None, PersistedState::Running | PersistedState::Failed { .. }) => {
                 Phase::Lost { reason: "its machine was lost while the daemon was away".to_owned() }
             }
         }
@@ -204,7 +204,7 @@ impl Driver {
     }
 
     fn found_asleep(&mut self, machine: Box<dyn Machine>) -> Phase {
-        let durable = matches!(self.record.rest, Rest::Standby { .. });
+        let durable = matches!(self.record.state, PersistedState::Standby { .. });
         let now = Instant::now();
         let save_at = now + self.world.policy.persist_after;
         let processes = Vec::new();
@@ -221,12 +221,12 @@ impl Driver {
         };
         match greeted.await {
             Ok(guest) => {
-                if self.untold {
+                if self.ca_dirty {
                     self.renew_identity(&guest).await;
                 }
                 // It may have been woken in the last instant of the daemon before.
-                if self.record.rest != Rest::Running {
-                    self.rest(Rest::Running).await;
+                if self.record.state != PersistedState::Running {
+                    self.record_state(PersistedState::Running).await;
                 }
                 self.enter(machine, guest)
             }
@@ -240,7 +240,7 @@ impl Driver {
     /// The machine answered: after its hook everybody may come in.
     pub(super) async fn opened(&mut self, started: Started) -> Phase {
         let Started { machine, guest, steps, booted, .. } = started;
-        self.untold = false;
+        self.ca_dirty = false;
         let hooks = &self.record.spec.standby.hooks;
         // An image that boots did not wake.
         if self.record.save.is_some() {
@@ -267,7 +267,7 @@ impl Driver {
     }
 
     pub(super) fn enter(&mut self, machine: Box<dyn Machine>, guest: Guest) -> Phase {
-        self.door.open(guest, machine.meter());
+        self.gate.open(guest, machine.meter());
         self.entered = Instant::now();
         self.publish(State::Running, None);
         Phase::Running(machine)
@@ -275,10 +275,10 @@ impl Driver {
 
     // === Ends ===
 
-    /// Goes back to its last durable moment and says so; without one it failed.
+    /// Goes back to its last restore point and says so; without one it failed.
     pub(super) async fn lost(&mut self, reason: String) -> Phase {
-        self.door.close();
-        self.door.measure(None);
+        self.gate.close();
+        self.gate.measure(None);
         let Some(save) = self.record.save.clone() else {
             return self.fail(format!("{reason}; files and memory are gone")).await;
         };
@@ -288,7 +288,7 @@ impl Driver {
         };
         tracing::warn!(sandbox = %self.record.id, reason, saved_at_ms, "back to the last save");
         let mut record = self.record.clone();
-        record.rest = Rest::Standby { interrupted: false };
+        record.state = PersistedState::Standby { interrupted: false };
         record.facts.recovered_from_ms = Some(saved_at_ms);
         if let Err(error) = self.write(record.clone()).await {
             tracing::error!(sandbox = %self.record.id, error = chain(&error), "could not record");
@@ -299,7 +299,7 @@ impl Driver {
 
     pub(super) async fn fail(&mut self, reason: String) -> Phase {
         tracing::warn!(sandbox = %self.record.id, reason, "sandbox failed");
-        self.rest(Rest::Failed { reason: reason.clone() }).await;
+        self.record_state(PersistedState::Failed { reason: reason.clone() }).await;
         Phase::Failed { reason }
     }
 
@@ -339,7 +339,7 @@ impl Driver {
                 }
                 Event::Delete => return Phase::Deleting { machine: None, reason: None },
                 Event::Stop => return Phase::Left,
-                Event::Asked(Request::Doze | Request::Demote)
+                Event::Asked(Request::SuspendEarly | Request::Demote)
                 | Event::NoteLastUse
                 | Event::Exited(_)
                 | Event::AgentGone
@@ -356,7 +356,7 @@ impl Driver {
         why: Option<String>,
     ) -> Phase {
         self.note_last_lines().await;
-        self.door.close();
+        self.gate.close();
         let ended = self.record.ended(self.world.clock.now_ms(), why.clone());
         while let Err(error) = self.world.ledger.archive(&ended).await {
             tracing::error!(sandbox = %self.record.id, error = chain(&error), "could not erase");
@@ -369,7 +369,7 @@ impl Driver {
         if let Some(machine) = machine {
             discard(&self.record.id, machine).await;
         }
-        self.door.measure(None);
+        self.gate.measure(None);
         fault::point("delete.killed");
         self.close_journal().await;
         if let Some(save) = &self.record.save {

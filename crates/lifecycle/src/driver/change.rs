@@ -97,10 +97,10 @@ impl Driver {
     /// wakes.
     async fn tell(&mut self, spec: &SandboxSpec) -> Result<(), Error> {
         // Until it is known that it was heard.
-        self.untold = true;
-        let Some(guest) = self.door.guest() else { return Ok(()) };
+        self.ca_dirty = true;
+        let Some(guest) = self.gate.guest() else { return Ok(()) };
         self.identify(&guest, spec).await?;
-        self.untold = false;
+        self.ca_dirty = false;
         Ok(())
     }
 
@@ -108,11 +108,11 @@ impl Driver {
     /// can't be told is no reason not to wake.
     pub(super) async fn renew_identity(&mut self, guest: &Guest) {
         let Record { id, spec, .. } = &self.record;
-        if spec.secrets.is_empty() && !self.untold {
+        if spec.secrets.is_empty() && !self.ca_dirty {
             return;
         }
         match self.identify(guest, spec).await {
-            Ok(()) => self.untold = false,
+            Ok(()) => self.ca_dirty = false,
             Err(error) => {
                 tracing::warn!(sandbox = %id, error = chain(&error), "its identity is as it was");
             }
@@ -148,7 +148,7 @@ impl Driver {
 
     /// As far as somebody can be asked.
     pub(super) async fn note_last_lines(&self) {
-        if let Some(guest) = self.door.guest() {
+        if let Some(guest) = self.gate.guest() {
             self.note_lines(&guest).await;
         }
     }

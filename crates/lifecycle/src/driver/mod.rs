@@ -33,10 +33,10 @@ use crate::Error;
 use crate::clock::Clock;
 use crate::engine::Machine;
 use crate::error::chain;
-use crate::fleet::Charge;
-use crate::lease::Door;
+use crate::fleet::DriverState;
+use crate::lease::Gate;
 use crate::sandbox::{Reply, Request, Sandbox};
-use crate::store::{Record, Rest};
+use crate::store::{PersistedState, Record};
 use crate::world::World;
 
 /// How often the ledger learns when a sandbox was last used: what a crash may forget of it.
@@ -49,12 +49,12 @@ pub(crate) struct Driver {
     /// Taken out of the inbox and not answered yet.
     pub(crate) backlog: VecDeque<Request>,
     pub(crate) status: watch::Sender<Status>,
-    pub(crate) door: Arc<Door>,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) delete: CancellationToken,
-    /// When it last began to run with the door open.
+    /// When it last began to run with the gate open.
     pub(crate) entered: Instant,
     /// Its agent may not know yet whom everybody inside is to trust.
-    pub(crate) untold: bool,
+    pub(crate) ca_dirty: bool,
 }
 
 /// Where the sandbox stands, with what is alive there.
@@ -142,28 +142,28 @@ impl Driver {
     pub(crate) fn new(
         world: Arc<World>,
         sandbox: &Sandbox,
-        charge: Charge,
+        state: DriverState,
         inbox: mpsc::Receiver<Request>,
     ) -> (Box<Self>, Phase) {
-        let Charge { record, status, untold, phase, .. } = charge;
+        let DriverState { record, status, ca_dirty, phase, .. } = state;
         let driver = Self {
             world,
             record,
             inbox,
             backlog: VecDeque::new(),
             status,
-            door: Arc::clone(&sandbox.door),
+            gate: Arc::clone(&sandbox.gate),
             delete: sandbox.delete.clone(),
             entered: Instant::now(),
-            untold,
+            ca_dirty,
         };
         (Box::new(driver), phase)
     }
 
     /// What the next driver of a dormant sandbox takes over.
-    pub(crate) fn into_charge(self) -> Charge {
-        let Self { record, status, untold, .. } = self;
-        Charge { record, status, untold, phase: Phase::Dormant }
+    pub(crate) fn into_state(self) -> DriverState {
+        let Self { record, status, ca_dirty, .. } = self;
+        DriverState { record, status, ca_dirty, phase: Phase::Dormant }
     }
 
     pub(crate) async fn run(mut self: Box<Self>, mut phase: Phase) -> End {
@@ -206,21 +206,21 @@ impl Driver {
             }
         };
         let agent_gone = async {
-            match self.door.guest() {
+            match self.gate.guest() {
                 Some(guest) => guest.gone().await,
                 None => std::future::pending().await,
             }
         };
         let idle = async {
             match idle_after {
-                Some(long) => self.door.idle_for(long).await,
+                Some(long) => self.gate.idle_for(long).await,
                 None => std::future::pending().await,
             }
         };
         if let Some(request) = self.backlog.pop_front() {
             return Event::Asked(request);
         }
-        let expiry = expiry(&self.record, &self.world.clock, &self.door);
+        let expiry = expiry(&self.record, &self.world.clock, &self.gate);
         tokio::select! {
             biased;
             () = self.delete.cancelled() => Event::Delete,
@@ -252,7 +252,7 @@ impl Driver {
         };
         let ends = [
             after(max_age_secs, self.record.created_at_ms),
-            after(expire_idle_secs, self.door.last_used_ms()),
+            after(expire_idle_secs, self.gate.last_used_ms()),
             after(expire_at, 0),
         ];
         ends.into_iter().flatten().min().map(|at_ms| self.world.clock.until(at_ms))
@@ -268,7 +268,7 @@ impl Driver {
     }
 
     async fn note_last_use(&mut self) {
-        let last_used_at_ms = self.door.last_used_ms();
+        let last_used_at_ms = self.gate.last_used_ms();
         if last_used_at_ms == self.record.last_used_at_ms {
             return;
         }
@@ -278,9 +278,9 @@ impl Driver {
         }
     }
 
-    /// Notes in the ledger where it rests; a failure is logged, as the caller can do nothing about it.
-    async fn rest(&mut self, rest: Rest) {
-        let record = Record { rest, ..self.record.clone() };
+    /// Writes the state to the ledger; a failure is logged, as the caller can do nothing about it.
+    async fn record_state(&mut self, state: PersistedState) {
+        let record = Record { state, ..self.record.clone() };
         if let Err(error) = self.write(record).await {
             tracing::error!(sandbox = %self.record.id, error = chain(&error), "could not record");
         }
@@ -321,7 +321,7 @@ fn show(status: &mut Status, record: &Record) {
 }
 
 /// Resolves with the reason when the sandbox's time is up.
-async fn expiry(record: &Record, clock: &Clock, door: &Door) -> &'static str {
+async fn expiry(record: &Record, clock: &Clock, gate: &Gate) -> &'static str {
     let lifetime = record.spec.lifetime;
     let by_age = lifetime
         .max_age_secs
@@ -332,7 +332,7 @@ async fn expiry(record: &Record, clock: &Clock, door: &Door) -> &'static str {
     };
     let idle = async {
         match lifetime.expire_idle_secs {
-            Some(secs) => door.idle_for(Duration::from_secs(secs)).await,
+            Some(secs) => gate.idle_for(Duration::from_secs(secs)).await,
             None => std::future::pending().await,
         }
     };

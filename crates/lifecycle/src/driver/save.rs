@@ -13,23 +13,23 @@ use crate::engine::{Machine, Saved};
 use crate::error::chain;
 use crate::guest::Guest;
 use crate::sandbox::{Back, Reply};
-use crate::store::{Record, Rest, Save, SaveAbout, StoreError};
+use crate::store::{PersistedState, Record, Save, SaveAbout, StoreError};
 use crate::world::discard;
 use crate::{Error, fault};
 
 impl Driver {
-    /// Saves the machine as it is and records the save as its last durable moment, with `rest`.
+    /// Saves the machine as it is and records the save as its last restore point, with `state`.
     /// `processes` are those that were stopped inside, if it sleeps and its engine does not know.
     pub(super) async fn persist(
         &mut self,
         machine: &mut Box<dyn Machine>,
-        rest: Rest,
+        state: PersistedState,
         processes: Vec<SavedProcess>,
     ) -> Result<Arc<Save>, Error> {
         let saves = Arc::clone(&self.world.saves);
         let staged = saves.stage().await?;
         fault::point("save.staged");
-        let mut saved = match self.door.guest() {
+        let mut saved = match self.gate.guest() {
             Some(guest) => self.save_awake(machine, &guest, staged.path()).await?,
             None => machine.save(staged.path()).await?,
         };
@@ -51,9 +51,9 @@ impl Driver {
         };
         let save = saves.commit(staged, about).await?;
         fault::point("save.committed");
-        let last_used_at_ms = self.door.last_used_ms();
+        let last_used_at_ms = self.gate.last_used_ms();
         let record =
-            Record { save: Some(save.id.clone()), rest, last_used_at_ms, ..self.record.clone() };
+            Record { save: Some(save.id.clone()), state, last_used_at_ms, ..self.record.clone() };
         let before = self.record.save.clone();
         if let Err(error) = self.write(record).await {
             saves.release(&save.id).await;
@@ -98,7 +98,10 @@ impl Driver {
             return self.saved().await;
         }
         let processes = sleeper.processes.clone();
-        match self.persist(&mut sleeper.machine, Rest::Standby { interrupted }, processes).await {
+        match self
+            .persist(&mut sleeper.machine, PersistedState::Standby { interrupted }, processes)
+            .await
+        {
             Ok(save) => {
                 sleeper.durable = true;
                 sleeper.machine.page_out();
@@ -107,7 +110,7 @@ impl Driver {
             }
             Err(error) => {
                 let reason = format!("could not be saved: {}", chain(&error));
-                tracing::error!(sandbox = %self.record.id, reason, "it stays in memory");
+                tracing::error!(sandbox = %self.record.id, reason, "persist failed, keeping sandbox warm");
                 sleeper.save_at = Instant::now() + self.world.policy.persist_after;
                 self.publish_as(State::Standby, Some(Tier::Warm), false, Some(reason));
                 Err(error)
@@ -174,11 +177,11 @@ impl Driver {
         record.spec.image_id = then.image_id.clone();
         record.spec.resources = then.resources;
         // Whatever machine the engine has is not it any more.
-        record.rest = Rest::Created;
+        record.state = PersistedState::Created;
         record.facts.parent = snapshot;
         record.facts.root.clone_from(&save.manifest.about.root);
         let before = record.save.replace(save.id.clone());
-        self.door.close();
+        self.gate.close();
         if let Err(error) = self.write(record).await {
             let _ = reply.send(Err(error));
             return None;

@@ -1,9 +1,9 @@
 //! All sandboxes of this host: create, find, list, and bring back what the ledger knows.
 
 mod builds;
-mod crowd;
+mod idle_limit;
 mod pools;
-mod seat;
+mod slot;
 mod snapshots;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -23,13 +23,13 @@ use crate::driver::Phase;
 use crate::engine::{About, Engine};
 use crate::lease::Lease;
 use crate::sandbox::{Request, Sandbox};
-use crate::store::{Facts, Images, Journal, Ledger, Record, Rest, Saves, Search, Vault};
-use crate::world::{Leave, Policy, Room, World};
+use crate::store::{Facts, Images, Journal, Ledger, PersistedState, Record, Saves, Search, Vault};
+use crate::world::{Policy, Room, ShutdownMode, World};
 use crate::{Error, Refusal, fault};
 
 use pools::Pools;
-pub(crate) use seat::{Charge, Seat};
-pub use snapshots::{Moment, Taking};
+pub(crate) use slot::{DriverSlot, DriverState};
+pub use snapshots::{RestorePoint, Taking};
 
 /// Status changes that a slow watcher of the whole fleet may lag behind before it misses some.
 const EVENTS: usize = 1024;
@@ -44,7 +44,7 @@ pub struct Parts {
     pub vault: Arc<dyn Vault>,
     pub room: Arc<dyn Room>,
     /// The certificate (PEM) of who reads some requests of guests.
-    pub authority: Option<String>,
+    pub ca: Option<String>,
     pub policy: Policy,
 }
 
@@ -78,11 +78,10 @@ struct Register {
 impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
-        let Parts { engine, ledger, images, saves, journal, vault, room, authority, policy } =
-            parts;
+        let Parts { engine, ledger, images, saves, journal, vault, room, ca, policy } = parts;
         let records = ledger.all().await?;
         let keep: HashSet<_> =
-            records.iter().filter(|r| may_run(&r.rest)).map(|r| r.id.clone()).collect();
+            records.iter().filter(|r| may_run(&r.state)).map(|r| r.id.clone()).collect();
         let swept = engine.sweep(&keep).await?;
         tracing::info!(recorded = records.len(), swept, "recovering");
         let world = World {
@@ -93,11 +92,11 @@ impl Fleet {
             journal,
             vault,
             room,
-            authority,
+            ca,
             policy,
             clock: Clock::start(),
             stopping: CancellationToken::new(),
-            leave: Mutex::new(Leave::Running),
+            shutdown_mode: Mutex::new(ShutdownMode::Running),
             wakes: Semaphore::new(policy.wakes_at_once.max(1)),
         };
         let fleet = Self {
@@ -116,19 +115,21 @@ impl Fleet {
         let sleepers = records.into_iter().filter_map(|record| fleet.bring_back(record)).collect();
         fleet.adopt(sleepers).await;
         fleet.recover_pools().await?;
-        fleet.inner.tasks.spawn(fleet.clone().thin_out());
+        fleet.inner.tasks.spawn(fleet.clone().enforce_idle_limit());
         Ok(fleet)
     }
 
     /// A sandbox that sleeps gets no driver yet, as it may need none: it is returned.
     fn bring_back(&self, record: Record) -> Option<Sandbox> {
-        let asleep = record.rest == (Rest::Standby { interrupted: false });
-        let phase = match &record.rest {
-            Rest::Created if record.facts.queued_until_ms.is_some() => {
+        let asleep = record.state == (PersistedState::Standby { interrupted: false });
+        let phase = match &record.state {
+            PersistedState::Created if record.facts.queued_until_ms.is_some() => {
                 Phase::Queued { until_ms: record.facts.queued_until_ms.unwrap_or_default() }
             }
-            Rest::Created | Rest::Running | Rest::Standby { .. } => Phase::Adopting,
-            Rest::Failed { reason } => Phase::Failed { reason: reason.clone() },
+            PersistedState::Created | PersistedState::Running | PersistedState::Standby { .. } => {
+                Phase::Adopting
+            }
+            PersistedState::Failed { reason } => Phase::Failed { reason: reason.clone() },
         };
         if let Some(name) = &record.spec.name {
             self.inner.register.lock().by_name.insert(name.clone(), record.id.clone());
@@ -143,27 +144,29 @@ impl Fleet {
     /// Creates a sandbox from its image. When this returns it is recorded; it runs when `awake`
     /// returns.
     pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox, Error> {
-        self.found(spec, None, None).await
+        self.create_record(spec, None, None).await
     }
 
     /// Creates a sandbox that waits until this host has room for it, or until this time.
     pub async fn enqueue(
         &self,
         spec: SandboxSpec,
-        from: Option<&Moment>,
+        from: Option<&RestorePoint>,
         until_ms: u64,
     ) -> Result<Sandbox, Error> {
         match from {
-            Some(moment) => self.found(self.fitting(spec, moment)?, from, Some(until_ms)).await,
-            None => self.found(spec, None, Some(until_ms)).await,
+            Some(point) => {
+                self.create_record(self.fitting(spec, point)?, from, Some(until_ms)).await
+            }
+            None => self.create_record(spec, None, Some(until_ms)).await,
         }
     }
 
-    /// Creates a sandbox from its image or from a moment; out of a pool if one fits.
-    async fn found(
+    /// Creates a sandbox from its image or from a restore point; out of a pool if one fits.
+    async fn create_record(
         &self,
         spec: SandboxSpec,
-        from: Option<&Moment>,
+        from: Option<&RestorePoint>,
         queued_until_ms: Option<u64>,
     ) -> Result<Sandbox, Error> {
         if self.inner.world.stopping.is_cancelled() {
@@ -177,7 +180,7 @@ impl Fleet {
             }
             None => None,
         };
-        let save = from.map(|moment| moment.save.id.clone());
+        let save = from.map(|point| point.save.id.clone());
         let ready = self.inner.pools.take(&spec, save.as_ref());
         let id = ready.as_ref().map_or_else(SandboxId::random, |ready| ready.id.clone());
         if let Err(taken) = self.claim(&id, spec.name.as_ref()) {
@@ -186,17 +189,17 @@ impl Fleet {
         }
         let now = self.inner.world.clock.now_ms();
         // A machine that was ready runs as soon as it is recorded.
-        let rest = if ready.is_some() { Rest::Running } else { Rest::Created };
-        let parent = from.and_then(|moment| moment.snapshot.clone());
+        let state = if ready.is_some() { PersistedState::Running } else { PersistedState::Created };
+        let parent = from.and_then(|point| point.snapshot.clone());
         let root = match &ready {
             Some(ready) => Some(ready.root.clone()),
-            None => from.and_then(|moment| moment.save.manifest.about.root.clone()),
+            None => from.and_then(|point| point.save.manifest.about.root.clone()),
         };
         // What is ready has its room already.
         let queued_until_ms = queued_until_ms.filter(|_| ready.is_none());
         let facts = Facts { parent, root, queued_until_ms, ..Facts::default() };
         let record =
-            Record { id, spec, rest, save, facts, created_at_ms: now, last_used_at_ms: now };
+            Record { id, spec, state, save, facts, created_at_ms: now, last_used_at_ms: now };
         // A caller that gives up now must not leave a name that is taken by nobody.
         let fleet = self.clone();
         let creation = tokio::spawn(async move {
@@ -326,7 +329,7 @@ impl Fleet {
         // One that could not be saved the last time would stand in the way of all others.
         let stuck = |sandbox: &Sandbox| sandbox.status.borrow().reason.is_some();
         let eldest =
-            sleepers.min_by_key(|sleeper| (stuck(sleeper), sleeper.door.last_used_ms()))?;
+            sleepers.min_by_key(|sleeper| (stuck(sleeper), sleeper.gate.last_used_ms()))?;
         eldest.tell(Request::Demote).await;
         Some(eldest.id)
     }
@@ -345,11 +348,11 @@ impl Fleet {
     }
 
     /// The daemon stops: nothing new is begun, and sandboxes are left as told.
-    pub async fn shutdown(&self, leave: Leave) {
-        *self.inner.world.leave.lock() = leave;
+    pub async fn shutdown(&self, mode: ShutdownMode) {
+        *self.inner.world.shutdown_mode.lock() = mode;
         self.inner.world.stopping.cancel();
         // From now on no driver goes before its end.
-        self.sandboxes().iter().for_each(|sandbox| sandbox.seat.close());
+        self.sandboxes().iter().for_each(|sandbox| sandbox.slot.close());
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
         self.empty_pools().await;
@@ -367,9 +370,9 @@ impl Register {
 }
 
 /// Whether the engine may have a machine that is worth keeping.
-fn may_run(rest: &Rest) -> bool {
-    match rest {
-        Rest::Running | Rest::Standby { .. } => true,
-        Rest::Created | Rest::Failed { .. } => false,
+fn may_run(state: &PersistedState) -> bool {
+    match state {
+        PersistedState::Running | PersistedState::Standby { .. } => true,
+        PersistedState::Created | PersistedState::Failed { .. } => false,
     }
 }

@@ -19,14 +19,14 @@ use crate::{Error, Refusal, fault};
 /// Between two attempts to record that a snapshot failed.
 const RECORD_AGAIN: Duration = Duration::from_secs(1);
 
-/// A saved moment to begin from. It stays while this value lives; [`Fleet::let_go`] of it.
+/// A save to begin from. It stays while this value lives; [`Fleet::let_go`] of it.
 #[derive(Debug, Clone)]
-pub struct Moment {
+pub struct RestorePoint {
     pub save: Arc<Save>,
     pub snapshot: Option<SnapshotId>,
 }
 
-impl Moment {
+impl RestorePoint {
     /// The sandbox as it was.
     pub fn spec(&self) -> &SandboxSpec {
         &self.save.manifest.about.spec
@@ -249,35 +249,39 @@ impl Fleet {
         Ok(snapshot)
     }
 
-    // === Beginning from a moment ===
+    // === Beginning from a restore point ===
 
     /// A completed snapshot whose bytes are known to be right.
-    pub async fn moment(&self, of: &SnapshotRef) -> Result<Moment, Error> {
+    pub async fn restore_point(&self, of: &SnapshotRef) -> Result<RestorePoint, Error> {
         let SnapshotRecord { snapshot, save } = self.find_snapshot(of).await?;
         let Some(save) = save.filter(|_| snapshot.state == SnapshotState::Completed) else {
             let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
             return Err(Refusal::SnapshotNotReady { id: snapshot.id.to_string(), why }.into());
         };
         let save = self.inner.world.saves.open(&save).await?;
-        Ok(Moment { save, snapshot: Some(snapshot.id) })
+        Ok(RestorePoint { save, snapshot: Some(snapshot.id) })
     }
 
     /// A sandbox as it is now, as a snapshot that is in no list.
-    pub async fn moment_now(&self, of: &SandboxRef) -> Result<Moment, Error> {
+    pub async fn restore_point_now(&self, of: &SandboxRef) -> Result<RestorePoint, Error> {
         let sandbox = self.find(of)?;
-        Ok(Moment { save: sandbox.save().await?, snapshot: sandbox.status().parent })
+        Ok(RestorePoint { save: sandbox.save().await?, snapshot: sandbox.status().parent })
     }
 
-    /// Creates a sandbox that begins at `moment`.
-    pub async fn begin(&self, moment: &Moment, spec: SandboxSpec) -> Result<Sandbox, Error> {
-        self.found(self.fitting(spec, moment)?, Some(moment), None).await
+    /// Creates a sandbox that begins at `point`.
+    pub async fn begin(&self, point: &RestorePoint, spec: SandboxSpec) -> Result<Sandbox, Error> {
+        self.create_record(self.fitting(spec, point)?, Some(point), None).await
     }
 
-    /// The specification of a sandbox that begins at `moment`.
-    pub(super) fn fitting(&self, spec: SandboxSpec, moment: &Moment) -> Result<SandboxSpec, Error> {
-        let then = moment.spec();
-        if moment.kind() == SnapshotKind::Memory {
-            self.inner.world.can_revive(&moment.save)?;
+    /// The specification of a sandbox that begins at `point`.
+    pub(super) fn fitting(
+        &self,
+        spec: SandboxSpec,
+        point: &RestorePoint,
+    ) -> Result<SandboxSpec, Error> {
+        let then = point.spec();
+        if point.kind() == SnapshotKind::Memory {
+            self.inner.world.can_revive(&point.save)?;
             if spec.resources != then.resources {
                 let had = format!(
                     "it has {} cpus, {} MiB of memory and {} MiB of disk; take a filesystem snapshot \
@@ -293,21 +297,21 @@ impl Fleet {
         Ok(spec)
     }
 
-    /// Done with a moment: if nothing needs it, it goes.
-    pub async fn let_go(&self, moment: Moment) {
-        let id: SaveId = moment.save.id.clone();
-        drop(moment);
+    /// Done with a restore point: if nothing needs it, it goes.
+    pub async fn let_go(&self, point: RestorePoint) {
+        let id: SaveId = point.save.id.clone();
+        drop(point);
         self.inner.world.saves.release(&id).await;
     }
 
     /// Brings a sandbox back to a snapshot, memory included; returns when it runs.
     pub async fn restore(&self, sandbox: &SandboxRef, to: &SnapshotRef) -> Result<Sandbox, Error> {
         let sandbox = self.find(sandbox)?;
-        let moment = self.moment(to).await?;
-        if moment.kind() == SnapshotKind::Memory {
-            self.inner.world.can_revive(&moment.save)?;
+        let point = self.restore_point(to).await?;
+        if point.kind() == SnapshotKind::Memory {
+            self.inner.world.can_revive(&point.save)?;
         }
-        sandbox.restore(Arc::clone(&moment.save), moment.snapshot.clone()).await?;
+        sandbox.restore(Arc::clone(&point.save), point.snapshot.clone()).await?;
         Ok(sandbox)
     }
 

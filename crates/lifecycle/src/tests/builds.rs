@@ -9,7 +9,7 @@ use super::*;
 impl World {
     /// The daemon ends, and one with another build begins; it has no copy of the former.
     async fn upgraded(self, version: &str) -> Self {
-        self.fleet.shutdown(Leave::Durable).await;
+        self.fleet.shutdown(ShutdownMode::Durable).await;
         let engine = FakeEngine::of_version(Arc::clone(&self.host), version);
         let fleet = Fleet::recover(parts(engine, &self.store, &self.room)).await.unwrap();
         Self { fleet, ..self }

@@ -7,7 +7,7 @@ use torpor_protocol::{SandboxId, Tier};
 /// Returns when its driver has gone.
 async fn alone(sandbox: &Sandbox) {
     let gone = async {
-        while !sandbox.seat.is_free() {
+        while !sandbox.slot.is_free() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
@@ -38,7 +38,7 @@ async fn a_driver_comes_for_a_request_and_goes_when_it_is_answered() {
     drop(sandbox.awake().await.unwrap());
     assert_eq!(world.host.memory(sandbox.id()).as_deref(), Some("remember"));
     assert_eq!(sandbox.status().spec.labels["team"], "blue");
-    assert!(!sandbox.seat.is_free());
+    assert!(!sandbox.slot.is_free());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -65,9 +65,9 @@ async fn who_asks_while_the_driver_goes_is_answered() {
 async fn a_request_that_is_given_up_leaves_no_driver_for_long() {
     let world = World::new().await;
     let sandbox = cold(&world, "web").await;
-    let way_in = sandbox.seat.inbox(&sandbox);
+    let way_in = sandbox.slot.inbox(&sandbox);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(!sandbox.seat.is_free());
+    assert!(!sandbox.slot.is_free());
     drop(way_in);
     alone(&sandbox).await;
 }
@@ -80,7 +80,7 @@ async fn its_time_runs_out_without_a_driver() {
     sandbox.update(UpdateSandbox { lifetime, ..UpdateSandbox::default() }).await.unwrap();
     alone(&sandbox).await;
     tokio::time::sleep(Duration::from_secs(3000)).await;
-    assert!(sandbox.seat.is_free());
+    assert!(sandbox.slot.is_free());
     let keep = sandbox.keep().unwrap();
     keep.used();
     tokio::time::sleep(Duration::from_secs(3500)).await;
@@ -107,7 +107,7 @@ async fn who_watches_it_hears_that_the_daemon_stops() {
     let sandbox = cold(&world, "web").await;
     let mut status = sandbox.watch();
     status.mark_unchanged();
-    world.fleet.shutdown(Leave::Running).await;
+    world.fleet.shutdown(ShutdownMode::Running).await;
     assert!(status.changed().await.is_err());
     assert_eq!(refusal(sandbox.wake().await), Refusal::Stopping);
 }

@@ -181,8 +181,8 @@ async fn a_fork_and_a_restored_sandbox_have_nothing_of_it() {
         .await;
     taken.unwrap().done().await.unwrap();
     let base = "base".parse().unwrap();
-    let moment = world.fleet.moment(&base).await.unwrap();
-    let fork = world.fleet.begin(&moment, spec(Some("fork"))).await.unwrap();
+    let point = world.fleet.restore_point(&base).await.unwrap();
+    let fork = world.fleet.begin(&point, spec(Some("fork"))).await.unwrap();
     sandbox.sleep(true).await.unwrap();
     let mut parked = soon(stream.park()).await.unwrap();
     let refused = resume(&fork, &keep, &mut parked).await;

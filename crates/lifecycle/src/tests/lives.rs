@@ -109,12 +109,12 @@ async fn act(world: World, deed: Deed, diary: &mut Diary) -> World {
     match deed {
         Deed::HandOver => return world.restart().await,
         Deed::Stop => {
-            let world = world.restart_after(Leave::Durable).await;
+            let world = world.restart_after(ShutdownMode::Durable).await;
             diary.perhaps_saved();
             return world;
         }
         Deed::LosePower => {
-            world.fleet.shutdown(Leave::Running).await;
+            world.fleet.shutdown(ShutdownMode::Running).await;
             world.host.lose_power();
             diary.0.values_mut().for_each(|known| known.robbed = true);
             let fleet = world.daemon().await;

@@ -20,7 +20,7 @@ use torpor_protocol::{
 
 use crate::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
 use crate::store::Ledger;
-use crate::{Error, Fleet, Leave, Parts, Policy, Refusal, Sandbox};
+use crate::{Error, Fleet, Parts, Policy, Refusal, Sandbox, ShutdownMode};
 
 /// Longer than anything may take in virtual time.
 const SOON: Duration = Duration::from_secs(600);
@@ -49,11 +49,11 @@ impl World {
 
     /// The daemon hands over to another one on the same host and ledger.
     async fn restart(self) -> Self {
-        self.restart_after(Leave::Running).await
+        self.restart_after(ShutdownMode::Running).await
     }
 
-    async fn restart_after(self, leave: Leave) -> Self {
-        self.fleet.shutdown(leave).await;
+    async fn restart_after(self, mode: ShutdownMode) -> Self {
+        self.fleet.shutdown(mode).await;
         let fleet = self.daemon().await;
         Self { fleet, ..self }
     }
@@ -86,7 +86,7 @@ fn parts(engine: FakeEngine, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Pa
         journal: store.clone(),
         vault: store.clone(),
         room: room.clone(),
-        authority: None,
+        ca: None,
         policy: Policy::default(),
     }
 }
@@ -328,7 +328,7 @@ async fn a_restarted_daemon_adopts_what_runs() {
 async fn a_machine_that_was_lost_meanwhile_is_told() {
     let world = World::new().await;
     let id = world.running("web").await.id().clone();
-    world.fleet.shutdown(Leave::Running).await;
+    world.fleet.shutdown(ShutdownMode::Running).await;
     world.host.crash(&id, "power cut");
     let fleet = world.daemon().await;
     let sandbox = fleet.find(&reference("web")).unwrap();
@@ -360,7 +360,7 @@ async fn a_failed_sandbox_is_still_failed_after_a_restart() {
 async fn a_machine_nobody_recorded_is_swept_away() {
     let world = World::new().await;
     let sandbox = world.running("web").await;
-    world.fleet.shutdown(Leave::Running).await;
+    world.fleet.shutdown(ShutdownMode::Running).await;
     let record = world.store.record_of(sandbox.id()).unwrap();
     world.store.archive(&record.ended(0, None)).await.unwrap();
     world.daemon().await;
@@ -370,7 +370,7 @@ async fn a_machine_nobody_recorded_is_swept_away() {
 #[tokio::test(start_paused = true)]
 async fn a_stopping_daemon_creates_nothing() {
     let world = World::new().await;
-    world.fleet.shutdown(Leave::Running).await;
+    world.fleet.shutdown(ShutdownMode::Running).await;
     let refused = world.fleet.create(spec(None)).await.map(|_| ());
     assert_eq!(refusal(refused), Refusal::Stopping);
 }

@@ -1,7 +1,7 @@
 //! Snapshots, forks, restores and pools.
 
 use super::*;
-use crate::fleet::Moment;
+use crate::fleet::RestorePoint;
 use crate::store::PoolRecord;
 use torpor_protocol::guest::Request;
 use torpor_protocol::{Snapshot, SnapshotKind, SnapshotRef, SnapshotState};
@@ -22,10 +22,10 @@ pub(super) fn named(name: &str) -> SnapshotRef {
     name.parse().unwrap()
 }
 
-async fn fork(world: &World, moment: &Moment, name: &str) -> Sandbox {
-    let mut spec = moment.spec().clone();
+async fn fork(world: &World, point: &RestorePoint, name: &str) -> Sandbox {
+    let mut spec = point.spec().clone();
     spec.name = Some(name.parse().unwrap());
-    let sandbox = world.fleet.begin(moment, spec).await.unwrap();
+    let sandbox = world.fleet.begin(point, spec).await.unwrap();
     drop(sandbox.awake().await.unwrap());
     sandbox
 }
@@ -60,9 +60,9 @@ async fn forks_begin_where_the_snapshot_was_and_go_their_own_ways() {
     let original = written(&world, "web", "base").await;
     snapshot(&world, "web", "base").await;
     world.host.set_memory(original.id(), "later");
-    let moment = world.fleet.moment(&named("base")).await.unwrap();
-    let (one, two) = (fork(&world, &moment, "one").await, fork(&world, &moment, "two").await);
-    world.fleet.let_go(moment).await;
+    let point = world.fleet.restore_point(&named("base")).await.unwrap();
+    let (one, two) = (fork(&world, &point, "one").await, fork(&world, &point, "two").await);
+    world.fleet.let_go(point).await;
     world.host.set_memory(one.id(), "one");
     let memory = |sandbox: &Sandbox| world.host.memory(sandbox.id()).unwrap();
     assert_eq!([memory(&original), memory(&one), memory(&two)], ["later", "one", "base"]);
@@ -97,9 +97,9 @@ async fn a_woken_sandbox_keeps_its_boot_id() {
 async fn a_running_sandbox_is_forked_directly_and_nothing_stays_behind() {
     let world = World::new().await;
     let original = written(&world, "web", "base").await;
-    let moment = world.fleet.moment_now(&reference("web")).await.unwrap();
-    let copy = fork(&world, &moment, "copy").await;
-    world.fleet.let_go(moment).await;
+    let point = world.fleet.restore_point_now(&reference("web")).await.unwrap();
+    let copy = fork(&world, &point, "copy").await;
+    world.fleet.let_go(point).await;
     assert_eq!(world.host.memory(copy.id()).as_deref(), Some("base"));
     assert!(world.fleet.snapshots().await.unwrap().is_empty());
     original.delete().await;
@@ -112,13 +112,13 @@ async fn one_fork_that_fails_does_not_harm_the_others() {
     let world = World::new().await;
     written(&world, "web", "base").await;
     snapshot(&world, "web", "base").await;
-    let moment = world.fleet.moment(&named("base")).await.unwrap();
+    let point = world.fleet.restore_point(&named("base")).await.unwrap();
     world.host.fail_starts(1);
-    let mut spec = moment.spec().clone();
+    let mut spec = point.spec().clone();
     spec.name = Some("bad".parse().unwrap());
-    let bad = world.fleet.begin(&moment, spec).await.unwrap();
+    let bad = world.fleet.begin(&point, spec).await.unwrap();
     assert!(bad.awake().await.is_err());
-    fork(&world, &moment, "good").await;
+    fork(&world, &point, "good").await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -131,16 +131,16 @@ async fn resources_of_a_memory_snapshot_are_locked_those_of_files_are_not() {
     let taking = world.fleet.take_snapshot(&reference("web"), files, kind).await.unwrap();
     assert_eq!(taking.done().await.unwrap().kind, kind);
     for (name, locked) in [("memory", true), ("files", false)] {
-        let moment = world.fleet.moment(&named(name)).await.unwrap();
-        let mut spec = moment.spec().clone();
+        let point = world.fleet.restore_point(&named(name)).await.unwrap();
+        let mut spec = point.spec().clone();
         spec.name = None;
         spec.resources.memory_mib *= 2;
-        let begun = world.fleet.begin(&moment, spec).await.map(|_| ());
+        let begun = world.fleet.begin(&point, spec).await.map(|_| ());
         assert_eq!(begun.is_err(), locked, "{name}");
         if locked {
             assert!(matches!(refusal(begun), Refusal::Locked(_)));
         }
-        world.fleet.let_go(moment).await;
+        world.fleet.let_go(point).await;
     }
 }
 
@@ -151,8 +151,8 @@ async fn what_begins_from_files_boots_and_gets_them() {
     let kind = SnapshotKind::Filesystem;
     let taking = world.fleet.take_snapshot(&reference("web"), None, kind).await.unwrap();
     let id = taking.done().await.unwrap().id;
-    let moment = world.fleet.moment(&SnapshotRef::Id(id)).await.unwrap();
-    let copy = fork(&world, &moment, "copy").await;
+    let point = world.fleet.restore_point(&SnapshotRef::Id(id)).await.unwrap();
+    let copy = fork(&world, &point, "copy").await;
     assert_eq!((world.host.boots(), world.host.revives()), (2, 0));
     let asked = world.host.asked(copy.id());
     assert!(asked.iter().any(|request| matches!(request, Request::Unpack { layer: true, .. })));
@@ -163,9 +163,9 @@ async fn a_snapshot_that_a_sandbox_needs_can_go_without_harm() {
     let world = World::new().await;
     let original = written(&world, "web", "base").await;
     snapshot(&world, "web", "base").await;
-    let moment = world.fleet.moment(&named("base")).await.unwrap();
-    let copy = fork(&world, &moment, "copy").await;
-    world.fleet.let_go(moment).await;
+    let point = world.fleet.restore_point(&named("base")).await.unwrap();
+    let copy = fork(&world, &point, "copy").await;
+    world.fleet.let_go(point).await;
     world.fleet.erase_snapshot(&named("base")).await.unwrap();
     original.delete().await;
     world.host.crash(copy.id(), "killed");
@@ -187,7 +187,7 @@ async fn a_failed_snapshot_says_why_and_can_not_be_begun_from() {
     let record = world.fleet.find_snapshot(&named("base")).await.unwrap();
     assert_eq!(record.snapshot.state, SnapshotState::Failed);
     assert!(record.snapshot.reason.unwrap().contains("disk is full"));
-    let begun = world.fleet.moment(&named("base")).await.map(|_| ());
+    let begun = world.fleet.restore_point(&named("base")).await.map(|_| ());
     assert!(matches!(refusal(begun), Refusal::SnapshotNotReady { .. }));
     assert_eq!(sandbox.status().state, State::Running);
 }
@@ -222,12 +222,12 @@ async fn snapshots_of_another_engine_version_are_refused_with_the_reason() {
     let world = World::new().await;
     written(&world, "web", "base").await;
     snapshot(&world, "web", "base").await;
-    world.fleet.shutdown(Leave::Durable).await;
+    world.fleet.shutdown(ShutdownMode::Durable).await;
     let engine = FakeEngine::of_version(Arc::clone(&world.host), "1");
     let fleet = Fleet::recover(parts(engine, &world.store, &world.room)).await.unwrap();
-    let moment = fleet.moment(&named("base")).await.unwrap();
-    let spec = SandboxSpec { name: None, ..moment.spec().clone() };
-    let begun = fleet.begin(&moment, spec).await.map(|_| ());
+    let point = fleet.restore_point(&named("base")).await.unwrap();
+    let spec = SandboxSpec { name: None, ..point.spec().clone() };
+    let begun = fleet.begin(&point, spec).await.map(|_| ());
     let Refusal::Incompatible { reason, .. } = refusal(begun) else { panic!() };
     assert!(reason.contains("version 0") && reason.contains('1'), "{reason}");
     let woken = fleet.find(&reference("web")).unwrap().awake().await;
@@ -330,11 +330,11 @@ async fn forks_take_from_a_pool_of_their_snapshot() {
     let world = World::new().await;
     written(&world, "web", "base").await;
     let base = snapshot(&world, "web", "base").await;
-    let moment = world.fleet.moment(&named("base")).await.unwrap();
-    let from = Some((base.id, moment.save.id.clone()));
+    let point = world.fleet.restore_point(&named("base")).await.unwrap();
+    let from = Some((base.id, point.save.id.clone()));
     world.fleet.create_pool(PoolRecord { from, ..pool(1) }).await.unwrap();
     full(&world, 1).await;
-    let copy = fork(&world, &moment, "copy").await;
+    let copy = fork(&world, &point, "copy").await;
     assert_eq!(world.host.memory(copy.id()).as_deref(), Some("base"));
     assert_eq!(world.fleet.pools()[0].hits, 1);
 }

@@ -240,7 +240,7 @@ async fn a_warm_wake_writes_the_ledger_only_if_it_was_durable() {
     sandbox.sleep(false).await.unwrap();
     drop(sandbox.awake().await.unwrap());
     let record = world.store.record_of(sandbox.id()).unwrap();
-    assert_eq!(record.rest, crate::store::Rest::Running);
+    assert_eq!(record.state, crate::store::PersistedState::Running);
 }
 
 #[tokio::test(start_paused = true)]
@@ -268,7 +268,7 @@ async fn a_stop_leaves_everything_durable_and_no_machine() {
     let idle = sleeper(&world, "idle").await;
     asleep(&idle, Tier::Warm).await;
     drop(lease);
-    let world = world.restart_after(Leave::Durable).await;
+    let world = world.restart_after(ShutdownMode::Durable).await;
     until(&world.find("busy").unwrap(), State::Running).await;
     asleep(&world.find("idle").unwrap(), Tier::Cold).await;
     for name in ["busy", "idle"] {
@@ -284,7 +284,7 @@ async fn a_stop_that_can_not_save_leaves_the_machine_for_the_next_daemon() {
     let world = World::new().await;
     sleeper(&world, "web").await;
     world.host.fail_saves(1);
-    let world = world.restart_after(Leave::Durable).await;
+    let world = world.restart_after(ShutdownMode::Durable).await;
     let sandbox = world.find("web").unwrap();
     drop(sandbox.awake().await.unwrap());
     assert_eq!(world.host.memory(sandbox.id()).as_deref(), Some("remember"));
@@ -313,7 +313,7 @@ async fn after_a_power_cut_what_slept_is_there_and_what_ran_is_back_at_its_save(
     ran.sleep(true).await.unwrap();
     drop(ran.awake().await.unwrap());
     world.host.set_memory(ran.id(), "newer");
-    world.fleet.shutdown(Leave::Running).await;
+    world.fleet.shutdown(ShutdownMode::Running).await;
     world.host.lose_power();
     let fleet = world.daemon().await;
     for (name, recovered) in [("slept", false), ("ran", true)] {

@@ -10,7 +10,7 @@ use super::{World, parts, reference, spec};
 use crate::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
 use crate::{Error, Fleet, Parts, Sandbox};
 
-const AUTHORITY: &str = "a certificate";
+const CA: &str = "a certificate";
 
 /// A daemon that can read requests.
 async fn reading() -> World {
@@ -22,7 +22,7 @@ async fn reading() -> World {
 
 async fn daemon(host: &Arc<FakeHost>, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Fleet {
     let parts = parts(FakeEngine::new(Arc::clone(host)), store, room);
-    Fleet::recover(Parts { authority: Some(AUTHORITY.to_owned()), ..parts }).await.unwrap()
+    Fleet::recover(Parts { ca: Some(CA.to_owned()), ..parts }).await.unwrap()
 }
 
 /// A policy that needs the requests.
@@ -64,7 +64,7 @@ async fn only_a_sandbox_whose_requests_are_read_trusts_the_reader() {
     let sandbox = world.fleet.create(spec.clone()).await.unwrap();
     drop(sandbox.awake().await.unwrap());
     assert_eq!(trusted(&world, &unread), None);
-    assert_eq!(trusted(&world, &sandbox).as_deref(), Some(AUTHORITY));
+    assert_eq!(trusted(&world, &sandbox).as_deref(), Some(CA));
     let world = World::new().await;
     let sandbox = world.fleet.create(spec).await.unwrap();
     drop(sandbox.awake().await.unwrap());
@@ -76,7 +76,7 @@ async fn a_running_sandbox_is_told_when_its_requests_begin_and_cease_to_be_read(
     let world = reading().await;
     let sandbox = world.running("web").await;
     world.fleet.update(&sandbox, network(read())).await.unwrap();
-    assert_eq!(trusted(&world, &sandbox).as_deref(), Some(AUTHORITY));
+    assert_eq!(trusted(&world, &sandbox).as_deref(), Some(CA));
     // It is who it was.
     assert_eq!(told(&world, &sandbox).pop().unwrap().boot_id, None);
     world.fleet.update(&sandbox, network(denying("PUT example.com"))).await.unwrap();
@@ -133,7 +133,7 @@ async fn a_sleeping_sandbox_hears_of_it_when_it_wakes() {
     let world = reading().await;
     let sandbox = world.running("web").await;
     for cold in [false, true] {
-        for (policy, trust) in [(read(), Some(AUTHORITY)), (Network::default(), None)] {
+        for (policy, trust) in [(read(), Some(CA)), (Network::default(), None)] {
             sandbox.sleep(cold).await.unwrap();
             world.fleet.update(&sandbox, network(policy)).await.unwrap();
             sandbox.wake().await.unwrap();
@@ -165,7 +165,7 @@ async fn what_could_not_be_told_at_a_wake_is_told_at_the_next() {
     sandbox.sleep(false).await.unwrap();
     sandbox.wake().await.unwrap();
     assert_eq!(told(&world, &sandbox).len(), refused + 1);
-    assert_eq!(trusted(&world, &sandbox).as_deref(), Some(AUTHORITY));
+    assert_eq!(trusted(&world, &sandbox).as_deref(), Some(CA));
 }
 
 #[tokio::test(start_paused = true)]
@@ -176,17 +176,16 @@ async fn a_fork_trusts_whom_its_own_policy_says() {
     let name = Some("base".parse().unwrap());
     let taking = world.fleet.take_snapshot(&reference("web"), name, SnapshotKind::Memory).await;
     taking.unwrap().done().await.unwrap();
-    let moment = world.fleet.moment(&"base".parse().unwrap()).await.unwrap();
-    for (name, network, trust) in
-        [("same", read(), Some(AUTHORITY)), ("other", Network::default(), None)]
+    let point = world.fleet.restore_point(&"base".parse().unwrap()).await.unwrap();
+    for (name, network, trust) in [("same", read(), Some(CA)), ("other", Network::default(), None)]
     {
         let name = Some(name.parse().unwrap());
-        let wish = SandboxSpec { name, network, ..moment.spec().clone() };
-        let fork = world.fleet.begin(&moment, wish).await.unwrap();
+        let wish = SandboxSpec { name, network, ..point.spec().clone() };
+        let fork = world.fleet.begin(&point, wish).await.unwrap();
         drop(fork.awake().await.unwrap());
         assert_eq!(trusted(&world, &fork).as_deref(), trust);
     }
-    world.fleet.let_go(moment).await;
+    world.fleet.let_go(point).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -195,7 +194,7 @@ async fn the_next_daemon_tells_again_whom_it_can_read_for() {
     let (read_one, unread) = (world.running("read").await, world.running("unread").await);
     world.fleet.update(&read_one, network(read())).await.unwrap();
     let before = (told(&world, &read_one).len(), told(&world, &unread).len());
-    world.fleet.shutdown(crate::Leave::Running).await;
+    world.fleet.shutdown(crate::ShutdownMode::Running).await;
     let fleet = daemon(&world.host, &world.store, &world.room).await;
     let world = World { fleet, ..world };
     for name in ["read", "unread"] {
@@ -203,5 +202,5 @@ async fn the_next_daemon_tells_again_whom_it_can_read_for() {
     }
     let after = (told(&world, &read_one).len(), told(&world, &unread).len());
     assert_eq!(after, (before.0 + 1, before.1));
-    assert_eq!(trusted(&world, &read_one).as_deref(), Some(AUTHORITY));
+    assert_eq!(trusted(&world, &read_one).as_deref(), Some(CA));
 }

@@ -64,7 +64,7 @@ impl World {
             saves: store.clone(),
             journal: store.clone(),
             vault: store,
-            authority: None,
+            ca: None,
             room: FakeRoom::endless(),
             policy: Policy::default(),
         };

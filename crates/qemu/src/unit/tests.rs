@@ -317,7 +317,7 @@ struct SmallDisk(TempDir);
 impl SmallDisk {
     fn new() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
-            println!("skipped, because only root can mount a small disk");
+            torpor_testkit::missing("only root can mount a small disk");
             return None;
         }
         let disk = Self(tempfile::tempdir().unwrap());

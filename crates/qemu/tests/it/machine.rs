@@ -45,13 +45,16 @@ impl Place {
 
     pub(crate) async fn find_for(accel: Accel) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
-            println!("skipped, because jails are made by root");
+            torpor_testkit::missing("jails are made by root");
             return None;
         }
         match Build::find(None, accel).await {
             Ok(build) => Some(Self { directory: tempfile::tempdir().unwrap(), build }),
             Err(error) => {
-                println!("skipped, because {error}");
+                match accel {
+                    Accel::Kvm => torpor_testkit::not_here(error),
+                    Accel::Tcg => torpor_testkit::missing(error),
+                }
                 None
             }
         }

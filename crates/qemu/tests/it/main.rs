@@ -3,7 +3,6 @@
 //! Needs root and QEMU 10 or newer; emulates, so it needs no KVM.
 
 #![expect(clippy::unwrap_used, reason = "a test that can't go on stops")]
-#![expect(clippy::print_stdout, reason = "a test that is skipped says why")]
 
 mod jail;
 mod machine;

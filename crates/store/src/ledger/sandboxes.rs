@@ -9,7 +9,7 @@ impl Ledger {
     pub(super) async fn record_sandbox(&self, record: &Record) -> Result<(), StoreError> {
         let action = "record a sandbox in the ledger";
         let spec = serde_json::to_string(&record.spec).map_err(StoreError::failed(action))?;
-        let rest = serde_json::to_string(&record.rest).map_err(StoreError::failed(action))?;
+        let state = serde_json::to_string(&record.state).map_err(StoreError::failed(action))?;
         let facts = serde_json::to_string(&record.facts).map_err(StoreError::failed(action))?;
         let name = record.spec.name.as_ref().map(|name| name.as_str());
         let query = sqlx::query(
@@ -25,7 +25,7 @@ impl Ledger {
         .bind(name)
         .bind(record.spec.image_id.as_str())
         .bind(spec)
-        .bind(rest)
+        .bind(state)
         .bind(record.save.as_ref().map(|save| save.as_str()))
         .bind(facts)
         .bind(to_column(record.created_at_ms))
@@ -60,7 +60,7 @@ fn read_record(row: &SqliteRow) -> Result<Record, StoreError> {
     Ok(Record {
         id: parsed(row, "id")?,
         spec: json(row, "spec", &what)?,
-        rest: json(row, "rest", &what)?,
+        state: json(row, "rest", &what)?,
         save: optional(row, "save_id")?,
         facts: json(row, "facts", &what)?,
         created_at_ms: time(row, "created_at_ms")?,

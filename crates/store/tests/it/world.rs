@@ -4,7 +4,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use torpor_lifecycle::store::{Images as _, Record, Rest, StoreError};
+use torpor_lifecycle::store::{Images as _, PersistedState, Record, StoreError};
 use torpor_protocol::{ImageId, SandboxId, SandboxSpec};
 use torpor_store::{
     Image, ImageConfig, ImageName, Images, Layout, Ledger, Limits, OnProgress, Saves,
@@ -141,7 +141,7 @@ pub(crate) fn record(image: &ImageId, name: Option<&str>) -> Record {
             ports: None,
             pool: None,
         },
-        rest: Rest::Created,
+        state: PersistedState::Created,
         save: None,
         facts: Default::default(),
         created_at_ms: 1,

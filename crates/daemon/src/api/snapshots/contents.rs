@@ -22,7 +22,7 @@ use crate::api::Answer;
 use crate::api::error::{ApiError, Result};
 use crate::api::extract::{Json, Query, SnapshotPath};
 use crate::api::files::PathText;
-use crate::api::moment::{Held, parse};
+use crate::api::pinned_save::{PinnedSave, parse};
 use crate::app::App;
 use crate::builds::pipe;
 
@@ -33,20 +33,20 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 /// The files of a snapshot, and what keeps them where they are.
 struct Files {
     tree: SavedTree,
-    _moment: Held,
+    _point: PinnedSave,
 }
 
 impl Files {
     async fn open(app: &Arc<App>, of: &SnapshotRef) -> Result<Self> {
-        let moment = Held::of(app, of).await?;
-        let root = app.images.root(&moment.about().spec.image_id).await?;
+        let point = PinnedSave::of(app, of).await?;
+        let root = app.images.root(&point.about().spec.image_id).await?;
         let app = Arc::clone(app);
         blocking(move || {
-            let changes = match moment.about().kind {
-                SnapshotKind::Memory => app.fleet.changes(&moment.save)?,
-                SnapshotKind::Filesystem => Box::new(LayerChanges::open(&moment.save.dir)?),
+            let changes = match point.about().kind {
+                SnapshotKind::Memory => app.fleet.changes(&point.save)?,
+                SnapshotKind::Filesystem => Box::new(LayerChanges::open(&point.save.dir)?),
             };
-            Ok(Self { tree: SavedTree::new(&root.path, changes)?, _moment: moment })
+            Ok(Self { tree: SavedTree::new(&root.path, changes)?, _point: point })
         })
         .await
     }

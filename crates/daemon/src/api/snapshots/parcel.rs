@@ -22,7 +22,7 @@ use utoipa_axum::routes;
 
 use crate::api::error::{ApiError, Result};
 use crate::api::extract::{Query, SnapshotPath};
-use crate::api::moment::Held;
+use crate::api::pinned_save::PinnedSave;
 use crate::api::transfer::{discard, next_bytes};
 use crate::api::with_status;
 use crate::app::App;
@@ -76,16 +76,16 @@ async fn export(
     SnapshotPath(of): SnapshotPath,
     Query(ExportQuery { image }): Query<ExportQuery>,
 ) -> Result<Response> {
-    let moment = Held::of(&app, &of).await?;
+    let point = PinnedSave::of(&app, &of).await?;
     let snapshot = app.fleet.find_snapshot(&of).await?.snapshot;
     let (spout, mut pieces) = pipe::outward();
     let lid = spout.lid();
     let work = tokio::spawn(async move {
-        let save = Arc::clone(&moment.save);
+        let save = Arc::clone(&point.save);
         let written = app.saves.export(save, &snapshot, image.unwrap_or(true), spout).await;
         let told = written.as_ref().map(|&()| ()).map_err(|error| io::Error::other(chain(error)));
         lid.close(told).await;
-        drop(moment);
+        drop(point);
         written
     });
     // What fails at once is said in words.

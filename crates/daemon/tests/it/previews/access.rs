@@ -9,7 +9,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_util::task::AbortOnDropHandle;
 use torpor_daemon::config::Secret;
-use torpor_daemon::{Config, Leave};
+use torpor_daemon::{Config, ShutdownMode};
 
 use super::{BROWSER, PREVIEWS, asked, cookie, echo, host_of, preview, text, token, visit};
 use crate::client::{PATIENCE, open, send, with_json};
@@ -107,7 +107,7 @@ async fn a_revoked_token_opens_nothing_and_neither_do_its_cookies() {
         assert_eq!(visit(&world, &made, "/", &[("cookie", &had)]).await.status, 401);
         let header = [("x-torpor-preview-token", text(&other))];
         assert_eq!(visit(&world, &made, "/", &header).await.status, 200);
-        world.restart(Leave::Running).await;
+        world.restart(ShutdownMode::Running).await;
     }
     let gone = world.delete(&format!("{tokens}/{}", opens["id"].as_str().unwrap())).await;
     gone.expect_error(404, "not_found");

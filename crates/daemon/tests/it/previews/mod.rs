@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 use torpor_daemon::config::PreviewsConfig;
-use torpor_daemon::{Config, Leave};
+use torpor_daemon::{Config, ShutdownMode};
 
 use crate::client::{Answer, PATIENCE, request, send};
 use crate::world::World;
@@ -185,7 +185,7 @@ async fn a_preview_survives_the_daemon_and_the_name_of_its_sandbox_but_not_the_s
     let made = preview(&world, json!({"port": port})).await;
     let opens = token(&world, &made, json!({})).await;
     let header = [("x-torpor-preview-token", text(&opens))];
-    world.restart(Leave::Running).await;
+    world.restart(ShutdownMode::Running).await;
     assert_eq!(visit(&world, &made, "/", &header).await.status, 200);
     world.patch("/v1/sandboxes/web", json!({"name": "shop"})).await.expect(200);
     assert_eq!(visit(&world, &made, "/", &header).await.status, 200);
@@ -198,7 +198,7 @@ async fn a_preview_survives_the_daemon_and_the_name_of_its_sandbox_but_not_the_s
     assert!(visit(&world, &made, "/", &[BROWSER]).await.text().contains("no such preview"));
     assert_eq!(world.get("/v1/previews").await.expect(200)["previews"], json!([]));
     world.create(json!({"name": "web"})).await.expect(201);
-    world.restart(Leave::Running).await;
+    world.restart(ShutdownMode::Running).await;
     assert_eq!(world.get("/v1/previews").await.expect(200)["previews"], json!([]));
 }
 

@@ -59,7 +59,7 @@ pub(super) fn fresh_tag() -> String {
 pub(super) fn on_a_host(test: impl AsyncFnOnce(&World) + Send) {
     let nft = Command::new("nft").env("PATH", crate::program::search_path()).arg("-v").output();
     if !rustix::process::geteuid().is_root() || nft.is_err() {
-        println!("skipped, because slots need root and nft");
+        torpor_testkit::missing("slots need root and nft");
         return;
     }
     std::thread::scope(|scope| {

@@ -11,7 +11,7 @@ use crate::world::{boot, say, world};
 fn asked_for() -> bool {
     let asked = accel() == Accel::Kvm;
     if !asked {
-        println!("skipped, because machines are emulated here: see scripts/kvm-test");
+        torpor_testkit::not_here("machines are emulated here: see scripts/kvm-test");
     }
     asked
 }

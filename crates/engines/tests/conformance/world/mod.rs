@@ -121,7 +121,7 @@ pub(crate) struct World {
 pub(crate) async fn world() -> Option<World> {
     let installed = Installed::new();
     if let Some(why) = installed.unfit().await {
-        println!("skipped, because {why}");
+        torpor_testkit::missing(why);
         return None;
     }
     let dir = tempfile::Builder::new().prefix("tpt").tempdir().expect("a directory");

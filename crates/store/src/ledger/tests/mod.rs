@@ -7,7 +7,7 @@ mod schema;
 
 use std::collections::BTreeMap;
 
-use torpor_lifecycle::store::{Facts, Ledger as _, Manifest, Rest, SaveAbout};
+use torpor_lifecycle::store::{Facts, Ledger as _, Manifest, PersistedState, SaveAbout};
 use torpor_protocol::snapshot::{SavedFile, SnapshotKind, SnapshotState};
 use torpor_protocol::{ImageId, SandboxSpec, Snapshot};
 
@@ -57,7 +57,7 @@ fn record(image: &ImageId, name: Option<&str>) -> Record {
             ports: None,
             pool: None,
         },
-        rest: Rest::Created,
+        state: PersistedState::Created,
         save: None,
         facts: Default::default(),
         created_at_ms: 1_700_000_000_123,
@@ -74,7 +74,7 @@ async fn a_record_comes_back_as_it_was_also_after_a_restart() {
     let two = record(&image.id, None);
     world.ledger.record(&one).await.unwrap();
     world.ledger.record(&two).await.unwrap();
-    one.rest = Rest::Failed { reason: "no memory".to_owned() };
+    one.state = PersistedState::Failed { reason: "no memory".to_owned() };
     one.last_used_at_ms += 5;
     world.ledger.record(&one).await.unwrap();
     let mut expected = vec![one, two];
@@ -257,7 +257,7 @@ async fn what_a_sandbox_sleeps_in_comes_back_with_it() {
     let (world, image) = pictured().await;
     let mut one = record(&image, None);
     one.save = Some(save(&world, &image).await);
-    one.rest = Rest::Standby { interrupted: true };
+    one.state = PersistedState::Standby { interrupted: true };
     one.facts = Facts {
         wakes: 3,
         parent: Some(SnapshotId::random()),

@@ -45,8 +45,8 @@ async fn a_ledger_of_the_first_schema_is_brought_up_and_keeps_its_rows() {
     let [found] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!(found.spec.name.as_ref().unwrap().as_str(), "web");
     assert_eq!(
-        (&found.rest, &found.save, &found.facts),
-        (&Rest::Running, &None, &Facts::default())
+        (&found.state, &found.save, &found.facts),
+        (&PersistedState::Running, &None, &Facts::default())
     );
     assert_eq!((found.created_at_ms, found.last_used_at_ms), (3, 4));
     assert_eq!(ledger.image_by_name("base").await.unwrap(), Some(image.clone()));

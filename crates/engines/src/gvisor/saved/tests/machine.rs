@@ -43,7 +43,7 @@ impl Saved {
     /// `None` after a word to the reader where this host can't.
     pub(super) fn new(plant: impl FnOnce(&Path), script: &str) -> Option<Self> {
         if let Some(why) = unfit() {
-            println!("skipped, because {why}");
+            torpor_testkit::missing(why);
             return None;
         }
         let dir = tempfile::Builder::new().prefix("tps").tempdir().expect("a directory");

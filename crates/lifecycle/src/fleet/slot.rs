@@ -14,7 +14,7 @@ use torpor_protocol::{State, Status};
 
 use super::{Fleet, Inner};
 use crate::driver::{Driver, End, Phase, first_status};
-use crate::lease::Door;
+use crate::lease::Gate;
 use crate::sandbox::{INBOX, Request, Sandbox};
 use crate::store::Record;
 
@@ -23,48 +23,49 @@ const ADOPTED_AT_ONCE: usize = 32;
 /// Longer than this a starting daemon does not wait for its sleepers: others have requests.
 const ADOPTED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Where the driver of a sandbox sits.
-pub(crate) struct Seat {
+/// The place of the driver of a sandbox, who is there only while something wants it.
+pub(crate) struct DriverSlot {
     fleet: Weak<Inner>,
-    taken: Mutex<Taken>,
+    occupant: Mutex<Occupant>,
 }
 
-enum Taken {
-    By(mpsc::Sender<Request>),
-    /// By nobody; an alarm calls a driver when the sandbox's time is up.
-    Free(Box<Charge>, Option<AbortOnDropHandle<()>>),
+enum Occupant {
+    Driver(mpsc::Sender<Request>),
+    /// An alarm calls a driver when the sandbox's time is up.
+    Nobody(Box<DriverState>, Option<AbortOnDropHandle<()>>),
     /// The sandbox is gone, or the daemon stops.
-    Over,
+    Gone,
 }
 
 /// What a driver takes over.
-pub(crate) struct Charge {
+pub(crate) struct DriverState {
     pub(crate) record: Record,
     pub(crate) status: watch::Sender<Status>,
-    pub(crate) untold: bool,
+    pub(crate) ca_dirty: bool,
     pub(crate) phase: Phase,
 }
 
-impl Seat {
+impl DriverSlot {
     /// The way to the driver, who is called if there is none.
     pub(crate) fn inbox(&self, sandbox: &Sandbox) -> Option<mpsc::Sender<Request>> {
-        let mut taken = self.taken.lock();
-        if let Taken::By(inbox) = &*taken {
+        let mut occupant = self.occupant.lock();
+        if let Occupant::Driver(inbox) = &*occupant {
             return Some(inbox.clone());
         }
-        let Taken::Free(charge, alarm) = std::mem::replace(&mut *taken, Taken::Over) else {
+        let Occupant::Nobody(state, alarm) = std::mem::replace(&mut *occupant, Occupant::Gone)
+        else {
             return None;
         };
         drop(alarm);
         let fleet = Fleet { inner: self.fleet.upgrade()? };
-        let inbox = fleet.drive(sandbox.clone(), *charge);
-        *taken = Taken::By(inbox.clone());
+        let inbox = fleet.drive(sandbox.clone(), *state);
+        *occupant = Occupant::Driver(inbox.clone());
         Some(inbox)
     }
 
     /// Tells a driver something that is of no interest if there is none, or if it has much to do.
     pub(crate) fn hint(&self, request: Request) {
-        if let Taken::By(inbox) = &*self.taken.lock() {
+        if let Occupant::Driver(inbox) = &*self.occupant.lock() {
             let _ = inbox.try_send(request);
         }
     }
@@ -72,7 +73,7 @@ impl Seat {
     /// A driver goes, unless somebody wants something of it after all. Nobody gets at its inbox
     /// meanwhile, so nobody is left unanswered.
     fn leave(&self, sandbox: &Sandbox, driver: Box<Driver>) -> Result<(), Box<Driver>> {
-        let mut taken = self.taken.lock();
+        let mut occupant = self.occupant.lock();
         if !driver.is_unwanted() {
             return Err(driver);
         }
@@ -80,24 +81,24 @@ impl Seat {
             let sandbox = sandbox.clone();
             AbortOnDropHandle::new(tokio::spawn(async move {
                 tokio::time::sleep(left).await;
-                drop(sandbox.seat.inbox(&sandbox));
+                drop(sandbox.slot.inbox(&sandbox));
             }))
         });
-        *taken = Taken::Free(Box::new(driver.into_charge()), alarm);
+        *occupant = Occupant::Nobody(Box::new(driver.into_state()), alarm);
         Ok(())
     }
 
     /// No driver is called any more. Who watches the sandbox hears that nothing comes.
     pub(super) fn close(&self) {
-        let mut taken = self.taken.lock();
-        if let Taken::Free(..) = *taken {
-            *taken = Taken::Over;
+        let mut occupant = self.occupant.lock();
+        if let Occupant::Nobody(..) = *occupant {
+            *occupant = Occupant::Gone;
         }
     }
 
     #[cfg(test)]
     pub(crate) fn is_free(&self) -> bool {
-        matches!(*self.taken.lock(), Taken::Free(..))
+        matches!(*self.occupant.lock(), Occupant::Nobody(..))
     }
 }
 
@@ -105,7 +106,7 @@ impl Fleet {
     /// One more sandbox, with a driver.
     pub(super) fn launch(&self, record: Record, phase: Phase) -> Sandbox {
         let sandbox = self.admit(record, phase);
-        drop(sandbox.seat.inbox(&sandbox));
+        drop(sandbox.slot.inbox(&sandbox));
         sandbox
     }
 
@@ -115,15 +116,15 @@ impl Fleet {
         let first = first_status(&record, world.engine.about().kind);
         let (sender, status) = watch::channel(first);
         let (id, last_used_at_ms) = (record.id.clone(), record.last_used_at_ms);
-        let charge = Charge { record, status: sender, untold: false, phase };
+        let state = DriverState { record, status: sender, ca_dirty: false, phase };
         let sandbox = Sandbox {
             id: id.clone(),
-            seat: Arc::new(Seat {
+            slot: Arc::new(DriverSlot {
                 fleet: Arc::downgrade(&self.inner),
-                taken: Mutex::new(Taken::Free(Box::new(charge), None)),
+                occupant: Mutex::new(Occupant::Nobody(Box::new(state), None)),
             }),
             status,
-            door: Arc::new(Door::closed(world.clock, last_used_at_ms)),
+            gate: Arc::new(Gate::closed(world.clock, last_used_at_ms)),
             delete: CancellationToken::new(),
         };
         self.inner.register.lock().by_id.insert(id, sandbox.clone());
@@ -139,7 +140,7 @@ impl Fleet {
                 if turns.len() >= ADOPTED_AT_ONCE {
                     turns.join_next().await;
                 }
-                drop(sandbox.seat.inbox(&sandbox));
+                drop(sandbox.slot.inbox(&sandbox));
                 let mut status = sandbox.watch();
                 turns.spawn(async move {
                     let _ = status.wait_for(|status| status.state != State::Creating).await;
@@ -151,11 +152,11 @@ impl Fleet {
         let _ = tokio::time::timeout(ADOPTED_WITHIN, adopting).await;
     }
 
-    fn drive(self, sandbox: Sandbox, charge: Charge) -> mpsc::Sender<Request> {
+    fn drive(self, sandbox: Sandbox, state: DriverState) -> mpsc::Sender<Request> {
         let (inbox, requests) = mpsc::channel(INBOX);
-        let told = charge.status.subscribe();
+        let told = state.status.subscribe();
         let world = Arc::clone(&self.inner.world);
-        let (driver, phase) = Driver::new(world, &sandbox, charge, requests);
+        let (driver, phase) = Driver::new(world, &sandbox, state, requests);
         let tasks = self.inner.tasks.clone();
         self.inner.called.notify_one();
         tasks.spawn(self.supervise(sandbox, told, driver, phase));
@@ -174,7 +175,7 @@ impl Fleet {
         loop {
             let driven = tokio::spawn(driver.run(phase));
             match self.relay(&mut told, driven).await {
-                Ok(End::Unwanted(unwanted)) => match sandbox.seat.leave(&sandbox, unwanted) {
+                Ok(End::Unwanted(unwanted)) => match sandbox.slot.leave(&sandbox, unwanted) {
                     Ok(()) => return,
                     Err(wanted) => (driver, phase) = (wanted, Phase::Dormant),
                 },
@@ -193,7 +194,7 @@ impl Fleet {
 
     async fn panicked(&self, sandbox: &Sandbox, known: Record, error: &JoinError) {
         tracing::error!(sandbox = %sandbox.id, %error, "the driver of a sandbox panicked");
-        sandbox.door.close();
+        sandbox.gate.close();
         if let Ok(Some(machine)) = self.inner.world.engine.adopt(&sandbox.id).await {
             let _ = machine.kill().await;
         }

@@ -16,7 +16,7 @@ const PATIENT_MS: u64 = 60_000;
 
 impl Fleet {
     /// Lives until the daemon stops.
-    pub(super) async fn thin_out(self) {
+    pub(super) async fn enforce_idle_limit(self) {
         let world = &self.inner.world;
         let max = world.policy.idle_awake_max;
         loop {
@@ -44,7 +44,7 @@ impl Fleet {
             for (since_ms, sandbox) in idle.into_iter().take(surplus) {
                 if since_ms < recent_ms {
                     // If its inbox is full it is used.
-                    sandbox.seat.hint(Request::Doze);
+                    sandbox.slot.hint(Request::SuspendEarly);
                 }
             }
         }
@@ -57,7 +57,7 @@ impl Fleet {
             (1..=PATIENT_MS).contains(&status.spec.standby.idle_after_ms)
         };
         let unused = |sandbox: &Sandbox| {
-            let since_ms = sandbox.door.unused_since_ms()?;
+            let since_ms = sandbox.gate.unused_since_ms()?;
             sleepy(sandbox).then(|| (since_ms, sandbox.clone()))
         };
         self.inner.register.lock().by_id.values().filter_map(unused).collect()

@@ -18,7 +18,7 @@ use super::error::ApiError;
 const TIMES: usize = 10;
 
 /// A layer of every API.
-pub async fn ask_again(request: Request, next: Next) -> Response {
+pub async fn retry_after_suspend(request: Request, next: Next) -> Response {
     let asks = matches!(*request.method(), Method::GET | Method::HEAD);
     if !asks {
         return next.run(request).await;

@@ -1,9 +1,9 @@
-//! A saved moment while something begins from it.
+//! A save that is kept while something begins from it.
 
 use std::ops::Deref;
 
 use torpor_lifecycle::store::SaveAbout;
-use torpor_lifecycle::{Fleet, Moment};
+use torpor_lifecycle::{Fleet, RestorePoint};
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::{SandboxRef, SandboxSpec, SnapshotKind, SnapshotRef};
 
@@ -12,23 +12,23 @@ use crate::admission::{self, Origin};
 use crate::app::App;
 use crate::room;
 
-/// A moment that is let go of when this is dropped, also if its request is given up.
-pub(crate) struct Held {
+/// A restore point that is let go of when this is dropped, also if its request is given up.
+pub(crate) struct PinnedSave {
     fleet: Fleet,
-    moment: Option<Moment>,
+    point: Option<RestorePoint>,
 }
 
-impl Held {
+impl PinnedSave {
     /// A snapshot.
     pub(crate) async fn of(app: &App, snapshot: &SnapshotRef) -> Result<Self> {
-        let moment = app.fleet.moment(snapshot).await?;
-        Ok(Self { fleet: app.fleet.clone(), moment: Some(moment) })
+        let point = app.fleet.restore_point(snapshot).await?;
+        Ok(Self { fleet: app.fleet.clone(), point: Some(point) })
     }
 
     /// A sandbox as it is now.
     pub(crate) async fn now(app: &App, sandbox: &SandboxRef) -> Result<Self> {
-        let moment = app.fleet.moment_now(sandbox).await?;
-        Ok(Self { fleet: app.fleet.clone(), moment: Some(moment) })
+        let point = app.fleet.restore_point_now(sandbox).await?;
+        Ok(Self { fleet: app.fleet.clone(), point: Some(point) })
     }
 
     pub(crate) fn about(&self) -> &SaveAbout {
@@ -38,7 +38,7 @@ impl Held {
     /// What a sandbox that begins here is to be.
     pub(crate) fn admit(&self, app: &App, request: CreateSandbox) -> Result<SandboxSpec> {
         let about = self.about();
-        let origin = Origin::Moment { kind: about.kind, spec: &about.spec };
+        let origin = Origin::RestorePoint { kind: about.kind, spec: &about.spec };
         Ok(admission::admit(request, origin, &app.terms())?)
     }
 
@@ -51,18 +51,18 @@ impl Held {
     }
 }
 
-impl Deref for Held {
-    type Target = Moment;
-    fn deref(&self) -> &Moment {
-        self.moment.as_ref().expect("it is taken out by Drop only")
+impl Deref for PinnedSave {
+    type Target = RestorePoint;
+    fn deref(&self) -> &RestorePoint {
+        self.point.as_ref().expect("it is taken out by Drop only")
     }
 }
 
-impl Drop for Held {
+impl Drop for PinnedSave {
     fn drop(&mut self) {
-        if let Some(moment) = self.moment.take() {
+        if let Some(point) = self.point.take() {
             let fleet = self.fleet.clone();
-            tokio::spawn(async move { fleet.let_go(moment).await });
+            tokio::spawn(async move { fleet.let_go(point).await });
         }
     }
 }
