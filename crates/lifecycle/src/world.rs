@@ -19,7 +19,7 @@ use crate::clock::Clock;
 use crate::engine::{BootPlan, Channel, Engine, EngineError, Machine};
 use crate::guest::{Guest, GuestError, Item};
 use crate::steps::Steps;
-use crate::store::{Images, Journal, Ledger, RootImage, Save, Saves, StoreError, Vault};
+use crate::store::{Images, Journal, Ledger, LocalSave, RootImage, Saves, StoreError, Vault};
 use crate::{Error, Refusal, fault};
 
 /// How long a machine may take to start before it counts as failed; starts queue for processors.
@@ -111,7 +111,7 @@ impl World {
         &self,
         id: &SandboxId,
         spec: &SandboxSpec,
-        save: Option<&Save>,
+        save: Option<&LocalSave>,
         afresh: bool,
     ) -> Result<Started, Error> {
         fault::point("start.begun");
@@ -147,7 +147,7 @@ impl World {
     pub(crate) async fn root(
         &self,
         spec: &SandboxSpec,
-        memory: Option<&Save>,
+        memory: Option<&LocalSave>,
     ) -> Result<RootImage, StoreError> {
         match memory.and_then(|save| save.manifest.about.root.as_deref()) {
             Some(file) => self.images.root_file(&spec.image_id, file).await,
@@ -158,7 +158,7 @@ impl World {
     async fn machine(
         &self,
         plan: BootPlan,
-        memory: Option<&Save>,
+        memory: Option<&LocalSave>,
     ) -> Result<Box<dyn Machine>, Error> {
         if let Some(save) = memory {
             self.can_revive(save)?;
@@ -181,7 +181,7 @@ impl World {
     }
 
     /// Refuses a save of another engine, or of another version of it.
-    pub(crate) fn can_revive(&self, save: &Save) -> Result<(), Refusal> {
+    pub(crate) fn can_revive(&self, save: &LocalSave) -> Result<(), Refusal> {
         self.of_this_engine(save)?;
         let refused = |reason| Refusal::Incompatible { snapshot: save.id.to_string(), reason };
         let can = self.engine.can_revive(&save.manifest.about.engine_version);
@@ -189,7 +189,7 @@ impl World {
     }
 
     /// Refuses a save of another engine.
-    pub(crate) fn of_this_engine(&self, save: &Save) -> Result<(), Refusal> {
+    pub(crate) fn of_this_engine(&self, save: &LocalSave) -> Result<(), Refusal> {
         let (here, saved) = (self.engine.about().kind, &save.manifest.about.engine);
         if saved == here {
             return Ok(());
@@ -203,7 +203,7 @@ impl World {
         &self,
         channel: Arc<dyn Channel>,
         identity: Identity,
-        files: Option<&Save>,
+        files: Option<&LocalSave>,
     ) -> Result<Guest, Error> {
         let guest = Guest::connect(channel, HELLO_DEADLINE).await?;
         if let Some(save) = files {
@@ -238,7 +238,7 @@ impl World {
     }
 
     /// Puts the files of a filesystem save on top of the image.
-    async fn unpack(&self, guest: &Guest, save: &Save) -> Result<(), Error> {
+    async fn unpack(&self, guest: &Guest, save: &LocalSave) -> Result<(), Error> {
         let request = Request::Unpack { path: "/".to_owned(), owner: None, layer: true };
         let mut layer = self.saves.layer(save).await?;
         let mut stream = guest.open(&request).await?;

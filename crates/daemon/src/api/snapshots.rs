@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
-use torpor_lifecycle::store::{Ledger, Saves, SnapshotRecord};
+use torpor_lifecycle::store::{PinOwner, Saves, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::snapshot::{SnapshotDetails, SnapshotList, TakeSnapshot, Verified};
 use torpor_protocol::{SandboxRef, SaveId, Snapshot, SnapshotId, SnapshotRef, SnapshotState};
@@ -108,15 +108,17 @@ async fn get(
         let (files, processes, needed_by) = (Vec::new(), Vec::new(), Vec::new());
         return Ok(Json(SnapshotDetails { snapshot, files, ancestors, processes, needed_by }));
     };
-    let manifest = app.saves.about(&save).await?;
-    let records = app.ledger.all().await?;
-    let needing = records.into_iter().filter(|record| record.save.as_ref() == Some(&save));
+    let manifest = app.saves.manifest(&save).await?;
+    let needing = app.saves.pins(&save).await?.into_iter().filter_map(|owner| match owner {
+        PinOwner::Sandbox(id) => Some(id),
+        PinOwner::Snapshot(_) | PinOwner::Pool(_) | PinOwner::Reader => None,
+    });
     Ok(Json(SnapshotDetails {
         snapshot,
         files: manifest.files,
         ancestors,
         processes: manifest.about.processes,
-        needed_by: needing.map(|record| record.id).collect(),
+        needed_by: needing.collect(),
     }))
 }
 

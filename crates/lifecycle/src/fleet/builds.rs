@@ -13,7 +13,7 @@ use super::Fleet;
 use super::snapshots::describe;
 use crate::Error;
 use crate::error::chain;
-use crate::store::{Save, SavedBy, SnapshotRecord};
+use crate::store::{LocalSave, SavedBy, SnapshotRecord};
 
 /// Whatever can't be revived without a build.
 struct Need {
@@ -183,8 +183,8 @@ impl Fleet {
         Ok(recorded?)
     }
 
-    async fn files_of_save(&self, save: &SaveId) -> Result<Arc<Save>, Error> {
-        let save = self.inner.world.saves.open(save).await?;
+    async fn files_of_save(&self, save: &SaveId) -> Result<Arc<LocalSave>, Error> {
+        let save = self.inner.world.saves.materialize(save).await?;
         debug_assert_eq!(save.manifest.about.kind, SnapshotKind::Memory);
         self.files_of(&save).await
     }

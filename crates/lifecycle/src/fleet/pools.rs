@@ -284,7 +284,7 @@ impl Fleet {
         let world = &self.inner.world;
         let id = SandboxId::random();
         let save = match &record.from {
-            Some((_, save)) => Some(world.saves.open(save).await?),
+            Some((_, save)) => Some(world.saves.materialize(save).await?),
             None => None,
         };
         let Started { mut machine, guest, root, .. } =

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use torpor_lifecycle::store::{Manifest, SavedBy, StoreError};
+use torpor_lifecycle::store::{Manifest, PinOwner, SavedBy, StoreError};
 use torpor_protocol::{SaveId, SnapshotKind};
 
 use super::{Ledger, column, parsed, to_column};
@@ -95,6 +95,22 @@ impl Ledger {
         let query = sqlx::query("SELECT 1 FROM save_files WHERE hash = ? LIMIT 1").bind(hash);
         let found = query.fetch_optional(&self.readers).await;
         Ok(found.map_err(self.failed("look up a blob"))?.is_some())
+    }
+
+    /// Who keeps a save.
+    pub(crate) async fn save_pins(&self, id: &SaveId) -> Result<Vec<PinOwner>, StoreError> {
+        let query = sqlx::query("SELECT kind, owner FROM save_pins WHERE save_id = ?");
+        let rows = query.bind(id.as_str()).fetch_all(&self.readers).await;
+        let owner = |row| {
+            let kind: String = column(row, "kind")?;
+            match kind.as_str() {
+                "sandbox" => Ok(PinOwner::Sandbox(parsed(row, "owner")?)),
+                "snapshot" => Ok(PinOwner::Snapshot(parsed(row, "owner")?)),
+                "pool" => Ok(PinOwner::Pool(parsed(row, "owner")?)),
+                other => Err(StoreError::Invalid(format!("a {other} can't pin a save"))),
+            }
+        };
+        rows.map_err(self.failed("look up who keeps a save"))?.iter().map(owner).collect()
     }
 
     /// Forgets a save; gives the hashes that it named. None if something pins it.

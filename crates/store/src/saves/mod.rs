@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - A save is there while something pins it: a row of the ledger that names it (a sandbox, a
-//!   snapshot, a pool), or a reader with a [`Save`] value. A release that comes meanwhile is done
+//!   snapshot, a pool), or a reader with a [`LocalSave`] value. A release that comes meanwhile is done
 //!   when the last reader is gone, in the background.
 //! - A blob is there while a manifest names it.
 //! - A save is read whole and compared with its manifest before its first use by this daemon;
@@ -35,7 +35,7 @@ use tokio::sync::oneshot;
 use torpor_lifecycle::engine::Changes;
 use torpor_lifecycle::fault;
 use torpor_lifecycle::store::{
-    self, LAYER_FILE, Manifest, Save, SaveAbout, SavedBy, Staged, StoreError,
+    self, LAYER_FILE, LocalSave, Manifest, PinOwner, SaveAbout, SavedBy, Staged, StoreError,
 };
 use torpor_protocol::SaveId;
 use torpor_protocol::snapshot::{SnapshotKind, Verified};
@@ -46,7 +46,7 @@ use crate::ledger::Ledger;
 use blobs::Blobs;
 use content::{Digest, Hashes};
 use manifest::{Known, Reading, Sealed};
-use pins::{Pin, Slot};
+use pins::Slot;
 
 pub use layer::LayerChanges;
 pub use parcel::Imported;
@@ -106,7 +106,7 @@ impl Drop for StagedSave {
 
 impl Saves {
     /// Opens the saves of a data directory and removes those that nothing names. To be called on a
-    /// runtime that outlives every [`Save`].
+    /// runtime that outlives every [`LocalSave`].
     pub async fn open(layout: Arc<Layout>, ledger: Ledger) -> Result<Self, StoreError> {
         let blobs = Blobs::new(Arc::clone(&layout));
         let (slots, hashes) = (Mutex::default(), Hashes::default());
@@ -156,7 +156,11 @@ impl Saves {
     }
 
     /// Commits in a task of its own: if the caller goes away, the save goes too.
-    async fn commit_stage(&self, stage: Stage, about: SaveAbout) -> Result<Arc<Save>, StoreError> {
+    async fn commit_stage(
+        &self,
+        stage: Stage,
+        about: SaveAbout,
+    ) -> Result<Arc<LocalSave>, StoreError> {
         let (sender, receiver) = oneshot::channel();
         let shared = self.shared.clone();
         tokio::spawn(async move {
@@ -212,16 +216,16 @@ impl store::Saves for Saves {
         &self,
         staged: Box<dyn Staged>,
         about: SaveAbout,
-    ) -> Result<Arc<Save>, StoreError> {
+    ) -> Result<Arc<LocalSave>, StoreError> {
         let stage = staged_here(staged)?;
         self.commit_stage(stage, about).await
     }
 
-    async fn open(&self, id: &SaveId) -> Result<Arc<Save>, StoreError> {
-        self.shared.open(id).await
+    async fn materialize(&self, id: &SaveId) -> Result<Arc<LocalSave>, StoreError> {
+        self.shared.materialize(id).await
     }
 
-    async fn about(&self, id: &SaveId) -> Result<Manifest, StoreError> {
+    async fn manifest(&self, id: &SaveId) -> Result<Manifest, StoreError> {
         self.shared.manifest(id).await
     }
 
@@ -229,12 +233,24 @@ impl store::Saves for Saves {
         self.shared.ledger.memory_saves().await
     }
 
-    async fn layer(&self, save: &Save) -> Result<Box<dyn AsyncRead + Send + Unpin>, StoreError> {
+    async fn layer(
+        &self,
+        save: &LocalSave,
+    ) -> Result<Box<dyn AsyncRead + Send + Unpin>, StoreError> {
         let path = save.dir.join(LAYER_FILE);
         let file = blocking(move || {
             content::open(&path).map_err(crate::files::failed("open the files of a save"))
         });
         Ok(Box::new(tokio::fs::File::from_std(file.await?)))
+    }
+
+    async fn pins(&self, id: &SaveId) -> Result<Vec<PinOwner>, StoreError> {
+        let mut pins = self.shared.ledger.save_pins(id).await?;
+        let slot = self.shared.slots.lock().get(id).cloned();
+        if slot.is_some_and(|slot| slot.readers() > 0) {
+            pins.push(PinOwner::Reader);
+        }
+        Ok(pins)
     }
 
     async fn release(&self, id: &SaveId) {
@@ -243,9 +259,9 @@ impl store::Saves for Saves {
 
     async fn files_of(
         &self,
-        save: &Save,
+        save: &LocalSave,
         changes: Box<dyn Changes>,
-    ) -> Result<Arc<Save>, StoreError> {
+    ) -> Result<Arc<LocalSave>, StoreError> {
         let about = SaveAbout {
             kind: SnapshotKind::Filesystem,
             // It boots, from whatever file its image has then.
@@ -277,7 +293,7 @@ impl Shared {
         self: &Arc<Self>,
         stage: Stage,
         about: SaveAbout,
-    ) -> Result<Arc<Save>, StoreError> {
+    ) -> Result<Arc<LocalSave>, StoreError> {
         let shared = self.clone();
         let sealed = blocking(move || manifest::seal(stage, about, &shared.hashes)).await?;
         let hashes = sealed.manifest.files.iter().map(|file| file.hash.clone()).collect();
@@ -320,7 +336,7 @@ impl Shared {
         manifest::check(id, dir, manifest, reading, (&self.blobs, &self.hashes))
     }
 
-    async fn open(self: &Arc<Self>, id: &SaveId) -> Result<Arc<Save>, StoreError> {
+    async fn materialize(self: &Arc<Self>, id: &SaveId) -> Result<Arc<LocalSave>, StoreError> {
         let slot = self.slot_of(id).await?;
         let mut known = slot.known.lock().await;
         // It may have been removed while this waited.
@@ -330,12 +346,11 @@ impl Shared {
         };
         let (before, dir, owned) = (known.clone(), self.layout.save(id), id.clone());
         let shared = self.clone();
-        let found = blocking(move || {
-            match before.filter(|known| known.holds(&dir, &shared.blobs)) {
+        let found =
+            blocking(move || match before.filter(|known| known.holds(&dir, &shared.blobs)) {
                 Some(known) => Ok(known),
                 None => shared.check(&owned, &dir, manifest, Reading::Cached).map(Arc::new),
-            }
-        });
+            });
         let found = match found.await {
             Ok(found) => found,
             Err(error) => {
@@ -359,7 +374,7 @@ impl Shared {
         let (_pin, manifest) = {
             let _turn = slot.known.lock().await;
             let manifest = self.manifest(id).await?;
-            (Pin::new(self, id, &slot), manifest)
+            (pins::pin(self, id, &slot), manifest)
         };
         let found = read(id.clone(), self.layout.save(id), manifest.clone()).await;
         let mut known = slot.known.lock().await;
@@ -473,8 +488,13 @@ impl Shared {
         slot.is_some_and(|slot| slot.known.try_lock().is_ok_and(|known| known.is_some()))
     }
 
-    fn pinned(self: &Arc<Self>, id: &SaveId, slot: &Arc<Slot>, manifest: Manifest) -> Arc<Save> {
-        let guard = Box::new(Pin::new(self, id, slot));
-        Arc::new(Save { id: id.clone(), dir: self.layout.save(id), manifest, guard })
+    fn pinned(
+        self: &Arc<Self>,
+        id: &SaveId,
+        slot: &Arc<Slot>,
+        manifest: Manifest,
+    ) -> Arc<LocalSave> {
+        let pin = pins::pin(self, id, slot);
+        Arc::new(LocalSave { id: id.clone(), dir: self.layout.save(id), manifest, pin })
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use torpor_lifecycle::store::SavePin;
 use torpor_protocol::SaveId;
 
 use super::Shared;
@@ -36,28 +37,16 @@ impl Slot {
     }
 }
 
-/// A reader's: keeps a save on disk.
-pub(super) struct Pin {
-    shared: Arc<Shared>,
-    id: SaveId,
-    slot: Arc<Slot>,
-}
-
-impl Pin {
-    /// While `slot.known` is locked, so that a removal does not miss it.
-    pub(super) fn new(shared: &Arc<Shared>, id: &SaveId, slot: &Arc<Slot>) -> Self {
-        slot.usage.lock().readers += 1;
-        Self { shared: shared.clone(), id: id.clone(), slot: slot.clone() }
-    }
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        let mut usage = self.slot.usage.lock();
+/// Keeps a save on disk. While `slot.known` is locked, so that a removal does not miss it.
+pub(super) fn pin(shared: &Arc<Shared>, id: &SaveId, slot: &Arc<Slot>) -> SavePin {
+    slot.usage.lock().readers += 1;
+    let (shared, id, slot) = (shared.clone(), id.clone(), slot.clone());
+    SavePin::new(move || {
+        let mut usage = slot.usage.lock();
         usage.readers -= 1;
         if usage.readers == 0 && std::mem::take(&mut usage.released) {
-            let (shared, id) = (self.shared.clone(), self.id.clone());
-            self.shared.runtime.spawn(async move { shared.remove(&id).await });
+            let runtime = shared.runtime.clone();
+            runtime.spawn(async move { shared.remove(&id).await });
         }
-    }
+    })
 }

@@ -4,7 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use torpor_lifecycle::store::{Ledger as _, Save, Saves as _};
+use torpor_lifecycle::store::{Ledger as _, LocalSave, Saves as _};
 use torpor_protocol::ImageId;
 
 use crate::crash::sqlite;
@@ -12,13 +12,13 @@ use crate::saves::{PAGES, about, blobs, commit, flip, keep, pictured, settled, s
 use crate::world::{AGENT, World};
 
 /// A snapshot without a name keeps it.
-async fn keep_unnamed(world: &World, image: &ImageId, save: &Save) {
+async fn keep_unnamed(world: &World, image: &ImageId, save: &LocalSave) {
     let mut record = snapshot(image, save);
     record.snapshot.name = None;
     world.ledger.record_snapshot(&record).await.unwrap();
 }
 
-fn inode(save: &Save, file: &str) -> u64 {
+fn inode(save: &LocalSave, file: &str) -> u64 {
     save.dir.join(file).metadata().unwrap().ino()
 }
 
@@ -64,7 +64,7 @@ async fn a_save_of_an_older_program_opens_as_it_is_and_becomes_blobs() {
     }
     let world = closed.open(AGENT).await;
     assert_eq!(world.saves.bytes().await.unwrap(), PAGES as u64 + 5);
-    let save = world.saves.open(&id).await.unwrap();
+    let save = world.saves.materialize(&id).await.unwrap();
     assert_eq!(save.manifest.files, files);
     assert_eq!(std::fs::read(save.dir.join("checkpoint.img")).unwrap(), b"state");
     assert_eq!(blobs(&world).len(), 3);
@@ -92,7 +92,10 @@ async fn damage_in_a_blob_does_not_spread_to_the_next_save_with_its_content() {
     let second = commit(&world, &image).await;
     world.saves.verify(&second.id).await.unwrap();
     world.saves.verify(&id).await.expect("it is the same content, which is whole again");
-    assert_eq!(inode(&second, "pages.img"), inode(&world.saves.open(&id).await.unwrap(), "pages.img"));
+    assert_eq!(
+        inode(&second, "pages.img"),
+        inode(&world.saves.materialize(&id).await.unwrap(), "pages.img")
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

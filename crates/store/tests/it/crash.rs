@@ -152,7 +152,7 @@ async fn every_named_save_survives_a_killed_daemon_and_nothing_else_does() {
         assert_eq!(names(&world.dir.join("saves")), named);
         let mut hashes = BTreeSet::new();
         for id in &named {
-            let manifest = world.saves.about(&id.parse().unwrap()).await.unwrap();
+            let manifest = world.saves.manifest(&id.parse().unwrap()).await.unwrap();
             hashes.extend(manifest.files.into_iter().map(|file| file.hash));
         }
         assert_eq!(blobs(&world), Vec::from_iter(hashes));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use torpor_lifecycle::store::{
-    Ledger as _, Save, SaveAbout, Saves as _, SnapshotRecord, StoreError,
+    Ledger as _, LocalSave, SaveAbout, Saves as _, SnapshotRecord, StoreError,
 };
 use torpor_protocol::snapshot::{SavedProcess, SnapshotKind, SnapshotState};
 use torpor_protocol::{ImageId, SandboxId, SaveId, Snapshot, SnapshotId};
@@ -50,7 +50,7 @@ pub(crate) fn about(image: &ImageId) -> SaveAbout {
     }
 }
 
-pub(crate) async fn commit(world: &World, image: &ImageId) -> Arc<Save> {
+pub(crate) async fn commit(world: &World, image: &ImageId) -> Arc<LocalSave> {
     let staged = world.saves.stage().await.unwrap();
     let pages: Vec<u8> = (0..PAGES).map(|at| (at % 253) as u8).collect();
     std::fs::write(staged.path().join("pages.img"), pages).unwrap();
@@ -59,7 +59,7 @@ pub(crate) async fn commit(world: &World, image: &ImageId) -> Arc<Save> {
     world.saves.commit(staged, about(image)).await.unwrap()
 }
 
-pub(crate) fn snapshot(image: &ImageId, save: &Save) -> SnapshotRecord {
+pub(crate) fn snapshot(image: &ImageId, save: &LocalSave) -> SnapshotRecord {
     let snapshot = Snapshot {
         id: SnapshotId::random(),
         name: Some("base".parse().unwrap()),
@@ -82,7 +82,7 @@ pub(crate) fn snapshot(image: &ImageId, save: &Save) -> SnapshotRecord {
 }
 
 /// Makes something name the save.
-pub(crate) async fn keep(world: &World, image: &ImageId, save: &Save) -> SnapshotRecord {
+pub(crate) async fn keep(world: &World, image: &ImageId, save: &LocalSave) -> SnapshotRecord {
     let record = snapshot(image, save);
     world.ledger.record_snapshot(&record).await.unwrap();
     record
@@ -103,7 +103,7 @@ pub(crate) async fn settled(world: &World, saves: &[&SaveId]) {
     expected.sort();
     let mut named = BTreeSet::new();
     for id in saves {
-        let manifest = world.saves.about(id).await.unwrap();
+        let manifest = world.saves.manifest(id).await.unwrap();
         named.extend(manifest.files.into_iter().map(|file| file.hash));
     }
     let expected = (expected, Vec::from_iter(named), Vec::<String>::new());
@@ -145,10 +145,10 @@ async fn a_commit_is_there_with_its_hashes_also_after_a_restart() {
     let (id, before) = (save.id.clone(), save.manifest.clone());
     drop(save);
     let world = world.reopen(AGENT).await;
-    let save = world.saves.open(&id).await.unwrap();
+    let save = world.saves.materialize(&id).await.unwrap();
     assert_eq!(save.manifest.files, before.files);
     assert_eq!(save.manifest.about.processes, before.about.processes);
-    assert_eq!(world.saves.about(&id).await.unwrap(), save.manifest);
+    assert_eq!(world.saves.manifest(&id).await.unwrap(), save.manifest);
     assert_eq!(names(&world.dir.join("staging")), Vec::<String>::new());
 }
 
@@ -178,7 +178,7 @@ async fn a_crash_between_rename_and_row_leaves_nothing() {
     drop(save);
     let world = world.reopen(AGENT).await;
     settled(&world, &[&id]).await;
-    world.saves.open(&id).await.unwrap();
+    world.saves.materialize(&id).await.unwrap();
 }
 
 #[tokio::test]
@@ -190,9 +190,9 @@ async fn a_crash_before_anything_names_a_save_leaves_nothing() {
     let named = Arc::into_inner(named).unwrap().id;
     let world = world.reopen(AGENT).await;
     settled(&world, &[&named]).await;
-    let error = world.saves.open(&unnamed).await.unwrap_err();
+    let error = world.saves.materialize(&unnamed).await.unwrap_err();
     assert!(matches!(error, StoreError::NoSuchSave(_)), "{error:?}");
-    world.saves.open(&named).await.unwrap();
+    world.saves.materialize(&named).await.unwrap();
 }
 
 #[tokio::test]
@@ -207,13 +207,13 @@ async fn a_save_without_its_bytes_stays_and_says_what_is_missing() {
         std::fs::remove_file(world.dir.join("blobs").join(blob)).unwrap();
     }
     for _ in 0..2 {
-        let error = world.saves.open(&id).await.unwrap_err();
+        let error = world.saves.materialize(&id).await.unwrap_err();
         assert_eq!(corrupt_file(&error), "checkpoint.img");
         assert!(error.to_string().contains("it is missing"), "{error}");
     }
     let world = world.reopen(AGENT).await;
-    assert_eq!(corrupt_file(&world.saves.open(&id).await.unwrap_err()), "checkpoint.img");
-    world.saves.about(&id).await.unwrap();
+    assert_eq!(corrupt_file(&world.saves.materialize(&id).await.unwrap_err()), "checkpoint.img");
+    world.saves.manifest(&id).await.unwrap();
 }
 
 #[tokio::test]
@@ -229,12 +229,12 @@ async fn every_damage_is_noticed_before_use_and_named() {
     ];
     for (file, damage) in damages {
         let whole = std::fs::read(dir.join(file)).unwrap();
-        world.saves.open(&id).await.unwrap();
+        world.saves.materialize(&id).await.unwrap();
         damage(dir.clone());
-        assert_eq!(corrupt_file(&world.saves.open(&id).await.unwrap_err()), file);
+        assert_eq!(corrupt_file(&world.saves.materialize(&id).await.unwrap_err()), file);
         assert_eq!(corrupt_file(&world.saves.verify(&id).await.unwrap_err()), file);
         std::fs::write(dir.join(file), whole).unwrap();
-        world.saves.open(&id).await.unwrap();
+        world.saves.materialize(&id).await.unwrap();
     }
 }
 
@@ -263,7 +263,7 @@ async fn what_is_lost_or_replaced_in_the_directory_of_a_save_is_linked_again() {
     for damage in damages {
         damage(dir.clone());
         let before = bytes_read();
-        let save = world.saves.open(&id).await.unwrap();
+        let save = world.saves.materialize(&id).await.unwrap();
         assert!(bytes_read() - before < 1_000_000, "what is known is not read again");
         for file in &save.manifest.files {
             let found = std::fs::read(save.dir.join(&file.name)).unwrap();
@@ -289,7 +289,7 @@ async fn damage_that_leaves_no_trace_is_noticed_after_a_restart_and_by_verify() 
     utimensat(CWD, &path, &times, AtFlags::empty()).unwrap();
     assert_eq!(corrupt_file(&world.saves.verify(&id).await.unwrap_err()), "pages.img");
     let world = world.reopen(AGENT).await;
-    assert_eq!(corrupt_file(&world.saves.open(&id).await.unwrap_err()), "pages.img");
+    assert_eq!(corrupt_file(&world.saves.materialize(&id).await.unwrap_err()), "pages.img");
 }
 
 #[tokio::test]
@@ -312,7 +312,7 @@ async fn a_manifest_of_a_newer_program_is_refused_with_the_reason() {
     let sql = "UPDATE saves SET manifest = json_set(manifest, '$.format', 3, '$.more', 1)";
     sqlite(&world.dir.join("ledger.db"), sql).await;
     let world = world.reopen(AGENT).await;
-    let error = world.saves.open(&id).await.unwrap_err();
+    let error = world.saves.materialize(&id).await.unwrap_err();
     assert!(matches!(error, StoreError::Invalid(_)), "{error:?}");
     assert!(error.to_string().contains("has format 3, this program knows up to 2"), "{error}");
 }
@@ -365,18 +365,18 @@ async fn a_released_save_goes_with_its_last_user_and_not_before() {
     let (world, image) = pictured().await;
     let first = commit(&world, &image).await;
     let id = first.id.clone();
-    let second = world.saves.open(&id).await.unwrap();
+    let second = world.saves.materialize(&id).await.unwrap();
     world.saves.release(&id).await;
     assert!(first.dir.join("pages.img").exists());
     drop(first);
     world.saves.release(&id).await;
     // Somebody may still begin to use it.
-    let third = world.saves.open(&id).await.unwrap();
+    let third = world.saves.materialize(&id).await.unwrap();
     drop(second);
     assert!(third.dir.join("pages.img").exists());
     drop(third);
     settled(&world, &[]).await;
-    let error = world.saves.open(&id).await.unwrap_err();
+    let error = world.saves.materialize(&id).await.unwrap_err();
     assert!(matches!(error, StoreError::NoSuchSave(_)), "{error:?}");
     world.saves.release(&id).await;
 }
@@ -400,7 +400,7 @@ async fn a_save_that_something_names_is_kept_whoever_lets_go() {
     let record = keep(&world, &image, &save).await;
     drop(save);
     world.saves.release(&id).await;
-    drop(world.saves.open(&id).await.unwrap());
+    drop(world.saves.materialize(&id).await.unwrap());
     assert_eq!(in_saves(&world), [id.to_string()]);
     world.ledger.erase_snapshot(&record.snapshot.id).await.unwrap();
     world.saves.release(&id).await;
@@ -419,7 +419,7 @@ async fn many_users_at_once_read_a_save_once_and_all_get_it() {
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..16 {
         let (saves, id) = (world.saves.clone(), id.clone());
-        tasks.spawn(async move { saves.open(&id).await.map(drop) });
+        tasks.spawn(async move { saves.materialize(&id).await.map(drop) });
     }
     for result in tasks.join_all().await {
         result.unwrap();
@@ -442,7 +442,7 @@ async fn a_save_is_read_once_per_daemon() {
     keep(&world, &image, &save).await;
     let before = bytes_read();
     for _ in 0..10 {
-        world.saves.open(&save.id).await.unwrap();
+        world.saves.materialize(&save.id).await.unwrap();
     }
     assert!(bytes_read() - before < 1_000_000, "a committed save is known");
     let id = save.id.clone();
@@ -450,14 +450,14 @@ async fn a_save_is_read_once_per_daemon() {
     let world = world.reopen(AGENT).await;
     world.saves.warm_up().await;
     let before = bytes_read();
-    world.saves.open(&id).await.unwrap();
+    world.saves.materialize(&id).await.unwrap();
     assert!(bytes_read() - before < 1_000_000, "it was read ahead");
     // A file that was written anew is read anew.
     let path = world.dir.join("saves").join(id.as_str()).join("pages.img");
     let pages = std::fs::read(&path).unwrap();
     std::fs::write(&path, pages).unwrap();
     let before = bytes_read();
-    world.saves.open(&id).await.unwrap();
+    world.saves.materialize(&id).await.unwrap();
     assert!(bytes_read() - before >= PAGES as u64);
 }
 
@@ -479,6 +479,6 @@ async fn reading_ahead_survives_corrupt_saves() {
     let world = world.reopen(AGENT).await;
     world.saves.warm_up().await;
     for id in ids {
-        assert_eq!(corrupt_file(&world.saves.open(&id).await.unwrap_err()), "pages.img");
+        assert_eq!(corrupt_file(&world.saves.materialize(&id).await.unwrap_err()), "pages.img");
     }
 }

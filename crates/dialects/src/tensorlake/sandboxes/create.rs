@@ -167,7 +167,7 @@ impl Origin {
             let refusal = Refusal::SnapshotNotReady { id: snapshot.id.to_string(), why };
             return Err(Error::from(refusal).into());
         };
-        let about = app.saves.about(&save).await?.about;
+        let about = app.saves.manifest(&save).await?.about;
         Ok(Self { spec: about.spec, kind: about.kind })
     }
 
