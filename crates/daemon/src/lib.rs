@@ -222,13 +222,13 @@ fn idle_awake_max(config: &Config) -> usize {
 /// Brings the sandboxes back and puts everything together.
 async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, ServeError> {
     let room = Arc::new(room::HostRoom::default());
-    parts.journals.sweep(&remembered(&parts.ledger).await?).await?;
     let ledger = parts.ledger.clone();
     let keys = api::auth::Keyring::open(ledger.clone(), &config, exposed).await?;
     let about = parts.engine.about();
     let metrics = metrics::Metrics::new(about.kind, &about.version);
     let fleet = recover(&parts, &config, &room).await?;
     fleet.retain_builds().await?;
+    parts.journals.sweep(&remembered(&fleet, &ledger).await?).await?;
     let domains = domains::Domains::open(ledger.clone(), &config, fleet.clock()).await?;
     let domains = Arc::new(domains);
     let previews = previews::Previews::open(&ledger, &fleet, &domains, &config).await?;
@@ -285,10 +285,11 @@ async fn recover(
 }
 
 /// Sandboxes that are there or are remembered: whose log is kept.
-async fn remembered(ledger: &Ledger) -> Result<HashSet<SandboxId>, StoreError> {
-    use torpor_lifecycle::store::Ledger as _;
-    let mut known = ledger.archived_ids().await?;
-    known.extend(ledger.all().await?.into_iter().map(|record| record.id));
+async fn remembered(fleet: &Fleet, ledger: &Ledger) -> Result<HashSet<SandboxId>, StoreError> {
+    use torpor_lifecycle::ledger::ArchiveLedger as _;
+    // In this order: one that ends meanwhile is in both.
+    let mut known: HashSet<_> = fleet.survey(|status| status.id.clone()).into_iter().collect();
+    known.extend(ledger.archived_ids().await?);
     Ok(known)
 }
 

@@ -24,6 +24,7 @@
 
 pub mod engine;
 pub mod guest;
+pub mod ledger;
 pub mod store;
 
 mod clock;

@@ -1,4 +1,5 @@
-//! What must be remembered: traits that the store implements.
+//! What is kept of sandboxes, and the traits of the store that keeps it. What is recorded of them:
+//! [`crate::ledger`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,8 @@ use torpor_protocol::{
     HostBinding, ImageId, Name, SandboxId, SandboxSpec, SaveId, SecretName, Snapshot, SnapshotId,
     SnapshotKind,
 };
+
+use crate::ledger::Owner;
 
 /// What the ledger knows of a sandbox.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,37 +76,6 @@ pub enum PersistedState {
     },
     /// It failed for this reason, and has nothing to come back from.
     Failed { reason: String },
-}
-
-/// The truth after a restart. A write is durable when it returns.
-#[async_trait]
-pub trait Ledger: Send + Sync + 'static {
-    /// Inserts or replaces.
-    async fn record(&self, record: &Record) -> Result<(), StoreError>;
-    /// Forgets a sandbox and remembers in the archive, in the same instant, that it was. The archive
-    /// forgets the oldest.
-    async fn archive(&self, ended: &ArchivedSandbox) -> Result<(), StoreError>;
-    /// At most `limit` that ended before `before` in the archive's order, last ended first.
-    async fn archived(
-        &self,
-        before: Option<&SandboxId>,
-        limit: usize,
-    ) -> Result<Vec<ArchivedSandbox>, StoreError>;
-    async fn find_archived(&self, id: &SandboxId) -> Result<Option<ArchivedSandbox>, StoreError>;
-    async fn all(&self) -> Result<Vec<Record>, StoreError>;
-
-    /// Inserts or replaces a snapshot. [`StoreError::Invalid`] if another one has its name,
-    /// [`StoreError::NoSuchSave`] if its save is gone.
-    async fn record_snapshot(&self, record: &SnapshotRecord) -> Result<(), StoreError>;
-    /// Forgets a snapshot, not its save; forgetting what is not there is fine.
-    async fn erase_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError>;
-    /// All, oldest first.
-    async fn snapshots(&self) -> Result<Vec<SnapshotRecord>, StoreError>;
-
-    /// Inserts or replaces a pool.
-    async fn record_pool(&self, record: &PoolRecord) -> Result<(), StoreError>;
-    async fn erase_pool(&self, name: &Name) -> Result<(), StoreError>;
-    async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError>;
 }
 
 /// What processes said, kept for people after the sandbox is gone.
@@ -369,6 +341,11 @@ pub enum StoreError {
     CorruptSave { id: String, file: String, detail: String },
     #[error("{what} is needed by {by}")]
     InUse { what: String, by: String },
+    #[error("the name {0} is taken")]
+    NameTaken(Name),
+    /// Whoever wrote is not, or no longer, the owner: another daemon has taken over.
+    #[error("{0} does not own it any more: another daemon has taken over")]
+    NotOwner(Owner),
     /// What was asked for can't be done, and why.
     #[error("{0}")]
     Invalid(String),

@@ -18,8 +18,9 @@ use torpor_protocol::{SandboxId, SandboxSpec, SnapshotKind};
 use crate::clock::Clock;
 use crate::engine::{BootPlan, Channel, Engine, EngineError, Machine};
 use crate::guest::{Guest, GuestError, Item};
+use crate::ledger::{FleetLedger, Owner};
 use crate::steps::Steps;
-use crate::store::{Images, Journal, Ledger, LocalSave, RootImage, Saves, StoreError, Vault};
+use crate::store::{Images, Journal, LocalSave, Record, RootImage, Saves, StoreError, Vault};
 use crate::{Error, Refusal, fault};
 
 /// How long a machine may take to start before it counts as failed; starts queue for processors.
@@ -76,7 +77,9 @@ pub trait Room: Send + Sync + 'static {
 
 pub(crate) struct World {
     pub(crate) engine: Arc<dyn Engine>,
-    pub(crate) ledger: Arc<dyn Ledger>,
+    pub(crate) ledger: Arc<dyn FleetLedger>,
+    /// Who writes: this daemon, until another one takes over.
+    pub(crate) owner: Owner,
     pub(crate) images: Arc<dyn Images>,
     pub(crate) saves: Arc<dyn Saves>,
     pub(crate) journal: Arc<dyn Journal>,
@@ -105,6 +108,11 @@ pub(crate) struct Started {
 }
 
 impl World {
+    /// Writes a sandbox as its owner.
+    pub(crate) async fn record(&self, record: &Record) -> Result<(), StoreError> {
+        self.ledger.update_sandbox(&self.owner, record).await
+    }
+
     /// Starts a machine for `id` from `save`, or from its image. `afresh`: nobody has been it before,
     /// so it gets an identity of its own. On `Err` nothing is left.
     pub(crate) async fn start(

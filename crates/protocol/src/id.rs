@@ -71,6 +71,7 @@ text_type!(SecretName, "What a secret is called, and the variable that carries i
 text_type!(BuildId, "A build of an image: `build-` and 21 lowercase alphanumerics.");
 text_type!(SaveId, "A saved moment of a machine, in the store: 21 lowercase alphanumerics.");
 text_type!(PreviewId, "A preview, for ever: `preview-` and 21 lowercase alphanumerics.");
+text_type!(NodeId, "A host of an installation, for ever: `node-` and 21 lowercase alphanumerics.");
 text_type!(TokenId, "A token of a preview, not its text: `token-` and 21 lowercase alphanumerics.");
 
 /// What a snapshot's id begins with, so that it is taken for nothing else.
@@ -78,6 +79,7 @@ const SNAPSHOT_PREFIX: &str = "snap-";
 const BUILD_PREFIX: &str = "build-";
 const PREVIEW_PREFIX: &str = "preview-";
 const TOKEN_PREFIX: &str = "token-";
+const NODE_PREFIX: &str = "node-";
 /// Longest name of a secret.
 pub const SECRET_NAME_MAX: usize = 128;
 
@@ -131,6 +133,24 @@ impl TokenId {
     /// A fresh random id.
     pub fn random() -> Self {
         Self(format!("{TOKEN_PREFIX}{}", random_text()))
+    }
+}
+
+impl NodeId {
+    /// A fresh random id.
+    pub fn random() -> Self {
+        Self(format!("{NODE_PREFIX}{}", random_text()))
+    }
+}
+
+impl FromStr for NodeId {
+    type Err = BadName;
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        if text.strip_prefix(NODE_PREFIX).is_some_and(looks_like_id) {
+            return Ok(Self(text.to_owned()));
+        }
+        let why = "a node's id is node- and 21 lowercase letters and digits";
+        Err(BadName::new("node id", text, why))
     }
 }
 

@@ -27,8 +27,8 @@ pub use domain::{DomainName, PreviewPath};
 pub use error::{ErrorBody, ErrorCode};
 pub use excerpt::Excerpt;
 pub use id::{
-    BuildId, ImageId, Name, PreviewId, SandboxId, SandboxRef, SaveId, SecretName, SnapshotId,
-    SnapshotRef, TokenId,
+    BuildId, ImageId, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId, SecretName,
+    SnapshotId, SnapshotRef, TokenId,
 };
 pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,

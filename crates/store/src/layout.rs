@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  VERSION      format of all below; a newer one than ours is refused, untouched
+//!  node         who this host is among others of the installation
 //!  lock         held by the daemon that uses the directory; contains its process id
 //!  ledger.db    SQLite (with -wal and -shm beside it)
 //!  secret.key   the vault's key, if it has no other; readable for nobody else
@@ -26,7 +27,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::{ImageId, SandboxId, SaveId};
+use torpor_protocol::{ImageId, NodeId, SandboxId, SaveId};
 
 use crate::files;
 
@@ -48,6 +49,7 @@ const ABANDON_PAUSE: Duration = Duration::from_millis(100);
 pub struct Layout {
     root: PathBuf,
     tag: String,
+    node: NodeId,
     /// The flock goes with the file, also when the process dies.
     _lock: File,
 }
@@ -68,7 +70,8 @@ impl Layout {
                 .map_err(files::failed("write the VERSION file of the data directory"))?;
         }
         let tag = blake3::hash(root.as_os_str().as_encoded_bytes()).to_hex()[..8].to_owned();
-        let layout = Self { root, tag, _lock: lock };
+        let node = node_of(&root)?;
+        let layout = Self { root, tag, node, _lock: lock };
         let (staging, scratch) = (layout.staging(), layout.scratch());
         let (logs, audits) = (layout.logs(), layout.audits());
         let (blobs, saves) = (layout.blobs(), layout.saves());
@@ -91,6 +94,11 @@ impl Layout {
     /// Eight hexadecimal digits that tell this installation from others on the same host.
     pub fn tag(&self) -> &str {
         &self.tag
+    }
+
+    /// This host, for ever: the data directory says who it is.
+    pub fn node(&self) -> &NodeId {
+        &self.node
     }
 
     pub fn root(&self) -> &Path {
@@ -303,6 +311,23 @@ fn check_version(root: &Path) -> Result<bool, StoreError> {
             "{} does not contain a format number that torpor ever wrote",
             path.display()
         ))),
+    }
+}
+
+/// The id in the file, which is made once: under another one its sandboxes would be nobody's.
+fn node_of(root: &Path) -> Result<NodeId, StoreError> {
+    let path = root.join("node");
+    match std::fs::read_to_string(&path) {
+        Ok(text) => text.trim().parse().map_err(|error| {
+            StoreError::Invalid(format!("{} can't be read: {error}", path.display()))
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let node = NodeId::random();
+            let written = files::write_whole(&path, format!("{node}\n").as_bytes());
+            written.map_err(refused(&path, "can't be written"))?;
+            Ok(node)
+        }
+        Err(error) => Err(refused(&path, "can't be read")(error)),
     }
 }
 

@@ -228,6 +228,9 @@ fn store(error: &StoreError) -> Told {
             Told::new(ErrorCode::NotFound, error).hint("`torpor secret set NAME` makes one")
         }
         StoreError::InUse { .. } => Told::new(ErrorCode::InUse, error),
+        StoreError::NameTaken(_) => Told::new(ErrorCode::AlreadyExists, error),
+        StoreError::NotOwner(_) => Told::new(ErrorCode::ShuttingDown, error)
+            .hint("ask again: the daemon that took over answers"),
         StoreError::Invalid(_) => Told::new(ErrorCode::InvalidRequest, error),
         StoreError::DiskFull(_) => Told::new(ErrorCode::CapacityReached, error)
             .hint("free some space in the daemon's data directory"),

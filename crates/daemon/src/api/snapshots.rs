@@ -4,17 +4,17 @@
 mod contents;
 mod parcel;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
+use torpor_lifecycle::ledger::SnapshotFilter;
 use torpor_lifecycle::store::{PinOwner, Saves, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::snapshot::{SnapshotDetails, SnapshotList, TakeSnapshot, Verified};
-use torpor_protocol::{SandboxRef, SaveId, Snapshot, SnapshotId, SnapshotRef, SnapshotState};
+use torpor_protocol::{SandboxRef, SaveId, Snapshot, SnapshotRef, SnapshotState};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -69,14 +69,16 @@ struct ListQuery {
 }
 
 impl ListQuery {
-    fn admits(&self, app: &App, snapshot: &Snapshot) -> bool {
+    fn filter(&self, app: &App) -> SnapshotFilter {
         match &self.sandbox {
-            None => true,
-            Some(SandboxRef::Id(id)) => snapshot.sandbox == *id,
-            Some(of @ SandboxRef::Name(name)) => {
-                snapshot.sandbox_name.as_ref() == Some(name)
-                    || app.fleet.find(of).is_ok_and(|sandbox| *sandbox.id() == snapshot.sandbox)
+            None => SnapshotFilter::default(),
+            Some(SandboxRef::Id(id)) => {
+                SnapshotFilter { sandbox: Some(id.clone()), sandbox_name: None }
             }
+            Some(of @ SandboxRef::Name(name)) => SnapshotFilter {
+                sandbox: app.fleet.find(of).ok().map(|sandbox| sandbox.id().clone()),
+                sandbox_name: Some(name.clone()),
+            },
         }
     }
 }
@@ -87,8 +89,8 @@ impl ListQuery {
     responses((status = 200, description = "Oldest first.", body = SnapshotList))
 )]
 async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Answer<SnapshotList> {
-    let all = app.fleet.snapshots().await?.into_iter().map(|record| record.snapshot);
-    let snapshots = all.filter(|snapshot| query.admits(&app, snapshot)).collect();
+    let all = app.fleet.snapshots(&query.filter(&app), None, usize::MAX).await?;
+    let snapshots = all.into_iter().map(|record| record.snapshot).collect();
     Ok(Json(SnapshotList { snapshots }))
 }
 
@@ -103,7 +105,7 @@ async fn get(
     SnapshotPath(of): SnapshotPath,
 ) -> Answer<SnapshotDetails> {
     let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(&of).await?;
-    let ancestors = ancestors(&snapshot, &app.fleet.snapshots().await?);
+    let ancestors = app.fleet.ancestors(&snapshot.id).await?;
     let Some(save) = save else {
         let (files, processes, needed_by) = (Vec::new(), Vec::new(), Vec::new());
         return Ok(Json(SnapshotDetails { snapshot, files, ancestors, processes, needed_by }));
@@ -120,24 +122,6 @@ async fn get(
         processes: manifest.about.processes,
         needed_by: needing.collect(),
     }))
-}
-
-/// Parents of parents, as far as they are still known; the last may be gone.
-fn ancestors(of: &Snapshot, all: &[SnapshotRecord]) -> Vec<SnapshotId> {
-    let parents: HashMap<_, _> = all
-        .iter()
-        .map(|SnapshotRecord { snapshot, .. }| (&snapshot.id, &snapshot.parent))
-        .collect();
-    let (mut line, mut next) = (Vec::new(), of.parent.as_ref());
-    while let Some(parent) = next {
-        // A sandbox that was restored may be its own grandparent's child.
-        if *parent == of.id || line.contains(parent) {
-            break;
-        }
-        line.push(parent.clone());
-        next = parents.get(parent).and_then(|parent| parent.as_ref());
-    }
-    line
 }
 
 /// Read all of a snapshot from disk and compare it with its checksums.

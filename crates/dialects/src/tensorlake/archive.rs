@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
 use torpor_daemon::app::App;
-use torpor_lifecycle::store::Ledger as _;
+use torpor_lifecycle::ledger::ArchiveLedger as _;
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{SandboxId, SandboxRef};
 
@@ -17,9 +17,6 @@ use super::extract::Place;
 use super::gate::missing;
 use super::info::SandboxInfo;
 use super::sandboxes::page_size;
-
-/// As many as the archive has.
-const ALL: usize = 10_000;
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()
@@ -67,7 +64,7 @@ async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Re
         .map_err(|error| ApiError::invalid(format!("cursor: {error}")))?;
     let Page { part, later, earlier } = match query.direction {
         Direction::Forward => before(&app, cursor.as_ref(), limit).await?,
-        Direction::Backward => after(app.ledger.archived(None, ALL).await?, cursor, limit)?,
+        Direction::Backward => after(&app, cursor.as_ref(), limit).await?,
     };
     let id = |ended: &ArchivedSandbox| ended.id.to_string();
     let prev_cursor = part.first().filter(|_| later).map(id);
@@ -86,64 +83,19 @@ async fn before(app: &App, cursor: Option<&SandboxId>, limit: usize) -> Result<P
 }
 
 /// Those that ended after this one and nearest to it, or the first of all.
-fn after(all: Vec<ArchivedSandbox>, cursor: Option<SandboxId>, limit: usize) -> Result<Page> {
-    let end = match &cursor {
-        Some(cursor) => all.iter().position(|ended| ended.id == *cursor).ok_or_else(|| {
-            ApiError::invalid(format!("cursor: {cursor} is not or no longer in the archive"))
-        })?,
-        None => all.len(),
-    };
-    let begin = end.saturating_sub(limit);
-    let part = all.into_iter().skip(begin).take(end - begin).collect();
-    Ok(Page { part, later: begin > 0, earlier: cursor.is_some() })
+async fn after(app: &App, cursor: Option<&SandboxId>, limit: usize) -> Result<Page> {
+    let mut part = app.ledger.archived_after(cursor, limit + 1).await?;
+    let later = part.len() > limit;
+    part.drain(..part.len().saturating_sub(limit));
+    Ok(Page { part, later, earlier: cursor.is_some() })
 }
 
 /// By its id; or by its name, which the last who had it is found by.
 async fn one(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<SandboxInfo>> {
     let found = match text.parse::<SandboxRef>().map_err(|_| missing(&text))? {
         SandboxRef::Id(id) => app.ledger.find_archived(&id).await?,
-        SandboxRef::Name(name) => {
-            let all = app.ledger.archived(None, ALL).await?;
-            all.into_iter().find(|ended| ended.spec.name.as_ref() == Some(&name))
-        }
+        SandboxRef::Name(name) => app.ledger.find_archived_by_name(&name).await?,
     };
     let ended = found.ok_or_else(|| missing(&text))?;
     Ok(Json(SandboxInfo::archived(ended, app.fleet.about().kind)))
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn ended(number: u8) -> ArchivedSandbox {
-        let ended = json!({
-            "id": number.to_string().repeat(21), "created_at_ms": 0, "ended_at_ms": number,
-            "reason": null, "name": null, "image": "x", "image_id": "0".repeat(64), "resources": {},
-        });
-        serde_json::from_value(ended).unwrap()
-    }
-
-    fn seen(cursor: Option<u8>, limit: usize) -> (Vec<u64>, bool, bool) {
-        let all = (1..=5).rev().map(ended).collect();
-        let cursor = cursor.map(|number| number.to_string().repeat(21).parse().unwrap());
-        let Page { part, later, earlier } = after(all, cursor, limit).unwrap();
-        (part.iter().map(|ended| ended.ended_at_ms).collect(), later, earlier)
-    }
-
-    #[test]
-    fn a_page_back_is_the_one_before() {
-        assert_eq!(seen(Some(1), 2), (vec![3, 2], true, true));
-        assert_eq!(seen(Some(4), 2), (vec![5], false, true));
-        assert_eq!(seen(Some(5), 2), (vec![], false, true));
-        assert_eq!(seen(None, 2), (vec![2, 1], true, false));
-        assert_eq!(seen(None, 9), (vec![5, 4, 3, 2, 1], false, false));
-    }
-
-    #[test]
-    fn a_cursor_that_is_not_in_the_archive_is_refused() {
-        let nobody = Some(SandboxId::random());
-        assert!(after(vec![ended(1)], nobody, 2).is_err());
-    }
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::app::App;
 use torpor_daemon::calls;
-use torpor_lifecycle::store::Ledger as _;
+use torpor_lifecycle::ledger::{ArchiveLedger as _, SnapshotFilter};
 use torpor_protocol::{
     ErrorCode, SandboxId, SandboxRef, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
 };
@@ -93,12 +93,12 @@ async fn take(
 }
 
 async fn list(State(app): State<Arc<App>>) -> Result<Json<List>> {
-    listed(&app, |_| true).await
+    listed(&app, SnapshotFilter::default()).await
 }
 
-async fn listed(app: &App, admits: impl Fn(&Snapshot) -> bool) -> Result<Json<List>> {
-    let all = app.fleet.snapshots().await?.into_iter().map(|record| record.snapshot);
-    let snapshots = all.filter(admits).map(SnapshotInfo::from).collect();
+async fn listed(app: &App, filter: SnapshotFilter) -> Result<Json<List>> {
+    let all = app.fleet.snapshots(&filter, None, usize::MAX).await?;
+    let snapshots = all.into_iter().map(|record| record.snapshot.into()).collect();
     Ok(Json(List { snapshots, cursor: None }))
 }
 
@@ -108,7 +108,11 @@ async fn list_of_sandbox(State(app): State<Arc<App>>, Place(text): Place) -> Res
         Ok(sandbox) => sandbox.id().clone(),
         Err(missing) => gone(&app, &text).await?.ok_or(missing)?,
     };
-    listed(&app, |snapshot| snapshot.sandbox == id).await
+    listed(&app, of_sandbox(id)).await
+}
+
+fn of_sandbox(id: SandboxId) -> SnapshotFilter {
+    SnapshotFilter { sandbox: Some(id), sandbox_name: None }
 }
 
 /// A sandbox that is remembered, by the archive or by a snapshot.
@@ -117,8 +121,8 @@ async fn gone(app: &App, text: &str) -> Result<Option<SandboxId>> {
     if app.ledger.find_archived(&id).await?.is_some() {
         return Ok(Some(id));
     }
-    let all = app.fleet.snapshots().await?;
-    Ok(all.iter().any(|record| record.snapshot.sandbox == id).then_some(id))
+    let snapshots = app.fleet.snapshots(&of_sandbox(id.clone()), None, 1).await?;
+    Ok((!snapshots.is_empty()).then_some(id))
 }
 
 async fn one(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<SnapshotInfo>> {

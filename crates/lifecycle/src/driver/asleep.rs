@@ -7,7 +7,7 @@ use super::{Driver, Event, Phase, Sleeper, Waiter};
 use crate::engine::{BootPlan, Machine};
 use crate::error::chain;
 use crate::sandbox::{Reply, Request};
-use crate::store::{PersistedState, Record};
+use crate::store::{PersistedState, Record, StoreError};
 use crate::world::{ShutdownMode, Started, discard, resume, run_hook};
 use crate::{Error, Refusal, fault};
 
@@ -173,7 +173,7 @@ impl Driver {
             if self.record.state == PersistedState::Running {
                 return Ok(());
             }
-            self.world.ledger.record(&running).await
+            self.world.record(&running).await
         };
         let resumed = self.world.in_turn(async {
             let guest = resume(&mut machine).await?;
@@ -181,6 +181,9 @@ impl Driver {
             Ok(guest)
         });
         let (resumed, recorded) = tokio::join!(resumed, recorded);
+        if let Err(error @ StoreError::NotOwner(_)) = recorded {
+            return self.let_go(machine, error, waiters).await;
+        }
         let woken = recorded.map_err(Error::from).and(resumed);
         match woken {
             Ok(guest) => {
@@ -197,6 +200,19 @@ impl Driver {
             }
             Err(error) => self.did_not_thaw(machine, durable, error, waiters).await,
         }
+    }
+
+    /// It is somebody else's, machine included: that goes back to how its owner knows it.
+    async fn let_go(
+        &mut self,
+        mut machine: Box<dyn Machine>,
+        error: StoreError,
+        waiters: Vec<Waiter>,
+    ) -> Phase {
+        let frozen = machine.pause().await.is_ok();
+        tracing::error!(sandbox = %self.record.id, error = chain(&error), frozen, "let go of it");
+        self.refuse(waiters, error.into());
+        Phase::Left
     }
 
     async fn did_not_thaw(

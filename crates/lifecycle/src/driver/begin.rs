@@ -11,7 +11,7 @@ use crate::engine::Machine;
 use crate::error::chain;
 use crate::guest::Guest;
 use crate::sandbox::Request;
-use crate::store::{LocalSave, PersistedState, Record};
+use crate::store::{LocalSave, PersistedState, Record, StoreError};
 use crate::world::{HELLO_DEADLINE, Started, discard, resume, run_hook};
 use crate::{Error, Refusal, fault};
 
@@ -358,8 +358,11 @@ impl Driver {
         self.note_last_lines().await;
         self.gate.close();
         let ended = self.record.ended(self.world.clock.now_ms(), why.clone());
-        while let Err(error) = self.world.ledger.archive(&ended).await {
+        while let Err(error) = self.world.ledger.archive_sandbox(&self.world.owner, &ended).await {
             tracing::error!(sandbox = %self.record.id, error = chain(&error), "could not erase");
+            if let StoreError::NotOwner(_) = error {
+                return Phase::Left;
+            }
             tokio::time::sleep(ERASE_AGAIN).await;
             if self.world.stopping.is_cancelled() {
                 return Phase::Left;

@@ -262,7 +262,7 @@ impl Driver {
 
     /// Records and remembers; on `Err` nothing changed.
     async fn write(&mut self, record: Record) -> Result<(), Error> {
-        self.world.ledger.record(&record).await?;
+        self.world.record(&record).await?;
         self.record = record;
         Ok(())
     }

@@ -9,6 +9,7 @@
 //! is also the content of its only changed file, `/memory`.
 
 mod changes;
+mod ledger;
 mod road;
 mod script;
 mod store;

@@ -1,4 +1,5 @@
-//! A ledger, images and saves in memory; they outlive the daemon that writes them.
+//! Images, saves and other bytes in memory; they outlive the daemon that writes them. What is recorded of
+//! them: [`super::ledger`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -9,28 +10,30 @@ use parking_lot::Mutex;
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::guest::LogLine;
 use torpor_protocol::snapshot::SavedFile;
-use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SecretName, SnapshotId, SnapshotKind};
+use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SecretName, SnapshotKind};
 
 use crate::engine::Changes;
 use crate::store::{
-    BoundSecret, Images, Journal, Ledger, LocalSave, Manifest, PinOwner, PoolRecord, Record,
-    RootImage, SaveAbout, SavePin, SavedBy, Saves, Search, SnapshotRecord, Staged, StoreError,
-    Vault,
+    BoundSecret, Images, Journal, LocalSave, Manifest, PinOwner, PoolRecord, Record, RootImage,
+    SaveAbout, SavePin, SavedBy, Saves, Search, SnapshotRecord, Staged, StoreError, Vault,
 };
 use crate::world::Room;
 
 #[derive(Default)]
 pub struct FakeStore {
-    state: Mutex<StoreState>,
+    pub(super) state: Mutex<StoreState>,
 }
 
 #[derive(Default)]
-struct StoreState {
-    records: HashMap<SandboxId, Record>,
-    snapshots: Vec<SnapshotRecord>,
-    pools: BTreeMap<Name, PoolRecord>,
+pub(super) struct StoreState {
+    /// With the epoch of their owner.
+    pub(super) records: BTreeMap<SandboxId, (u64, Record)>,
+    /// Of the only node.
+    pub(super) epoch: u64,
+    pub(super) snapshots: Vec<SnapshotRecord>,
+    pub(super) pools: BTreeMap<Name, PoolRecord>,
     /// Last ended last.
-    archive: Vec<ArchivedSandbox>,
+    pub(super) archive: Vec<ArchivedSandbox>,
     lines: HashMap<SandboxId, Vec<LogLine>>,
     secrets: BTreeMap<String, String>,
     saves: HashMap<SaveId, (PathBuf, Manifest)>,
@@ -85,8 +88,13 @@ impl FakeStore {
         self.state.lock().saves.keys().cloned().collect()
     }
 
+    /// What is recorded of all sandboxes, by id.
+    pub fn records(&self) -> Vec<Record> {
+        self.state.lock().records.values().map(|(_, record)| record.clone()).collect()
+    }
+
     pub fn record_of(&self, id: &SandboxId) -> Option<Record> {
-        self.state.lock().records.get(id).cloned()
+        self.state.lock().records.get(id).map(|(_, record)| record.clone())
     }
 
     /// An id that any image may have.
@@ -94,7 +102,10 @@ impl FakeStore {
         "0".repeat(64).parse().expect("64 zeros are an image id")
     }
 
-    fn write<T>(&self, change: impl FnOnce(&mut StoreState) -> T) -> Result<T, StoreError> {
+    pub(super) fn write<T>(
+        &self,
+        change: impl FnOnce(&mut StoreState) -> T,
+    ) -> Result<T, StoreError> {
         let mut state = self.state.lock();
         if state.failing {
             return Err(StoreError::failed("write the ledger")("a fake fault"));
@@ -116,7 +127,11 @@ impl FakeStore {
 impl StoreState {
     fn pins(&self, save: &SaveId) -> Vec<PinOwner> {
         let is = |other: Option<&SaveId>| other == Some(save);
-        let sandboxes = self.records.values().filter(|record| is(record.save.as_ref()));
+        let sandboxes = self
+            .records
+            .values()
+            .map(|(_, record)| record)
+            .filter(|record| is(record.save.as_ref()));
         let snapshots = self.snapshots.iter().filter(|record| is(record.save.as_ref()));
         let pools = self.pools.values();
         let pools = pools.filter(|pool| is(pool.from.as_ref().map(|(_, save)| save)));
@@ -127,78 +142,11 @@ impl StoreState {
             .collect()
     }
 
-    fn check(&self, save: Option<&SaveId>) -> Result<(), StoreError> {
+    pub(super) fn check(&self, save: Option<&SaveId>) -> Result<(), StoreError> {
         match save.filter(|save| !self.saves.contains_key(save)) {
             Some(gone) => Err(StoreError::NoSuchSave(gone.to_string())),
             None => Ok(()),
         }
-    }
-}
-
-#[async_trait]
-impl Ledger for FakeStore {
-    async fn record(&self, record: &Record) -> Result<(), StoreError> {
-        self.write(|state| {
-            state.check(record.save.as_ref())?;
-            state.records.insert(record.id.clone(), record.clone());
-            Ok(())
-        })?
-    }
-
-    async fn archive(&self, ended: &ArchivedSandbox) -> Result<(), StoreError> {
-        self.write(|state| {
-            state.records.remove(&ended.id);
-            state.archive.retain(|other| other.id != ended.id);
-            state.archive.push(ended.clone());
-        })
-    }
-
-    async fn archived(
-        &self,
-        before: Option<&SandboxId>,
-        limit: usize,
-    ) -> Result<Vec<ArchivedSandbox>, StoreError> {
-        let state = self.state.lock();
-        let all = state.archive.iter().rev();
-        let after = all.skip_while(|ended| before.is_some_and(|before| ended.id != *before));
-        Ok(after.skip(usize::from(before.is_some())).take(limit).cloned().collect())
-    }
-
-    async fn find_archived(&self, id: &SandboxId) -> Result<Option<ArchivedSandbox>, StoreError> {
-        Ok(self.state.lock().archive.iter().find(|ended| ended.id == *id).cloned())
-    }
-
-    async fn all(&self) -> Result<Vec<Record>, StoreError> {
-        Ok(self.state.lock().records.values().cloned().collect())
-    }
-
-    async fn record_snapshot(&self, record: &SnapshotRecord) -> Result<(), StoreError> {
-        self.write(|state| {
-            state.check(record.save.as_ref())?;
-            state.snapshots.retain(|other| other.snapshot.id != record.snapshot.id);
-            state.snapshots.push(record.clone());
-            Ok(())
-        })?
-    }
-
-    async fn erase_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
-        self.write(|state| state.snapshots.retain(|record| record.snapshot.id != *id))
-    }
-
-    async fn snapshots(&self) -> Result<Vec<SnapshotRecord>, StoreError> {
-        Ok(self.state.lock().snapshots.clone())
-    }
-
-    async fn record_pool(&self, record: &PoolRecord) -> Result<(), StoreError> {
-        self.write(|state| drop(state.pools.insert(record.name.clone(), record.clone())))
-    }
-
-    async fn erase_pool(&self, name: &Name) -> Result<(), StoreError> {
-        self.write(|state| drop(state.pools.remove(name)))
-    }
-
-    async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
-        Ok(self.state.lock().pools.values().cloned().collect())
     }
 }
 

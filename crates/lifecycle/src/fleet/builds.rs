@@ -3,17 +3,17 @@
 //! A memory save can be revived by the build that wrote it. What needs a build that is not wanted any more,
 //! or not here any more, can be brought to its files alone: it boots from them, on any build.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use torpor_protocol::engine::{BuildUse, Migrated, MigratedKind};
-use torpor_protocol::{SandboxId, SandboxRef, SaveId, SnapshotKind, State};
+use torpor_protocol::{SandboxId, SandboxRef, SaveId, SnapshotKind, SnapshotRef, State};
 
 use super::Fleet;
 use super::snapshots::describe;
 use crate::Error;
 use crate::error::chain;
-use crate::store::{LocalSave, SavedBy, SnapshotRecord};
+use crate::store::{LocalSave, PinOwner, SavedBy, SnapshotRecord};
 
 /// Whatever can't be revived without a build.
 struct Need {
@@ -70,26 +70,35 @@ impl Fleet {
         ours.then(|| self.inner.world.engine.can_revive(&by.version).ok()).flatten()
     }
 
+    /// Sandboxes first, then snapshots, then pools.
     async fn needs(&self) -> Result<Vec<Need>, Error> {
-        let world = &self.inner.world;
-        let by: HashMap<SaveId, SavedBy> = world.saves.memory_saves().await?;
-        let need = |save: &SaveId, who| {
-            let by = by.get(save)?.clone();
-            Some(Need { save: save.clone(), by, who })
-        };
+        let saves = &self.inner.world.saves;
         let mut needs = Vec::new();
-        for record in world.ledger.all().await? {
-            needs.extend(record.save.and_then(|save| need(&save, Who::Sandbox(record.id))));
+        for (save, by) in saves.memory_saves().await? {
+            for owner in saves.pins(&save).await? {
+                if let Some(who) = self.needing(owner).await? {
+                    needs.push(Need { save: save.clone(), by: by.clone(), who });
+                }
+            }
         }
-        for record in world.ledger.snapshots().await? {
-            let save = record.save.clone();
-            needs.extend(save.and_then(|save| need(&save, Who::Snapshot(Box::new(record)))));
-        }
-        for pool in world.ledger.pools().await? {
-            let (name, from) = (pool.name.to_string(), pool.from);
-            needs.extend(from.and_then(|(_, save)| need(&save, Who::Pool(name))));
-        }
+        needs.sort_by_key(|need| match need.who {
+            Who::Sandbox(_) => 0,
+            Who::Snapshot(_) => 1,
+            Who::Pool(_) => 2,
+        });
         Ok(needs)
+    }
+
+    async fn needing(&self, owner: PinOwner) -> Result<Option<Who>, Error> {
+        Ok(match owner {
+            PinOwner::Sandbox(id) => Some(Who::Sandbox(id)),
+            PinOwner::Snapshot(id) => {
+                let record = self.inner.world.ledger.find_snapshot(&SnapshotRef::Id(id)).await?;
+                record.map(|record| Who::Snapshot(Box::new(record)))
+            }
+            PinOwner::Pool(name) => Some(Who::Pool(name.to_string())),
+            PinOwner::Reader => None,
+        })
     }
 
     /// Lets the engine give up builds that nothing needs.

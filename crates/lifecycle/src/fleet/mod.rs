@@ -22,8 +22,11 @@ use crate::clock::Clock;
 use crate::driver::Phase;
 use crate::engine::{About, Engine};
 use crate::lease::Lease;
+use crate::ledger::{FleetLedger, Owner, PAGE};
 use crate::sandbox::{Request, Sandbox};
-use crate::store::{Facts, Images, Journal, Ledger, PersistedState, Record, Saves, Search, Vault};
+use crate::store::{
+    Facts, Images, Journal, PersistedState, Record, Saves, Search, StoreError, Vault,
+};
 use crate::world::{Policy, Room, ShutdownMode, World};
 use crate::{Error, Refusal, fault};
 
@@ -37,7 +40,7 @@ const EVENTS: usize = 1024;
 /// What a fleet is made of.
 pub struct Parts {
     pub engine: Arc<dyn Engine>,
-    pub ledger: Arc<dyn Ledger>,
+    pub ledger: Arc<dyn FleetLedger>,
     pub images: Arc<dyn Images>,
     pub saves: Arc<dyn Saves>,
     pub journal: Arc<dyn Journal>,
@@ -79,7 +82,8 @@ impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
         let Parts { engine, ledger, images, saves, journal, vault, room, ca, policy } = parts;
-        let records = ledger.all().await?;
+        let owner = ledger.take_over().await?;
+        let records = recorded(&*ledger, &owner).await?;
         let keep: HashSet<_> =
             records.iter().filter(|r| may_run(&r.state)).map(|r| r.id.clone()).collect();
         let swept = engine.sweep(&keep).await?;
@@ -87,6 +91,7 @@ impl Fleet {
         let world = World {
             engine,
             ledger,
+            owner,
             images,
             saves,
             journal,
@@ -203,10 +208,14 @@ impl Fleet {
         // A caller that gives up now must not leave a name that is taken by nobody.
         let fleet = self.clone();
         let creation = tokio::spawn(async move {
-            if let Err(error) = fleet.inner.world.ledger.record(&record).await {
+            let world = &fleet.inner.world;
+            if let Err(error) = world.ledger.create_sandbox(&world.owner, &record).await {
                 fleet.inner.register.lock().forget(&record.id, record.spec.name.as_ref());
                 fleet.inner.pools.put_back(ready);
-                return Err(Error::from(error));
+                return Err(match error {
+                    StoreError::NameTaken(name) => Refusal::NameTaken(name).into(),
+                    error => Error::from(error),
+                });
             }
             fault::point("create.recorded");
             let phase = match (ready, queued_until_ms) {
@@ -367,6 +376,20 @@ impl Register {
             self.by_name.remove(name);
         }
     }
+}
+
+/// Everything that is this owner's, oldest first.
+async fn recorded(ledger: &dyn FleetLedger, owner: &Owner) -> Result<Vec<Record>, StoreError> {
+    let mut all: Vec<Record> = Vec::new();
+    loop {
+        let page = ledger.sandboxes(owner, all.last().map(|last| &last.id), PAGE).await?;
+        if page.is_empty() {
+            break;
+        }
+        all.extend(page);
+    }
+    all.sort_by(|a, b| (a.created_at_ms, &a.id).cmp(&(b.created_at_ms, &b.id)));
+    Ok(all)
 }
 
 /// Whether the engine may have a machine that is worth keeping.

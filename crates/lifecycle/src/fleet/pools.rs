@@ -16,8 +16,9 @@ use torpor_protocol::{Name, SandboxId, SandboxSpec, SaveId};
 use super::Fleet;
 use crate::engine::Machine;
 use crate::error::chain;
+use crate::ledger::PAGE;
 use crate::sandbox::Sandbox;
-use crate::store::PoolRecord;
+use crate::store::{PoolRecord, StoreError};
 use crate::world::{Started, discard};
 use crate::{Error, Refusal};
 
@@ -114,18 +115,29 @@ impl Stock {
 
 impl Fleet {
     pub(super) async fn recover_pools(&self) -> Result<(), Error> {
-        for record in self.inner.world.ledger.pools().await? {
-            self.open_pool(record);
-        }
+        self.recorded_pools().await?.into_iter().for_each(|record| self.open_pool(record));
         Ok(())
+    }
+
+    /// All pools of the ledger, by name.
+    async fn recorded_pools(&self) -> Result<Vec<PoolRecord>, Error> {
+        let mut all: Vec<PoolRecord> = Vec::new();
+        loop {
+            let after = all.last().map(|last| last.name.clone());
+            let page = self.inner.world.ledger.pools(after.as_ref(), PAGE).await?;
+            if page.is_empty() {
+                return Ok(all);
+            }
+            all.extend(page);
+        }
     }
 
     /// When this returns it is recorded; it fills in the background.
     pub async fn create_pool(&self, record: PoolRecord) -> Result<(), Error> {
-        if self.inner.pools.0.lock().contains_key(&record.name) {
-            return Err(Refusal::PoolNameTaken(record.name).into());
-        }
-        self.inner.world.ledger.record_pool(&record).await?;
+        self.inner.world.ledger.create_pool(&record).await.map_err(|error| match error {
+            StoreError::NameTaken(name) => Refusal::PoolNameTaken(name).into(),
+            error => Error::from(error),
+        })?;
         self.open_pool(record);
         Ok(())
     }
@@ -178,7 +190,9 @@ impl Fleet {
     /// that were claimed from it stay.
     pub async fn update_pool(&self, record: PoolRecord) -> Result<(), Error> {
         let before = self.pool(&record.name)?;
-        self.inner.world.ledger.record_pool(&record).await?;
+        if !self.inner.world.ledger.update_pool(&record).await? {
+            return Err(Refusal::NoSuchPool(record.name).into());
+        }
         let surplus = {
             let mut pools = self.inner.pools.0.lock();
             let Some(stock) = pools.get_mut(&record.name) else {
@@ -202,11 +216,9 @@ impl Fleet {
 
     /// Forgets the pool and ends its machines.
     pub async fn erase_pool(&self, name: &Name) -> Result<(), Error> {
-        let known = self.inner.pools.0.lock().contains_key(name);
-        if !known {
+        if !self.inner.world.ledger.erase_pool(name).await? {
             return Err(Refusal::NoSuchPool(name.clone()).into());
         }
-        self.inner.world.ledger.erase_pool(name).await?;
         let stock = self.inner.pools.0.lock().remove(name);
         let Some(stock) = stock else { return Ok(()) };
         stock.changed.notify_one();

@@ -204,8 +204,8 @@ impl Fleet {
 
     /// What the ledger says now of a sandbox whose driver is gone.
     async fn recorded(&self, known: Record) -> Record {
-        let all = self.inner.world.ledger.all().await.unwrap_or_default();
-        all.into_iter().find(|record| record.id == known.id).unwrap_or(known)
+        let found = self.inner.world.ledger.find_sandbox(&known.id).await;
+        found.ok().flatten().unwrap_or(known)
     }
 
     /// Passes the status of one sandbox on to the watchers of all, until its driver ends.

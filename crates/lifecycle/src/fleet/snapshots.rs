@@ -12,9 +12,13 @@ use torpor_protocol::{
 use super::Fleet;
 use crate::engine::Changes;
 use crate::error::chain;
+use crate::ledger::{PAGE, SnapshotFilter, SnapshotPlace};
 use crate::sandbox::Sandbox;
 use crate::store::{LocalSave, Manifest, SnapshotRecord, StoreError};
 use crate::{Error, Refusal, fault};
+
+/// Ancestors of a snapshot that anybody is told.
+const ANCESTORS_MAX: usize = 1000;
 
 /// Between two attempts to record that a snapshot failed.
 const RECORD_AGAIN: Duration = Duration::from_secs(1);
@@ -53,14 +57,19 @@ impl Taking {
 impl Fleet {
     /// What was being taken when an earlier daemon ended is not complete.
     pub(super) async fn recover_snapshots(&self) -> Result<(), Error> {
-        for mut record in self.snapshots().await? {
-            if record.snapshot.state == SnapshotState::InProgress {
+        let mut after = None;
+        loop {
+            let page = self.snapshots(&SnapshotFilter::default(), after.as_ref(), PAGE).await?;
+            let Some(last) = page.last() else { return Ok(()) };
+            after = Some(SnapshotPlace::from(&last.snapshot));
+            let unfinished =
+                page.into_iter().filter(|r| r.snapshot.state == SnapshotState::InProgress);
+            for mut record in unfinished {
                 record.snapshot.state = SnapshotState::Failed;
                 record.snapshot.reason = Some("the daemon ended while it was taken".to_owned());
                 self.inner.world.ledger.record_snapshot(&record).await?;
             }
         }
-        Ok(())
     }
 
     /// Begins to save a sandbox as it is now, without waking it. When this returns the snapshot is
@@ -72,12 +81,9 @@ impl Fleet {
         kind: SnapshotKind,
     ) -> Result<Taking, Error> {
         let sandbox = self.find(of)?;
-        if let Some(name) = &name {
-            self.free_snapshot_name(name).await?;
-        }
         let snapshot = self.unfinished(&sandbox, name, kind);
         let record = SnapshotRecord { snapshot: snapshot.clone(), save: None };
-        self.inner.world.ledger.record_snapshot(&record).await?;
+        self.inner.world.ledger.record_snapshot(&record).await.map_err(named)?;
         fault::point("snapshot.recorded");
         let (reply, done) = oneshot::channel();
         let fleet = self.clone();
@@ -197,25 +203,23 @@ impl Fleet {
         Ok(self.inner.world.saves.files_of(save, changes).await?)
     }
 
-    async fn free_snapshot_name(&self, name: &Name) -> Result<(), Error> {
-        let all = self.snapshots().await?;
-        if all.iter().any(|record| record.snapshot.name.as_ref() == Some(name)) {
-            return Err(Refusal::SnapshotNameTaken(name.clone()).into());
-        }
-        Ok(())
+    /// A page of at most `limit` after this place, oldest first.
+    pub async fn snapshots(
+        &self,
+        filter: &SnapshotFilter,
+        after: Option<&SnapshotPlace>,
+        limit: usize,
+    ) -> Result<Vec<SnapshotRecord>, Error> {
+        Ok(self.inner.world.ledger.snapshots(filter, after, limit).await?)
     }
 
-    /// All, oldest first.
-    pub async fn snapshots(&self) -> Result<Vec<SnapshotRecord>, Error> {
-        Ok(self.inner.world.ledger.snapshots().await?)
+    /// The parent of a snapshot, its parent, and so on as far as they are known; the last may be gone.
+    pub async fn ancestors(&self, of: &SnapshotId) -> Result<Vec<SnapshotId>, Error> {
+        Ok(self.inner.world.ledger.snapshot_ancestors(of, ANCESTORS_MAX).await?)
     }
 
     pub async fn find_snapshot(&self, of: &SnapshotRef) -> Result<SnapshotRecord, Error> {
-        let is = |record: &SnapshotRecord| match of {
-            SnapshotRef::Id(id) => record.snapshot.id == *id,
-            SnapshotRef::Name(name) => record.snapshot.name.as_ref() == Some(name),
-        };
-        let found = self.snapshots().await?.into_iter().find(is);
+        let found = self.inner.world.ledger.find_snapshot(of).await?;
         found.ok_or_else(|| Refusal::NoSuchSnapshot(of.clone()).into())
     }
 
@@ -239,12 +243,9 @@ impl Fleet {
             if snapshot.kind == SnapshotKind::Memory {
                 self.inner.world.can_revive(save)?;
             }
-            if let Some(name) = &snapshot.name {
-                self.free_snapshot_name(name).await?;
-            }
             let save = Some(save.id.clone());
             let record = SnapshotRecord { snapshot: snapshot.clone(), save };
-            Ok::<_, Error>(self.inner.world.ledger.record_snapshot(&record).await?)
+            self.inner.world.ledger.record_snapshot(&record).await.map_err(named)
         };
         if let Err(error) = enlisted.await {
             self.inner.world.saves.release(&save.id).await;
@@ -323,6 +324,14 @@ impl Fleet {
     pub fn changes(&self, save: &LocalSave) -> Result<Box<dyn Changes>, Error> {
         self.inner.world.of_this_engine(save)?;
         Ok(self.inner.world.engine.changes(&save.dir)?)
+    }
+}
+
+/// A name that is taken is no failure of the store.
+fn named(error: StoreError) -> Error {
+    match error {
+        StoreError::NameTaken(name) => Refusal::SnapshotNameTaken(name).into(),
+        error => error.into(),
     }
 }
 

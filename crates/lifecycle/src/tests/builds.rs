@@ -88,7 +88,7 @@ async fn a_save_that_is_damaged_is_left_with_the_reason_and_the_rest_is_done() {
     for name in ["web", "api"] {
         written(&world, name, "base").await.sleep(true).await.unwrap();
     }
-    let save = world.store.all().await.unwrap()[0].save.clone().unwrap();
+    let save = world.store.records()[0].save.clone().unwrap();
     world.store.corrupt(&save);
     let items = world.fleet.migrate(Some("0"), false).await.unwrap();
     assert_eq!(items.iter().filter(|item| item.done).count(), 1, "{items:?}");

@@ -7,7 +7,8 @@ use torpor_protocol::guest::Request;
 use torpor_protocol::{Network, PortAccess, SandboxSpec, StandbyPolicy, State, Tier};
 
 use super::{SOON, World, reference, refusal, spec, until};
-use crate::store::{Ledger, PoolRecord, Search};
+use crate::ledger::ArchiveLedger as _;
+use crate::store::{PoolRecord, Search};
 use crate::{CANCELLED, Error, NO_ROOM, Refusal};
 
 fn named(name: &str) -> UpdateSandbox {
@@ -253,7 +254,7 @@ async fn a_sandbox_that_ended_is_in_the_archive_and_not_in_the_ledger() {
     let world = World::new().await;
     let sandbox = world.running("web").await;
     sandbox.delete().await;
-    assert_eq!(world.recorded().await, 0);
+    assert_eq!(world.recorded(), 0);
     let ended = world.store.archived(None, 10).await.unwrap();
     assert_eq!(ended.len(), 1);
     assert_eq!((&ended[0].id, &ended[0].reason), (sandbox.id(), &None));

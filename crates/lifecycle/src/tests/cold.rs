@@ -89,7 +89,7 @@ async fn its_time_runs_out_without_a_driver() {
     let reason = until(&sandbox, State::Terminated).await.reason.unwrap();
     assert!(reason.contains("idle"), "{reason}");
     assert!(keep.when_awake().await.is_none());
-    assert_eq!(world.recorded().await, 0);
+    assert_eq!(world.recorded(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -97,7 +97,7 @@ async fn it_is_deleted_like_any_other() {
     let world = World::new().await;
     let sandbox = cold(&world, "web").await;
     sandbox.delete().await;
-    assert_eq!((world.recorded().await, world.fleet.count()), (0, 0));
+    assert_eq!((world.recorded(), world.fleet.count()), (0, 0));
     assert!(matches!(refusal(sandbox.wake().await), Refusal::Terminated(_)));
 }
 

@@ -198,12 +198,12 @@ async fn visit(world: &World, diary: &mut Diary, name: &str) -> Option<(Lease, S
 /// What holds at any moment.
 async fn check(world: &World) {
     let listed = world.fleet.list();
-    let recorded = world.store.all().await.unwrap();
+    let recorded = world.store.records();
     assert_eq!(listed.len(), recorded.len(), "what is listed is recorded");
     for id in world.host.alive() {
         assert!(listed.iter().any(|status| status.id == id), "machine {id} belongs to nobody");
     }
-    let snapshots = world.fleet.snapshots().await.unwrap();
+    let snapshots = world.snapshots().await;
     let named = recorded.iter().filter_map(|record| record.save.clone());
     let named: HashSet<_> =
         named.chain(snapshots.iter().filter_map(|record| record.save.clone())).collect();

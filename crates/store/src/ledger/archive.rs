@@ -3,13 +3,15 @@
 
 use std::collections::HashSet;
 
+use async_trait::async_trait;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Sqlite, Transaction};
+use torpor_lifecycle::ledger::{ArchiveLedger, Owner};
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::SandboxId;
 use torpor_protocol::api::ArchivedSandbox;
+use torpor_protocol::{Name, SandboxId};
 
-use super::{Ledger, column, json, parsed, time, to_column};
+use super::{Ledger, column, json, limit_of, parsed, time, to_column};
 
 /// How many are remembered: a busy day of short-lived sandboxes, in some megabytes.
 const KEPT: u32 = 10_000;
@@ -17,10 +19,16 @@ const KEPT: u32 = 10_000;
 const KEPT_FOR_MS: u64 = 30 * 24 * 60 * 60 * 1000;
 
 impl Ledger {
-    pub(super) async fn put_archived(&self, ended: &ArchivedSandbox) -> Result<(), StoreError> {
+    /// Forgets the sandbox of this owner, and remembers that it was.
+    pub(super) async fn put_archived(
+        &self,
+        owner: &Owner,
+        ended: &ArchivedSandbox,
+    ) -> Result<(), StoreError> {
         let action = "move a sandbox to the archive of the ledger";
         let spec = serde_json::to_string(&ended.spec).map_err(StoreError::failed(action))?;
         let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
+        self.expect_owner(&mut transaction, owner, &ended.id).await?;
         let erase = sqlx::query("DELETE FROM sandboxes WHERE id = ?").bind(ended.id.as_str());
         erase.execute(&mut *transaction).await.map_err(self.failed(action))?;
         // A sandbox ends once: who says it again changes nothing, also not its place in a list that
@@ -39,6 +47,28 @@ impl Ledger {
         transaction.commit().await.map_err(self.failed(action))
     }
 
+    /// Refuses who does not own the sandbox; of one that is gone, whose node has started anew.
+    async fn expect_owner(
+        &self,
+        transaction: &mut Transaction<'_, Sqlite>,
+        owner: &Owner,
+        id: &SandboxId,
+    ) -> Result<(), StoreError> {
+        let query = sqlx::query_scalar(
+            "SELECT coalesce(
+                 (SELECT node = ?1 AND epoch = ?2 FROM sandboxes WHERE id = ?3),
+                 EXISTS (SELECT 1 FROM nodes WHERE id = ?1 AND epoch = ?2))",
+        )
+        .bind(owner.node.as_str())
+        .bind(to_column(owner.epoch))
+        .bind(id.as_str());
+        let owned: bool = query
+            .fetch_one(&mut **transaction)
+            .await
+            .map_err(self.failed("look up the owner of a sandbox"))?;
+        if owned { Ok(()) } else { Err(StoreError::NotOwner(owner.clone())) }
+    }
+
     async fn prune_archive(
         &self,
         transaction: &mut Transaction<'_, Sqlite>,
@@ -55,55 +85,92 @@ impl Ledger {
         Ok(())
     }
 
-    pub(super) async fn archive_page(
-        &self,
-        before: Option<&SandboxId>,
-        limit: usize,
-    ) -> Result<Vec<ArchivedSandbox>, StoreError> {
-        // Above every row: letters and digits sort below this sign.
-        let mut place = (i64::MAX, String::from("~"));
-        if let Some(before) = before {
-            let row = self.archive_row(before).await?.ok_or_else(|| {
-                StoreError::Invalid(format!(
-                    "the archive can't be read on from sandbox {before}, which is not or no longer \
-                     in it: begin with its first page"
-                ))
-            })?;
-            place = (column(&row, "ended_at_ms")?, column(&row, "id")?);
-        }
-        let query = sqlx::query(
-            "SELECT * FROM archive WHERE (ended_at_ms, id) < (?, ?)
-             ORDER BY ended_at_ms DESC, id DESC LIMIT ?",
-        )
-        .bind(place.0)
-        .bind(place.1)
-        .bind(i64::try_from(limit).unwrap_or(i64::MAX));
-        let rows = query.fetch_all(&self.readers).await;
-        rows.map_err(self.failed("read the archive of the ledger"))?
-            .iter()
-            .map(read_archived)
-            .collect()
-    }
-
-    pub(super) async fn archived_one(
-        &self,
-        id: &SandboxId,
-    ) -> Result<Option<ArchivedSandbox>, StoreError> {
-        self.archive_row(id).await?.as_ref().map(read_archived).transpose()
-    }
-
-    /// Everybody in the archive: at most ten thousand.
-    pub async fn archived_ids(&self) -> Result<HashSet<SandboxId>, StoreError> {
-        let query = sqlx::query("SELECT id FROM archive");
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("read the archive of the ledger"))?;
-        rows.iter().map(|row| parsed(row, "id")).collect()
+    /// Where a sandbox is in the archive's order.
+    async fn archive_place(&self, id: &SandboxId) -> Result<(i64, String), StoreError> {
+        let row = self.archive_row(id).await?.ok_or_else(|| {
+            StoreError::Invalid(format!(
+                "the archive can't be read on from sandbox {id}, which is not or no longer in it: \
+                 begin with its first page"
+            ))
+        })?;
+        Ok((column(&row, "ended_at_ms")?, column(&row, "id")?))
     }
 
     async fn archive_row(&self, id: &SandboxId) -> Result<Option<SqliteRow>, StoreError> {
         let query = sqlx::query("SELECT * FROM archive WHERE id = ?").bind(id.as_str());
         let row = query.fetch_optional(&self.readers).await;
         row.map_err(self.failed("read the archive of the ledger"))
+    }
+}
+
+#[async_trait]
+impl ArchiveLedger for Ledger {
+    async fn find_archived(&self, id: &SandboxId) -> Result<Option<ArchivedSandbox>, StoreError> {
+        self.archive_row(id).await?.as_ref().map(read_archived).transpose()
+    }
+
+    async fn find_archived_by_name(
+        &self,
+        name: &Name,
+    ) -> Result<Option<ArchivedSandbox>, StoreError> {
+        let query = sqlx::query(
+            "SELECT * FROM archive WHERE json_extract(spec, '$.name') = ?
+             ORDER BY ended_at_ms DESC, id DESC LIMIT 1",
+        )
+        .bind(name.as_str());
+        let row = query.fetch_optional(&self.readers).await;
+        let row = row.map_err(self.failed("read the archive of the ledger"))?;
+        row.as_ref().map(read_archived).transpose()
+    }
+
+    async fn archived(
+        &self,
+        before: Option<&SandboxId>,
+        limit: usize,
+    ) -> Result<Vec<ArchivedSandbox>, StoreError> {
+        let place = match before {
+            Some(before) => self.archive_place(before).await?,
+            // Above every row: letters and digits sort below this sign.
+            None => (i64::MAX, String::from("~")),
+        };
+        let query = sqlx::query(
+            "SELECT * FROM archive WHERE (ended_at_ms, id) < (?, ?)
+             ORDER BY ended_at_ms DESC, id DESC LIMIT ?",
+        )
+        .bind(place.0)
+        .bind(place.1)
+        .bind(limit_of(limit));
+        let rows = query.fetch_all(&self.readers).await;
+        let rows = rows.map_err(self.failed("read the archive of the ledger"))?;
+        rows.iter().map(read_archived).collect()
+    }
+
+    async fn archived_after(
+        &self,
+        after: Option<&SandboxId>,
+        limit: usize,
+    ) -> Result<Vec<ArchivedSandbox>, StoreError> {
+        let place = match after {
+            Some(after) => self.archive_place(after).await?,
+            None => (i64::MIN, String::new()),
+        };
+        let query = sqlx::query(
+            "SELECT * FROM archive WHERE (ended_at_ms, id) > (?, ?)
+             ORDER BY ended_at_ms, id LIMIT ?",
+        )
+        .bind(place.0)
+        .bind(place.1)
+        .bind(limit_of(limit));
+        let rows = query.fetch_all(&self.readers).await;
+        let rows = rows.map_err(self.failed("read the archive of the ledger"))?;
+        rows.iter().rev().map(read_archived).collect()
+    }
+
+    async fn archived_ids(&self) -> Result<HashSet<SandboxId>, StoreError> {
+        let query = sqlx::query("SELECT id FROM archive");
+        let rows = query.fetch_all(&self.readers).await;
+        let rows = rows.map_err(self.failed("read the archive of the ledger"))?;
+        rows.iter().map(|row| parsed(row, "id")).collect()
     }
 }
 

@@ -23,15 +23,13 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use async_trait::async_trait;
 use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
 };
 use sqlx::{Row, SqlitePool};
-use torpor_lifecycle::store::{self, PoolRecord, Record, SnapshotRecord, StoreError};
-use torpor_protocol::api::ArchivedSandbox;
-use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SnapshotId};
+use torpor_lifecycle::store::StoreError;
+use torpor_protocol::{ImageId, NodeId, SaveId};
 
 pub use domains::DomainRow;
 pub(crate) use images::{ImageRow, Removed};
@@ -60,6 +58,8 @@ const FULL_BELOW: u64 = 256 * 1024;
 pub struct Ledger {
     writer: SqlitePool,
     readers: SqlitePool,
+    /// The node that opened it.
+    node: NodeId,
     /// For telling a full disk from a broken one.
     path: PathBuf,
 }
@@ -78,7 +78,7 @@ impl Ledger {
         let reading = writing.clone().read_only(true);
         let writer = pool(1).connect_lazy_with(writing);
         let readers = pool(READERS).connect_lazy_with(reading);
-        let ledger = Self { writer, readers, path };
+        let ledger = Self { writer, readers, node: layout.node().clone(), path };
         ledger.migrate().await?;
         Ok(ledger)
     }
@@ -141,57 +141,6 @@ impl Ledger {
     }
 }
 
-#[async_trait]
-impl store::Ledger for Ledger {
-    async fn record(&self, record: &Record) -> Result<(), StoreError> {
-        self.record_sandbox(record).await
-    }
-
-    async fn archive(&self, ended: &ArchivedSandbox) -> Result<(), StoreError> {
-        self.put_archived(ended).await
-    }
-
-    async fn archived(
-        &self,
-        before: Option<&SandboxId>,
-        limit: usize,
-    ) -> Result<Vec<ArchivedSandbox>, StoreError> {
-        self.archive_page(before, limit).await
-    }
-
-    async fn find_archived(&self, id: &SandboxId) -> Result<Option<ArchivedSandbox>, StoreError> {
-        self.archived_one(id).await
-    }
-
-    async fn all(&self) -> Result<Vec<Record>, StoreError> {
-        self.sandboxes().await
-    }
-
-    async fn record_snapshot(&self, record: &SnapshotRecord) -> Result<(), StoreError> {
-        self.put_snapshot(record).await
-    }
-
-    async fn erase_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
-        self.drop_snapshot(id).await
-    }
-
-    async fn snapshots(&self) -> Result<Vec<SnapshotRecord>, StoreError> {
-        self.all_snapshots().await
-    }
-
-    async fn record_pool(&self, record: &PoolRecord) -> Result<(), StoreError> {
-        self.put_pool(record).await
-    }
-
-    async fn erase_pool(&self, name: &Name) -> Result<(), StoreError> {
-        self.drop_pool(name).await
-    }
-
-    async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
-        self.all_pools().await
-    }
-}
-
 // === Columns ===
 
 fn column<'r, T>(row: &'r SqliteRow, name: &str) -> Result<T, StoreError>
@@ -237,6 +186,10 @@ fn time(row: &SqliteRow, name: &str) -> Result<u64, StoreError> {
 /// SQLite's integers are signed; no time or size of ours gets near the difference.
 fn to_column(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn limit_of(rows: usize) -> i64 {
+    i64::try_from(rows).unwrap_or(i64::MAX)
 }
 
 fn now_ms() -> u64 {

@@ -1,55 +1,84 @@
 //! What the ledger knows of pools.
 
-use sqlx::sqlite::SqliteRow;
+use async_trait::async_trait;
+use sqlx::sqlite::{SqliteArguments, SqliteQueryResult, SqliteRow};
+use torpor_lifecycle::ledger::PoolLedger;
 use torpor_lifecycle::store::{PoolRecord, StoreError};
 use torpor_protocol::Name;
 
-use super::{Ledger, column, json, optional, parsed, time, to_column};
+use super::{Ledger, column, json, limit_of, optional, parsed, time, to_column};
 
-impl Ledger {
-    pub(super) async fn put_pool(&self, record: &PoolRecord) -> Result<(), StoreError> {
-        let action = "record a pool in the ledger";
-        let spec = serde_json::to_string(&record.spec).map_err(StoreError::failed(action))?;
-        let (snapshot, save) = record.from.as_ref().map(|(a, b)| (a.as_str(), b)).unzip();
+type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;
+
+#[async_trait]
+impl PoolLedger for Ledger {
+    async fn create_pool(&self, record: &PoolRecord) -> Result<(), StoreError> {
         let query = sqlx::query(
             "INSERT INTO pools (name, save_id, snapshot_id, image_id, size, spec, max,
                  created_at_ms, updated_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-             ON CONFLICT (name) DO UPDATE SET save_id = excluded.save_id,
-                 snapshot_id = excluded.snapshot_id, image_id = excluded.image_id,
-                 size = excluded.size, spec = excluded.spec, max = excluded.max,
-                 created_at_ms = excluded.created_at_ms, updated_at_ms = excluded.updated_at_ms",
-        )
-        .bind(record.name.as_str())
-        .bind(save.map(|save| save.as_str()))
-        .bind(snapshot)
-        .bind(record.spec.image_id.as_str())
-        .bind(to_column(record.size as u64))
-        .bind(spec)
-        .bind(record.max.map(|max| to_column(max as u64)))
-        .bind(to_column(record.created_at_ms))
-        .bind(to_column(record.updated_at_ms));
-        match query.execute(&self.writer).await {
-            Ok(_) => Ok(()),
-            Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
-                Err(self.missing(&record.spec.image_id, save).await)
-            }
-            Err(error) => Err(self.failed(action)(error)),
-        }
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+        );
+        self.write_pool(query, record).await.map(drop)
     }
 
-    pub(super) async fn drop_pool(&self, name: &Name) -> Result<(), StoreError> {
+    async fn update_pool(&self, record: &PoolRecord) -> Result<bool, StoreError> {
+        let query = sqlx::query(
+            "UPDATE pools SET save_id = ?2, snapshot_id = ?3, image_id = ?4, size = ?5, spec = ?6,
+                 max = ?7, created_at_ms = ?8, updated_at_ms = ?9 WHERE name = ?1",
+        );
+        Ok(self.write_pool(query, record).await?.rows_affected() > 0)
+    }
+
+    async fn erase_pool(&self, name: &Name) -> Result<bool, StoreError> {
         let query = sqlx::query("DELETE FROM pools WHERE name = ?").bind(name.as_str());
         let done = query.execute(&self.writer).await;
-        done.map_err(self.failed("erase a pool from the ledger"))?;
-        Ok(())
+        Ok(done.map_err(self.failed("erase a pool from the ledger"))?.rows_affected() > 0)
     }
 
-    pub(super) async fn all_pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
-        let query = sqlx::query("SELECT * FROM pools ORDER BY name");
+    async fn pools(
+        &self,
+        after: Option<&Name>,
+        limit: usize,
+    ) -> Result<Vec<PoolRecord>, StoreError> {
+        let query = sqlx::query("SELECT * FROM pools WHERE name > ? ORDER BY name LIMIT ?")
+            .bind(after.map_or("", |after| after.as_str()))
+            .bind(limit_of(limit));
         let rows = query.fetch_all(&self.readers).await;
         let rows = rows.map_err(self.failed("read the pools from the ledger"))?;
         rows.iter().map(read_pool).collect()
+    }
+}
+
+impl Ledger {
+    /// `query` takes the columns by these numbers.
+    async fn write_pool(
+        &self,
+        query: Query<'_>,
+        record: &PoolRecord,
+    ) -> Result<SqliteQueryResult, StoreError> {
+        let action = "record a pool in the ledger";
+        let spec = serde_json::to_string(&record.spec).map_err(StoreError::failed(action))?;
+        let (snapshot, save) = record.from.as_ref().map(|(a, b)| (a.to_string(), b)).unzip();
+        let query = query
+            .bind(record.name.to_string())
+            .bind(save.map(ToString::to_string))
+            .bind(snapshot)
+            .bind(record.spec.image_id.to_string())
+            .bind(to_column(record.size as u64))
+            .bind(spec)
+            .bind(record.max.map(|max| to_column(max as u64)))
+            .bind(to_column(record.created_at_ms))
+            .bind(to_column(record.updated_at_ms));
+        match query.execute(&self.writer).await {
+            Ok(done) => Ok(done),
+            Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
+                Err(self.missing(&record.spec.image_id, save).await)
+            }
+            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
+                Err(StoreError::NameTaken(record.name.clone()))
+            }
+            Err(error) => Err(self.failed(action)(error)),
+        }
     }
 }
 

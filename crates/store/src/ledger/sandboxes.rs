@@ -1,57 +1,128 @@
-//! What the ledger knows of sandboxes.
+//! What the ledger knows of sandboxes, and of who owns them.
 
-use sqlx::sqlite::SqliteRow;
+use async_trait::async_trait;
+use sqlx::sqlite::{SqliteArguments, SqliteRow};
+use torpor_lifecycle::ledger::{Owner, SandboxLedger};
 use torpor_lifecycle::store::{Record, StoreError};
+use torpor_protocol::SandboxId;
+use torpor_protocol::api::ArchivedSandbox;
 
-use super::{Ledger, column, json, optional, parsed, time, to_column};
+use super::{Ledger, column, json, limit_of, optional, parsed, time, to_column};
+
+type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;
+
+#[async_trait]
+impl SandboxLedger for Ledger {
+    async fn take_over(&self) -> Result<Owner, StoreError> {
+        let action = "take over the sandboxes of this node";
+        let node = self.node.as_str();
+        let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
+        let start = sqlx::query_scalar(
+            "INSERT INTO nodes (id, epoch) VALUES (?, 1)
+             ON CONFLICT (id) DO UPDATE SET epoch = epoch + 1 RETURNING epoch",
+        )
+        .bind(node);
+        let epoch: i64 = start.fetch_one(&mut *transaction).await.map_err(self.failed(action))?;
+        let adopt =
+            sqlx::query("UPDATE sandboxes SET node = ?1, epoch = ?2 WHERE node IN (?1, '')")
+                .bind(node)
+                .bind(epoch);
+        adopt.execute(&mut *transaction).await.map_err(self.failed(action))?;
+        transaction.commit().await.map_err(self.failed(action))?;
+        Ok(Owner { node: self.node.clone(), epoch: u64::try_from(epoch).unwrap_or(0) })
+    }
+
+    async fn create_sandbox(&self, owner: &Owner, record: &Record) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "INSERT INTO sandboxes (node, epoch, name, image_id, spec, rest, save_id, facts,
+                 created_at_ms, last_used_at_ms, id)
+             SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11
+             WHERE EXISTS (SELECT 1 FROM nodes WHERE id = ?1 AND epoch = ?2)",
+        );
+        self.write_sandbox(query, owner, record).await
+    }
+
+    async fn update_sandbox(&self, owner: &Owner, record: &Record) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "UPDATE sandboxes SET name = ?3, image_id = ?4, spec = ?5, rest = ?6, save_id = ?7,
+                 facts = ?8, created_at_ms = ?9, last_used_at_ms = ?10
+             WHERE id = ?11 AND node = ?1 AND epoch = ?2",
+        );
+        self.write_sandbox(query, owner, record).await
+    }
+
+    async fn archive_sandbox(
+        &self,
+        owner: &Owner,
+        ended: &ArchivedSandbox,
+    ) -> Result<(), StoreError> {
+        self.put_archived(owner, ended).await
+    }
+
+    async fn find_sandbox(&self, id: &SandboxId) -> Result<Option<Record>, StoreError> {
+        let query = sqlx::query("SELECT * FROM sandboxes WHERE id = ?").bind(id.as_str());
+        let row = query.fetch_optional(&self.readers).await;
+        row.map_err(self.failed("look up a sandbox"))?.as_ref().map(read_record).transpose()
+    }
+
+    async fn sandboxes(
+        &self,
+        owner: &Owner,
+        after: Option<&SandboxId>,
+        limit: usize,
+    ) -> Result<Vec<Record>, StoreError> {
+        let query = sqlx::query(
+            "SELECT * FROM sandboxes WHERE node = ? AND id > ? AND epoch = ? ORDER BY id LIMIT ?",
+        )
+        .bind(owner.node.as_str())
+        .bind(after.map_or("", |after| after.as_str()))
+        .bind(to_column(owner.epoch))
+        .bind(limit_of(limit));
+        let rows = query.fetch_all(&self.readers).await;
+        let rows = rows.map_err(self.failed("read the sandboxes from the ledger"))?;
+        rows.iter().map(read_record).collect()
+    }
+}
 
 impl Ledger {
-    pub(super) async fn record_sandbox(&self, record: &Record) -> Result<(), StoreError> {
+    /// `query` takes the columns by these numbers, and changes nothing for who is not the owner.
+    async fn write_sandbox(
+        &self,
+        query: Query<'_>,
+        owner: &Owner,
+        record: &Record,
+    ) -> Result<(), StoreError> {
         let action = "record a sandbox in the ledger";
         let spec = serde_json::to_string(&record.spec).map_err(StoreError::failed(action))?;
         let state = serde_json::to_string(&record.state).map_err(StoreError::failed(action))?;
         let facts = serde_json::to_string(&record.facts).map_err(StoreError::failed(action))?;
-        let name = record.spec.name.as_ref().map(|name| name.as_str());
-        let query = sqlx::query(
-            "INSERT INTO sandboxes (id, name, image_id, spec, rest, save_id, facts, created_at_ms,
-                 last_used_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-             ON CONFLICT (id) DO UPDATE SET name = excluded.name, image_id = excluded.image_id,
-                 spec = excluded.spec, rest = excluded.rest, save_id = excluded.save_id,
-                 facts = excluded.facts, created_at_ms = excluded.created_at_ms,
-                 last_used_at_ms = excluded.last_used_at_ms",
-        )
-        .bind(record.id.as_str())
-        .bind(name)
-        .bind(record.spec.image_id.as_str())
-        .bind(spec)
-        .bind(state)
-        .bind(record.save.as_ref().map(|save| save.as_str()))
-        .bind(facts)
-        .bind(to_column(record.created_at_ms))
-        .bind(to_column(record.last_used_at_ms));
+        let query = query
+            .bind(owner.node.to_string())
+            .bind(to_column(owner.epoch))
+            .bind(record.spec.name.as_ref().map(ToString::to_string))
+            .bind(record.spec.image_id.to_string())
+            .bind(spec)
+            .bind(state)
+            .bind(record.save.as_ref().map(ToString::to_string))
+            .bind(facts)
+            .bind(to_column(record.created_at_ms))
+            .bind(to_column(record.last_used_at_ms))
+            .bind(record.id.to_string());
         match query.execute(&self.writer).await {
+            Ok(done) if done.rows_affected() == 0 => Err(StoreError::NotOwner(owner.clone())),
             Ok(_) => Ok(()),
             // It was removed between being looked up and being used.
             Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
                 Err(self.missing(&record.spec.image_id, record.save.as_ref()).await)
             }
             Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
-                let name = name.unwrap_or_default();
-                Err(StoreError::Invalid(format!("another sandbox is called {name:?}")))
+                match &record.spec.name {
+                    Some(name) => Err(StoreError::NameTaken(name.clone())),
+                    None => Err(StoreError::failed(action)(error)),
+                }
             }
             Err(error) => Err(self.failed(action)(error)),
         }
-    }
-
-    pub(super) async fn sandboxes(&self) -> Result<Vec<Record>, StoreError> {
-        let query = sqlx::query(
-            "SELECT id, spec, rest, save_id, facts, created_at_ms, last_used_at_ms FROM sandboxes
-             ORDER BY created_at_ms, id",
-        );
-        // Each row goes as soon as it is read: there may be thousands.
-        let records = query.map(|row| read_record(&row)).fetch_all(&self.readers).await;
-        records.map_err(self.failed("read the sandboxes from the ledger"))?.into_iter().collect()
     }
 }
 

@@ -1,17 +1,19 @@
 //! What the ledger knows of snapshots.
 
+use async_trait::async_trait;
 use sqlx::sqlite::SqliteRow;
+use torpor_lifecycle::ledger::{SnapshotFilter, SnapshotLedger, SnapshotPlace};
 use torpor_lifecycle::store::{SnapshotRecord, StoreError};
-use torpor_protocol::SnapshotId;
+use torpor_protocol::{SnapshotId, SnapshotRef};
 
-use super::{Ledger, column, json, optional, to_column};
+use super::{Ledger, column, json, limit_of, optional, parsed, to_column};
 
-impl Ledger {
-    pub(super) async fn put_snapshot(&self, record: &SnapshotRecord) -> Result<(), StoreError> {
+#[async_trait]
+impl SnapshotLedger for Ledger {
+    async fn record_snapshot(&self, record: &SnapshotRecord) -> Result<(), StoreError> {
         let action = "record a snapshot in the ledger";
         let SnapshotRecord { snapshot, save } = record;
         let text = serde_json::to_string(snapshot).map_err(StoreError::failed(action))?;
-        let name = snapshot.name.as_ref().map(|name| name.as_str());
         let query = sqlx::query(
             "INSERT INTO snapshots (id, name, save_id, snapshot, created_at_ms)
              VALUES (?, ?, ?, ?, ?)
@@ -19,37 +21,96 @@ impl Ledger {
                  snapshot = excluded.snapshot, created_at_ms = excluded.created_at_ms",
         )
         .bind(snapshot.id.as_str())
-        .bind(name)
+        .bind(snapshot.name.as_ref().map(|name| name.as_str()))
         .bind(save.as_ref().map(|save| save.as_str()))
         .bind(text)
         .bind(to_column(snapshot.created_at_ms));
-        match query.execute(&self.writer).await {
-            Ok(_) => Ok(()),
-            Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
+        match (query.execute(&self.writer).await, &snapshot.name) {
+            (Ok(_), _) => Ok(()),
+            (Err(sqlx::Error::Database(error)), _) if error.is_foreign_key_violation() => {
                 let save = save.as_ref().map(|save| save.to_string());
                 Err(StoreError::NoSuchSave(save.unwrap_or_default()))
             }
-            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
-                let name = name.unwrap_or_default();
-                Err(StoreError::Invalid(format!("another snapshot is called {name:?}")))
+            (Err(sqlx::Error::Database(error)), Some(name)) if error.is_unique_violation() => {
+                Err(StoreError::NameTaken(name.clone()))
             }
-            Err(error) => Err(self.failed(action)(error)),
+            (Err(error), _) => Err(self.failed(action)(error)),
         }
     }
 
-    pub(super) async fn drop_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
+    async fn erase_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
         let query = sqlx::query("DELETE FROM snapshots WHERE id = ?").bind(id.as_str());
         let done = query.execute(&self.writer).await;
-        done.map_err(self.failed("erase a snapshot from the ledger"))?;
-        Ok(())
+        done.map(drop).map_err(self.failed("erase a snapshot from the ledger"))
     }
 
-    pub(super) async fn all_snapshots(&self) -> Result<Vec<SnapshotRecord>, StoreError> {
-        let query =
-            sqlx::query("SELECT id, save_id, snapshot FROM snapshots ORDER BY created_at_ms, id");
+    async fn find_snapshot(&self, of: &SnapshotRef) -> Result<Option<SnapshotRecord>, StoreError> {
+        let query = match of {
+            SnapshotRef::Id(id) => {
+                sqlx::query("SELECT * FROM snapshots WHERE id = ?").bind(id.as_str())
+            }
+            SnapshotRef::Name(name) => {
+                sqlx::query("SELECT * FROM snapshots WHERE name = ?").bind(name.as_str())
+            }
+        };
+        let row = query.fetch_optional(&self.readers).await;
+        row.map_err(self.failed("look up a snapshot"))?.as_ref().map(read_snapshot).transpose()
+    }
+
+    async fn snapshots(
+        &self,
+        filter: &SnapshotFilter,
+        after: Option<&SnapshotPlace>,
+        limit: usize,
+    ) -> Result<Vec<SnapshotRecord>, StoreError> {
+        let SnapshotFilter { sandbox, sandbox_name } = filter;
+        // Two texts, because only the second finds its rows by the sandbox.
+        let query = match (sandbox, sandbox_name) {
+            (None, None) => sqlx::query(
+                "SELECT * FROM snapshots WHERE (created_at_ms, id) > (?, ?)
+                 ORDER BY created_at_ms, id LIMIT ?",
+            ),
+            (Some(_), _) | (_, Some(_)) => sqlx::query(
+                "SELECT * FROM snapshots WHERE (created_at_ms, id) > (?, ?)
+                     AND (json_extract(snapshot, '$.sandbox') = ?4
+                         OR json_extract(snapshot, '$.sandbox_name') = ?5)
+                 ORDER BY created_at_ms, id LIMIT ?3",
+            ),
+        };
+        let query = query
+            .bind(after.map_or(-1, |place| to_column(place.created_at_ms)))
+            .bind(after.map_or("", |place| place.id.as_str()))
+            .bind(limit_of(limit));
+        let query = match (sandbox, sandbox_name) {
+            (None, None) => query,
+            (Some(_), _) | (_, Some(_)) => query
+                .bind(sandbox.as_ref().map(|id| id.as_str()))
+                .bind(sandbox_name.as_ref().map(|name| name.as_str())),
+        };
         let rows = query.fetch_all(&self.readers).await;
         let rows = rows.map_err(self.failed("read the snapshots from the ledger"))?;
         rows.iter().map(read_snapshot).collect()
+    }
+
+    async fn snapshot_ancestors(
+        &self,
+        of: &SnapshotId,
+        limit: usize,
+    ) -> Result<Vec<SnapshotId>, StoreError> {
+        // A sandbox that was restored may be its own grandparent's child: UNION ends such a circle.
+        let query = sqlx::query(
+            "WITH RECURSIVE line (id) AS (
+                 SELECT json_extract(snapshot, '$.parent') FROM snapshots WHERE id = ?1
+                 UNION
+                 SELECT json_extract(snapshot, '$.parent') FROM line
+                     JOIN snapshots ON snapshots.id = line.id WHERE line.id <> ?1)
+             SELECT id FROM line WHERE id IS NOT NULL AND id <> ?1 LIMIT ?2",
+        )
+        .bind(of.as_str())
+        .bind(limit_of(limit));
+        let rows = query.fetch_all(&self.readers).await;
+        let rows = rows.map_err(self.failed("look up the ancestors of a snapshot"))?;
+        rows.iter().map(|row| parsed(row, "id")).collect()
     }
 }
 

@@ -4,7 +4,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use torpor_lifecycle::store::{Ledger as _, LocalSave, Saves as _};
+use torpor_lifecycle::ledger::SnapshotLedger as _;
+use torpor_lifecycle::store::{LocalSave, Saves as _};
 use torpor_protocol::ImageId;
 
 use crate::crash::sqlite;

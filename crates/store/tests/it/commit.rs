@@ -4,7 +4,7 @@
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use torpor_lifecycle::store::{Images as _, Ledger as _, StoreError};
+use torpor_lifecycle::store::{Images as _, StoreError};
 use torpor_store::ImageConfig;
 
 use crate::world::{AGENT, World, facts, names, quiet, record, sample, set_mtime};
@@ -137,7 +137,7 @@ async fn the_root_file_of_a_saved_machine_outlives_its_agent_while_it_is_needed(
     let before = world.images.root(&image.id).await.unwrap();
     let mut sleeper = record(&image.id, None);
     sleeper.facts.root = Some(before.file.clone());
-    world.ledger.record(&sleeper).await.unwrap();
+    world.record(&sleeper).await.unwrap();
     let world = world.reopen(NEWER_AGENT).await;
     assert_ne!(world.images.root(&image.id).await.unwrap().file, before.file);
     let world = world.reopen(NEWER_AGENT).await;
@@ -145,7 +145,7 @@ async fn the_root_file_of_a_saved_machine_outlives_its_agent_while_it_is_needed(
     assert!(kept.path == before.path && kept.path.exists());
     let outside = world.images.root_file(&image.id, "../../VERSION").await;
     assert!(outside.is_err(), "{outside:?}");
-    world.ledger.archive(&sleeper.ended(1, None)).await.unwrap();
+    world.archive(&sleeper).await;
     let world = world.reopen(NEWER_AGENT).await;
     let error = world.images.root_file(&image.id, &before.file).await.unwrap_err().to_string();
     assert!(error.contains(&before.file) && error.contains("gone"), "{error}");
@@ -240,19 +240,19 @@ async fn an_image_that_a_sandbox_needs_stays() {
     let (world, source) = (World::new().await, tree());
     let image = world.import_dir("sample", source.path()).await.unwrap();
     let sandbox = record(&image.id, Some("web"));
-    world.ledger.record(&sandbox).await.unwrap();
+    world.record(&sandbox).await.unwrap();
     for reference in ["sample", image.id.as_str()] {
         let error = world.images.remove(reference).await.unwrap_err();
         assert!(matches!(&error, StoreError::InUse { by, .. } if by == "sandbox web"), "{error}");
     }
     world.images.root(&image.id).await.unwrap();
-    world.ledger.archive(&sandbox.ended(1, None)).await.unwrap();
+    world.archive(&sandbox).await;
     world.images.remove("sample").await.unwrap();
     assert_eq!(world.leftovers(), (vec![], vec![]));
     let error = world.images.root(&image.id).await.unwrap_err();
     assert!(matches!(error, StoreError::NoSuchImage(_)), "{error}");
     // A sandbox that comes too late is told so.
-    let error = world.ledger.record(&sandbox).await.unwrap_err();
+    let error = world.record(&sandbox).await.unwrap_err();
     assert!(matches!(error, StoreError::NoSuchImage(_)), "{error}");
 }
 
@@ -261,7 +261,7 @@ async fn removing_one_of_several_names_only_removes_the_name() {
     let (world, source) = (World::new().await, tree());
     let image = world.import_dir("one", source.path()).await.unwrap();
     world.images.tag("one", &"two:2".parse().unwrap()).await.unwrap();
-    world.ledger.record(&record(&image.id, None)).await.unwrap();
+    world.record(&record(&image.id, None)).await.unwrap();
     world.images.remove("one").await.unwrap();
     assert_eq!(world.images.inspect("two:2").await.unwrap().names, ["two:2"]);
     assert!(world.images.resolve("one").await.is_err());

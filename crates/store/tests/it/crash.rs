@@ -6,7 +6,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 
 use torpor_lifecycle::fault;
-use torpor_lifecycle::store::{Ledger as _, Saves as _, StoreError};
+use torpor_lifecycle::ledger::{SandboxLedger as _, SnapshotLedger as _};
+use torpor_lifecycle::store::{Saves as _, StoreError};
 use torpor_store::{Layout, Ledger, Limits};
 
 use crate::saves::{about, blobs, snapshot};
@@ -35,10 +36,11 @@ async fn writer_process() {
     let Some(dir) = std::env::var_os(WRITER_DIR) else { return };
     let layout = Layout::open(dir.as_ref()).unwrap();
     let ledger = Ledger::open(&layout).await.unwrap();
+    let owner = ledger.take_over().await.unwrap();
     let image = std::env::var("TORPOR_TEST_IMAGE").unwrap().parse().unwrap();
     loop {
         let record = record(&image, None);
-        ledger.record(&record).await.unwrap();
+        ledger.create_sandbox(&owner, &record).await.unwrap();
         println!("\nacknowledged {}", record.id);
     }
 }
@@ -56,7 +58,7 @@ async fn every_acknowledged_row_survives_a_killed_writer() {
         let end = End::Killed { acknowledged: ACKNOWLEDGED };
         acknowledged.extend(end_a_writer(writer, &closed.dir, image.id.as_str(), end));
         world = closed.open(AGENT).await;
-        let found = world.ledger.all().await.unwrap();
+        let found = world.recorded().await;
         for id in &acknowledged {
             assert!(found.iter().any(|record| record.id.as_str() == id), "{id} is lost");
         }
@@ -145,7 +147,7 @@ async fn every_named_save_survives_a_killed_daemon_and_nothing_else_does() {
         let saver = "crash::saver_process";
         acknowledged.extend(end_a_writer(saver, &closed.dir, image.id.as_str(), end));
         world = closed.open(AGENT).await;
-        let rows = world.ledger.snapshots().await.unwrap();
+        let rows = world.snapshots().await;
         let mut named: Vec<_> =
             rows.iter().map(|row| row.save.as_ref().unwrap().to_string()).collect();
         named.sort();

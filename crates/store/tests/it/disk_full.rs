@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use torpor_lifecycle::store::{Journal as _, Ledger as _, Saves as _, Search, StoreError};
+use torpor_lifecycle::store::{Journal as _, Saves as _, Search, StoreError};
 use torpor_protocol::guest::LogLine;
 use torpor_protocol::{ImageId, SandboxId};
 use torpor_store::{Journals, Layout, Limits};
@@ -87,22 +87,22 @@ async fn a_ledger_on_a_full_disk_refuses_writes_and_keeps_what_it_has() {
     let mut kept = Vec::new();
     let error = loop {
         let record = record(&image.id, None);
-        match world.ledger.record(&record).await {
+        match world.record(&record).await {
             Ok(()) => kept.push(record.id),
             Err(error) => break error,
         }
         assert!(kept.len() < 100_000, "the disk never became full");
     };
     assert!(matches!(error, StoreError::DiskFull(_)), "{error:?}");
-    let found = world.ledger.all().await.unwrap();
+    let found = world.recorded().await;
     assert_eq!(found.len(), kept.len());
     // With room again it goes on, without a restart.
     std::fs::remove_file(filler).unwrap();
-    world.ledger.record(&record(&image.id, None)).await.unwrap();
+    world.record(&record(&image.id, None)).await.unwrap();
     world.ledger.close().await;
     drop(world);
     let world = open(&disk).await.unwrap();
-    assert_eq!(world.ledger.all().await.unwrap().len(), kept.len() + 1);
+    assert_eq!(world.recorded().await.len(), kept.len() + 1);
 }
 
 #[tokio::test]

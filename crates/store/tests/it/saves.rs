@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use torpor_lifecycle::store::{
-    Ledger as _, LocalSave, SaveAbout, Saves as _, SnapshotRecord, StoreError,
-};
+use torpor_lifecycle::ledger::SnapshotLedger as _;
+use torpor_lifecycle::store::{LocalSave, SaveAbout, Saves as _, SnapshotRecord, StoreError};
 use torpor_protocol::snapshot::{SavedProcess, SnapshotKind, SnapshotState};
 use torpor_protocol::{ImageId, SandboxId, SaveId, Snapshot, SnapshotId};
 
@@ -465,12 +464,14 @@ async fn a_save_is_read_once_per_daemon() {
 async fn reading_ahead_survives_corrupt_saves() {
     let (world, image) = pictured().await;
     let mut ids = Vec::new();
-    for _ in 0..2 {
-        let save = commit(&world, &image).await;
+    for number in 0..2 {
+        let staged = world.saves.stage().await.unwrap();
+        std::fs::write(staged.path().join("pages.img"), vec![number; 2_000_000]).unwrap();
+        let save = world.saves.commit(staged, about(&image)).await.unwrap();
         let mut record = snapshot(&image, &save);
         record.snapshot.name = None;
         world.ledger.record_snapshot(&record).await.unwrap();
-        flip(&save.dir.join("pages.img"), ids.len() as u64);
+        flip(&save.dir.join("pages.img"), 5);
         ids.push(save.id.clone());
     }
     let whole = commit(&world, &image).await;

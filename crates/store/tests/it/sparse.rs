@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use torpor_lifecycle::store::{Ledger as _, LocalSave, Saves as _};
+use torpor_lifecycle::ledger::SnapshotLedger as _;
+use torpor_lifecycle::store::{LocalSave, Saves as _};
 use torpor_protocol::{ImageId, SnapshotId};
 
 use crate::parcel::{export, nothing_in, packed, parts, refused};

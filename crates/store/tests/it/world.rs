@@ -4,7 +4,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use torpor_lifecycle::store::{Images as _, PersistedState, Record, StoreError};
+use torpor_lifecycle::ledger::{Owner, SandboxLedger as _, SnapshotFilter, SnapshotLedger as _};
+use torpor_lifecycle::store::{Images as _, PersistedState, Record, SnapshotRecord, StoreError};
 use torpor_protocol::{ImageId, SandboxId, SandboxSpec};
 use torpor_store::{
     Image, ImageConfig, ImageName, Images, Layout, Ledger, Limits, OnProgress, Saves,
@@ -15,6 +16,7 @@ pub(crate) const AGENT: &[u8] = b"#!/bin/true agent one\n";
 pub(crate) struct World {
     pub(crate) dir: PathBuf,
     pub(crate) ledger: Ledger,
+    owner: Owner,
     pub(crate) images: Images,
     pub(crate) saves: Saves,
     /// Removed last.
@@ -41,9 +43,28 @@ impl World {
     ) -> Result<Self, StoreError> {
         let layout = Arc::new(Layout::open(dir)?);
         let ledger = Ledger::open(&layout).await?;
+        let owner = ledger.take_over().await?;
         let images = Images::open_with(layout.clone(), ledger.clone(), agent, limits).await?;
         let saves = Saves::open(layout, ledger.clone()).await?;
-        Ok(Self { dir: dir.to_owned(), ledger, images, saves, temporary: None })
+        Ok(Self { dir: dir.to_owned(), ledger, owner, images, saves, temporary: None })
+    }
+
+    /// Records one more sandbox.
+    pub(crate) async fn record(&self, record: &Record) -> Result<(), StoreError> {
+        self.ledger.create_sandbox(&self.owner, record).await
+    }
+
+    pub(crate) async fn archive(&self, record: &Record) {
+        let ended = record.ended(1, None);
+        self.ledger.archive_sandbox(&self.owner, &ended).await.unwrap();
+    }
+
+    pub(crate) async fn recorded(&self) -> Vec<Record> {
+        self.ledger.sandboxes(&self.owner, None, usize::MAX).await.unwrap()
+    }
+
+    pub(crate) async fn snapshots(&self) -> Vec<SnapshotRecord> {
+        self.ledger.snapshots(&SnapshotFilter::default(), None, usize::MAX).await.unwrap()
     }
 
     /// As after a restart of the daemon, which may be a newer one.

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use tokio::time::Instant;
-use torpor_lifecycle::store::{Ledger as _, Record};
+use torpor_lifecycle::ledger::SandboxLedger as _;
+use torpor_lifecycle::store::Record;
 use torpor_protocol::snapshot::Sleep;
 use torpor_protocol::{SandboxId, Status, Tier};
 use torpor_store::{Layout, Ledger};
@@ -87,7 +88,7 @@ impl Home {
         let _: Status = daemon.client.post(&route, &Sleep { cold: true }).await?;
         daemon.stop().await?;
         let (layout, ledger) = self.open().await?;
-        let record = ledger.all().await.map_err(|error| stored(&error))?.pop();
+        let record = ledger.find_sandbox(&status.id).await.map_err(|error| stored(&error))?;
         ledger.close().await;
         drop(layout);
         record.ok_or_else(|| Error::failed("the daemon forgot its sandbox"))
@@ -96,9 +97,10 @@ impl Home {
     /// So many more like this one.
     async fn record(&self, model: &Record, count: usize) -> Result<()> {
         let (layout, ledger) = self.open().await?;
+        let owner = ledger.take_over().await.map_err(|error| stored(&error))?;
         for _ in 0..count {
             let record = Record { id: SandboxId::random(), ..model.clone() };
-            ledger.record(&record).await.map_err(|error| stored(&error))?;
+            ledger.create_sandbox(&owner, &record).await.map_err(|error| stored(&error))?;
         }
         ledger.close().await;
         drop(layout);

@@ -18,7 +18,8 @@ use tokio::time::Instant;
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::app::App;
 use torpor_daemon::calls::{self, Unanswered};
-use torpor_lifecycle::store::{Ledger as _, Saves as _, SnapshotRecord};
+use torpor_lifecycle::ledger::ArchiveLedger as _;
+use torpor_lifecycle::store::{Saves as _, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::{

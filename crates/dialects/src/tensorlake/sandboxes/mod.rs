@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
 use torpor_daemon::app::App;
-use torpor_lifecycle::store::Ledger as _;
+use torpor_lifecycle::ledger::ArchiveLedger as _;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
 

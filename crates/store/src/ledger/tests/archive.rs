@@ -23,11 +23,11 @@ fn ended(image: &ImageId, ended_at_ms: u64) -> ArchivedSandbox {
 async fn a_sandbox_that_is_archived_is_gone_and_remembered_also_after_a_restart() {
     let (world, image) = pictured().await;
     let living = record(&image, Some("web"));
-    world.ledger.record(&living).await.unwrap();
+    world.record(&living).await.unwrap();
     let mut gone = ended(&image, NOW_MS);
     (gone.id, gone.spec) = (living.id.clone(), living.spec);
-    world.ledger.archive(&gone).await.unwrap();
-    assert_eq!(world.ledger.all().await.unwrap(), []);
+    world.archive(&gone).await.unwrap();
+    assert_eq!(world.all().await, []);
     world.ledger.close().await;
     let again = Ledger::open(&world.layout).await.unwrap();
     assert_eq!(again.find_archived(&living.id).await.unwrap(), Some(gone.clone()));
@@ -41,13 +41,13 @@ async fn a_sandbox_ends_once_however_often_it_is_said() {
     let (world, image) = pictured().await;
     let mut gone = ended(&image, NOW_MS);
     gone.reason = None;
-    world.ledger.archive(&gone).await.unwrap();
+    world.archive(&gone).await.unwrap();
     let later = ArchivedSandbox {
         ended_at_ms: NOW_MS + 1,
         reason: Some("no memory".to_owned()),
         ..gone.clone()
     };
-    world.ledger.archive(&later).await.unwrap();
+    world.archive(&later).await.unwrap();
     assert_eq!(world.ledger.archived(None, 10).await.unwrap(), [gone]);
 }
 
@@ -55,13 +55,13 @@ async fn a_sandbox_ends_once_however_often_it_is_said() {
 async fn a_sandbox_stays_if_it_can_not_be_archived() {
     let (world, image) = pictured().await;
     let living = record(&image, None);
-    world.ledger.record(&living).await.unwrap();
+    world.record(&living).await.unwrap();
     let trigger = "CREATE TRIGGER no BEFORE INSERT ON archive
         BEGIN SELECT raise(ABORT, 'no room'); END";
     sqlx::query(trigger).execute(&world.ledger.writer).await.unwrap();
     let gone = ArchivedSandbox { id: living.id.clone(), ..ended(&image, NOW_MS) };
-    world.ledger.archive(&gone).await.unwrap_err();
-    assert_eq!(world.ledger.all().await.unwrap(), [living]);
+    world.archive(&gone).await.unwrap_err();
+    assert_eq!(world.all().await, [living]);
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn the_archive_is_read_in_pages_last_ended_first() {
     let (world, image) = pictured().await;
     let mut all: Vec<_> = [3, 1, 2, 2, 2].map(|n| ended(&image, NOW_MS + n)).into();
     for gone in &all {
-        world.ledger.archive(gone).await.unwrap();
+        world.archive(gone).await.unwrap();
     }
     all.sort_by(|a, b| (b.ended_at_ms, &b.id).cmp(&(a.ended_at_ms, &a.id)));
     assert_eq!(world.ledger.archived(None, 100).await.unwrap(), all);
@@ -91,7 +91,7 @@ async fn the_archive_is_read_in_pages_last_ended_first() {
 #[tokio::test]
 async fn a_page_after_a_stranger_is_refused() {
     let (world, image) = pictured().await;
-    world.ledger.archive(&ended(&image, NOW_MS)).await.unwrap();
+    world.archive(&ended(&image, NOW_MS)).await.unwrap();
     let stranger = SandboxId::random();
     let error = world.ledger.archived(Some(&stranger), 10).await.unwrap_err();
     assert!(matches!(error, StoreError::Invalid(_)), "{error:?}");
@@ -104,10 +104,10 @@ async fn who_ended_more_than_a_month_before_the_last_is_forgotten() {
     let old = ended(&image, NOW_MS - 30 * DAY_MS - 1);
     let kept = ended(&image, NOW_MS - 30 * DAY_MS);
     let new = ended(&image, NOW_MS);
-    world.ledger.archive(&old).await.unwrap();
-    world.ledger.archive(&kept).await.unwrap();
+    world.archive(&old).await.unwrap();
+    world.archive(&kept).await.unwrap();
     assert_eq!(world.ledger.archived(None, 10).await.unwrap().len(), 2);
-    world.ledger.archive(&new).await.unwrap();
+    world.archive(&new).await.unwrap();
     assert_eq!(world.ledger.archived(None, 10).await.unwrap(), [new, kept]);
 }
 
@@ -115,7 +115,7 @@ async fn who_ended_more_than_a_month_before_the_last_is_forgotten() {
 async fn ten_thousand_are_remembered_and_the_oldest_is_the_first_to_go() {
     let (world, image) = pictured().await;
     let first = ended(&image, NOW_MS);
-    world.ledger.archive(&first).await.unwrap();
+    world.archive(&first).await.unwrap();
     let many = sqlx::query(
         "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9999)
          INSERT INTO archive SELECT printf('%021d', i), spec, created_at_ms, ended_at_ms + i, reason
@@ -124,11 +124,11 @@ async fn ten_thousand_are_remembered_and_the_oldest_is_the_first_to_go() {
     many.execute(&world.ledger.writer).await.unwrap();
     assert_eq!(world.ledger.archived_ids().await.unwrap().len(), 10_000);
     let last = ended(&image, NOW_MS + 10_000);
-    world.ledger.archive(&last).await.unwrap();
+    world.archive(&last).await.unwrap();
     let ids = world.ledger.archived_ids().await.unwrap();
     assert_eq!(ids.len(), 10_000);
     assert!(ids.contains(&last.id) && !ids.contains(&first.id));
     // Too old to be among them, it is gone at once and pushes nobody out.
-    world.ledger.archive(&first).await.unwrap();
+    world.archive(&first).await.unwrap();
     assert_eq!(world.ledger.archived_ids().await.unwrap(), ids);
 }

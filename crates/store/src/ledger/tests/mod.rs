@@ -7,15 +7,23 @@ mod schema;
 
 use std::collections::BTreeMap;
 
-use torpor_lifecycle::store::{Facts, Ledger as _, Manifest, PersistedState, SaveAbout};
+use torpor_lifecycle::ledger::{
+    ArchiveLedger as _, Owner, PoolLedger as _, SandboxLedger as _, SnapshotFilter,
+    SnapshotLedger as _,
+};
+use torpor_lifecycle::store::{
+    Facts, Manifest, PersistedState, PoolRecord, Record, SaveAbout, SnapshotRecord,
+};
+use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::snapshot::{SavedFile, SnapshotKind, SnapshotState};
-use torpor_protocol::{ImageId, SandboxSpec, Snapshot};
+use torpor_protocol::{ImageId, SandboxId, SandboxSpec, Snapshot, SnapshotId};
 
 use super::*;
 use crate::Layout;
 
 struct World {
     ledger: Ledger,
+    owner: Owner,
     layout: Layout,
     dir: tempfile::TempDir,
 }
@@ -24,7 +32,36 @@ async fn world() -> World {
     let dir = tempfile::tempdir().unwrap();
     let layout = Layout::open(dir.path()).unwrap();
     let ledger = Ledger::open(&layout).await.unwrap();
-    World { ledger, layout, dir }
+    World { owner: ledger.take_over().await.unwrap(), ledger, layout, dir }
+}
+
+impl World {
+    /// Inserts or replaces.
+    async fn record(&self, record: &Record) -> Result<(), StoreError> {
+        match self.ledger.find_sandbox(&record.id).await? {
+            Some(_) => self.ledger.update_sandbox(&self.owner, record).await,
+            None => self.ledger.create_sandbox(&self.owner, record).await,
+        }
+    }
+
+    async fn record_pool(&self, record: &PoolRecord) -> Result<(), StoreError> {
+        if self.ledger.update_pool(record).await? {
+            return Ok(());
+        }
+        self.ledger.create_pool(record).await
+    }
+
+    async fn archive(&self, ended: &ArchivedSandbox) -> Result<(), StoreError> {
+        self.ledger.archive_sandbox(&self.owner, ended).await
+    }
+
+    async fn all(&self) -> Vec<Record> {
+        self.ledger.sandboxes(&self.owner, None, 1000).await.unwrap()
+    }
+
+    async fn snapshots(&self) -> Vec<SnapshotRecord> {
+        self.ledger.snapshots(&SnapshotFilter::default(), None, 1000).await.unwrap()
+    }
 }
 
 fn image_row(digit: char) -> ImageRow {
@@ -72,17 +109,18 @@ async fn a_record_comes_back_as_it_was_also_after_a_restart() {
     world.ledger.commit_image(&image, None).await.unwrap();
     let mut one = record(&image.id, Some("web"));
     let two = record(&image.id, None);
-    world.ledger.record(&one).await.unwrap();
-    world.ledger.record(&two).await.unwrap();
+    world.record(&one).await.unwrap();
+    world.record(&two).await.unwrap();
     one.state = PersistedState::Failed { reason: "no memory".to_owned() };
     one.last_used_at_ms += 5;
-    world.ledger.record(&one).await.unwrap();
+    world.record(&one).await.unwrap();
     let mut expected = vec![one, two];
     expected.sort_by(|a, b| a.id.cmp(&b.id));
-    assert_eq!(world.ledger.all().await.unwrap(), expected);
+    assert_eq!(world.all().await, expected);
     world.ledger.close().await;
     let again = Ledger::open(&world.layout).await.unwrap();
-    assert_eq!(again.all().await.unwrap(), expected);
+    let owner = again.take_over().await.unwrap();
+    assert_eq!(again.sandboxes(&owner, None, 9).await.unwrap(), expected);
 }
 
 #[tokio::test]
@@ -91,10 +129,10 @@ async fn a_name_belongs_to_one_sandbox() {
     let image = image_row('a');
     world.ledger.commit_image(&image, None).await.unwrap();
     let first = record(&image.id, Some("web"));
-    world.ledger.record(&first).await.unwrap();
-    let error = world.ledger.record(&record(&image.id, Some("web"))).await.unwrap_err();
-    assert!(error.to_string().contains("\"web\""), "{error}");
-    assert_eq!(world.ledger.all().await.unwrap(), [first]);
+    world.record(&first).await.unwrap();
+    let error = world.record(&record(&image.id, Some("web"))).await.unwrap_err();
+    assert!(matches!(&error, StoreError::NameTaken(name) if name.as_str() == "web"), "{error}");
+    assert_eq!(world.all().await, [first]);
 }
 
 #[tokio::test]
@@ -103,10 +141,11 @@ async fn a_row_that_cannot_be_read_is_named() {
     let image = image_row('a');
     world.ledger.commit_image(&image, None).await.unwrap();
     let record = record(&image.id, None);
-    world.ledger.record(&record).await.unwrap();
+    world.record(&record).await.unwrap();
     let broken = sqlx::query("UPDATE sandboxes SET spec = '{}'");
     broken.execute(&world.ledger.writer).await.unwrap();
-    let error = world.ledger.all().await.unwrap_err().to_string();
+    let page = world.ledger.sandboxes(&world.owner, None, 9).await;
+    let error = page.unwrap_err().to_string();
     assert!(error.contains(record.id.as_str()), "{error}");
 }
 
@@ -117,13 +156,14 @@ async fn many_writers_at_once_all_get_their_turn() {
     world.ledger.commit_image(&image, None).await.unwrap();
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..200 {
-        let (ledger, record) = (world.ledger.clone(), record(&image.id, None));
-        tasks.spawn(async move { ledger.record(&record).await });
+        let (ledger, owner) = (world.ledger.clone(), world.owner.clone());
+        let record = record(&image.id, None);
+        tasks.spawn(async move { ledger.create_sandbox(&owner, &record).await });
     }
     for result in tasks.join_all().await {
         result.unwrap();
     }
-    assert_eq!(world.ledger.all().await.unwrap().len(), 200);
+    assert_eq!(world.all().await.len(), 200);
 }
 
 #[tokio::test]
@@ -265,8 +305,8 @@ async fn what_a_sandbox_sleeps_in_comes_back_with_it() {
         root: Some("a.erofs".to_owned()),
         queued_until_ms: Some(u64::MAX),
     };
-    world.ledger.record(&one).await.unwrap();
-    assert_eq!(world.ledger.all().await.unwrap(), [one]);
+    world.record(&one).await.unwrap();
+    assert_eq!(world.all().await, [one]);
 }
 
 #[tokio::test]
@@ -278,10 +318,10 @@ async fn a_snapshot_comes_back_as_it_was_and_can_be_replaced() {
     one.snapshot.state = SnapshotState::Completed;
     one.save = Some(save(&world, &image).await);
     world.ledger.record_snapshot(&one).await.unwrap();
-    assert_eq!(world.ledger.snapshots().await.unwrap(), [one.clone()]);
+    assert_eq!(world.snapshots().await, [one.clone()]);
     world.ledger.erase_snapshot(&one.snapshot.id).await.unwrap();
     world.ledger.erase_snapshot(&one.snapshot.id).await.unwrap();
-    assert_eq!(world.ledger.snapshots().await.unwrap(), []);
+    assert_eq!(world.snapshots().await, []);
 }
 
 #[tokio::test]
@@ -291,9 +331,8 @@ async fn a_name_belongs_to_one_snapshot() {
     world.ledger.record_snapshot(&first).await.unwrap();
     let second = snapshot(&image, Some("base"), None);
     let error = world.ledger.record_snapshot(&second).await.unwrap_err();
-    assert!(matches!(error, StoreError::Invalid(_)), "{error:?}");
-    assert_eq!(error.to_string(), "another snapshot is called \"base\"");
-    assert_eq!(world.ledger.snapshots().await.unwrap(), [first]);
+    assert!(matches!(&error, StoreError::NameTaken(name) if name.as_str() == "base"), "{error}");
+    assert_eq!(world.snapshots().await, [first]);
     // Without names there is no conflict.
     world.ledger.record_snapshot(&snapshot(&image, None, None)).await.unwrap();
     world.ledger.record_snapshot(&snapshot(&image, None, None)).await.unwrap();
@@ -303,16 +342,16 @@ async fn a_name_belongs_to_one_snapshot() {
 async fn a_pool_comes_back_as_it_was_and_can_be_replaced() {
     let (world, image) = pictured().await;
     let mut pool = pool_of(&image, None);
-    world.ledger.record_pool(&pool).await.unwrap();
+    world.record_pool(&pool).await.unwrap();
     pool.size = 5;
     pool.max = Some(7);
     pool.updated_at_ms = 12;
     pool.from = Some((SnapshotId::random(), save(&world, &image).await));
-    world.ledger.record_pool(&pool).await.unwrap();
-    assert_eq!(world.ledger.pools().await.unwrap(), [pool.clone()]);
-    world.ledger.erase_pool(&pool.name).await.unwrap();
-    world.ledger.erase_pool(&pool.name).await.unwrap();
-    assert_eq!(world.ledger.pools().await.unwrap(), []);
+    world.record_pool(&pool).await.unwrap();
+    assert_eq!(world.ledger.pools(None, 9).await.unwrap(), [pool.clone()]);
+    assert!(world.ledger.erase_pool(&pool.name).await.unwrap());
+    assert!(!world.ledger.erase_pool(&pool.name).await.unwrap());
+    assert_eq!(world.ledger.pools(None, 9).await.unwrap(), []);
 }
 
 #[tokio::test]
@@ -327,10 +366,10 @@ async fn what_names_a_save_or_an_image_that_is_gone_is_told_which() {
     };
     let mut sandbox = record(&image, None);
     sandbox.save = Some(gone.clone());
-    no_save(world.ledger.record(&sandbox).await.unwrap_err());
+    no_save(world.record(&sandbox).await.unwrap_err());
     no_save(world.ledger.record_snapshot(&snapshot(&image, None, Some(&gone))).await.unwrap_err());
     let from = Some((SnapshotId::random(), gone.clone()));
-    no_save(world.ledger.record_pool(&pool_of(&image, from)).await.unwrap_err());
+    no_save(world.record_pool(&pool_of(&image, from)).await.unwrap_err());
 
     let image_gone = |error: StoreError| {
         assert!(
@@ -341,9 +380,9 @@ async fn what_names_a_save_or_an_image_that_is_gone_is_told_which() {
     let there = save(&world, &image).await;
     let mut sandbox = record(&no_image, None);
     sandbox.save = Some(there.clone());
-    image_gone(world.ledger.record(&sandbox).await.unwrap_err());
+    image_gone(world.record(&sandbox).await.unwrap_err());
     let from = Some((SnapshotId::random(), there));
-    image_gone(world.ledger.record_pool(&pool_of(&no_image, from)).await.unwrap_err());
+    image_gone(world.record_pool(&pool_of(&no_image, from)).await.unwrap_err());
     let error = world.ledger.commit_save(&SaveId::random(), &manifest(&no_image), &[40]).await;
     image_gone(error.unwrap_err());
 }
@@ -356,12 +395,12 @@ async fn a_save_stays_while_anything_names_it() {
     sandbox.save = Some(id.clone());
     let named = snapshot(&image, None, Some(&id));
     let pool = pool_of(&image, Some((named.snapshot.id.clone(), id.clone())));
-    world.ledger.record(&sandbox).await.unwrap();
+    world.record(&sandbox).await.unwrap();
     world.ledger.record_snapshot(&named).await.unwrap();
-    world.ledger.record_pool(&pool).await.unwrap();
+    world.record_pool(&pool).await.unwrap();
     assert_eq!(world.ledger.save_bytes().await.unwrap(), 40);
     assert_eq!(world.ledger.drop_save(&id).await.unwrap(), None);
-    world.ledger.archive(&sandbox.ended(1, None)).await.unwrap();
+    world.archive(&sandbox.ended(1, None)).await.unwrap();
     assert_eq!(world.ledger.drop_save(&id).await.unwrap(), None);
     world.ledger.erase_snapshot(&named.snapshot.id).await.unwrap();
     assert_eq!(world.ledger.drop_save(&id).await.unwrap(), None);
@@ -385,8 +424,8 @@ async fn an_image_that_a_save_or_a_pool_needs_stays_and_says_for_whom() {
     let named = snapshot(&image, Some("base"), Some(&id));
     world.ledger.record_snapshot(&named).await.unwrap();
     assert_eq!(needed_by().await, "snapshot base");
-    world.ledger.record_pool(&pool_of(&image, None)).await.unwrap();
+    world.record_pool(&pool_of(&image, None)).await.unwrap();
     assert_eq!(needed_by().await, "pool ready and snapshot base");
-    world.ledger.record(&record(&image, Some("web"))).await.unwrap();
+    world.record(&record(&image, Some("web"))).await.unwrap();
     assert_eq!(needed_by().await, "pool ready, sandbox web and others");
 }

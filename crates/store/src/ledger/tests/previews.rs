@@ -45,7 +45,7 @@ async fn with_sandbox() -> (World, Record) {
     let image = image_row('a');
     world.ledger.commit_image(&image, None).await.unwrap();
     let sandbox = record(&image.id, Some("web"));
-    world.ledger.record(&sandbox).await.unwrap();
+    world.record(&sandbox).await.unwrap();
     (world, sandbox)
 }
 
@@ -72,9 +72,9 @@ async fn previews_and_tokens_go_in_the_instant_their_sandbox_goes() {
     let gone = preview(&sandbox.id, "web", None);
     world.ledger.record_preview(&gone).await.unwrap();
     world.ledger.record_preview_token(&token(&gone, 1)).await.unwrap();
-    world.ledger.record(&sandbox).await.unwrap();
+    world.record(&sandbox).await.unwrap();
     assert_eq!(world.ledger.previews().await.unwrap().len(), 1, "a sandbox that changes keeps it");
-    world.ledger.archive(&sandbox.ended(9, None)).await.unwrap();
+    world.archive(&sandbox.ended(9, None)).await.unwrap();
     assert_eq!(world.ledger.previews().await.unwrap(), []);
     assert_eq!(world.ledger.preview_tokens().await.unwrap(), []);
     let error = world.ledger.record_preview(&gone).await.unwrap_err();
@@ -91,7 +91,7 @@ async fn a_label_belongs_to_one_preview_and_a_name_to_one_of_a_sandbox() {
         assert!(world.ledger.record_preview(&taken).await.is_err(), "{taken:?}");
     }
     let other = record(&sandbox.spec.image_id, None);
-    world.ledger.record(&other).await.unwrap();
+    world.record(&other).await.unwrap();
     world.ledger.record_preview(&preview(&other.id, "a", None)).await.unwrap();
 }
 

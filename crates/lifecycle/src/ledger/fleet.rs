@@ -1,0 +1,131 @@
+//! What a fleet remembers: sandboxes, those that are gone, snapshots and pools.
+
+use std::collections::HashSet;
+
+use async_trait::async_trait;
+use torpor_protocol::api::ArchivedSandbox;
+use torpor_protocol::{Name, SandboxId, Snapshot, SnapshotId, SnapshotRef};
+
+use super::Owner;
+use crate::store::{PoolRecord, Record, SnapshotRecord, StoreError};
+
+/// Sandboxes, each with the node that owns it.
+#[async_trait]
+pub trait SandboxLedger: Send + Sync + 'static {
+    /// The daemon of this node starts: its epoch grows, and in the same instant it becomes the owner of
+    /// what it owned before and of what nobody owns. Whoever wrote under an earlier epoch is refused.
+    async fn take_over(&self) -> Result<Owner, StoreError>;
+
+    /// [`StoreError::NotOwner`] if the node has started anew, [`StoreError::NameTaken`] if another one
+    /// has its name, [`StoreError::NoSuchImage`] or [`StoreError::NoSuchSave`] if that is gone.
+    async fn create_sandbox(&self, owner: &Owner, record: &Record) -> Result<(), StoreError>;
+    /// Replaces it. Refused like its creation, and with [`StoreError::NotOwner`] also if it is gone.
+    async fn update_sandbox(&self, owner: &Owner, record: &Record) -> Result<(), StoreError>;
+    /// Forgets it and remembers in the archive, in the same instant, that it was. Saying so again is fine.
+    async fn archive_sandbox(
+        &self,
+        owner: &Owner,
+        ended: &ArchivedSandbox,
+    ) -> Result<(), StoreError>;
+
+    async fn find_sandbox(&self, id: &SandboxId) -> Result<Option<Record>, StoreError>;
+    /// At most `limit` of this owner's after this id, by id.
+    async fn sandboxes(
+        &self,
+        owner: &Owner,
+        after: Option<&SandboxId>,
+        limit: usize,
+    ) -> Result<Vec<Record>, StoreError>;
+}
+
+/// Sandboxes that are gone, for people. The oldest are forgotten.
+#[async_trait]
+pub trait ArchiveLedger: Send + Sync + 'static {
+    async fn find_archived(&self, id: &SandboxId) -> Result<Option<ArchivedSandbox>, StoreError>;
+    /// The last who had this name.
+    async fn find_archived_by_name(
+        &self,
+        name: &Name,
+    ) -> Result<Option<ArchivedSandbox>, StoreError>;
+    /// At most `limit` that ended before `before` in the archive's order, last ended first. Both ways:
+    /// [`StoreError::Invalid`] if that one is not or no longer in it.
+    async fn archived(
+        &self,
+        before: Option<&SandboxId>,
+        limit: usize,
+    ) -> Result<Vec<ArchivedSandbox>, StoreError>;
+    /// At most `limit` that ended after `after` and nearest to it, or the first of all; last ended first.
+    async fn archived_after(
+        &self,
+        after: Option<&SandboxId>,
+        limit: usize,
+    ) -> Result<Vec<ArchivedSandbox>, StoreError>;
+    /// Everybody in it.
+    async fn archived_ids(&self) -> Result<HashSet<SandboxId>, StoreError>;
+}
+
+/// Which snapshots; of whatever sandbox without any of these.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SnapshotFilter {
+    /// Those of this sandbox, and
+    pub sandbox: Option<SandboxId>,
+    /// those of whichever sandbox had this name when they were taken.
+    pub sandbox_name: Option<Name>,
+}
+
+/// Where a page of snapshots ended. It stays a place when the snapshot is gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotPlace {
+    pub created_at_ms: u64,
+    pub id: SnapshotId,
+}
+
+impl From<&Snapshot> for SnapshotPlace {
+    fn from(last: &Snapshot) -> Self {
+        Self { created_at_ms: last.created_at_ms, id: last.id.clone() }
+    }
+}
+
+#[async_trait]
+pub trait SnapshotLedger: Send + Sync + 'static {
+    /// Inserts or replaces a snapshot. [`StoreError::NameTaken`] if another one has its name,
+    /// [`StoreError::NoSuchSave`] if its save is gone.
+    async fn record_snapshot(&self, record: &SnapshotRecord) -> Result<(), StoreError>;
+    /// Forgets a snapshot, not its save; forgetting what is not there is fine.
+    async fn erase_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError>;
+    async fn find_snapshot(&self, of: &SnapshotRef) -> Result<Option<SnapshotRecord>, StoreError>;
+    /// At most `limit` after this place, oldest first.
+    async fn snapshots(
+        &self,
+        filter: &SnapshotFilter,
+        after: Option<&SnapshotPlace>,
+        limit: usize,
+    ) -> Result<Vec<SnapshotRecord>, StoreError>;
+    /// The parent, its parent, and so on as far as they are known; at most `limit`. The last may be gone.
+    async fn snapshot_ancestors(
+        &self,
+        of: &SnapshotId,
+        limit: usize,
+    ) -> Result<Vec<SnapshotId>, StoreError>;
+}
+
+#[async_trait]
+pub trait PoolLedger: Send + Sync + 'static {
+    /// [`StoreError::NameTaken`] if there is one of that name.
+    async fn create_pool(&self, record: &PoolRecord) -> Result<(), StoreError>;
+    /// Whether there is one of that name; it is this one now.
+    async fn update_pool(&self, record: &PoolRecord) -> Result<bool, StoreError>;
+    /// Whether there was one.
+    async fn erase_pool(&self, name: &Name) -> Result<bool, StoreError>;
+    /// At most `limit` after this name, by name.
+    async fn pools(
+        &self,
+        after: Option<&Name>,
+        limit: usize,
+    ) -> Result<Vec<PoolRecord>, StoreError>;
+}
+
+/// All that a fleet needs.
+pub trait FleetLedger: SandboxLedger + ArchiveLedger + SnapshotLedger + PoolLedger {}
+
+impl<T: SandboxLedger + ArchiveLedger + SnapshotLedger + PoolLedger> FleetLedger for T {}

@@ -1,0 +1,45 @@
+//! What must be remembered, by aggregate: traits that a database implements.
+//!
+//! - **The ledger is the truth.** A write is durable when it returns.
+//! - **Keys and pages.** What a request asks for is found by a key (`find_…`) or read by pages; only a
+//!   daemon that starts reads everything, page by page.
+//! - **Owners.** A sandbox belongs to one node. Every write of one carries the [`Owner`] who writes, and is
+//!   refused with [`StoreError::NotOwner`] if the sandbox, or the node, is somebody else's by now: a daemon
+//!   that was replaced without noticing changes nothing.
+//! - **Caches.** What is in memory beside the ledger is one of these, and its doc comment says which:
+//!   - *owned*: rows that only this node may write, under its epoch (sandboxes and their names, running
+//!     builds). It can't be stale: a write that would show it is refused.
+//!   - *versioned*: rows that every node may write (pools, previews, domains, keys). Own changes go
+//!     through it at once; it is read again within [`REFRESH`] of a change by another node, which
+//!     [`Changes`] tells.
+
+mod fleet;
+
+use std::time::Duration;
+
+use torpor_protocol::NodeId;
+
+pub use fleet::{
+    ArchiveLedger, FleetLedger, PoolLedger, SandboxLedger, SnapshotFilter, SnapshotLedger,
+    SnapshotPlace,
+};
+
+/// How far behind another node a versioned cache may be.
+pub const REFRESH: Duration = Duration::from_secs(1);
+
+/// Rows read at once by whoever reads everything.
+pub const PAGE: usize = 500;
+
+/// A node since one of its starts. Each start of its daemon makes another one, and ends the one before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    pub node: NodeId,
+    /// Grows with each start.
+    pub epoch: u64,
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (epoch {})", self.node, self.epoch)
+    }
+}
