@@ -20,7 +20,7 @@ OURS = b"\x02\x74\x70\x00\x00\x02"
 
 def tcp(host, port):
     with socket.create_connection((host, port), 1) as connection:
-        # A turnstile may accept and then refuse: what counts is an answer.
+        # An egress proxy may accept and then refuse: what counts is an answer.
         connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = connection.recv(200)
     return answer if answer and b"403" not in answer and b"denied" not in answer else None

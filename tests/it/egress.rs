@@ -106,7 +106,7 @@ fn a_policy_changes_at_once_and_outlives_sleep_fork_and_daemon() {
 }
 
 #[test]
-fn methods_and_paths_are_read_where_a_rule_needs_them() {
+fn methods_and_paths_are_intercepted_where_a_rule_needs_them() {
     let internet = Internet::with(&NAMES);
     let world = World::in_internet(&internet, &[]);
     world.create_with("web", &["--allow", "GET api.test/v1/", "--allow", "www.pkg.test"]);

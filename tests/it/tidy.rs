@@ -39,8 +39,9 @@ fn crates_depend_only_on_what_the_architecture_allows() {
         ("qemu", vec![]),
         ("engines", vec!["ext4", "kernel", "lifecycle", "protocol", "qemu"]),
         ("store", vec!["lifecycle", "protocol"]),
-        ("proxy", vec!["lifecycle", "protocol"]),
-        ("egress", vec!["lifecycle", "protocol"]),
+        ("headers", vec![]),
+        ("proxy", vec!["headers", "lifecycle", "protocol"]),
+        ("egress", vec!["headers", "lifecycle", "protocol"]),
         (
             "daemon",
             vec!["egress", "engines", "kernel", "lifecycle", "protocol", "proxy", "qemu", "store"],

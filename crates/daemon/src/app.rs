@@ -27,7 +27,7 @@ pub struct App {
     pub images: Images,
     pub saves: Saves,
     pub vault: Vault,
-    /// The way out of guided sandboxes.
+    /// The way out of proxied sandboxes.
     pub egress: Egress,
     /// What sandboxes sent out, on disk.
     pub audit: AuditLog,

@@ -10,7 +10,7 @@ use torpor_engines::gvisor::{self, Gvisor, GvisorConfig};
 use torpor_engines::microvm::{self, Microvm, MicrovmConfig};
 use torpor_engines::probe::kvm::{self, Kvm};
 use torpor_kernel::KernelError;
-use torpor_lifecycle::engine::{Engine, EngineError, Guard, NoGuard};
+use torpor_lifecycle::engine::{Engine, EngineError, GuestRegistry, NoGuestRegistry};
 use torpor_protocol::AddressRange;
 use torpor_qemu::build::{Accel, Build, BuildError};
 use torpor_store::Layout;
@@ -30,7 +30,7 @@ const ENTER: &str = "enter";
 pub(crate) async fn open(
     config: &Config,
     layout: &Layout,
-    guard: Arc<dyn Guard>,
+    registry: Arc<dyn GuestRegistry>,
 ) -> Result<Arc<dyn Engine>, ServeError> {
     let (choice, reason) = choose(config, &layout.kernels()).await?;
     tracing::info!(engine = choice.name(), reason, "isolation engine");
@@ -41,9 +41,9 @@ pub(crate) async fn open(
                 let missing = "runsc is not installed (or name it: engine.runsc_path)";
                 ServeError::NoEngine(format!("{missing}; gvisor was chosen: {reason}"))
             })?;
-            Ok(Arc::new(Gvisor::open(gvisor_config(config, layout, runsc, guard)?).await?))
+            Ok(Arc::new(Gvisor::open(gvisor_config(config, layout, runsc, registry)?).await?))
         }
-        Choice::Microvm(parts) => open_microvm(config, layout, *parts, guard).await,
+        Choice::Microvm(parts) => open_microvm(config, layout, *parts, registry).await,
     }
 }
 
@@ -88,7 +88,7 @@ async fn open_microvm(
     config: &Config,
     layout: &Layout,
     parts: Parts,
-    guard: Arc<dyn Guard>,
+    registry: Arc<dyn GuestRegistry>,
 ) -> Result<Arc<dyn Engine>, ServeError> {
     let program = this_program()?;
     let Parts { qemu, kernel } = parts;
@@ -102,7 +102,7 @@ async fn open_microvm(
         keeper_command: vec![program.clone().into(), KEEPER.into()],
         jail_command: vec![program.into(), JAIL.into()],
         users: config.engine.users(),
-        guard,
+        registry,
     };
     Ok(Arc::new(Microvm::open(config).await?))
 }
@@ -140,7 +140,7 @@ pub(crate) async fn near() -> Result<Vec<AddressRange>, ServeError> {
 pub(crate) async fn purge(config: &Config, layout: &Layout) -> Result<usize, ServeError> {
     // Nothing is started, so any runsc will do, also one that is not there any more.
     let runsc = find_runsc(config).unwrap_or_else(|| PathBuf::from("runsc"));
-    let gvisor_config = gvisor_config(config, layout, runsc, Arc::new(NoGuard))?;
+    let gvisor_config = gvisor_config(config, layout, runsc, Arc::new(NoGuestRegistry))?;
     let (dir, scratch, templates) = (&config.runtime_dir, layout.scratch(), layout.templates());
     let microvms = microvm::purge(dir, layout.tag(), &scratch, &templates).await?;
     Ok(gvisor::purge(&gvisor_config).await? + microvms)
@@ -150,7 +150,7 @@ fn gvisor_config(
     config: &Config,
     layout: &Layout,
     runsc: PathBuf,
-    guard: Arc<dyn Guard>,
+    registry: Arc<dyn GuestRegistry>,
 ) -> Result<GvisorConfig, ServeError> {
     let program = this_program()?;
     Ok(GvisorConfig {
@@ -164,7 +164,7 @@ fn gvisor_config(
         enter_command: vec![program.into(), ENTER.into()],
         users: config.engine.users(),
         shells: config.standby.shells,
-        guard,
+        registry,
     })
 }
 

@@ -171,7 +171,7 @@ async fn serve_at(
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     let exposed = doors.exposed()?.is_some();
-    let _turnstile = egress::listen(&parts.egress, parts.engine.about().turnstile);
+    let _egress_proxy = egress::listen(&parts.egress, parts.engine.about().egress_proxy);
     let app = open(parts, config, exposed).await?;
     app.previews.found_at(doors.address()?, doors.encrypted()?);
     let tasks = [

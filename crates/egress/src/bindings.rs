@@ -11,8 +11,8 @@ use torpor_lifecycle::chain;
 use torpor_lifecycle::store::Vault;
 use torpor_protocol::{HostBinding, SecretName};
 
+use crate::intercept::secrets_of;
 use crate::policy::Policy;
-use crate::read::secrets_of;
 
 /// How long an answer of the vault is good: short enough that a secret which is bound anew works at
 /// once for people.
@@ -54,7 +54,7 @@ impl Bindings {
         let hosts: Arc<[HostBinding]> = match self.vault.bound(name).await {
             Ok(secret) => secret.map_or_else(Vec::new, |secret| secret.hosts).into(),
             Err(error) => {
-                tracing::warn!(secret = %name, error = %chain(&error), "the vault does not answer");
+                tracing::warn!(secret = %name, error = %chain(&error), "cannot read secret bindings, treating the secret as bound to nothing");
                 return Arc::new([]);
             }
         };

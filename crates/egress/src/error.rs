@@ -7,7 +7,7 @@ pub enum EgressError {
     #[error("{0}")]
     Invalid(String),
     #[error(transparent)]
-    Authority(#[from] crate::AuthorityError),
+    Ca(#[from] crate::CaError),
     #[error("could not {action}")]
     Failed {
         action: String,

@@ -3,6 +3,6 @@
 #[path = "../../../fuzz/input.rs"]
 pub(crate) mod input;
 
-pub use crate::glance::fuzzing::glance_first_bytes;
+pub use crate::intercept::fuzzing::{decode, redact};
 pub use crate::names::fuzzing::egress_dns;
-pub use crate::read::fuzzing::{decode, redact};
+pub use crate::sniff::fuzzing::sniff_first_bytes;

@@ -1,8 +1,8 @@
-//! What sandboxes send out: decided, read where a policy says so, given secrets, and told.
+//! What sandboxes send out: decided, intercepted where a policy says so, given secrets, and audited.
 //!
 //! ```text
-//!  guest ─▶ slot ─▶ turnstile ─▶ glance: first bytes ─▶ policy ─┬─▶ pass on, unread ─▶ way out ─▶ world
-//!             │                                                 └─▶ read: TLS ends here, secrets go in ─▶ …
+//!  guest ─▶ slot ─▶ listener ─▶ sniff: first bytes ─▶ policy ─┬─▶ relay, unchanged ─▶ dialer ─▶ world
+//!             │                                                └─▶ intercept: TLS ends here, secrets go in ─▶ …
 //!             └──▶ names: our own name server, which remembers what it answered to whom
 //! ```
 //!
@@ -11,24 +11,24 @@
 //! - Deny wins. What can't be attributed to a host is refused where hosts are what matters, unless an
 //!   explicit range of addresses allows it.
 //! - A secret goes to the hosts it is bound to and nowhere else; its value is in no event, log or error.
-//! - Without this crate running, guided sandboxes reach nothing: the turnstile is then closed.
+//! - Without this crate running, proxied sandboxes reach nothing: nobody listens at the egress proxy.
 
-mod attend;
 mod audit;
 mod bindings;
+mod connection;
+mod dialer;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod glance;
-mod house;
+mod handle;
+mod intercept;
+mod listener;
 mod names;
 mod policy;
-mod read;
-mod rewound;
-mod roster;
-mod turnstile;
-mod visit;
-mod ways;
+mod registry;
+mod rewind;
+mod shared;
+mod sniff;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -36,83 +36,87 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use torpor_lifecycle::engine::{Guard, Passed, Turnstile};
+use torpor_lifecycle::engine::{EgressProxy, GuestRegistry, LoggedPacket};
 use torpor_lifecycle::store::Vault;
 use torpor_protocol::egress::{EgressEvent, EgressKind, Gateway, Verdict};
 use torpor_protocol::{AddressRange, Destination, Name, Network, SandboxId};
 
 pub use audit::{Audit, Counts, EVENTS_MAX, Verdicts};
+pub use dialer::{BadGateway, Upstream};
 pub use error::EgressError;
-pub use read::{Authority, AuthorityError};
-pub use turnstile::{Listening, Original};
-pub use ways::{BadGateway, Through};
+pub use intercept::{CaError, InterceptionCa};
+pub use listener::{Listener, OriginalDestination};
 
-use house::House;
 use policy::{Policy, closed_range, word};
+use shared::Shared;
 
 /// What the operator says.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// Ways out that policies can choose.
-    pub gateways: BTreeMap<Name, Through>,
+    /// Gateways that policies can choose.
+    pub gateways: BTreeMap<Name, Upstream>,
     /// Private addresses that the policy of a sandbox may open by naming them.
     pub private: Vec<AddressRange>,
     /// Public networks that this host is part of, and its own addresses: closed like private ones.
     pub near: Vec<AddressRange>,
-    /// A file of certificates (PEM) that are believed besides those of the host.
+    /// A file of CA certificates (PEM) that are trusted besides those of the host.
     pub roots: Option<PathBuf>,
     /// Who is asked for names; none: whom the host asks.
     pub resolver: Option<SocketAddr>,
 }
 
-/// The way out of guided sandboxes. Clones are the same one.
+/// The way out of proxied sandboxes. Clones are the same one.
 #[derive(Clone)]
 pub struct Egress {
-    house: Arc<House>,
+    shared: Arc<Shared>,
 }
 
 impl Egress {
     pub fn new(
         settings: Settings,
-        authority: Arc<Authority>,
+        ca: Arc<InterceptionCa>,
         vault: Arc<dyn Vault>,
     ) -> Result<Self, EgressError> {
-        Ok(Self { house: Arc::new(House::new(settings, authority, vault)?) })
+        Ok(Self { shared: Arc::new(Shared::new(settings, ca, vault)?) })
     }
 
     /// Lets guests in where the engine leads them, until what is returned is dropped.
-    pub fn listen(&self, turnstile: Turnstile) -> io::Result<Listening> {
-        self.listen_with(turnstile, turnstile::original())
+    pub fn listen(&self, proxy: EgressProxy) -> io::Result<Listener> {
+        self.listen_with(proxy, listener::original_destination())
     }
 
     /// The same, where somebody else than the kernel says where a connection wanted to go: for tests.
     #[doc(hidden)]
-    pub fn listen_with(&self, turnstile: Turnstile, original: Original) -> io::Result<Listening> {
-        Listening::open(&self.house, turnstile, original)
+    pub fn listen_with(
+        &self,
+        proxy: EgressProxy,
+        original_destination: OriginalDestination,
+    ) -> io::Result<Listener> {
+        Listener::open(&self.shared, proxy, original_destination)
     }
 
-    /// The certificate (PEM) that guests must trust where their requests are read.
+    /// The certificate (PEM) that guests must trust where their requests are intercepted.
     pub fn certificate(&self) -> &str {
-        self.house.authority.certificate()
+        self.shared.ca.certificate()
     }
 
     pub fn audit(&self) -> &Audit {
-        &self.house.audit
+        &self.shared.audit
     }
 
     /// Whether this policy can be kept here; what the operator can do about it if not.
     pub fn check(&self, network: &Network) -> Result<(), String> {
         if let Some(name) = &network.gateway
-            && !self.house.ways.knows(name)
+            && !self.shared.dialer.knows(name)
         {
             return Err(format!(
                 "there is no gateway {name}; the operator names gateways in `egress.gateways`"
             ));
         }
         let opened =
-            |range: &AddressRange| self.house.private.iter().any(|open| open.covers(range));
+            |range: &AddressRange| self.shared.private.iter().any(|open| open.covers(range));
         let ranges = network.allow.iter().filter_map(Destination::range);
-        let near = |range: &AddressRange| self.house.near.iter().any(|near| near.covers(range));
+        let near = |range: &AddressRange| self.shared.near.iter().any(|near| near.covers(range));
         let closed = |range: &&AddressRange| closed_range(range) || near(range);
         match ranges.filter(closed).find(|range| !opened(range)) {
             None => Ok(()),
@@ -125,24 +129,24 @@ impl Egress {
 
     /// All that policies can choose. Passwords are not told.
     pub fn gateways(&self) -> Vec<Gateway> {
-        self.house.ways.gateways()
+        self.shared.dialer.gateways()
     }
 }
 
-impl Guard for Egress {
-    fn admit(&self, guest: Ipv4Addr, id: &SandboxId, network: &Network) {
-        self.house.roster.admit(guest, id, Policy::new(network, &self.house.private));
+impl GuestRegistry for Egress {
+    fn register(&self, address: Ipv4Addr, id: &SandboxId, network: &Network) {
+        self.shared.registry.register(address, id, Policy::new(network, &self.shared.private));
     }
 
-    fn dismiss(&self, guest: Ipv4Addr) {
-        self.house.roster.dismiss(guest);
+    fn unregister(&self, address: Ipv4Addr) {
+        self.shared.registry.unregister(address);
     }
 
-    fn passed(&self, guest: Ipv4Addr, packet: Passed) {
-        let Some(member) = self.house.roster.find(guest) else { return };
-        self.house.audit.record(EgressEvent {
-            at_ms: self.house.clock.now_ms(),
-            sandbox: member.id.clone(),
+    fn packet_logged(&self, address: Ipv4Addr, packet: LoggedPacket) {
+        let Some(guest) = self.shared.registry.find(address) else { return };
+        self.shared.audit.record(EgressEvent {
+            at_ms: self.shared.clock.now_ms(),
+            sandbox: guest.id.clone(),
             what: match packet.protocol {
                 1 => EgressKind::Icmp,
                 6 => EgressKind::Tcp,

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use torpor_engines::microvm::{Microvm, MicrovmConfig, purge};
 use torpor_engines::{AGENT, keeper};
-use torpor_lifecycle::engine::{AGENT_PATH, BootPlan, Engine, Machine, NoGuard};
+use torpor_lifecycle::engine::{AGENT_PATH, BootPlan, Engine, Machine, NoGuestRegistry};
 use torpor_lifecycle::guest::{Guest, Item};
 use torpor_protocol::guest::{ProcessSpec, Request};
 use torpor_protocol::{Network, Resources, SandboxId, SandboxSpec};
@@ -63,7 +63,7 @@ async fn bench() -> Outcome<()> {
         keeper_command: vec![me.clone(), "keeper".into()],
         jail_command: vec![me, "jail".into()],
         users: torpor_engines::Users::default(),
-        guard: Arc::new(NoGuard),
+        registry: Arc::new(NoGuestRegistry),
     };
     let root = root(dir.path())?;
     let measured = measure(&config, root, dir.path()).await;

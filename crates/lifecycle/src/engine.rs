@@ -35,16 +35,16 @@ pub struct About {
     pub version: String,
     /// Address the guest should ask for names, if it has a network.
     pub nameserver: Option<String>,
-    /// Where connections of guests arrive that a [`Guard`] is to decide about; none: nowhere.
-    pub turnstile: Option<Turnstile>,
+    /// Where connections of proxied guests arrive; none: nowhere.
+    pub egress_proxy: Option<EgressProxy>,
     pub abilities: Abilities,
 }
 
-/// Where the engine leads connections of guests whose policy is guided ([`Network::is_guided`]): an
-/// address of this host that only they reach, each from the address that [`Guard::admit`] named. Nobody
+/// Where the engine leads connections of guests whose policy is proxied ([`Network::is_proxied`]): an
+/// address of this host that only they reach, each from the address that [`GuestRegistry::register`] named. Nobody
 /// listens there: their connections are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Turnstile {
+pub struct EgressProxy {
     pub address: Ipv4Addr,
     /// TCP, to any address and port; the kernel knows which (`SO_ORIGINAL_DST`).
     pub connections: u16,
@@ -57,21 +57,21 @@ pub struct Turnstile {
     pub private_mark: u32,
 }
 
-/// Who decides about what guests send out, beyond what a firewall can. The engine tells it whom it
-/// lets out under which address, and what the firewall decided by itself.
-pub trait Guard: Send + Sync + 'static {
+/// Who has to know which guest is behind which address: whoever decides about what guests send out, beyond
+/// what a firewall can. It is also told what the firewall decided by itself.
+pub trait GuestRegistry: Send + Sync + 'static {
     /// From now on this address is this sandbox, under this policy; also when the policy changes.
     /// Called before the guest's first packet, and before a change is in force.
-    fn admit(&self, guest: Ipv4Addr, id: &SandboxId, network: &Network);
+    fn register(&self, guest: Ipv4Addr, id: &SandboxId, network: &Network);
     /// Nobody has this address now. Connections that it has are cut.
-    fn dismiss(&self, guest: Ipv4Addr);
+    fn unregister(&self, guest: Ipv4Addr);
     /// The firewall let the first packet of something pass, or did not. Must not block.
-    fn passed(&self, guest: Ipv4Addr, packet: Passed);
+    fn packet_logged(&self, guest: Ipv4Addr, packet: LoggedPacket);
 }
 
 /// What a firewall decided about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Passed {
+pub struct LoggedPacket {
     /// The number of its protocol: 6 TCP, 17 UDP, 1 ICMP.
     pub protocol: u8,
     pub to: Ipv4Addr,
@@ -80,14 +80,14 @@ pub struct Passed {
     pub allowed: bool,
 }
 
-/// Nobody guards: for engines without a network.
+/// Nobody needs to know: for engines without a network.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct NoGuard;
+pub struct NoGuestRegistry;
 
-impl Guard for NoGuard {
-    fn admit(&self, _: Ipv4Addr, _: &SandboxId, _: &Network) {}
-    fn dismiss(&self, _: Ipv4Addr) {}
-    fn passed(&self, _: Ipv4Addr, _: Passed) {}
+impl GuestRegistry for NoGuestRegistry {
+    fn register(&self, _: Ipv4Addr, _: &SandboxId, _: &Network) {}
+    fn unregister(&self, _: Ipv4Addr) {}
+    fn packet_logged(&self, _: Ipv4Addr, _: LoggedPacket) {}
 }
 
 /// What not every engine can do; asked for in vain it is refused by name.

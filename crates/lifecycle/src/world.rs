@@ -85,7 +85,7 @@ pub(crate) struct World {
     pub(crate) journal: Arc<dyn Journal>,
     pub(crate) vault: Arc<dyn Vault>,
     pub(crate) room: Arc<dyn Room>,
-    /// The certificate (PEM) of who reads some requests of guests, for those whose policy says so.
+    /// The interception CA (PEM), for those whose policy says so.
     pub(crate) ca: Option<String>,
     pub(crate) policy: Policy,
     pub(crate) clock: Clock,
@@ -286,13 +286,13 @@ impl World {
             workdir: image.workdir.clone(),
             entropy: hex(&random::<32>()),
             boot_id: afresh.then(boot_id),
-            trust: self.trust(spec).cloned(),
+            trust: self.trusted_ca(spec).cloned(),
         })
     }
 
-    /// Whom everybody inside is to trust: who reads some of their requests, if anybody does.
-    pub(crate) fn trust(&self, spec: &SandboxSpec) -> Option<&String> {
-        self.ca.as_ref().filter(|_| spec.network.is_read())
+    /// The CA that everybody inside is to trust, if some of their requests are intercepted.
+    pub(crate) fn trusted_ca(&self, spec: &SandboxSpec) -> Option<&String> {
+        self.ca.as_ref().filter(|_| spec.network.is_intercepted())
     }
 
     /// The values of its secrets. A sandbox that wakes does so also when one was removed meanwhile.

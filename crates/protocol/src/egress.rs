@@ -25,10 +25,10 @@ pub struct EgressEvent {
     pub address: Option<Ipv4Addr>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
-    /// Of a request that was read.
+    /// Of an intercepted request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
-    /// Of a request that was read, without its query.
+    /// Of an intercepted request, without its query.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// Secrets that were put into it.
@@ -48,9 +48,9 @@ pub enum EgressKind {
     Name,
     /// A connection, or its first packet.
     Tcp,
-    /// A connection that is encrypted, and was not read.
+    /// A connection that is encrypted, and was not intercepted.
     Tls,
-    /// A request that was read.
+    /// An intercepted request.
     Http,
     Udp,
     Icmp,

@@ -75,15 +75,18 @@ impl Network {
         }
     }
 
-    /// Whether somebody who reads names, paths and requests must stand in its way; otherwise a
-    /// firewall says all of it.
-    pub fn is_guided(&self) -> bool {
+    /// Whether its connections go through the egress proxy, which sees names, paths and requests; otherwise
+    /// a firewall says all of it.
+    pub fn is_proxied(&self) -> bool {
         let by_name = |list: &[Destination]| list.iter().any(|entry| entry.web().is_some());
-        by_name(&self.allow) || by_name(&self.deny) || self.is_read() || self.gateway.is_some()
+        by_name(&self.allow)
+            || by_name(&self.deny)
+            || self.is_intercepted()
+            || self.gateway.is_some()
     }
 
-    /// Whether requests are read that are not for the reader: of some hosts, also encrypted ones.
-    pub fn is_read(&self) -> bool {
+    /// Whether requests to some hosts are intercepted, also encrypted ones.
+    pub fn is_intercepted(&self) -> bool {
         let narrow = |list: &[Destination]| {
             list.iter().filter_map(Destination::web).any(WebRule::needs_the_request)
         };

@@ -131,11 +131,11 @@ impl Proxy {
         peer: Option<SocketAddr>,
         manner: Manner,
     ) -> Result<Response<Body>, Error> {
-        headers::check(&request)?;
+        torpor_headers::check(&request)?;
         let sandbox = self.fleet.find(&target.sandbox)?;
         let place = self.crowd.enter(sandbox.id())?;
         let grpc = headers::is_grpc(&request);
-        let protocol = headers::upgrade(&request);
+        let protocol = torpor_headers::upgrade(&request);
         let keep = manner.keep_open && protocol.is_some();
         let (mut lease, mut wire, keep) = enter(&sandbox, target.port, keep).await?;
         let client = protocol.as_ref().map(|_| hyper::upgrade::on(&mut request));
@@ -279,12 +279,7 @@ fn drive(
 
 /// An ordinary answer.
 fn stream(mut response: Response<Incoming>, visit: Visit) -> Response<Body> {
-    let headers = response.headers_mut();
-    if headers.contains_key(header::TRANSFER_ENCODING) {
-        // A length beside an encoding is a lie that the client must not see.
-        headers.remove(header::CONTENT_LENGTH);
-    }
-    headers::strip(headers);
+    torpor_headers::prepare_answer(response.headers_mut());
     *response.version_mut() = Version::HTTP_11;
     response.map(|inner| Streamed { inner, _visit: visit }.boxed_unsync())
 }
@@ -311,7 +306,7 @@ fn switch(
     });
     let protocol = response.headers_mut().remove(header::UPGRADE);
     let headers = response.headers_mut();
-    headers::strip(headers);
+    torpor_headers::prepare_answer(headers);
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     if let Some(protocol) = protocol {
         headers.insert(header::UPGRADE, protocol);

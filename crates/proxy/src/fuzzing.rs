@@ -6,9 +6,10 @@ mod input;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, Uri, Version, header};
 use http_body_util::Empty;
+use torpor_headers::{check, upgrade};
 use torpor_protocol::api::PREVIEW_HEADER;
 
-use crate::headers::{check, is_grpc, prepare, request_id, upgrade};
+use crate::headers::{is_grpc, prepare, request_id};
 use crate::{Target, route};
 
 /// A target survives its text; a request that is let in has one host, no header of ours, and nothing that

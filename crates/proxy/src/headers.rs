@@ -1,52 +1,25 @@
-//! What a header means between two neighbours stays between them; what is ambiguous is refused.
+//! Headers of requests for sandboxes, beyond what `torpor_headers` says of all requests.
 
 use std::net::SocketAddr;
 
 use http::header::{self, Entry, HeaderMap, HeaderName, HeaderValue};
-use http::{Method, Request, Version};
-use hyper::body::Body;
+use http::{Request, Version};
+use torpor_headers::{FORWARDED, FORWARDED_FOR, FORWARDED_HOST, FORWARDED_PROTO, Refused};
 use torpor_protocol::api::{PREVIEW_HEADER, REQUEST_ID_HEADER};
 
 use crate::error::Error;
 
-const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
-const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-
 /// Longest request id that is taken over from a client.
 const REQUEST_ID_MAX: usize = 128;
 
-/// They concern one connection. `Trailer` is not among them: it announces what the body ends with.
-const HOP_BY_HOP: [HeaderName; 9] = [
-    header::CONNECTION,
-    HTTP2_SETTINGS,
-    KEEP_ALIVE,
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    PROXY_CONNECTION,
-    header::TE,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-];
-
-/// What applications and proxies rely on: `Connection` can't name it as its own.
-const END_TO_END: [HeaderName; 11] = [
-    header::AUTHORIZATION,
-    header::CACHE_CONTROL,
-    header::CONTENT_LENGTH,
-    header::CONTENT_TYPE,
-    header::COOKIE,
-    header::HOST,
-    header::ORIGIN,
-    FORWARDED,
-    FORWARDED_FOR,
-    FORWARDED_HOST,
-    FORWARDED_PROTO,
-];
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Connect => Self::Connect,
+            Refused::Ambiguous(why) => Self::Malformed(why),
+        }
+    }
+}
 
 /// The id of a request: its own if it can stand in a log, else a fresh one that is put in.
 pub(crate) fn request_id(headers: &mut HeaderMap) -> HeaderValue {
@@ -65,55 +38,6 @@ pub(crate) fn request_id(headers: &mut HeaderMap) -> HeaderValue {
     id
 }
 
-/// Refuses what two parsers could read in two ways.
-pub(crate) fn check<B>(request: &Request<B>) -> Result<(), Error> {
-    let headers = request.headers();
-    if request.method() == Method::CONNECT {
-        return Err(Error::Connect);
-    }
-    let mut hosts = headers.get_all(header::HOST).iter();
-    let host = hosts.next();
-    if hosts.next().is_some() {
-        return Err(Error::Malformed("it has more than one Host header"));
-    }
-    if let Some(authority) = request.uri().authority() {
-        if authority.as_str().contains('@') {
-            return Err(Error::Malformed("its target has a user in it"));
-        }
-        let same = |host: &HeaderValue| {
-            host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes())
-        };
-        if host.is_some_and(|host| !same(host)) {
-            return Err(Error::Malformed("its target and its Host header name different hosts"));
-        }
-    }
-    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
-    if let Some(coding) = codings.next() {
-        if headers.contains_key(header::CONTENT_LENGTH) {
-            return Err(Error::Malformed("it has both Content-Length and Transfer-Encoding"));
-        }
-        if codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked") {
-            return Err(Error::Malformed("its Transfer-Encoding is not \"chunked\""));
-        }
-    }
-    if headers.get_all(header::CONTENT_LENGTH).iter().count() > 1 {
-        return Err(Error::Malformed("it has more than one Content-Length header"));
-    }
-    Ok(())
-}
-
-/// The protocol that the client wants to go on with on this connection. An upgrade to HTTP/2 is
-/// ignored, as any server may: inside it would carry requests that nobody checked.
-pub(crate) fn upgrade<B>(request: &Request<B>) -> Option<HeaderValue> {
-    let headers = request.headers();
-    let protocol = headers.get(header::UPGRADE)?;
-    let text = protocol.to_str().ok()?;
-    let http2 = text.split(',').any(|token| token.trim().to_ascii_lowercase().starts_with("h2"));
-    let wanted = request.version() == Version::HTTP_11
-        && connection_tokens(headers).contains(&header::UPGRADE);
-    (wanted && !http2).then(|| protocol.clone())
-}
-
 /// gRPC needs HTTP/2 all the way. `TE: trailers` alone does not tell: browsers send it always.
 pub(crate) fn is_grpc<B>(request: &Request<B>) -> bool {
     let content_type = request.headers().get(header::CONTENT_TYPE);
@@ -124,29 +48,8 @@ pub(crate) fn is_grpc<B>(request: &Request<B>) -> bool {
         })
 }
 
-/// Removes what concerned the connection it came on.
-pub(crate) fn strip(headers: &mut HeaderMap) {
-    for name in connection_tokens(headers).iter().filter(|name| !END_TO_END.contains(name)) {
-        headers.remove(name);
-    }
-    for name in HOP_BY_HOP {
-        headers.remove(name);
-    }
-}
-
-/// The header names that `Connection` nominates.
-fn connection_tokens(headers: &HeaderMap) -> Vec<HeaderName> {
-    let values = headers.get_all(header::CONNECTION).iter();
-    let tokens = values.filter_map(|value| value.to_str().ok()).flat_map(|text| text.split(','));
-    tokens.filter_map(|token| token.trim().parse().ok()).collect()
-}
-
-/// Makes the headers of a request fit for the way in. The request must have passed [`check`].
-pub(crate) fn prepare<B: Body>(request: &mut Request<B>, port: u16, peer: Option<SocketAddr>) {
-    let wants_trailers = request.headers().get_all(header::TE).iter().any(|value| {
-        let mut tokens = value.as_bytes().split(|byte| *byte == b',');
-        tokens.any(|token| token.trim_ascii().eq_ignore_ascii_case(b"trailers"))
-    });
+/// Makes the headers of a request fit for the way in. It must have passed [`torpor_headers::check`].
+pub(crate) fn prepare<B>(request: &mut Request<B>, port: u16, peer: Option<SocketAddr>) {
     let authority = request.uri().authority().map(|authority| authority.as_str().to_owned());
     let host = authority.and_then(|host| HeaderValue::try_from(host).ok());
     let host = host.or_else(|| request.headers().get(header::HOST).cloned());
@@ -154,14 +57,11 @@ pub(crate) fn prepare<B: Body>(request: &mut Request<B>, port: u16, peer: Option
         HeaderValue::try_from(format!("localhost:{port}")).expect("digits are fit for a header")
     });
     let headers = request.headers_mut();
-    strip(headers);
+    torpor_headers::prepare_request(headers);
     headers.remove(PREVIEW_HEADER);
     join_cookies(headers);
     forwarded(headers, &host, peer);
     headers.insert(header::HOST, host);
-    if wants_trailers {
-        headers.insert(header::TE, HeaderValue::from_static("trailers"));
-    }
 }
 
 /// HTTP/2 may carry cookies one by one, HTTP/1 may not.
@@ -200,95 +100,38 @@ fn join(headers: &mut HeaderMap, name: HeaderName, between: &[u8], more: Option<
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use bytes::Bytes;
-    use http_body_util::Empty;
+    use torpor_headers::cases;
 
-    fn request(headers: &[(&str, &str)]) -> Request<Empty<Bytes>> {
-        let builder = Request::builder().uri("/");
-        let add = |builder: http::request::Builder, (name, value): &(&str, &str)| {
-            builder.header(*name, *value)
-        };
-        headers.iter().fold(builder, add).body(Empty::new()).unwrap()
-    }
+    use super::*;
 
     fn prepared(headers: &[(&str, &str)], peer: &str) -> HeaderMap {
-        let mut request = request(headers);
+        let mut request = Request::from_parts(cases::request("GET", "/", headers), ());
         prepare(&mut request, 80, Some(peer.parse().unwrap()));
         request.headers().clone()
     }
 
     #[test]
-    fn ambiguous_requests_are_refused() {
-        for headers in [
-            &[("host", "a"), ("host", "a")][..],
-            &[("content-length", "1"), ("transfer-encoding", "chunked")],
-            &[("content-length", "1"), ("content-length", "2")],
-            &[("transfer-encoding", "gzip, chunked")],
-            &[("transfer-encoding", "chunked"), ("transfer-encoding", "chunked")],
-        ] {
-            assert!(check(&request(headers)).is_err(), "{headers:?}");
-        }
-        assert!(check(&request(&[("host", "a"), ("transfer-encoding", "Chunked")])).is_ok());
+    fn what_every_proxy_is_held_to_holds_for_requests_to_sandboxes() {
+        cases::hold_to_headers(|headers| {
+            let mut request = Request::new(());
+            std::mem::swap(request.headers_mut(), headers);
+            prepare(&mut request, 80, Some("10.0.0.1:5".parse().unwrap()));
+            std::mem::swap(request.headers_mut(), headers);
+        });
     }
 
     #[test]
-    fn a_target_must_agree_with_its_host() {
-        let check_uri = |uri: &str| {
-            let mut request = request(&[("host", "web.example:80")]);
-            *request.uri_mut() = uri.parse().unwrap();
-            check(&request)
-        };
-        assert!(check_uri("http://WEB.example:80/x").is_ok());
-        assert!(check_uri("http://other.example/x").is_err());
-        assert!(check_uri("http://user@web.example:80/x").is_err());
+    fn what_names_the_sandbox_stays_behind() {
+        let headers = prepared(&[("x-torpor-preview", "80-web"), ("x-kept", "1")], "10.0.0.1:5");
+        assert!(!headers.contains_key("x-torpor-preview") && headers.contains_key("x-kept"));
     }
 
     #[test]
-    fn what_concerns_one_connection_stays_behind() {
-        let headers = prepared(
-            &[
-                ("connection", "keep-alive, X-Secret"),
-                ("x-secret", "1"),
-                ("keep-alive", "5"),
-                ("te", "gzip, trailers"),
-                ("trailer", "x-sum"),
-                ("upgrade", "h2c"),
-                ("x-kept", "1"),
-                ("x-torpor-preview", "80-web"),
-            ],
-            "10.0.0.1:5",
-        );
-        for name in ["connection", "x-secret", "keep-alive", "upgrade", "x-torpor-preview"] {
-            assert!(!headers.contains_key(name), "{name}");
-        }
-        assert_eq!(headers["te"], "trailers");
-        assert_eq!(headers["trailer"], "x-sum");
-        assert_eq!(headers["x-kept"], "1");
-    }
-
-    #[test]
-    fn a_client_can_not_have_a_header_removed_that_others_rely_on() {
-        let nominated =
-            "cookie, Forwarded, x-forwarded-for, x-forwarded-proto, authorization, x-own";
-        let headers = prepared(
-            &[
-                ("connection", nominated),
-                ("cookie", "a=1"),
-                ("forwarded", "for=1.1.1.1"),
-                ("x-forwarded-for", "1.1.1.1"),
-                ("x-forwarded-proto", "https"),
-                ("authorization", "Bearer mine"),
-                ("x-own", "1"),
-            ],
-            "10.0.0.1:5",
-        );
-        assert_eq!(headers["cookie"], "a=1");
+    fn what_a_proxy_before_us_said_is_added_to() {
+        let given = [("connection", "forwarded, x-forwarded-for"), ("forwarded", "for=1.1.1.1")];
+        let headers = prepared(&given, "10.0.0.1:5");
         assert_eq!(headers["forwarded"], "for=1.1.1.1, for=10.0.0.1;proto=http");
-        assert_eq!(headers["x-forwarded-for"], "1.1.1.1, 10.0.0.1");
-        assert_eq!(headers["x-forwarded-proto"], "https");
-        assert_eq!(headers["authorization"], "Bearer mine");
-        assert!(!headers.contains_key("x-own"));
+        assert_eq!(headers["x-forwarded-for"], "10.0.0.1");
     }
 
     #[test]
@@ -310,13 +153,5 @@ mod tests {
     fn cookies_become_one() {
         let headers = prepared(&[("cookie", "a=1"), ("cookie", "b=2")], "10.0.0.1:5");
         assert_eq!(headers.get_all("cookie").iter().collect::<Vec<_>>(), ["a=1; b=2"]);
-    }
-
-    #[test]
-    fn an_upgrade_is_one_only_if_the_connection_says_so_and_never_to_http2() {
-        let wants = |headers: &[(&str, &str)]| upgrade(&request(headers)).is_some();
-        assert!(wants(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]));
-        assert!(!wants(&[("connection", "keep-alive"), ("upgrade", "websocket")]));
-        assert!(!wants(&[("connection", "upgrade, http2-settings"), ("upgrade", "h2c")]));
     }
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use torpor_egress::{Settings, Through};
+use torpor_egress::{Settings, Upstream};
 use torpor_protocol::{AddressRange, Name};
 
 use super::ConfigError;
@@ -20,7 +20,7 @@ const PRIVATE_PREFIX_MIN: u8 = 8;
 pub struct EgressConfig {
     /// Private addresses that the policy of a sandbox may open by naming them.
     pub private: Vec<AddressRange>,
-    /// A file of certificates (PEM) that are believed besides those of the host.
+    /// A file of CA certificates (PEM) that are trusted besides those of the host, for intercepted requests.
     pub roots: Option<PathBuf>,
     /// Who is asked for names; none: whom the host asks.
     pub resolver: Option<SocketAddr>,
@@ -48,8 +48,8 @@ impl EgressConfig {
         let understood = gateways.into_iter().map(|(name, text)| {
             // The text is not repeated: there may be a password in it.
             let wrong = |error| ConfigError::Senseless(format!("egress.gateways.{name}: {error}"));
-            let through: Through = text.parse().map_err(wrong)?;
-            Ok((name, through))
+            let upstream: Upstream = text.parse().map_err(wrong)?;
+            Ok((name, upstream))
         });
         let gateways = understood.collect::<Result<_, _>>()?;
         Ok(Settings { gateways, private, near: Vec::new(), roots, resolver })

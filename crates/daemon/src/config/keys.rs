@@ -175,8 +175,8 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "egress.roots",
         default: "none",
-        help: "A file of certificates (PEM) that are believed besides those of the host, by whoever \
-               reads requests of sandboxes on their way out.",
+        help: "A file of CA certificates (PEM) that are trusted besides those of the host, when requests \
+               are intercepted.",
     },
     Key {
         name: "egress.resolver",

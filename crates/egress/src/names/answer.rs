@@ -1,4 +1,4 @@
-//! What a member is answered.
+//! What a guest is answered.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
 use torpor_protocol::egress::{EgressEvent, EgressKind, Verdict};
 
 use super::resolver::{Answer, address};
-use crate::house::House;
+use crate::connection::shortened;
 use crate::policy::{Policy, host_of, word};
-use crate::roster::Member;
-use crate::visit::shortened;
+use crate::registry::Guest;
+use crate::shared::Shared;
 
 /// Bytes of an answer by UDP: fits every path.
 const PAYLOAD: u16 = 1232;
@@ -24,10 +24,10 @@ pub(super) enum By {
     Tcp,
 }
 
-/// The answer to what a member sent; none: it deserves none.
+/// The answer to what a guest sent; none: it deserves none.
 pub(super) async fn answer(
-    house: &House,
-    member: &Arc<Member>,
+    shared: &Shared,
+    guest: &Arc<Guest>,
     question: &[u8],
     by: By,
 ) -> Option<Vec<u8>> {
@@ -37,13 +37,13 @@ pub(super) async fn answer(
     }
     let mut answer = reply(&question);
     match checked(&question) {
-        Ok((name, kind)) => fill(house, member, &mut answer, name, kind).await,
+        Ok((name, kind)) => fill(shared, guest, &mut answer, name, kind).await,
         Err(code) => answer.metadata.response_code = code,
     }
     encoded(&question, &answer, by)
 }
 
-/// The same, if the member asks too much at once.
+/// The same, if the guest asks too much at once.
 pub(super) fn too_many(question: &[u8]) -> Option<Vec<u8>> {
     let question = Message::from_vec(question).ok()?;
     if question.metadata.message_type != MessageType::Query {
@@ -72,36 +72,37 @@ pub(super) fn checked(question: &Message) -> Result<(&Name, RecordType), Respons
 }
 
 async fn fill(
-    house: &House,
-    member: &Arc<Member>,
+    shared: &Shared,
+    guest: &Arc<Guest>,
     answer: &mut Message,
     name: &Name,
     kind: RecordType,
 ) {
-    let policy = member.policy();
+    let policy = guest.policy();
     let text = name.to_ascii().to_ascii_lowercase();
     let text = text.strip_suffix('.').unwrap_or(&text).to_owned();
     let decision = policy.question(&text);
-    let tell = |verdict, rule: String, address| tell(house, member, &text, verdict, rule, address);
+    let audit =
+        |verdict, rule: String, address| audit(shared, guest, &text, verdict, rule, address);
     if !decision.allowed {
         // Not REFUSED: programs would take that for a server that is out of order, and ask again.
         answer.metadata.response_code = ResponseCode::NXDomain;
-        return tell(Verdict::Denied, decision.rule, None);
+        return audit(Verdict::Denied, decision.rule, None);
     }
     if is_never_asked(kind) {
         return;
     }
-    let Ok(found) = house.ways.resolver.ask(name, kind).await else {
+    let Ok(found) = shared.dialer.resolver.ask(name, kind).await else {
         answer.metadata.response_code = ResponseCode::ServFail;
-        return tell(Verdict::Failed, decision.rule, None);
+        return audit(Verdict::Failed, decision.rule, None);
     };
     answer.metadata.response_code = found.code;
     let kept = found.records.iter().filter(|record| keeps(&policy, record, kind));
     answer.answers = kept.cloned().collect();
-    remember(member, &policy, &text, &found);
+    remember(guest, &policy, &text, &found);
     match found.addresses().find(|(address, _)| !policy.may_tell(*address)) {
-        Some((address, _)) => tell(Verdict::Denied, word::PRIVATE.to_owned(), Some(address)),
-        None => tell(Verdict::Allowed, decision.rule, None),
+        Some((address, _)) => audit(Verdict::Denied, word::PRIVATE.to_owned(), Some(address)),
+        None => audit(Verdict::Allowed, decision.rule, None),
     }
 }
 
@@ -120,10 +121,10 @@ fn keeps(policy: &Policy, record: &Record, asked: RecordType) -> bool {
 }
 
 /// The addresses belong to the name that was asked for from now on.
-fn remember(member: &Member, policy: &Policy, name: &str, found: &Answer) {
+fn remember(guest: &Guest, policy: &Policy, name: &str, found: &Answer) {
     let Some(host) = host_of(name) else { return };
     for (address, ttl) in found.addresses().filter(|(address, _)| policy.may_tell(*address)) {
-        member.answered(&host, address, ttl);
+        guest.answered(&host, address, ttl);
     }
 }
 
@@ -168,17 +169,17 @@ pub(super) fn unreadable(question: &[u8]) -> Option<Vec<u8>> {
     Message::error_msg(id, OpCode::Query, ResponseCode::FormErr).to_vec().ok()
 }
 
-fn tell(
-    house: &House,
-    member: &Member,
+fn audit(
+    shared: &Shared,
+    guest: &Guest,
     name: &str,
     verdict: Verdict,
     rule: String,
     address: Option<std::net::Ipv4Addr>,
 ) {
-    house.audit.record(EgressEvent {
-        at_ms: house.clock.now_ms(),
-        sandbox: member.id.clone(),
+    shared.audit.record(EgressEvent {
+        at_ms: shared.clock.now_ms(),
+        sandbox: guest.id.clone(),
         what: EgressKind::Name,
         verdict,
         rule,

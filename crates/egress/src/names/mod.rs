@@ -1,7 +1,7 @@
 //! Names: the server that guests ask, and what itself asks the resolver of this host.
 //!
 //! Invariants
-//! - A name that the policy of a member can never allow is not asked for: a question is a message, too.
+//! - A name that the policy of a guest can never allow is not asked for: a question is a message, too.
 //! - No answer tells a guest a closed address that its policy does not open.
 //! - There are no IPv6 addresses, no hints for QUIC and no keys for encrypted names in answers.
 //! - What a guest is told, and what is dialed for it, comes from the same resolver.

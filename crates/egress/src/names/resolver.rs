@@ -23,7 +23,7 @@ const TRIES: usize = 3;
 const CACHED: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 /// Answers that are remembered; then all are asked for anew.
 const ANSWERS_MAX: usize = 4096;
-/// Questions that wait for an answer at the same time, of all members: each has a socket.
+/// Questions that wait for an answer at the same time, of all guests: each has a socket.
 const QUESTIONS_MAX: usize = 1024;
 /// Bytes of an answer by UDP: fits every path.
 const PAYLOAD: u16 = 1232;

@@ -1,4 +1,4 @@
-//! Our name server: on UDP and on TCP, for members only.
+//! Our name server: on UDP and on TCP, for guests only.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -11,8 +11,8 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{By, answer, too_many};
-use crate::house::House;
-use crate::roster::Member;
+use crate::registry::Guest;
+use crate::shared::Shared;
 
 /// Bytes of a question: one name, a few options.
 const QUESTION_MAX: usize = 1500;
@@ -23,37 +23,37 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// Answers questions until `stop`.
 pub(crate) fn serve(
-    house: &Arc<House>,
+    shared: &Arc<Shared>,
     udp: UdpSocket,
     tcp: TcpListener,
     stop: &CancellationToken,
 ) {
-    let packets = packets(Arc::clone(house), Arc::new(udp), stop.clone());
+    let packets = packets(Arc::clone(shared), Arc::new(udp), stop.clone());
     tokio::spawn(stop.clone().run_until_cancelled_owned(packets));
-    let connections = connections(Arc::clone(house), tcp, stop.clone());
+    let connections = connections(Arc::clone(shared), tcp, stop.clone());
     tokio::spawn(stop.clone().run_until_cancelled_owned(connections));
 }
 
-async fn packets(house: Arc<House>, socket: Arc<UdpSocket>, stop: CancellationToken) {
+async fn packets(shared: Arc<Shared>, socket: Arc<UdpSocket>, stop: CancellationToken) {
     let mut buffer = vec![0; QUESTION_MAX];
     loop {
         let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
             sleep(PAUSE).await;
             continue;
         };
-        let Some(member) = member(&house, from) else { continue };
+        let Some(guest) = guest(&shared, from) else { continue };
         let question = buffer[..length].to_vec();
-        let Some(one) = member.question() else {
+        let Some(one) = guest.question() else {
             if let Some(bytes) = too_many(&question) {
                 // No room to send it: the guest asks again.
                 let _ = socket.try_send_to(&bytes, from);
             }
             continue;
         };
-        let (house, socket) = (Arc::clone(&house), Arc::clone(&socket));
-        let gone = member.gone().clone();
+        let (shared, socket) = (Arc::clone(&shared), Arc::clone(&socket));
+        let gone = guest.gone().clone();
         let answering = async move {
-            if let Some(bytes) = answer(&house, &member, &question, By::Udp).await {
+            if let Some(bytes) = answer(&shared, &guest, &question, By::Udp).await {
                 // The guest may be gone.
                 let _ = socket.send_to(&bytes, from).await;
             }
@@ -64,18 +64,18 @@ async fn packets(house: Arc<House>, socket: Arc<UdpSocket>, stop: CancellationTo
     }
 }
 
-async fn connections(house: Arc<House>, listener: TcpListener, stop: CancellationToken) {
+async fn connections(shared: Arc<Shared>, listener: TcpListener, stop: CancellationToken) {
     loop {
         let Ok((stream, from)) = listener.accept().await else {
             sleep(PAUSE).await;
             continue;
         };
-        let Some(member) = member(&house, from) else { continue };
-        let Some(one) = member.question() else { continue };
-        let (house, gone) = (Arc::clone(&house), member.gone().clone());
+        let Some(guest) = guest(&shared, from) else { continue };
+        let Some(one) = guest.question() else { continue };
+        let (shared, gone) = (Arc::clone(&shared), guest.gone().clone());
         let conversing = async move {
             // However it ends, the connection is closed.
-            let _ = converse(&house, &member, stream).await;
+            let _ = converse(&shared, &guest, stream).await;
             drop(one);
         };
         let conversing = gone.run_until_cancelled_owned(conversing);
@@ -84,7 +84,7 @@ async fn connections(house: Arc<House>, listener: TcpListener, stop: Cancellatio
 }
 
 /// One question after the other.
-async fn converse(house: &House, member: &Arc<Member>, mut stream: TcpStream) -> io::Result<()> {
+async fn converse(shared: &Shared, guest: &Arc<Guest>, mut stream: TcpStream) -> io::Result<()> {
     loop {
         let question = async {
             let length = usize::from(stream.read_u16().await?);
@@ -96,16 +96,16 @@ async fn converse(house: &House, member: &Arc<Member>, mut stream: TcpStream) ->
             Ok::<_, io::Error>(question)
         };
         let question = timeout(IDLE, question).await??;
-        let Some(bytes) = answer(house, member, &question, By::Tcp).await else { return Ok(()) };
+        let Some(bytes) = answer(shared, guest, &question, By::Tcp).await else { return Ok(()) };
         let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
         let message = [&length.to_be_bytes(), bytes.as_slice()].concat();
         timeout(IDLE, stream.write_all(&message)).await??;
     }
 }
 
-fn member(house: &House, from: SocketAddr) -> Option<Arc<Member>> {
+fn guest(shared: &Shared, from: SocketAddr) -> Option<Arc<Guest>> {
     match from.ip() {
-        IpAddr::V4(guest) => house.roster.find(guest),
+        IpAddr::V4(address) => shared.registry.find(address),
         IpAddr::V6(_) => None,
     }
 }

@@ -39,7 +39,7 @@ pub(crate) mod word {
     pub(crate) const BAD_HOST: &str = "bad host";
     /// Neither HTTP nor TLS, on a port that is for them.
     pub(crate) const PROTOCOL: &str = "protocol";
-    /// The member has as many connections as one may have.
+    /// The guest has as many connections as one may have.
     pub(crate) const CONNECTIONS: &str = "connections";
     /// It was open, and a new policy does not allow it.
     pub(crate) const CHANGED: &str = "policy changed";
@@ -69,14 +69,14 @@ impl Decision {
 
 /// What is to be done with a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// It may be passed on unread, to where this says.
+pub(crate) enum ConnectionDecision {
+    /// It may be relayed unchanged, to where this says.
     Pass {
         rule: String,
         to: Goal,
     },
-    /// Each of its requests must be decided about; if it has none that can be read, it is refused.
-    Read {
+    /// Each of its requests must be decided about; if they can't be, it is refused.
+    Intercept {
         rule: String,
     },
     Deny {
@@ -212,46 +212,52 @@ impl Policy {
     }
 
     /// About a connection to this address that says which host it is for.
-    pub(crate) fn connection(&self, host: &str, address: Ipv4Addr) -> Fate {
+    pub(crate) fn connection(&self, host: &str, address: Ipv4Addr) -> ConnectionDecision {
         if let Some(rule) = self.address_denied(address) {
-            return Fate::Deny { rule };
+            return ConnectionDecision::Deny { rule };
         }
         if let Some(entry) = self.deny.plain(host) {
-            return Fate::Deny { rule: entry.text.clone() };
+            return ConnectionDecision::Deny { rule: entry.text.clone() };
         }
-        let fate = self.undenied_connection(host, address);
-        match (self.deny.narrow(host), fate) {
-            (_, Fate::Deny { rule }) => Fate::Deny { rule },
-            (Some(entry), _) => Fate::Read { rule: entry.text.clone() },
-            (None, fate) => fate,
+        let decision = self.undenied_connection(host, address);
+        match (self.deny.narrow(host), decision) {
+            (_, ConnectionDecision::Deny { rule }) => ConnectionDecision::Deny { rule },
+            (Some(entry), _) => ConnectionDecision::Intercept { rule: entry.text.clone() },
+            (None, decision) => decision,
         }
     }
 
     /// About a connection that nothing denies as a whole.
-    fn undenied_connection(&self, host: &str, address: Ipv4Addr) -> Fate {
+    fn undenied_connection(&self, host: &str, address: Ipv4Addr) -> ConnectionDecision {
         if !self.listed {
             return match self.internet() {
-                Decision { allowed: true, rule, .. } => Fate::Pass { rule, to: Goal::Host },
-                Decision { rule, .. } => Fate::Deny { rule },
+                Decision { allowed: true, rule, .. } => {
+                    ConnectionDecision::Pass { rule, to: Goal::Host }
+                }
+                Decision { rule, .. } => ConnectionDecision::Deny { rule },
             };
         }
         if let Some(entry) = self.allow.plain(host) {
-            return Fate::Pass { rule: entry.text.clone(), to: Goal::Host };
+            return ConnectionDecision::Pass { rule: entry.text.clone(), to: Goal::Host };
         }
         if let Some(rule) = self.range_allows(address) {
-            return Fate::Pass { rule, to: Goal::Address };
+            return ConnectionDecision::Pass { rule, to: Goal::Address };
         }
         match self.allow.narrow(host) {
-            Some(entry) => Fate::Read { rule: entry.text.clone() },
-            None => Fate::Deny { rule: word::NOT_ALLOWED.to_owned() },
+            Some(entry) => ConnectionDecision::Intercept { rule: entry.text.clone() },
+            None => ConnectionDecision::Deny { rule: word::NOT_ALLOWED.to_owned() },
         }
     }
 
     /// About a connection that does not say which host it is for. `names` are those that the guest was
     /// answered this address for; the one that decided comes with the answer.
-    pub(crate) fn nameless(&self, names: &[String], address: Ipv4Addr) -> (Fate, Option<String>) {
+    pub(crate) fn nameless(
+        &self,
+        names: &[String],
+        address: Ipv4Addr,
+    ) -> (ConnectionDecision, Option<String>) {
         if let Some(rule) = self.address_denied(address) {
-            return (Fate::Deny { rule }, None);
+            return (ConnectionDecision::Deny { rule }, None);
         }
         // One of them is denied: it may be this one.
         let denied = |name: &&String| self.deny.about(name).next().is_some();
@@ -259,26 +265,29 @@ impl Policy {
             return (self.connection(name, address), Some(name.clone()));
         }
         if let Some(rule) = self.range_allows(address) {
-            return (Fate::Pass { rule, to: Goal::Address }, None);
+            return (ConnectionDecision::Pass { rule, to: Goal::Address }, None);
         }
         if !self.by_name() {
             return match self.address(None, address) {
-                Ok(_) => (Fate::Pass { rule: self.internet().rule, to: Goal::Address }, None),
-                Err(rule) => (Fate::Deny { rule }, None),
+                Ok(_) => (
+                    ConnectionDecision::Pass { rule: self.internet().rule, to: Goal::Address },
+                    None,
+                ),
+                Err(rule) => (ConnectionDecision::Deny { rule }, None),
             };
         }
-        let fates = names.iter().map(|name| (self.connection(name, address), name));
-        let best = fates.min_by_key(|(fate, _)| match fate {
-            Fate::Pass { .. } => 0,
-            Fate::Read { .. } => 1,
-            Fate::Deny { .. } => 2,
+        let decisions = names.iter().map(|name| (self.connection(name, address), name));
+        let best = decisions.min_by_key(|(decision, _)| match decision {
+            ConnectionDecision::Pass { .. } => 0,
+            ConnectionDecision::Intercept { .. } => 1,
+            ConnectionDecision::Deny { .. } => 2,
         });
         match best {
-            Some((fate, name)) => (fate, Some(name.clone())),
+            Some((decision, name)) => (decision, Some(name.clone())),
             None if !self.listed && !self.network.internet => {
-                (Fate::Deny { rule: word::INTERNET.to_owned() }, None)
+                (ConnectionDecision::Deny { rule: word::INTERNET.to_owned() }, None)
             }
-            None => (Fate::Deny { rule: word::NO_HOST.to_owned() }, None),
+            None => (ConnectionDecision::Deny { rule: word::NO_HOST.to_owned() }, None),
         }
     }
 

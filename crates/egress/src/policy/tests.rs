@@ -16,16 +16,16 @@ fn opened(text: &str, private: &[&str]) -> Policy {
     Policy::new(&serde_json::from_str::<Network>(text).unwrap(), &private)
 }
 
-fn pass(rule: &str, to: Goal) -> Fate {
-    Fate::Pass { rule: rule.to_owned(), to }
+fn pass(rule: &str, to: Goal) -> ConnectionDecision {
+    ConnectionDecision::Pass { rule: rule.to_owned(), to }
 }
 
-fn read(rule: &str) -> Fate {
-    Fate::Read { rule: rule.to_owned() }
+fn intercept(rule: &str) -> ConnectionDecision {
+    ConnectionDecision::Intercept { rule: rule.to_owned() }
 }
 
-fn deny(rule: &str) -> Fate {
-    Fate::Deny { rule: rule.to_owned() }
+fn deny(rule: &str) -> ConnectionDecision {
+    ConnectionDecision::Deny { rule: rule.to_owned() }
 }
 
 #[test]
@@ -100,10 +100,10 @@ fn every_closed_address_is_private_to_an_open_policy() {
 }
 
 #[test]
-fn a_rule_about_requests_makes_a_connection_be_read() {
+fn a_rule_about_requests_makes_a_connection_be_intercepted() {
     let policy = policy(r#"{"allow":["GET a.test","b.test"],"deny":["b.test/admin"]}"#);
-    assert_eq!(policy.connection("a.test", PUBLIC), read("GET a.test"));
-    assert_eq!(policy.connection("b.test", PUBLIC), read("b.test/admin"));
+    assert_eq!(policy.connection("a.test", PUBLIC), intercept("GET a.test"));
+    assert_eq!(policy.connection("b.test", PUBLIC), intercept("b.test/admin"));
     assert!(policy.request("get", "A.test:443", "/x", PUBLIC).allowed);
     assert!(!policy.request("POST", "a.test", "/x", PUBLIC).allowed);
     assert!(policy.request("GET", "b.test", "/administration", PUBLIC).allowed);
@@ -195,10 +195,10 @@ fn hosts_have_one_form_and_addresses_are_none() {
 fn what_says_no_host_is_attributed_by_the_names_it_was_answered() {
     let policy = policy(r#"{"allow":["a.test","GET r.test"],"deny":["bad.test"]}"#);
     let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
-    let (fate, host) = policy.nameless(&names(&["b.test", "a.test"]), PUBLIC);
-    assert_eq!((fate, host.as_deref()), (pass("a.test", Goal::Host), Some("a.test")));
+    let (decision, host) = policy.nameless(&names(&["b.test", "a.test"]), PUBLIC);
+    assert_eq!((decision, host.as_deref()), (pass("a.test", Goal::Host), Some("a.test")));
     assert_eq!(policy.nameless(&names(&["a.test", "bad.test"]), PUBLIC).0, deny("bad.test"));
-    assert_eq!(policy.nameless(&names(&["r.test"]), PUBLIC).0, read("GET r.test"));
+    assert_eq!(policy.nameless(&names(&["r.test"]), PUBLIC).0, intercept("GET r.test"));
     assert_eq!(policy.nameless(&[], PUBLIC).0, deny(word::NO_HOST));
 }
 

@@ -1,4 +1,4 @@
-//! Connections that are passed on unread, or refused.
+//! Connections that are relayed unchanged, or refused.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 use torpor_protocol::egress::{EgressKind, Verdict};
 
-use crate::reading::{hello, tls_client, tls_server};
+use crate::interception::{hello, tls_client, tls_server};
 use crate::world::{
     DEADLINE, ELSEWHERE, SERVER, World, all, assert_cut, assert_reset, echo, greet_and_echo, web,
 };
@@ -45,7 +45,7 @@ async fn a_denied_plain_request_is_told_why() {
 }
 
 #[tokio::test]
-async fn tls_is_passed_on_unread_by_its_server_name() {
+async fn tls_is_relayed_unchanged_by_its_server_name() {
     let mut world = World::new(ALLOWED).await;
     world.host("a.test", &[SERVER]);
     let (port, roots) = tls_server(&mut world, "a.test").await;
@@ -160,7 +160,7 @@ async fn a_private_address_is_refused_whatever_host_is_named() {
 }
 
 #[tokio::test]
-async fn strangers_and_visitors_of_the_turnstile_itself_are_cut() {
+async fn strangers_and_visitors_of_the_egress_proxy_itself_are_cut() {
     let world = World::new("{}").await;
     assert_reset(&mut world.guest.connect_directly().await).await;
     let stranger = world.guest.at(Ipv4Addr::new(127, 9, 9, 9));

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use torpor_egress::Settings;
 use torpor_protocol::egress::{EgressKind, Verdict};
 
-use crate::reading::hello;
+use crate::interception::hello;
 use crate::world::{ELSEWHERE, FakeVault, SERVER, World, all, assert_reset, echo, network};
 
 const POLICY: &str = r#"{"allow":["a.test","127.0.0.2"],"gateway":"office"}"#;

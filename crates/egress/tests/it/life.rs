@@ -1,4 +1,4 @@
-//! Policies that change and members that go while connections are open.
+//! Policies that change and guests that go while connections are open.
 
 use std::net::Ipv4Addr;
 
@@ -6,10 +6,10 @@ use hickory_proto::rr::RecordType;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use torpor_lifecycle::engine::{Guard as _, Passed};
+use torpor_lifecycle::engine::{GuestRegistry as _, LoggedPacket};
 use torpor_protocol::egress::{EgressKind, Verdict};
 
-use crate::reading::hello;
+use crate::interception::hello;
 use crate::world::{DEADLINE, ELSEWHERE, SERVER, World, assert_cut, assert_reset, echo};
 
 /// Sends a hello to this host and waits until it came back.
@@ -50,7 +50,7 @@ async fn who_is_dismissed_loses_its_connections_and_names() {
     world.host("a.test", &[SERVER]);
     let (port, _) = world.server(echo).await;
     let mut stream = open(&world, "a.test", port).await;
-    world.egress.dismiss(world.guest.address);
+    world.egress.unregister(world.guest.address);
     assert_cut(&mut stream).await;
     assert_cut(&mut world.guest.connect(ELSEWHERE, port).await).await;
 }
@@ -61,10 +61,10 @@ async fn nothing_goes_on_when_nobody_listens_any_more() {
     world.host("a.test", &[SERVER]);
     let (port, _) = world.server(echo).await;
     let mut stream = open(&world, "a.test", port).await;
-    let door = world.listening.take().unwrap().connections();
+    let acceptor = world.listening.take().unwrap().connections();
     assert_cut(&mut stream).await;
     // The port is free as soon as the task that had it is gone.
-    let refused = async { while TcpStream::connect(door).await.is_ok() {} };
+    let refused = async { while TcpStream::connect(acceptor).await.is_ok() {} };
     timeout(DEADLINE, refused).await.unwrap();
 }
 
@@ -76,7 +76,7 @@ async fn names_that_were_answered_to_one_guest_are_nothing_to_the_next() {
     world.guest.ask("a.test.", RecordType::A).await;
     let next = torpor_protocol::SandboxId::random();
     let policy = crate::world::network(r#"{"allow":["a.test"]}"#);
-    world.egress.admit(world.guest.address, &next, &policy);
+    world.egress.register(world.guest.address, &next, &policy);
     let mut stream = world.guest.connect(address, 2222).await;
     stream.write_all(b"SSH-2.0-x\r\n").await.unwrap();
     assert_cut(&mut stream).await;
@@ -87,9 +87,9 @@ async fn names_that_were_answered_to_one_guest_are_nothing_to_the_next() {
 #[tokio::test]
 async fn what_the_firewall_decides_is_told_too() {
     let world = World::new("{}").await;
-    let packet = Passed { protocol: 17, to: ELSEWHERE, port: 443, allowed: false };
-    world.egress.passed(world.guest.address, packet);
-    world.egress.passed(Ipv4Addr::new(127, 9, 9, 9), packet);
+    let packet = LoggedPacket { protocol: 17, to: ELSEWHERE, port: 443, allowed: false };
+    world.egress.packet_logged(world.guest.address, packet);
+    world.egress.packet_logged(Ipv4Addr::new(127, 9, 9, 9), packet);
     let event = world.event(EgressKind::Udp, Verdict::Denied).await;
     assert_eq!((event.rule.as_str(), event.port), ("firewall", Some(443)));
     assert_eq!(world.egress.audit().counts().by_kind["udp"].denied, 1);

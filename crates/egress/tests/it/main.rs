@@ -5,7 +5,7 @@
 
 mod connections;
 mod gateways;
+mod interception;
 mod life;
 mod names;
-mod reading;
 mod world;

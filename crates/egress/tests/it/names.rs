@@ -74,7 +74,7 @@ async fn an_answer_that_is_too_long_comes_by_tcp() {
 }
 
 #[tokio::test]
-async fn a_member_that_asks_too_much_at_once_waits_for_nobody() {
+async fn a_guest_that_asks_too_much_at_once_waits_for_nobody() {
     let world = World::new("{}").await;
     world.zone.lock().mute.push("mute.test".to_owned());
     let socket = world.guest.name_socket().await;
@@ -89,7 +89,7 @@ async fn a_member_that_asks_too_much_at_once_waits_for_nobody() {
     let others = world.guest.at(Ipv4Addr::new(127, 9, 0, 3));
     world.host("a.test", &[PUBLIC]);
     let id = torpor_protocol::SandboxId::random();
-    torpor_lifecycle::engine::Guard::admit(
+    torpor_lifecycle::engine::GuestRegistry::register(
         &world.egress,
         others.address,
         &id,
@@ -121,7 +121,7 @@ async fn what_is_no_proper_question_is_refused() {
 }
 
 #[tokio::test]
-async fn who_is_no_member_gets_no_answer() {
+async fn who_is_not_registered_gets_no_answer() {
     let world = World::new("{}").await;
     world.host("a.test", &[PUBLIC]);
     let stranger = world.guest.at(Ipv4Addr::new(127, 9, 9, 9)).name_socket().await;

@@ -1,4 +1,4 @@
-//! A host with guests: fake resolver, fake vault, real turnstile.
+//! A host with guests: fake resolver, fake vault, real proxy.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -16,8 +16,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use torpor_egress::{Authority, Egress, Listening, Original, Settings};
-use torpor_lifecycle::engine::{Guard as _, Turnstile};
+use torpor_egress::{Egress, InterceptionCa, Listener, OriginalDestination, Settings};
+use torpor_lifecycle::engine::{EgressProxy, GuestRegistry as _};
 use torpor_lifecycle::store::{BoundSecret, StoreError, Vault};
 use torpor_protocol::egress::{EgressEvent, EgressKind, Verdict};
 use torpor_protocol::{Network, SandboxId, SecretName};
@@ -43,10 +43,10 @@ pub(crate) struct Zone {
 
 pub(crate) struct World {
     pub(crate) egress: Egress,
-    pub(crate) listening: Option<Listening>,
+    pub(crate) listening: Option<Listener>,
     pub(crate) zone: Arc<Mutex<Zone>>,
     pub(crate) guest: Guest,
-    pub(crate) authority: Arc<Authority>,
+    pub(crate) ca: Arc<InterceptionCa>,
     tasks: JoinSet<()>,
     _dir: tempfile::TempDir,
 }
@@ -56,7 +56,7 @@ pub(crate) struct World {
 pub(crate) struct Guest {
     pub(crate) address: Ipv4Addr,
     pub(crate) id: SandboxId,
-    door: SocketAddr,
+    acceptor: SocketAddr,
     names: SocketAddr,
     wanted: Wanted,
 }
@@ -102,25 +102,25 @@ impl World {
         settings.resolver = Some(resolver(&mut tasks, Arc::clone(&zone)).await);
         settings.private = vec!["127.0.0.0/8".parse().unwrap()];
         let dir = tempfile::tempdir().unwrap();
-        let authority = Arc::new(Authority::open(dir.path()).unwrap());
-        let egress = Egress::new(settings, Arc::clone(&authority), Arc::new(vault)).unwrap();
+        let ca = Arc::new(InterceptionCa::open(dir.path()).unwrap());
+        let egress = Egress::new(settings, Arc::clone(&ca), Arc::new(vault)).unwrap();
         let wanted = Wanted::default();
         let listening = listen(&egress, &wanted);
         let guest = Guest {
             address: Ipv4Addr::new(127, 9, 0, 2),
             id: SandboxId::random(),
-            door: listening.connections(),
+            acceptor: listening.connections(),
             names: listening.names(),
             wanted,
         };
         let listening = Some(listening);
-        let world = Self { egress, listening, zone, guest, authority, tasks, _dir: dir };
+        let world = Self { egress, listening, zone, guest, ca, tasks, _dir: dir };
         world.set_policy(policy);
         world
     }
 
     pub(crate) fn set_policy(&self, policy: &str) {
-        self.egress.admit(self.guest.address, &self.guest.id, &network(policy));
+        self.egress.register(self.guest.address, &self.guest.id, &network(policy));
     }
 
     /// The resolver knows these addresses for this name.
@@ -185,14 +185,14 @@ pub(crate) fn network(policy: &str) -> Network {
     serde_json::from_str(policy).unwrap()
 }
 
-/// A turnstile on free ports. Of those for names UDP may be taken: then others are tried.
-fn listen(egress: &Egress, wanted: &Wanted) -> Listening {
+/// A proxy on free ports. Of those for names UDP may be taken: then others are tried.
+fn listen(egress: &Egress, wanted: &Wanted) -> Listener {
     let wanted = Arc::clone(wanted);
-    let original: Original = Arc::new(move |stream| {
+    let original_destination: OriginalDestination = Arc::new(move |stream| {
         let from = stream.peer_addr()?;
         wanted.lock().get(&from).copied().ok_or(io::ErrorKind::NotFound.into())
     });
-    let turnstile = Turnstile {
+    let proxy = EgressProxy {
         address: Ipv4Addr::LOCALHOST,
         connections: 0,
         names: 0,
@@ -200,7 +200,7 @@ fn listen(egress: &Egress, wanted: &Wanted) -> Listening {
         private_mark: 0,
     };
     loop {
-        match egress.listen_with(turnstile, Arc::clone(&original)) {
+        match egress.listen_with(proxy, Arc::clone(&original_destination)) {
             Ok(listening) => return listening,
             Err(error) => assert_eq!(error.kind(), io::ErrorKind::AddrInUse),
         }
@@ -214,13 +214,13 @@ impl Guest {
         socket.bind((self.address, 0).into()).unwrap();
         let here = socket.local_addr().unwrap();
         self.wanted.lock().insert(here, SocketAddrV4::new(to, port));
-        socket.connect(self.door).await.unwrap()
+        socket.connect(self.acceptor).await.unwrap()
     }
 
-    /// A connection to the turnstile itself.
+    /// A connection to the proxy itself.
     pub(crate) async fn connect_directly(&self) -> TcpStream {
-        let SocketAddr::V4(door) = self.door else { unreachable!() };
-        self.connect(*door.ip(), door.port()).await
+        let SocketAddr::V4(acceptor) = self.acceptor else { unreachable!() };
+        self.connect(*acceptor.ip(), acceptor.port()).await
     }
 
     pub(crate) fn at(&self, address: Ipv4Addr) -> Self {

@@ -50,7 +50,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use torpor_lifecycle::engine::{
-    Abilities, About, BootPlan, Changes, Engine, EngineBuild, EngineError, Guard, Machine,
+    Abilities, About, BootPlan, Changes, Engine, EngineBuild, EngineError, GuestRegistry, Machine,
 };
 use torpor_protocol::{Resources, SandboxId};
 
@@ -97,7 +97,7 @@ pub struct GvisorConfig {
     /// How many empty machines are kept ready, so that a start is quick; 0: none.
     pub shells: usize,
     /// Decides about what guests send out, as far as a firewall can't.
-    pub guard: Arc<dyn Guard>,
+    pub registry: Arc<dyn GuestRegistry>,
 }
 
 impl fmt::Debug for GvisorConfig {
@@ -178,13 +178,13 @@ impl Gvisor {
         build::unmount_state(&layout.runsc_root());
         keeper.ensure().await.map_err(EngineError::failed("start the keeper"))?;
         let (roll, left) = Roll::read(&layout.machines());
-        let network = Network::open(&config.tag, &left, config.guard).await;
+        let network = Network::open(&config.tag, &left, config.registry).await;
         let network = network.map_err(EngineError::failed("open the network"))?;
         let about = About {
             kind: "gvisor",
             version: builds.current().to_string(),
             nameserver: Some(network.nameserver().to_string()),
-            turnstile: Some(network.turnstile()),
+            egress_proxy: Some(network.egress_proxy()),
             abilities: Abilities {
                 memory_snapshots: true,
                 live_snapshots: true,

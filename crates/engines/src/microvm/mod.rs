@@ -37,7 +37,7 @@ use async_trait::async_trait;
 use tokio::sync::{Semaphore, oneshot};
 use torpor_kernel::Kernel;
 use torpor_lifecycle::engine::{
-    Abilities, About, BootPlan, Changes, Engine, EngineError, Guard, Machine,
+    Abilities, About, BootPlan, Changes, Engine, EngineError, GuestRegistry, Machine,
 };
 use torpor_protocol::{Resources, SandboxId};
 use torpor_qemu::build::Build;
@@ -84,7 +84,7 @@ pub struct MicrovmConfig {
     /// Who machines are on this host.
     pub users: Users,
     /// Decides about what guests send out, as far as a firewall can't.
-    pub guard: Arc<dyn Guard>,
+    pub registry: Arc<dyn GuestRegistry>,
 }
 
 impl fmt::Debug for MicrovmConfig {
@@ -167,7 +167,7 @@ impl Microvm {
         let keeper = config.keeper();
         keeper.ensure().await.map_err(EngineError::failed("start the keeper"))?;
         let (roll, left) = Roll::read(&layout.machines());
-        let network = Network::open(&config.tag, &left, config.guard).await;
+        let network = Network::open(&config.tag, &left, config.registry).await;
         let network = network.map_err(EngineError::failed("open the network"))?;
         let build = config.qemu;
         let version = version(&build, &config.kernel);
@@ -213,7 +213,7 @@ fn about(version: &str, network: &Network) -> About {
         kind: "microvm",
         version: version.to_owned(),
         nameserver: Some(network.nameserver().to_string()),
-        turnstile: Some(network.turnstile()),
+        egress_proxy: Some(network.egress_proxy()),
         abilities: Abilities {
             memory_snapshots: true,
             live_snapshots: true,

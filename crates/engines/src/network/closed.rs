@@ -8,7 +8,7 @@ use super::NetworkError;
 use super::links::Links;
 
 /// What stays closed whatever a policy names: the loopback of the host, and the guests of all
-/// installations with their turnstiles.
+/// installations with their egress proxies.
 pub(super) const NEVER: [&str; 2] = ["127.0.0.0/8", "10.213.0.0/16"];
 /// The same for the guests themselves: the network in which every one of them is, with its gateway.
 pub(super) const INSIDE: &str = "10.0.0.0/30";

@@ -176,7 +176,7 @@ impl Links {
         let mut add = self.handle.address().add(LOOPBACK, IpAddr::V4(address), 32);
         add.message_mut().header.scope = AddressScope::Host;
         add.message_mut().attributes.push(AddressAttribute::Label(label.to_owned()));
-        add.execute().await.map_err(NetworkError::kernel("add the turnstile's address"))
+        add.execute().await.map_err(NetworkError::kernel("add the egress proxy's address"))
     }
 
     /// Takes the host the addresses with this label.
@@ -200,7 +200,7 @@ impl Links {
             {
                 Ok(())
             }
-            done => done.map_err(NetworkError::kernel("remove the turnstile's address")),
+            done => done.map_err(NetworkError::kernel("remove the egress proxy's address")),
         }
     }
 

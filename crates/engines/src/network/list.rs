@@ -1,6 +1,6 @@
 //! The part of the firewall that belongs to one slot, as text for `nft`.
 //!
-//! A slot that reaches some addresses and others not, is led to the turnstile, or has caps, has a
+//! A slot that reaches some addresses and others not, is led to the egress proxy, or has caps, has a
 //! *list*: chains of its own, which stand in the table's maps under the name of its host end and are
 //! asked before the group.
 //!
@@ -8,11 +8,11 @@
 //! |--------|----------------------------------------|---------|
 //! | `up`   | of every packet of the guest           | bytes per second |
 //! | `down` | of every packet for the guest          | bytes per second |
-//! | `lead` | of first packets                       | what is led to the turnstile |
+//! | `lead` | of first packets                       | what is led to the egress proxy |
 //! | `to`   | of what the guest sends to others      | where it may go |
-//! | `here` | of what the guest sends to the host    | the turnstile, addresses that were named |
+//! | `here` | of what the guest sends to the host    | the egress proxy, addresses that were named |
 //! | `from` | of what others send to the guest       | what it may be an answer to |
-//! | `back` | of what the turnstile sends back    | whether the guest is guided |
+//! | `back` | of what the egress proxy sends back    | whether the guest is proxied |
 //! | `caps` | by `to` and `here`, of first packets   | connections |
 //!
 //! What the guest sends is judged by where it goes, what comes by where the guest had sent to: every
@@ -21,7 +21,7 @@
 
 use std::fmt::Write as _;
 
-use torpor_lifecycle::engine::Turnstile;
+use torpor_lifecycle::engine::EgressProxy;
 use torpor_protocol::{AddressRange, NetworkLimits};
 
 use super::names::{Block, GATEWAY, Names};
@@ -39,12 +39,12 @@ const BURST_BYTES: u64 = 256 << 10;
 /// The list of a slot, replacing the one that is there, if any.
 pub(super) fn list(names: &Names, block: Block, slot: u16, reach: &Reach) -> String {
     let mut list = List { table: names.table(), slot, text: made(names, slot) };
-    let turnstile = block.turnstile();
+    let proxy = block.egress_proxy();
     list.bytes(reach.limits.bytes_per_sec);
     list.caps(&reach.limits);
-    list.lead(reach, &turnstile);
+    list.lead(reach, &proxy);
     list.to(reach);
-    list.here(reach, &turnstile);
+    list.here(reach, &proxy);
     list.from(reach);
     list.text
 }
@@ -119,11 +119,11 @@ impl List {
     }
 
     /// What is closed is not led there: it is refused here, whatever happens there.
-    fn lead(&mut self, reach: &Reach, turnstile: &Turnstile) {
-        if !reach.guided {
+    fn lead(&mut self, reach: &Reach, proxy: &EgressProxy) {
+        if !reach.proxied {
             return;
         }
-        let Turnstile { address, connections, names, .. } = turnstile;
+        let EgressProxy { address, connections, names, .. } = proxy;
         let led = format!("meta l4proto tcp dnat ip to {address}:{connections}");
         self.rule(
             "lead",
@@ -148,7 +148,7 @@ impl List {
         let asked = if reach.names { "goto asks" } else { "goto refuse" };
         self.rule("to", &format!("ct status dnat ct original ip daddr {GATEWAY} {asked}"));
         self.rule("to", &format!("ct state new jump {CAPS}_{}", self.slot));
-        if reach.guided {
+        if reach.proxied {
             self.hidden("to", "th dport", "goto refuse");
         }
         self.denied("to", "ip daddr", reach, "goto refuse");
@@ -161,18 +161,18 @@ impl List {
         self.rule("to", "goto refuse");
     }
 
-    /// The turnstile is judged by where the guest wanted to go, not by where it was led.
-    fn here(&mut self, reach: &Reach, turnstile: &Turnstile) {
-        let turned = format!("ip daddr {} ct original ip daddr", turnstile.address);
-        if reach.guided {
+    /// The egress proxy is judged by where the guest wanted to go, not by where it was led.
+    fn here(&mut self, reach: &Reach, proxy: &EgressProxy) {
+        let turned = format!("ip daddr {} ct original ip daddr", proxy.address);
+        if reach.proxied {
             self.rule("here", &format!("{turned} {GATEWAY} goto turned"));
         }
         self.rule("here", &format!("ct state new jump {CAPS}_{}", self.slot));
-        if reach.guided {
+        if reach.proxied {
             self.rule("here", &format!("{turned} @never goto refuse"));
             self.named("here", &turned, reach, "goto turned");
             self.rule("here", &format!("{turned} @closed goto refuse"));
-            self.rule("here", &format!("ip daddr {} goto turned", turnstile.address));
+            self.rule("here", &format!("ip daddr {} goto turned", proxy.address));
             self.hidden("here", "th dport", "goto refuse");
         }
         self.rule("here", "ip daddr @never goto refuse");
@@ -185,7 +185,7 @@ impl List {
         const SENT_TO: &str = "ct original ip daddr";
         let asked = if reach.names { "goto answers" } else { "drop" };
         self.rule("from", &format!("ct status dnat {SENT_TO} {GATEWAY} {asked}"));
-        if reach.guided {
+        if reach.proxied {
             self.hidden("from", "th sport", "drop");
         }
         self.denied("from", SENT_TO, reach, "drop");
@@ -204,7 +204,7 @@ impl List {
         self.rule("from", "drop");
     }
 
-    /// What a guided guest does not do past the turnstile, wherever to.
+    /// What a proxied guest does not do past the egress proxy, wherever to.
     fn hidden(&mut self, chain: &str, port: &str, verdict: &str) {
         let ports = HIDDEN_PORTS.map(|port| port.to_string()).join(", ");
         self.rule(chain, &format!("meta l4proto tcp {verdict}"));

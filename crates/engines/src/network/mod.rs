@@ -19,9 +19,9 @@
 //!
 //! The networks around the host and its name server are read when the network is opened.
 //!
-//! A guest whose policy needs more than addresses is *guided*: its TCP and its questions for names end
-//! at the [`Turnstile`], an address of the host that only they reach, and a [`Guard`] that listens there
-//! decides. The guard is told who has which address before a packet is sent under it.
+//! A guest whose policy needs more than addresses is *proxied*: its TCP and its questions for names end
+//! at the [`EgressProxy`], an address of the host that only they reach, where the daemon listens and
+//! decides. The [`GuestRegistry`] is told who has which address before a packet is sent under it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -35,19 +35,18 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use torpor_lifecycle::engine::{Guard, Turnstile};
+use torpor_lifecycle::engine::{EgressProxy, GuestRegistry};
 use torpor_protocol::{Network as Policy, SandboxId};
 
-use admissions::Admissions;
 use closed::Closed;
 use links::Links;
 use names::{Block, GATEWAY, Names};
 use namespace::Namespace;
 use pool::Pool;
 use reach::Reach;
+use registrations::Registrations;
 use rules::Makeup;
 
-mod admissions;
 mod block;
 mod card;
 mod closed;
@@ -64,6 +63,7 @@ mod pace;
 mod packet;
 mod pool;
 mod reach;
+mod registrations;
 mod rules;
 mod slot;
 mod tend;
@@ -114,7 +114,7 @@ struct Shared {
     news: Notify,
     resolver: Option<Ipv4Addr>,
     closed: Closed,
-    admissions: Admissions,
+    registrations: Registrations,
     /// The slots that may have a list in the firewall, and which. A slot keeps its list until it is
     /// handed on, so that every change of it is one transaction.
     lists: Mutex<BTreeMap<u16, Reach>>,
@@ -135,15 +135,15 @@ impl Network {
     pub async fn open(
         tag: &str,
         left: &[Left],
-        guard: Arc<dyn Guard>,
+        registry: Arc<dyn GuestRegistry>,
     ) -> Result<Self, NetworkError> {
-        Self::open_with(tag, left, guard, host::resolver()).await
+        Self::open_with(tag, left, registry, host::resolver()).await
     }
 
     async fn open_with(
         tag: &str,
         left: &[Left],
-        guard: Arc<dyn Guard>,
+        registry: Arc<dyn GuestRegistry>,
         resolver: Option<Ipv4Addr>,
     ) -> Result<Self, NetworkError> {
         let names = Names::new(tag)?;
@@ -153,15 +153,15 @@ impl Network {
         let (namespace, block) = settle(names.clone()).await?;
         let fresh = namespace.fresh;
         let closed = Closed::new(&surroundings.near);
-        let admissions = Admissions::new(Arc::clone(&guard), block);
+        let registrations = Registrations::new(Arc::clone(&registry), block);
         for Left { slot, sandbox, policy } in left {
             if let Some(sandbox) = sandbox {
-                admissions.admit(*slot, sandbox, policy);
+                registrations.register(*slot, sandbox, policy);
             }
         }
         let lists = lists_of(left, &closed);
         let prepared = async {
-            links.add_local(block.turnstile().address, &names.label()).await?;
+            links.add_local(block.egress_proxy().address, &names.label()).await?;
             let makeup = Makeup { names: &names, block, resolver, closed: &closed, tells: true };
             let telling = load(makeup, &lists).await?;
             let pool = tend::existing_slots(&links, &names, block, fresh, left).await?;
@@ -188,11 +188,11 @@ impl Network {
             news: Notify::new(),
             resolver,
             closed,
-            admissions,
+            registrations,
             lists: Mutex::new(lists),
         });
         let mut tasks = vec![tokio::spawn(tend::tend(Arc::clone(&shared)))];
-        tasks.extend(telling.map(|socket| tokio::spawn(told::listen(socket, block, guard))));
+        tasks.extend(telling.map(|socket| tokio::spawn(told::listen(socket, block, registry))));
         Ok(Self { shared, tasks })
     }
 
@@ -224,11 +224,11 @@ impl Network {
         id: &SandboxId,
         policy: &Policy,
     ) -> Result<(), NetworkError> {
-        let Shared { admissions, closed, .. } = &*self.shared;
-        let before = admissions.admit(slot.number, id, policy);
+        let Shared { registrations, closed, .. } = &*self.shared;
+        let before = registrations.register(slot.number, id, policy);
         let set = slot.set_reach(Reach::of(policy, closed)).await;
         if set.is_err() {
-            admissions.restore(slot.number, before);
+            registrations.restore(slot.number, before);
         }
         set
     }
@@ -250,7 +250,7 @@ impl Network {
         GATEWAY
     }
 
-    /// Whether this host has a name server that those can be sent to who are not guided.
+    /// Whether this host has a name server that those can be sent to who are not proxied.
     pub fn has_resolver(&self) -> bool {
         self.shared.resolver.is_some()
     }
@@ -260,9 +260,9 @@ impl Network {
         self.shared.mtu
     }
 
-    /// Where guided guests arrive.
-    pub fn turnstile(&self) -> Turnstile {
-        self.shared.block.turnstile()
+    /// Where proxied guests arrive.
+    pub fn egress_proxy(&self) -> EgressProxy {
+        self.shared.block.egress_proxy()
     }
 
     /// Removes everything of it from the host. Slots that are still out stop working.

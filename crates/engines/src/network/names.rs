@@ -6,7 +6,7 @@
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-use torpor_lifecycle::engine::Turnstile;
+use torpor_lifecycle::engine::EgressProxy;
 
 use super::NetworkError;
 
@@ -30,8 +30,8 @@ pub(super) const SLOTS: u16 = 1022;
 /// Prefix length of a block.
 const BLOCK_PREFIX: u8 = 22;
 
-/// Where connections of guided guests arrive: the last address of the block, which no slot has.
-const TURNSTILE: u16 = SLOTS + 1;
+/// Where connections of proxied guests arrive: the last address of the block, which no slot has.
+const EGRESS_PROXY: u16 = SLOTS + 1;
 /// Below 1024, so that nobody but root can sit there first, and usual for nothing: a server of the
 /// host that listens everywhere is not in the way.
 const CONNECTIONS_PORT: u16 = 213;
@@ -88,7 +88,7 @@ impl Names {
         format!("{}{slot}", self.link_prefix())
     }
 
-    /// Of the turnstile's address on the loopback link.
+    /// Of the egress proxy's address on the loopback link.
     pub(super) fn label(&self) -> String {
         format!("lo:{}", self.tag)
     }
@@ -140,10 +140,10 @@ impl Block {
         (1..=u32::from(SLOTS)).contains(&slot)
     }
 
-    pub(super) fn turnstile(self) -> Turnstile {
+    pub(super) fn egress_proxy(self) -> EgressProxy {
         let mark = MARKS | u32::from(self.0) << 4;
-        Turnstile {
-            address: self.address(TURNSTILE),
+        EgressProxy {
+            address: self.address(EGRESS_PROXY),
             connections: CONNECTIONS_PORT,
             names: NAMES_PORT,
             public_mark: mark | 1,
@@ -201,15 +201,15 @@ mod tests {
         assert_eq!(first.address(SLOTS), Ipv4Addr::new(10, 213, 3, 254));
         assert_eq!(Block(1).address(1), Ipv4Addr::new(10, 213, 4, 1));
         assert_eq!(Block(BLOCKS - 1).address(SLOTS), Ipv4Addr::new(10, 213, 255, 254));
-        assert_eq!(first.turnstile().address, Ipv4Addr::new(10, 213, 3, 255));
-        assert_ne!(first.turnstile().public_mark, Block(1).turnstile().public_mark);
+        assert_eq!(first.egress_proxy().address, Ipv4Addr::new(10, 213, 3, 255));
+        assert_ne!(first.egress_proxy().public_mark, Block(1).egress_proxy().public_mark);
         assert_ne!(first.card_index(SLOTS), Block(1).card_index(1));
         assert_eq!(Block(BLOCKS - 1).place(SLOTS), u16::MAX - 1);
         assert!(i32::try_from(Block(BLOCKS - 1).card_index(SLOTS)).is_ok(), "as the kernel has it");
         for (address, has) in [
             (first.address(1), true),
             (first.address(SLOTS), true),
-            (first.turnstile().address, false),
+            (first.egress_proxy().address, false),
             (first.address(0), false),
             (Block(1).address(1), false),
         ] {

@@ -8,7 +8,7 @@ use super::closed::Closed;
 use super::conntrack::Flow;
 use super::names::GATEWAY;
 
-/// Ports of UDP that a guided guest never reaches: names, and what is encrypted from its first packet
+/// Ports of UDP that a proxied guest never reaches: names, and what is encrypted from its first packet
 /// on (QUIC, names over TLS and QUIC). Whoever reads names could not see them.
 pub(super) const HIDDEN_PORTS: [u16; 3] = [53, 443, 853];
 /// More bytes in a second than any host has; beyond some 18 GB the kernel can't calculate with it.
@@ -20,8 +20,8 @@ const UDP: u8 = 17;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reach {
     /// Whether somebody else decides about its TCP and its questions for names: both are led to the
-    /// turnstile, and the rest of this is about all other protocols.
-    pub(super) guided: bool,
+    /// egress proxy, and the rest of this is about all other protocols.
+    pub(super) proxied: bool,
     /// Whether names can be asked for, of the host's name server.
     pub(super) names: bool,
     pub(super) allow: Allow,
@@ -47,7 +47,7 @@ impl Reach {
     const fn whole(names: bool, allow: Allow) -> Self {
         let limits =
             NetworkLimits { bytes_per_sec: None, connections_per_sec: None, connections: None };
-        Self { guided: false, names, allow, private: Vec::new(), deny: Vec::new(), limits }
+        Self { proxied: false, names, allow, private: Vec::new(), deny: Vec::new(), limits }
     }
 
     /// Names are a service of the gateway and not of an address in the world: `internet` alone decides
@@ -57,18 +57,18 @@ impl Reach {
         let ranges =
             |list: &[Destination]| list.iter().filter_map(Destination::range).copied().collect();
         let (allowed, denied): (Vec<_>, Vec<_>) = (ranges(&policy.allow), ranges(&policy.deny));
-        let guided = policy.is_guided();
+        let proxied = policy.is_proxied();
         let nothing = !policy.internet && policy.allow.is_empty();
-        if !guided && (nothing || everything(&denied)) {
+        if !proxied && (nothing || everything(&denied)) {
             return Self::SHUT;
         }
-        // What a guided guest reaches past the turnstile is named by an address, or not at all.
-        let all = everything(&allowed) || (policy.allow.is_empty() && !guided);
+        // What a proxied guest reaches past the egress proxy is named by an address, or not at all.
+        let all = everything(&allowed) || (policy.allow.is_empty() && !proxied);
         let (private, public): (Vec<_>, Vec<_>) =
             allowed.into_iter().partition(|range| closed.covers(range));
         Self {
-            guided,
-            names: policy.internet && !guided,
+            proxied,
+            names: policy.internet && !proxied,
             allow: if all { Allow::All } else { Allow::Only(outermost(public)) },
             private: outermost(private),
             deny: outermost(denied),
@@ -85,17 +85,17 @@ impl Reach {
     }
 
     /// Whether a connection that the guest has goes on.
-    pub(super) fn keeps(&self, flow: &Flow, turnstile: Ipv4Addr, closed: &Closed) -> bool {
+    pub(super) fn keeps(&self, flow: &Flow, proxy: Ipv4Addr, closed: &Closed) -> bool {
         let opened = |to| !closed.contains(to) || among(&self.private, to);
-        if flow.answers == turnstile {
-            return self.guided && (flow.to == GATEWAY || opened(flow.to));
+        if flow.answers == proxy {
+            return self.proxied && (flow.to == GATEWAY || opened(flow.to));
         }
         if flow.to == GATEWAY {
             return self.names;
         }
         let led = flow.protocol == TCP;
         let hidden = flow.protocol == UDP && HIDDEN_PORTS.contains(&flow.port);
-        if self.guided && (led || hidden) {
+        if self.proxied && (led || hidden) {
             return false;
         }
         opened(flow.to) && self.covers(flow.to)
@@ -131,7 +131,7 @@ fn outermost(mut ranges: Vec<AddressRange>) -> Vec<AddressRange> {
 mod tests {
     use super::*;
 
-    const TURNSTILE: Ipv4Addr = Ipv4Addr::new(10, 213, 3, 255);
+    const EGRESS_PROXY: Ipv4Addr = Ipv4Addr::new(10, 213, 3, 255);
 
     fn ranges(texts: &[&str]) -> Vec<AddressRange> {
         texts.iter().map(|text| text.parse().expect("a range")).collect()
@@ -151,7 +151,7 @@ mod tests {
     }
 
     fn keeps(reach: &Reach, flow: Flow) -> bool {
-        reach.keeps(&flow, TURNSTILE, &Closed::new(&[]))
+        reach.keeps(&flow, EGRESS_PROXY, &Closed::new(&[]))
     }
 
     #[test]
@@ -208,10 +208,10 @@ mod tests {
     }
 
     #[test]
-    fn a_guided_guest_keeps_what_goes_through_the_turnstile_and_little_else() {
-        let guided = reach(true, &["api.example.com", "192.0.2.0/24"], &[]);
-        assert!(guided.guided && !guided.names);
-        let turned = |to: &str| Flow { answers: TURNSTILE, ..direct(TCP, to, 443) };
+    fn a_proxied_guest_keeps_what_goes_through_the_egress_proxy_and_little_else() {
+        let proxied = reach(true, &["api.example.com", "192.0.2.0/24"], &[]);
+        assert!(proxied.proxied && !proxied.names);
+        let turned = |to: &str| Flow { answers: EGRESS_PROXY, ..direct(TCP, to, 443) };
         for (flow, kept) in [
             (turned("8.8.8.8"), true),
             (turned("10.0.0.1"), true),
@@ -222,9 +222,9 @@ mod tests {
             (direct(UDP, "192.0.3.1", 123), false),
             (direct(UDP, "10.0.0.1", 53), false),
         ] {
-            assert_eq!(keeps(&guided, flow), kept, "{flow:?}");
+            assert_eq!(keeps(&proxied, flow), kept, "{flow:?}");
         }
-        assert!(!keeps(&Reach::OPEN, turned("8.8.8.8")), "who is not guided has nothing there");
+        assert!(!keeps(&Reach::OPEN, turned("8.8.8.8")), "who is not proxied has nothing there");
         let open = reach(true, &[], &["example.com"]);
         assert_eq!(open.allow, Allow::Only(vec![]), "addresses are named, or not reached");
         let all = reach(true, &["0.0.0.0/0", "example.com"], &[]);

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!  guest ─▶ from_guest: source must be 10.0.0.2, becomes the slot's own address   (before tracking)
-//!           lead:       10.0.0.1 port 53 becomes the host's name server; of guided guests it and all
-//!                       TCP becomes the turnstile
+//!           lead:       10.0.0.1 port 53 becomes the host's name server; of proxied guests it and all
+//!                       TCP becomes the egress proxy
 //!           forward:    outbound ─ refuse what is private, near or ours; let the rest out
-//!           input:      nothing but answers, the turnstile and what was explicitly named
+//!           input:      nothing but answers, the egress proxy and what was explicitly named
 //!           hide:       behind the host's address
 //!  guest ◀─ to_guest:   the slot's own address becomes 10.0.0.2                   (after tracking)
 //!           forward:    inbound ─ answers only
-//!  host  ─▶ on_behalf:  what carries a mark of the turnstile reaches no more than a guest
+//!  host  ─▶ on_behalf:  what carries a mark of the egress proxy reaches no more than a guest
 //! ```
 //!
 //! The table is written once, for all slots an installation can ever have, in one transaction; a
@@ -60,7 +60,7 @@ pub(super) fn table(makeup: &Makeup<'_>) -> String {
     let tell = |telling: Telling| {
         if tells { telling.rule(&ours, block.log_group()) } else { String::new() }
     };
-    let turnstile = block.turnstile();
+    let proxy = block.egress_proxy();
     let closed: Vec<String> = closed.ranges().iter().map(AddressRange::to_string).collect();
     let values = [
         ("%table%", names.table()),
@@ -78,11 +78,11 @@ pub(super) fn table(makeup: &Makeup<'_>) -> String {
         ("%gateway%", GATEWAY.to_string()),
         ("%block%", block.network()),
         ("%names%", names_rule),
-        ("%turnstile%", turnstile.address.to_string()),
-        ("%connections_port%", turnstile.connections.to_string()),
-        ("%names_port%", turnstile.names.to_string()),
-        ("%public_mark%", turnstile.public_mark.to_string()),
-        ("%private_mark%", turnstile.private_mark.to_string()),
+        ("%proxy%", proxy.address.to_string()),
+        ("%connections_port%", proxy.connections.to_string()),
+        ("%names_port%", proxy.names.to_string()),
+        ("%public_mark%", proxy.public_mark.to_string()),
+        ("%private_mark%", proxy.private_mark.to_string()),
         ("%open%", OPEN.to_string()),
     ];
     let fill = |text: String, (name, value): &(&str, String)| text.replace(name, value);

@@ -136,8 +136,8 @@ impl Slot {
     /// side, and goes wrong without harm.
     async fn forget_beyond(&self, reach: Reach) {
         let (address, closed) = (self.address(), self.shared.closed.clone());
-        let turnstile = self.shared.block.turnstile().address;
-        let beyond = move |flow: &Flow| !reach.keeps(flow, turnstile, &closed);
+        let proxy = self.shared.block.egress_proxy().address;
+        let beyond = move |flow: &Flow| !reach.keeps(flow, proxy, &closed);
         let forget = move || conntrack::forget(address, beyond);
         match spawn_blocking(forget).await {
             Ok(Ok(())) => {}

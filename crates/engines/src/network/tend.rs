@@ -155,7 +155,7 @@ async fn remove_cards(
 /// As if nobody had ever had it.
 async fn reset(shared: &Shared, number: u16, index: u32) -> Result<(), NetworkError> {
     // First, so that nobody takes the next guest for this one.
-    shared.admissions.dismiss(number);
+    shared.registrations.unregister(number);
     let address = shared.block.address(number);
     let forget = move || conntrack::forget(address, |_| true);
     let forgotten = tokio::task::spawn_blocking(forget).await;

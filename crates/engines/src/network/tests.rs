@@ -4,12 +4,12 @@
 
 mod caps;
 mod cards;
-mod guided;
 mod hostile;
 mod life;
 mod lists;
 mod marks;
 mod private;
+mod proxied;
 mod reach;
 mod told;
 mod verbs;

@@ -15,7 +15,7 @@ use rustix::net::sockopt::{Timeout, set_socket_recv_buffer_size_force, set_socke
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, recv, send};
 use tokio::io::Interest;
 use tokio::time::{Instant, sleep};
-use torpor_lifecycle::engine::{Guard, Passed};
+use torpor_lifecycle::engine::{GuestRegistry, LoggedPacket};
 
 use super::names::{Block, GATEWAY};
 use super::netlink::{
@@ -133,7 +133,7 @@ fn acknowledged(socket: &OwnedFd) -> io::Result<()> {
 }
 
 /// Passes on what the kernel tells, for ever.
-pub(super) async fn listen(socket: OwnedFd, block: Block, guard: Arc<dyn Guard>) {
+pub(super) async fn listen(socket: OwnedFd, block: Block, registry: Arc<dyn GuestRegistry>) {
     let socket = match watch(socket, Interest::READABLE) {
         Ok(socket) => socket,
         Err(error) => {
@@ -150,8 +150,8 @@ pub(super) async fn listen(socket: OwnedFd, block: Block, guard: Arc<dyn Guard>)
         });
         match received {
             Ok(Ok((length, _))) => {
-                for (guest, passed) in told(&buffer[..length], block) {
-                    guard.passed(guest, passed);
+                for (guest, packet) in told(&buffer[..length], block) {
+                    registry.packet_logged(guest, packet);
                 }
             }
             Ok(Err(error)) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
@@ -186,7 +186,7 @@ impl Losses {
 }
 
 /// Who, and what became of it.
-fn told(bytes: &[u8], block: Block) -> impl Iterator<Item = (Ipv4Addr, Passed)> {
+fn told(bytes: &[u8], block: Block) -> impl Iterator<Item = (Ipv4Addr, LoggedPacket)> {
     let packets = messages(bytes).filter(|(kind, _)| *kind == PACKET);
     packets.filter_map(move |(_, message)| {
         let attributes = attributes(message);
@@ -204,7 +204,7 @@ fn told(bytes: &[u8], block: Block) -> impl Iterator<Item = (Ipv4Addr, Passed)> 
 }
 
 /// Sender and destination of an IPv4 packet, of which the beginning is there.
-fn packet(bytes: &[u8]) -> Option<(Ipv4Addr, Passed)> {
+fn packet(bytes: &[u8]) -> Option<(Ipv4Addr, LoggedPacket)> {
     let address = |at: usize| -> Option<Ipv4Addr> {
         let octets: [u8; 4] = bytes.get(at..at + 4)?.try_into().ok()?;
         Some(octets.into())
@@ -217,7 +217,7 @@ fn packet(bytes: &[u8]) -> Option<(Ipv4Addr, Passed)> {
     let protocol = *bytes.get(9)?;
     let port = bytes.get(header + 2..header + 4).and_then(|port| port.try_into().ok());
     let port = port.filter(|_| WITH_PORTS.contains(&protocol)).map_or(0, u16::from_be_bytes);
-    Some((address(12)?, Passed { protocol, to: address(16)?, port, allowed: true }))
+    Some((address(12)?, LoggedPacket { protocol, to: address(16)?, port, allowed: true }))
 }
 
 #[cfg(test)]
@@ -251,9 +251,9 @@ mod tests {
             notice("torpor asked", &ip(GUEST, 17, 0)),
         ];
         let read: Vec<_> = told(&bytes.concat(), Block(0)).collect();
-        let passed = Passed { protocol: 6, to: TO, port: 443, allowed: true };
-        let refused = Passed { protocol: 1, port: 0, allowed: false, ..passed };
-        let asked = Passed { protocol: 17, to: GATEWAY, ..passed };
+        let passed = LoggedPacket { protocol: 6, to: TO, port: 443, allowed: true };
+        let refused = LoggedPacket { protocol: 1, port: 0, allowed: false, ..passed };
+        let asked = LoggedPacket { protocol: 17, to: GATEWAY, ..passed };
         assert_eq!(read, [(GUEST, passed), (GUEST, refused), (GUEST, asked)]);
     }
 

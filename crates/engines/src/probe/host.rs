@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokio::task::spawn_blocking;
-use torpor_lifecycle::engine::NoGuard;
+use torpor_lifecycle::engine::NoGuestRegistry;
 use torpor_protocol::Resources;
 
 use super::sandbox::tempdir;
@@ -93,7 +93,7 @@ pub(super) fn forwarding() -> Finding {
 pub(super) async fn network() -> Finding {
     let tag: String = unique().chars().take(8).collect();
     let done = async {
-        let network = Network::open(&tag, &[], Arc::new(NoGuard)).await?;
+        let network = Network::open(&tag, &[], Arc::new(NoGuestRegistry)).await?;
         let socket = match network.take().await {
             Ok(slot) => slot
                 .packet_socket()

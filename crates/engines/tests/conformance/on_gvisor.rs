@@ -9,12 +9,12 @@
 mod bounds;
 mod contract;
 mod copies;
-mod guided;
 mod gvisor;
 mod keeper;
 #[allow(dead_code, reason = "as of `world`")]
 mod outside;
 mod processes;
+mod proxied;
 mod reach;
 mod saves;
 mod users;

@@ -5,11 +5,11 @@
 mod bounds;
 mod contract;
 mod copies;
-mod guided;
 mod microvm;
 #[allow(dead_code, reason = "as of `world`")]
 mod outside;
 mod processes;
+mod proxied;
 mod reach;
 mod saves;
 mod users;

@@ -172,7 +172,7 @@ impl Driver {
         };
         self.look_up_saved().await;
         // The daemon before may have had another certificate, or no time to tell of it.
-        self.ca_dirty = self.world.trust(&self.record.spec).is_some();
+        self.ca_dirty = self.world.trusted_ca(&self.record.spec).is_some();
         let adopted = match adopted {
             Some(machine) => Some(self.brought_up_to_date(machine).await),
             None => None,

@@ -62,7 +62,7 @@ impl Driver {
         from: &SandboxSpec,
         to: &SandboxSpec,
     ) -> Result<(), Error> {
-        let trusts = |spec| self.world.trust(spec).is_some();
+        let trusts = |spec| self.world.trusted_ca(spec).is_some();
         let (trusted, trusts) = (trusts(from), trusts(to));
         if trusts && !trusted {
             self.tell(to).await?;
@@ -114,7 +114,7 @@ impl Driver {
         match self.identify(guest, spec).await {
             Ok(()) => self.ca_dirty = false,
             Err(error) => {
-                tracing::warn!(sandbox = %id, error = chain(&error), "its identity is as it was");
+                tracing::warn!(sandbox = %id, error = chain(&error), "cannot renew identity, keeping the old one");
             }
         }
     }

@@ -53,7 +53,7 @@ pub(crate) struct Driver {
     pub(crate) delete: CancellationToken,
     /// When it last began to run with the gate open.
     pub(crate) entered: Instant,
-    /// Its agent may not know yet whom everybody inside is to trust.
+    /// Its agent may not know yet which CA certificates everybody inside is to trust.
     pub(crate) ca_dirty: bool,
 }
 

@@ -287,7 +287,7 @@ impl FakeEngine {
             rests: false,
         };
         let (kind, version) = ("fake", version.to_owned());
-        let about = About { kind, version, nameserver: None, turnstile: None, abilities };
+        let about = About { kind, version, nameserver: None, egress_proxy: None, abilities };
         Self { about, host }
     }
 

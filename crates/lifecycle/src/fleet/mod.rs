@@ -46,7 +46,7 @@ pub struct Parts {
     pub journal: Arc<dyn Journal>,
     pub vault: Arc<dyn Vault>,
     pub room: Arc<dyn Room>,
-    /// The certificate (PEM) of who reads some requests of guests.
+    /// The interception CA (PEM).
     pub ca: Option<String>,
     pub policy: Policy,
 }

@@ -1,6 +1,7 @@
 //! The life of a sandbox, told as behaviours, on fakes and virtual time.
 
 mod builds;
+mod ca;
 mod changes;
 mod cold;
 mod kept;
@@ -8,7 +9,6 @@ mod lives;
 mod owners;
 mod snapshots;
 mod standby;
-mod trust;
 mod turns;
 
 use std::sync::Arc;

@@ -370,13 +370,13 @@ mod tests {
     }
 
     #[test]
-    fn only_a_policy_that_needs_more_than_addresses_is_guided() {
+    fn only_a_policy_that_needs_more_than_addresses_is_proxied() {
         let network = |text: &str| serde_json::from_str::<Network>(text).unwrap();
-        assert!(!Network::default().is_guided());
-        assert!(!network(r#"{"allow":["192.0.2.1"],"limits":{"connections":1}}"#).is_guided());
-        assert!(network(r#"{"deny":["example.com"]}"#).is_guided());
-        assert!(!network(r#"{"deny":["example.com"]}"#).is_read());
-        assert!(network(r#"{"deny":["GET example.com"]}"#).is_read());
-        assert!(network(r#"{"gateway":"office"}"#).is_guided());
+        assert!(!Network::default().is_proxied());
+        assert!(!network(r#"{"allow":["192.0.2.1"],"limits":{"connections":1}}"#).is_proxied());
+        assert!(network(r#"{"deny":["example.com"]}"#).is_proxied());
+        assert!(!network(r#"{"deny":["example.com"]}"#).is_intercepted());
+        assert!(network(r#"{"deny":["GET example.com"]}"#).is_intercepted());
+        assert!(network(r#"{"gateway":"office"}"#).is_proxied());
     }
 }

@@ -104,7 +104,7 @@ async fn a_snapshot_of_somebody_else_has_no_claim_to_our_secrets() {
     let there = World::new().await;
     let imported = there.saves.import(&there.images, Cursor::new(bytes)).await.unwrap();
     let spec = &imported.save.manifest.about.spec;
-    assert!(spec.secrets.is_empty() && !spec.network.is_read(), "{spec:?}");
+    assert!(spec.secrets.is_empty() && !spec.network.is_intercepted(), "{spec:?}");
     assert_eq!(spec.network.gateway, None);
     assert_eq!(spec.network.deny, ["evil.test".parse().unwrap()], "what it may not reach stays");
 }

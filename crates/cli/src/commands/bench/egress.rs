@@ -1,4 +1,4 @@
-//! What it costs to be decided about by name: the way out through the turnstile beside the direct one,
+//! What it costs to be decided about by name: the way out through the egress proxy beside the direct one,
 //! many connections at once, and a change of policy.
 //!
 //! The far side is a program of the benchmark in a network namespace of its own, with a public address
@@ -80,10 +80,10 @@ pub(super) async fn measure(bench: &Bench, client: &Client, report: &mut Report)
     let direct = Network { allow: vec![only], ..Network::CLOSED };
     // A name in the policy, so that somebody has to look: everything else is the same.
     let nobody: Destination = "nobody.invalid".parse().expect("a host");
-    let guided = Network { deny: vec![nobody], ..direct.clone() };
+    let proxied = Network { deny: vec![nobody], ..direct.clone() };
     let mut ways = [
         Way::open(bench, client, "direct", &direct).await?,
-        Way::open(bench, client, "by name", &guided).await?,
+        Way::open(bench, client, "by name", &proxied).await?,
     ];
     let bulk = if bench.quick { QUICK_BULK_BYTES } else { BULK_BYTES };
     for _ in 0..BLOCKS {
@@ -92,7 +92,7 @@ pub(super) async fn measure(bench: &Bench, client: &Client, report: &mut Report)
         }
     }
     compare(&ways, bulk, report);
-    changes(bench, client, &ways[1].route, &guided, report).await?;
+    changes(bench, client, &ways[1].route, &proxied, report).await?;
     for way in ways {
         client.delete(&way.route).await?;
     }

@@ -10,7 +10,7 @@ use torpor_protocol::{Network as Policy, NetworkLimits};
 
 use super::super::names::{GATEWAY, Names, far_link};
 use super::super::namespace::Namespace;
-use super::verbs::{Doorkeeper, guided, policy, reaches, says};
+use super::verbs::{Doorkeeper, policy, proxied, reaches, says};
 use super::world::{ELSEWHERE, PUBLIC, Place, eventually, fresh_tag, greeting, ip, on_a_host};
 
 const ON: Policy = Policy::OPEN;
@@ -68,11 +68,11 @@ fn a_guest_gets_the_bytes_of_its_cap_in_each_direction() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
         let bytes = NetworkLimits { bytes_per_sec: Some(RATE), ..NONE };
-        let doorkeeper = Doorkeeper::new(network.turnstile());
+        let doorkeeper = Doorkeeper::new(network.egress_proxy());
         let listener = world.beyond().inside(|| TcpListener::bind((PUBLIC, 9001)));
         let listener = listener.expect("a server");
         let (mut guests, mut counters) = (Vec::new(), Vec::new());
-        for policy in [ON, guided()] {
+        for policy in [ON, proxied()] {
             let slot = network.take(&limited(policy.clone(), bytes)).await.expect("a slot");
             let guest = network.guest(&slot);
             let pair = || {
@@ -161,8 +161,8 @@ fn the_largest_and_the_smallest_caps_are_taken() {
 fn a_guest_has_as_many_connections_as_its_cap_and_no_more() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
-        for policy in [ON, guided(), policy(true, &["198.51.100.7"], &[])] {
-            let doorkeeper = Doorkeeper::new(network.turnstile());
+        for policy in [ON, proxied(), policy(true, &["198.51.100.7"], &[])] {
+            let doorkeeper = Doorkeeper::new(network.egress_proxy());
             let capped = limited(policy.clone(), connections(3));
             let slot = network.take(&capped).await.expect("a slot");
             let guest = network.guest(&slot);
@@ -189,9 +189,9 @@ fn a_guest_has_as_many_connections_as_its_cap_and_no_more() {
 fn a_guest_opens_as_many_connections_in_a_second_as_its_cap() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
-        let _doorkeeper = Doorkeeper::new(network.turnstile());
+        let _doorkeeper = Doorkeeper::new(network.egress_proxy());
         let rate = NetworkLimits { connections_per_sec: Some(5), ..NONE };
-        for policy in [ON, guided()] {
+        for policy in [ON, proxied()] {
             let slot = network.take(&limited(policy.clone(), rate)).await.expect("a slot");
             let guest = network.guest(&slot);
             let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! A guided guest that tries all ways around the turnstile.
+//! A proxied guest that tries all ways around the egress proxy.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use torpor_protocol::Network as Policy;
 
 use super::super::names::{GATEWAY_MAC, GUEST, GUEST_MAC};
-use super::verbs::{Doorkeeper, guided, policy};
+use super::verbs::{Doorkeeper, policy, proxied};
 use super::world::{
     DATAGRAM_PORT, FORBIDDEN, HOST, PUBLIC, ROUTER, datagram, fresh_tag, on_a_host, read,
 };
@@ -18,10 +18,10 @@ const ON: Policy = Policy::OPEN;
 fn neither_the_host_nor_neighbours_nor_private_addresses_are_reached_nor_led_on() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
-        let doorkeeper = Doorkeeper::new(network.turnstile());
+        let doorkeeper = Doorkeeper::new(network.egress_proxy());
         let neighbour = network.take(&ON).await.expect("a slot");
         network.guest(&neighbour).serve();
-        let slot = network.take(&guided()).await.expect("a slot");
+        let slot = network.take(&proxied()).await.expect("a slot");
         let guest = network.guest(&slot);
         let mut closed = FORBIDDEN.map(|text| text.parse().expect("an address")).to_vec();
         closed.extend([HOST, ROUTER, neighbour.address(), slot.address()]);
@@ -35,38 +35,38 @@ fn neither_the_host_nor_neighbours_nor_private_addresses_are_reached_nor_led_on(
 }
 
 #[test]
-fn the_turnstile_is_reached_by_nobody_who_was_not_led_there() {
+fn the_egress_proxy_is_reached_by_nobody_who_was_not_led_there() {
     on_a_host(async |world| {
         let (network, other) =
             (world.network(&fresh_tag()).await, world.network(&fresh_tag()).await);
-        let turnstile = network.turnstile();
-        let doorkeeper = Doorkeeper::new(turnstile);
-        let names = UdpSocket::bind((turnstile.address, turnstile.names)).expect("a name server");
+        let proxy = network.egress_proxy();
+        let doorkeeper = Doorkeeper::new(proxy);
+        let names = UdpSocket::bind((proxy.address, proxy.names)).expect("a name server");
         names.set_nonblocking(true).expect("it need not wait");
         let by_range = policy(true, &["10.213.0.0/16"], &[]);
         for (network, policy) in [
-            (&network, guided()),
+            (&network, proxied()),
             (&network, ON),
             (&network, Policy::CLOSED),
             (&network, by_range),
             (&other, ON),
-            (&other, guided()),
+            (&other, proxied()),
         ] {
             let slot = network.take(&policy).await.expect("a slot");
             let guest = network.guest(&slot);
-            for port in [turnstile.connections, turnstile.names] {
-                let refused = guest.connect_to(turnstile.address, port).expect_err("refused");
+            for port in [proxy.connections, proxy.names] {
+                let refused = guest.connect_to(proxy.address, port).expect_err("refused");
                 assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{policy:?}");
-                guest.ask(turnstile.address, port).expect_err("refused");
+                guest.ask(proxy.address, port).expect_err("refused");
             }
         }
-        world.beyond().ip(&format!("route add {} via {HOST}", turnstile.address));
+        world.beyond().ip(&format!("route add {} via {HOST}", proxy.address));
         let stranger = world.beyond().listen(PUBLIC, 9);
-        stranger.send_to(b"hi", (turnstile.address, turnstile.names)).expect("sent");
+        stranger.send_to(b"hi", (proxy.address, proxy.names)).expect("sent");
         // By the time the host answers this, it had the other.
         stranger.send_to(b"hi", (HOST, 9)).expect("sent");
         let host = UdpSocket::bind("0.0.0.0:0").expect("a socket");
-        host.send_to(b"hi", (turnstile.address, turnstile.names)).expect_err("not even from here");
+        host.send_to(b"hi", (proxy.address, proxy.names)).expect_err("not even from here");
         stranger.set_read_timeout(Some(Duration::from_secs(5))).expect("a timeout");
         stranger.connect((HOST, 9)).expect("an address");
         stranger.send(b"hi").expect("sent");
@@ -86,7 +86,7 @@ fn a_false_source_address_gets_nowhere() {
         let server = world.beyond().listen(PUBLIC, DATAGRAM_PORT);
         let card = network.card(&slot);
         let neighbour = neighbour.address();
-        for from in [neighbour, slot.address(), HOST, network.turnstile().address, PUBLIC] {
+        for from in [neighbour, slot.address(), HOST, network.egress_proxy().address, PUBLIC] {
             rustix::io::write(&card, &datagram(from, PUBLIC, b"no")).expect("sent");
         }
         rustix::io::write(&card, &datagram(GUEST, PUBLIC, b"ok")).expect("sent");
@@ -100,12 +100,12 @@ fn a_false_source_address_gets_nowhere() {
 fn nobody_answers_who_asks_for_hardware_addresses_or_for_an_address_of_its_own() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
-        let slot = network.take(&guided()).await.expect("a slot");
+        let slot = network.take(&proxied()).await.expect("a slot");
         // Where a server for addresses would be.
         let dhcp = UdpSocket::bind("0.0.0.0:67").expect("a server");
         let card = network.card(&slot);
         for wanted in
-            [HOST, ROUTER, network.turnstile().address, PUBLIC, Ipv4Addr::new(10, 0, 0, 3)]
+            [HOST, ROUTER, network.egress_proxy().address, PUBLIC, Ipv4Addr::new(10, 0, 0, 3)]
         {
             rustix::io::write(&card, &arp(wanted)).expect("sent");
         }
@@ -138,7 +138,7 @@ fn arp(wanted: Ipv4Addr) -> Vec<u8> {
 fn there_is_no_way_out_by_ipv6() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
-        let slot = network.take(&guided()).await.expect("a slot");
+        let slot = network.take(&proxied()).await.expect("a slot");
         let server = UdpSocket::bind(("::", DATAGRAM_PORT)).expect("a server of the host");
         server.set_read_timeout(Some(Duration::from_secs(5))).expect("a timeout");
         let card = network.card(&slot);

@@ -100,11 +100,11 @@ fn what_a_killed_daemon_leaves_is_taken_over() {
 }
 
 #[test]
-fn the_turnstiles_address_is_made_again_or_taken_from_somebody_who_is_gone() {
+fn the_address_of_the_egress_proxy_is_made_again_or_taken_from_somebody_who_is_gone() {
     on_a_host(async |world| {
         let tag = fresh_tag();
         let network = world.network(&tag).await;
-        let address = network.turnstile().address;
+        let address = network.egress_proxy().address;
         network.crash();
         let shown = || ip("-o addr show dev lo").matches(&format!("inet {address}/32")).count();
         for label in [None, Some("lo:stranger"), Some("lo:gone")] {
@@ -113,7 +113,7 @@ fn the_turnstiles_address_is_made_again_or_taken_from_somebody_who_is_gone() {
                 ip(&format!("addr add {address}/32 dev lo label {label}"));
             }
             let network = world.network(&tag).await;
-            assert_eq!(network.turnstile().address, address);
+            assert_eq!(network.egress_proxy().address, address);
             assert_eq!(shown(), 1, "{label:?}");
             assert!(ip("-o addr show dev lo").contains("scope host lo:"), "nobody's way out");
             network.crash();
@@ -144,8 +144,8 @@ fn two_installations_live_side_by_side() {
         let one = first.take(&ON).await.expect("a slot");
         let two = second.take(&ON).await.expect("a slot");
         assert_ne!(one.address(), two.address());
-        assert_ne!(first.turnstile().address, second.turnstile().address);
-        assert_ne!(first.turnstile().public_mark, second.turnstile().public_mark);
+        assert_ne!(first.egress_proxy().address, second.egress_proxy().address);
+        assert_ne!(first.egress_proxy().public_mark, second.egress_proxy().public_mark);
         drop(one);
         close(first).await.expect("closed");
         assert_eq!(traces(&a).await, Vec::<String>::new());

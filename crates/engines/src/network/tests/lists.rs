@@ -91,7 +91,7 @@ fn what_is_closed_stays_closed_to_a_range_that_goes_beyond_it() {
         let neighbour = network.take(&ON).await.expect("a slot");
         network.guest(&neighbour).serve();
         let mut closed = FORBIDDEN.map(|text| text.parse().expect("an address")).to_vec();
-        closed.extend([neighbour.address(), HOST, ROUTER, network.turnstile().address]);
+        closed.extend([neighbour.address(), HOST, ROUTER, network.egress_proxy().address]);
         let slot = network.take(&policy(true, &["0.0.0.0/1", "128.0.0.0/1"], &[])).await;
         let slot = slot.expect("a slot");
         let guest = network.guest(&slot);

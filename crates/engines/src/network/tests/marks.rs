@@ -14,7 +14,7 @@ fn marked_connections_reach_no_more_than_their_mark_says() {
         let network = world.network(&fresh_tag()).await;
         let slot = network.take(&Policy::OPEN).await.expect("a slot");
         network.guest(&slot).serve();
-        let turnstile = network.turnstile();
+        let proxy = network.egress_proxy();
         let _six = TcpListener::bind((Ipv6Addr::LOCALHOST, PORT)).expect("the host's");
         let reserved = |to: &Ipv4Addr| to.octets()[0] >= 240;
         let forbidden = FORBIDDEN.map(|text| text.parse().expect("an address"));
@@ -28,9 +28,7 @@ fn marked_connections_reach_no_more_than_their_mark_says() {
                 false
             }
         };
-        for (mark, may) in
-            [(turnstile.public_mark, false), (turnstile.private_mark, true), (7, true)]
-        {
+        for (mark, may) in [(proxy.public_mark, false), (proxy.private_mark, true), (7, true)] {
             for to in [PUBLIC, ELSEWHERE] {
                 assert!(reaches(mark, (to, PORT).into()), "{to}");
             }

@@ -80,10 +80,10 @@ fn the_host_itself_can_be_named_like_any_other() {
 }
 
 #[test]
-fn loopback_neighbours_and_the_turnstile_cant_be_named() {
+fn loopback_neighbours_and_the_egress_proxy_cant_be_named() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
-        let doorkeeper = Doorkeeper::new(network.turnstile());
+        let doorkeeper = Doorkeeper::new(network.egress_proxy());
         let neighbour = network.take(&ON).await.expect("a slot");
         network.guest(&neighbour).serve();
         let wide = ["10.0.0.0/8", "127.0.0.0/8", "10.213.0.0/16"];
@@ -91,13 +91,14 @@ fn loopback_neighbours_and_the_turnstile_cant_be_named() {
             let allow = [&wide[..], &by_name].concat();
             let slot = network.take(&policy(true, &allow, &[])).await.expect("a slot");
             let guest = network.guest(&slot);
-            for to in [neighbour.address(), network.turnstile().address, slot.address(), GATEWAY] {
+            for to in [neighbour.address(), network.egress_proxy().address, slot.address(), GATEWAY]
+            {
                 let refused = guest.connect(to).expect_err("refused");
                 assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{to}");
                 guest.ask(to, DATAGRAM_PORT).expect_err("refused");
             }
-            let turnstile = network.turnstile();
-            guest.connect_to(turnstile.address, turnstile.connections).expect_err("refused");
+            let proxy = network.egress_proxy();
+            guest.connect_to(proxy.address, proxy.connections).expect_err("refused");
             assert!(doorkeeper.arrived().is_none());
             let _stream = guest.connect(address("10.255.255.53")).expect("the rest is open");
             assert_eq!(doorkeeper.arrived().is_some(), !by_name.is_empty());
@@ -106,10 +107,10 @@ fn loopback_neighbours_and_the_turnstile_cant_be_named() {
 }
 
 #[test]
-fn tcp_of_a_guided_guest_to_what_is_named_is_led_to_the_turnstile_too() {
+fn tcp_of_a_proxied_guest_to_what_is_named_is_led_to_the_egress_proxy_too() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
-        let doorkeeper = Doorkeeper::new(network.turnstile());
+        let doorkeeper = Doorkeeper::new(network.egress_proxy());
         answer(UdpSocket::bind((HOST, DATAGRAM_PORT)).expect("a service of the host"));
         let named = policy(true, &["api.example.com", "192.168.7.0/24", "192.0.2.2"], &[]);
         let slot = network.take(&named).await.expect("a slot");

@@ -1,12 +1,12 @@
-//! What the guard hears.
+//! What the guest registry is told.
 
 use std::net::Ipv4Addr;
 
-use torpor_lifecycle::engine::Passed;
+use torpor_lifecycle::engine::LoggedPacket;
 use torpor_protocol::{Network as Policy, SandboxId};
 
 use super::super::names::GATEWAY;
-use super::verbs::{Doorkeeper, guided, nft, ping, policy, reaches, says};
+use super::verbs::{Doorkeeper, nft, ping, policy, proxied, reaches, says};
 use super::world::{
     ELSEWHERE, FORBIDDEN, HOST, Heard, Opened, PORT, PUBLIC, eventually, fresh_tag, greeting,
     on_a_host, somebody,
@@ -17,14 +17,14 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMP: u8 = 1;
 
-fn passed(protocol: u8, to: Ipv4Addr, port: u16, allowed: bool) -> Passed {
-    Passed { protocol, to, port, allowed }
+fn logged(protocol: u8, to: Ipv4Addr, port: u16, allowed: bool) -> LoggedPacket {
+    LoggedPacket { protocol, to, port, allowed }
 }
 
 /// Waits until so much was told of a guest.
-async fn told(network: &Opened, guest: Ipv4Addr, count: usize) -> Vec<Passed> {
+async fn told(network: &Opened, guest: Ipv4Addr, count: usize) -> Vec<LoggedPacket> {
     eventually("it is told", async || {
-        let passed = network.guard.passed(guest);
+        let passed = network.registry.packets(guest);
         (passed.len() >= count).then_some(passed)
     })
     .await
@@ -48,12 +48,12 @@ fn what_passes_and_what_is_refused_is_told_once_each() {
             assert_eq!(ping(&guest, PUBLIC), (0, 0));
             assert_eq!(reaches(&guest, ELSEWHERE), !listed);
             let expected = [
-                passed(TCP, PUBLIC, PORT, true),
-                passed(TCP, metadata, PORT, false),
-                passed(TCP, HOST, PORT, listed),
-                passed(UDP, GATEWAY, 53, true),
-                passed(ICMP, PUBLIC, 0, true),
-                passed(TCP, ELSEWHERE, PORT, !listed),
+                logged(TCP, PUBLIC, PORT, true),
+                logged(TCP, metadata, PORT, false),
+                logged(TCP, HOST, PORT, listed),
+                logged(UDP, GATEWAY, 53, true),
+                logged(ICMP, PUBLIC, 0, true),
+                logged(TCP, ELSEWHERE, PORT, !listed),
             ];
             assert_eq!(told(&network, slot.address(), expected.len()).await, expected);
         }
@@ -61,17 +61,17 @@ fn what_passes_and_what_is_refused_is_told_once_each() {
 }
 
 #[test]
-fn of_a_guided_guest_only_what_the_doorkeeper_cant_see_is_told() {
+fn of_a_proxied_guest_only_what_the_doorkeeper_cant_see_is_told() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
-        let doorkeeper = Doorkeeper::new(network.turnstile());
-        let slot = network.take(&guided()).await.expect("a slot");
+        let doorkeeper = Doorkeeper::new(network.egress_proxy());
+        let slot = network.take(&proxied()).await.expect("a slot");
         let guest = network.guest(&slot);
         let _stream = guest.connect(PUBLIC).expect("connected");
         assert!(doorkeeper.arrived().is_some());
         guest.ask(PUBLIC, 443).expect_err("refused");
         assert!(!reaches(&guest, HOST));
-        let expected = [passed(UDP, PUBLIC, 443, false), passed(TCP, HOST, PORT, false)];
+        let expected = [logged(UDP, PUBLIC, 443, false), logged(TCP, HOST, PORT, false)];
         assert_eq!(told(&network, slot.address(), 2).await, expected);
     });
 }
@@ -94,8 +94,8 @@ fn a_noisy_guest_does_not_drown_the_others() {
         flood.expect("sent");
         assert!(reaches(&guest, PUBLIC));
         let heard = told(&network, quiet.address(), 1).await;
-        assert_eq!(heard, [passed(TCP, PUBLIC, PORT, true)]);
-        let noise = network.guard.passed(noisy.address()).len();
+        assert_eq!(heard, [logged(TCP, PUBLIC, PORT, true)]);
+        let noise = network.registry.packets(noisy.address()).len();
         assert!((1..2_000).contains(&noise), "{noise} of 5000 were told");
     });
 }
@@ -106,12 +106,12 @@ fn the_guard_knows_who_it_is_before_a_policy_is_in_force_and_until_the_slot_is_c
         let network = world.network(&fresh_tag()).await;
         let slot = (*network).take().await.expect("a slot");
         let (address, number) = (slot.address(), slot.number());
-        assert_eq!(network.guard.heard(), [], "it is nobody's yet");
+        assert_eq!(network.registry.heard(), [], "it is nobody's yet");
         let id = SandboxId::random();
         let only = policy(true, &["203.0.113.9"], &[]);
         (*network).set_policy(&slot, &id, &only).await.expect("set");
-        let mut expected = vec![Heard::Admitted(address, id.clone(), only.clone())];
-        assert_eq!(network.guard.heard(), expected);
+        let mut expected = vec![Heard::Registered(address, id.clone(), only.clone())];
+        assert_eq!(network.registry.heard(), expected);
         // What can't be done is taken back there too.
         let table = super::super::names::Names::new(&network.tag).expect("a tag").table();
         nft(&format!("add chain inet {table} away"));
@@ -119,9 +119,9 @@ fn the_guard_knows_who_it_is_before_a_policy_is_in_force_and_until_the_slot_is_c
         nft(&format!("delete table inet {table}"));
         let other = policy(true, &[], &["198.51.100.7"]);
         (*network).set_policy(&slot, &id, &other).await.expect_err("there is no firewall");
-        expected.push(Heard::Admitted(address, id.clone(), other));
-        expected.push(Heard::Admitted(address, id, only));
-        assert_eq!(network.guard.heard(), expected);
+        expected.push(Heard::Registered(address, id.clone(), other));
+        expected.push(Heard::Registered(address, id, only));
+        assert_eq!(network.registry.heard(), expected);
     });
 }
 
@@ -129,7 +129,7 @@ fn the_guard_knows_who_it_is_before_a_policy_is_in_force_and_until_the_slot_is_c
 fn the_guard_hears_when_nobody_has_an_address_any_more() {
     on_a_host(async |world| {
         let network = world.network(&fresh_tag()).await;
-        let slot = network.take(&guided()).await.expect("a slot");
+        let slot = network.take(&proxied()).await.expect("a slot");
         let address = slot.address();
         let socket = slot.packet_socket().expect("a socket");
         network.release(slot);
@@ -137,16 +137,16 @@ fn the_guard_hears_when_nobody_has_an_address_any_more() {
             network.take(&ON).await.expect("a slot");
         }
         let gone = Heard::Dismissed(address);
-        assert!(!network.guard.heard().contains(&gone), "the machine lives on");
+        assert!(!network.registry.heard().contains(&gone), "the machine lives on");
         drop(socket);
-        eventually("it is dismissed", async || {
+        eventually("it is unregistered", async || {
             network.take(&ON).await.expect("a slot");
-            network.guard.heard().contains(&gone).then_some(())
+            network.registry.heard().contains(&gone).then_some(())
         })
         .await;
-        let admitted = Heard::Admitted(address, somebody(), guided());
-        let about = |heard: &Heard| [&admitted, &gone].contains(&heard);
-        let about: Vec<Heard> = network.guard.heard().into_iter().filter(about).collect();
-        assert_eq!(about, [admitted.clone(), gone.clone()], "once each");
+        let registered = Heard::Registered(address, somebody(), proxied());
+        let about = |heard: &Heard| [&registered, &gone].contains(&heard);
+        let about: Vec<Heard> = network.registry.heard().into_iter().filter(about).collect();
+        assert_eq!(about, [registered.clone(), gone.clone()], "once each");
     });
 }

@@ -11,7 +11,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto, recv, sendto,
     socket_with, sockopt,
 };
-use torpor_lifecycle::engine::Turnstile;
+use torpor_lifecycle::engine::EgressProxy;
 use torpor_protocol::{Destination, Network as Policy};
 
 use super::world::{Place, greeting};
@@ -55,17 +55,17 @@ pub(super) fn nft(command: &str) {
 }
 
 /// A policy that needs somebody who reads names.
-pub(super) fn guided() -> Policy {
+pub(super) fn proxied() -> Policy {
     policy(true, &[], &["example.com"])
 }
 
-/// Somebody at the turnstile.
+/// Somebody at the egress proxy.
 pub(super) struct Doorkeeper(TcpListener);
 
 impl Doorkeeper {
-    pub(super) fn new(turnstile: Turnstile) -> Self {
-        let listener = TcpListener::bind((turnstile.address, turnstile.connections));
-        let listener = listener.expect("the turnstile's address is the host's");
+    pub(super) fn new(proxy: EgressProxy) -> Self {
+        let listener = TcpListener::bind((proxy.address, proxy.connections));
+        let listener = listener.expect("the egress proxy's address is the host's");
         listener.set_nonblocking(true).expect("it need not wait");
         Self(listener)
     }
@@ -113,7 +113,7 @@ pub(super) fn connect_marked(mark: u32, to: std::net::SocketAddr) -> io::Result<
     Ok(socket.into())
 }
 
-/// A word each way on a connection through the turnstile.
+/// A word each way on a connection through the egress proxy.
 pub(super) fn talk(guest: &mut TcpStream, doorkeeper: &mut TcpStream) -> io::Result<()> {
     let mut word = [0; 5];
     guest.set_read_timeout(Some(PATIENCE))?;
@@ -123,7 +123,7 @@ pub(super) fn talk(guest: &mut TcpStream, doorkeeper: &mut TcpStream) -> io::Res
     guest.read_exact(&mut word)
 }
 
-/// Whether both ends of a connection through the turnstile hear that it is cut.
+/// Whether both ends of a connection through the egress proxy hear that it is cut.
 pub(super) fn is_cut(guest: &mut TcpStream, doorkeeper: &mut TcpStream) -> bool {
     let reset = |error: io::Error| error.kind() == ErrorKind::ConnectionReset;
     // The first word is what finds out, on each side.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
-use torpor_lifecycle::engine::{Guard, Passed};
+use torpor_lifecycle::engine::{GuestRegistry, LoggedPacket};
 use torpor_protocol::{Network as Policy, SandboxId};
 
 use super::super::names::{GATEWAY, GATEWAY_MAC, GUEST, GUEST_MAC, Names, SLOTS, far_link};
@@ -207,19 +207,19 @@ impl World {
 /// A network whose traces go with the test, however it ends.
 pub(super) struct Opened {
     pub(super) tag: String,
-    pub(super) guard: Arc<Watching>,
+    pub(super) registry: Arc<Watching>,
     network: Option<Network>,
 }
 
-/// What a guard was told.
+/// What a registry was told.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Heard {
-    Admitted(Ipv4Addr, SandboxId, Policy),
+    Registered(Ipv4Addr, SandboxId, Policy),
     Dismissed(Ipv4Addr),
-    Passed(Ipv4Addr, Passed),
+    Packet(Ipv4Addr, LoggedPacket),
 }
 
-/// A guard that remembers all that it is told.
+/// A registry that remembers all that it is told.
 #[derive(Debug, Default)]
 pub(super) struct Watching(Mutex<Vec<Heard>>);
 
@@ -229,24 +229,24 @@ impl Watching {
     }
 
     /// What became of the packets of a guest.
-    pub(super) fn passed(&self, guest: Ipv4Addr) -> Vec<Passed> {
-        let passed = |heard: Heard| match heard {
-            Heard::Passed(from, passed) if from == guest => Some(passed),
-            Heard::Admitted(..) | Heard::Dismissed(_) | Heard::Passed(..) => None,
+    pub(super) fn packets(&self, guest: Ipv4Addr) -> Vec<LoggedPacket> {
+        let packets = |heard: Heard| match heard {
+            Heard::Packet(from, packet) if from == guest => Some(packet),
+            Heard::Registered(..) | Heard::Dismissed(_) | Heard::Packet(..) => None,
         };
-        self.heard().into_iter().filter_map(passed).collect()
+        self.heard().into_iter().filter_map(packets).collect()
     }
 }
 
-impl Guard for Watching {
-    fn admit(&self, guest: Ipv4Addr, id: &SandboxId, network: &Policy) {
-        self.0.lock().push(Heard::Admitted(guest, id.clone(), network.clone()));
+impl GuestRegistry for Watching {
+    fn register(&self, guest: Ipv4Addr, id: &SandboxId, network: &Policy) {
+        self.0.lock().push(Heard::Registered(guest, id.clone(), network.clone()));
     }
-    fn dismiss(&self, guest: Ipv4Addr) {
+    fn unregister(&self, guest: Ipv4Addr) {
         self.0.lock().push(Heard::Dismissed(guest));
     }
-    fn passed(&self, guest: Ipv4Addr, packet: Passed) {
-        self.0.lock().push(Heard::Passed(guest, packet));
+    fn packet_logged(&self, guest: Ipv4Addr, packet: LoggedPacket) {
+        self.0.lock().push(Heard::Packet(guest, packet));
     }
 }
 
@@ -271,9 +271,9 @@ impl Opened {
             policy: policy.clone(),
         });
         let left: Vec<Left> = left.collect();
-        let guard = Arc::new(Watching::default());
-        let opened = Network::open_with(tag, &left, guard.clone(), resolver).await;
-        Self { tag: tag.to_owned(), guard, network: Some(opened.expect("a network")) }
+        let registry = Arc::new(Watching::default());
+        let opened = Network::open_with(tag, &left, registry.clone(), resolver).await;
+        Self { tag: tag.to_owned(), registry, network: Some(opened.expect("a network")) }
     }
 
     /// A slot for somebody's guest.

@@ -38,7 +38,7 @@ impl Installed {
 }
 
 fn config(settings: &Settings) -> GvisorConfig {
-    let Settings { runtime_dir, scratch_dir, tag, shells, guard } = settings.clone();
+    let Settings { runtime_dir, scratch_dir, tag, shells, registry } = settings.clone();
     let (runsc, builds_dir) = (runsc(), None);
     GvisorConfig {
         runsc,
@@ -50,7 +50,7 @@ fn config(settings: &Settings) -> GvisorConfig {
         enter_command: be("gvisor::enter_process"),
         users: Users::default(),
         shells,
-        guard,
+        registry,
     }
 }
 

@@ -90,7 +90,7 @@ impl Installation for Installed {
     }
 
     async fn open(&self, settings: &Settings) -> Result<Arc<dyn Engine>, EngineError> {
-        let Settings { runtime_dir, scratch_dir, tag, shells: _, guard } = settings.clone();
+        let Settings { runtime_dir, scratch_dir, tag, shells: _, registry } = settings.clone();
         let (qemu, kernel) = self.0.get().expect("this host was looked at").clone();
         let config = MicrovmConfig {
             qemu,
@@ -102,7 +102,7 @@ impl Installation for Installed {
             keeper_command: keeper_command(),
             jail_command: be("microvm::jail_process"),
             users: torpor_engines::Users::default(),
-            guard,
+            registry,
         };
         Ok(Arc::new(Microvm::open(config).await?))
     }

@@ -16,7 +16,9 @@ use async_trait::async_trait;
 use serde_json::Value;
 use torpor_engines::keeper;
 use torpor_engines::limits::{Group, Hierarchy};
-use torpor_lifecycle::engine::{BootPlan, Engine, EngineError, Guard, Machine, NoGuard};
+use torpor_lifecycle::engine::{
+    BootPlan, Engine, EngineError, GuestRegistry, Machine, NoGuestRegistry,
+};
 use torpor_lifecycle::guest::Guest;
 use torpor_protocol::{Network, Resources, SandboxId, SandboxSpec};
 
@@ -34,7 +36,7 @@ pub(crate) struct Settings {
     pub(crate) scratch_dir: PathBuf,
     pub(crate) tag: String,
     pub(crate) shells: usize,
-    pub(crate) guard: Arc<dyn Guard>,
+    pub(crate) registry: Arc<dyn GuestRegistry>,
 }
 
 /// What the suite must know of an engine beyond what the engine says itself.
@@ -131,7 +133,7 @@ pub(crate) async fn world() -> Option<World> {
         scratch_dir: dir.path().join("scratch"),
         tag,
         shells: 0,
-        guard: Arc::new(NoGuard),
+        registry: Arc::new(NoGuestRegistry),
     };
     let root = installed.root(dir.path());
     let installed = Arc::new(installed);

@@ -1,0 +1,49 @@
+//! What all connections share.
+
+use std::sync::Arc;
+
+use torpor_lifecycle::Clock;
+use torpor_lifecycle::store::Vault;
+use torpor_protocol::AddressRange;
+
+use crate::audit::Audit;
+use crate::bindings::Bindings;
+use crate::dialer::Dialer;
+use crate::intercept::{InterceptionCa, Interceptor};
+use crate::names::Resolver;
+use crate::registry::Registry;
+use crate::{EgressError, Settings};
+
+pub(crate) struct Shared {
+    pub(crate) registry: Registry,
+    pub(crate) audit: Audit,
+    pub(crate) dialer: Dialer,
+    pub(crate) bindings: Bindings,
+    pub(crate) interceptor: Interceptor,
+    pub(crate) clock: Clock,
+    pub(crate) ca: Arc<InterceptionCa>,
+    /// What policies may open.
+    pub(crate) private: Vec<AddressRange>,
+    pub(crate) near: Vec<AddressRange>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        settings: Settings,
+        ca: Arc<InterceptionCa>,
+        vault: Arc<dyn Vault>,
+    ) -> Result<Self, EgressError> {
+        let resolver = Resolver::new(settings.resolver);
+        Ok(Self {
+            registry: Registry::default(),
+            audit: Audit::default(),
+            dialer: Dialer::new(settings.gateways, resolver),
+            bindings: Bindings::new(Arc::clone(&vault)),
+            interceptor: Interceptor::new(Arc::clone(&ca), vault, settings.roots.as_deref())?,
+            clock: Clock::start(),
+            ca,
+            private: settings.private,
+            near: settings.near,
+        })
+    }
+}

@@ -1,5 +1,0 @@
-//! First bytes of a connection: HTTP heads, TLS hellos.
-
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| torpor_egress::fuzzing::glance_first_bytes(bytes));
