@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| torpor_daemon::builds::fuzzing::build_context(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| torpor_service::builds::fuzzing::build_context(bytes));

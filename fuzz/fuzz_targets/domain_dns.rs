@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| torpor_daemon::domains::fuzzing::domain_dns(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| torpor_edge::dns::fuzzing::domain_dns(bytes));

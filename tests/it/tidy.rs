@@ -42,12 +42,37 @@ fn crates_depend_only_on_what_the_architecture_allows() {
         ("headers", vec![]),
         ("proxy", vec!["headers", "lifecycle", "protocol"]),
         ("egress", vec!["headers", "lifecycle", "protocol"]),
+        ("service", vec!["egress", "lifecycle", "protocol", "store"]),
+        ("edge", vec!["lifecycle", "protocol", "proxy", "service", "store"]),
         (
             "daemon",
-            vec!["egress", "engines", "kernel", "lifecycle", "protocol", "proxy", "qemu", "store"],
+            vec![
+                "edge",
+                "egress",
+                "engines",
+                "kernel",
+                "lifecycle",
+                "protocol",
+                "proxy",
+                "qemu",
+                "service",
+                "store",
+            ],
         ),
-        ("dialects", vec!["daemon", "lifecycle", "protocol", "store"]),
-        ("cli", vec!["daemon", "dialects", "engines", "kernel", "lifecycle", "protocol", "store"]),
+        ("dialects", vec!["daemon", "edge", "lifecycle", "protocol", "service", "store"]),
+        (
+            "cli",
+            vec![
+                "daemon",
+                "dialects",
+                "engines",
+                "kernel",
+                "lifecycle",
+                "protocol",
+                "service",
+                "store",
+            ],
+        ),
     ];
     for (name, allowed) in allowed {
         let manifest =
@@ -62,6 +87,32 @@ fn crates_depend_only_on_what_the_architecture_allows() {
         let allowed: BTreeSet<_> = allowed.into_iter().collect();
         let extra: Vec<_> = used.difference(&allowed).collect();
         assert!(extra.is_empty(), "{name} uses {extra:?}; ARCHITECTURE.md says it may not");
+    }
+}
+
+#[test]
+fn the_service_knows_no_http() {
+    let service = root().join("crates/service");
+    let manifest = fs::read_to_string(service.join("Cargo.toml")).unwrap();
+    let sources: Vec<_> = sources(&[".rs"])
+        .into_iter()
+        .filter(|path| path.starts_with(service.join("src")))
+        .map(|path| (fs::read_to_string(&path).unwrap(), path))
+        .collect();
+    assert!(sources.len() > 5, "the service was found");
+    for library in ["axum", "http", "http-body-util", "hyper", "hyper-util", "tower"] {
+        let dependency = format!("{library}.workspace");
+        assert!(!manifest.lines().any(|line| line.starts_with(&dependency)), "{library} is used");
+        let path = format!("{}::", library.replace('-', "_"));
+        for (text, file) in &sources {
+            let used = text
+                .match_indices(&path)
+                .any(|(at, _)| !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
+            assert!(!used, "{} uses {library}", file.display());
+        }
+    }
+    for (text, file) in &sources {
+        assert!(!text.contains("StatusCode"), "{} knows a status of HTTP", file.display());
     }
 }
 

@@ -13,15 +13,18 @@ use figment::Figment;
 use figment::providers::{Format, Serialized, Toml};
 use figment::value::Value;
 use serde::{Deserialize, Serialize};
+use torpor_edge::tls::TlsConfig;
 use torpor_engines::Users;
 use torpor_protocol::Resources;
+use torpor_service::Settings;
+use torpor_service::domains::Own;
+use torpor_service::keys::KeySettings;
 use torpor_store::Vault;
 
 mod egress;
 mod keys;
 mod previews;
 mod second;
-mod tls;
 
 pub use egress::EgressConfig;
 pub use keys::{KEYS, Key};
@@ -29,7 +32,6 @@ pub use previews::PreviewsConfig;
 pub use second::ListenAlso;
 pub(crate) use second::Second;
 use second::USUAL;
-pub use tls::{AcmeChallenge, TlsConfig};
 
 /// Read if it is there and no other file is named.
 pub const DEFAULT_FILE: &str = "/etc/torpor/torpor.toml";
@@ -271,6 +273,34 @@ impl Config {
         Ok(config)
     }
 
+    /// What the service needs to know of it.
+    pub(crate) fn service(&self) -> Settings {
+        Settings {
+            defaults: self.defaults,
+            idle_after_ms: self.standby.idle_after_ms,
+            sandboxes_max: self.limits.sandboxes,
+            memory_floor_mib: self.standby.memory_floor_mib,
+            pressure_percent: self.standby.pressure_percent,
+        }
+    }
+
+    pub(crate) fn keys(&self, exposed: bool) -> KeySettings<'_> {
+        KeySettings {
+            fixed: self.api_key.as_ref().map(|key| key.0.as_str()),
+            required: self.require_key,
+            exposed,
+            requests_per_sec: self.limits.requests_per_sec,
+        }
+    }
+
+    /// Names that no domain of others may stand for.
+    pub(crate) fn own_names(&self) -> Own {
+        Own {
+            previews: self.previews.domain.to_ascii_lowercase(),
+            names: self.tls.names.iter().map(ToString::to_string).collect(),
+        }
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         let senseless = |text: &str| Err(ConfigError::Senseless(text.to_owned()));
         if self.api_key.as_ref().is_some_and(|key| key.0.len() < 16) {
@@ -296,8 +326,8 @@ impl Config {
         }
         self.egress.check()?;
         self.previews.check()?;
-        self.tls.check()?;
-        crate::admission::check_resources(&self.defaults)
+        self.tls.check().map_err(|text| ConfigError::Senseless(text.to_owned()))?;
+        torpor_service::admission::check_resources(&self.defaults)
             .map_err(|error| ConfigError::Senseless(format!("defaults: {error}")))
     }
 }

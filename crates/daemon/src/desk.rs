@@ -17,16 +17,20 @@ use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use torpor_edge::previews::{PreviewServer, drop_cookies, say_secure};
+use torpor_edge::{auth, request_id};
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{PREVIEW_HEADER, REQUEST_ID_HEADER};
 use torpor_proxy::{Proxy, Target};
+use torpor_service::Service;
+use torpor_service::previews::{Entry, bare};
+use torpor_service::{Error, room};
 use tower::ServiceExt;
 
 use crate::api;
-use crate::api::error::ApiError;
-use crate::app::App;
-use crate::previews::{self, Entry, Visitor};
+use crate::api::error::status_of;
+use crate::parts::Dialect;
 
 /// Who asks.
 #[derive(Debug, Clone, Copy)]
@@ -48,15 +52,22 @@ enum Whom {
 /// Answers requests.
 #[derive(Clone)]
 pub(crate) struct Desk {
-    app: Arc<App>,
+    app: Arc<Service>,
     router: Router,
     proxy: Proxy,
+    previews: Arc<PreviewServer>,
 }
 
 impl Desk {
-    pub(crate) fn new(app: &Arc<App>) -> Self {
-        let proxy = Proxy::new(app.fleet.clone()).waking_by(crate::room::waker(app));
-        Self { app: Arc::clone(app), router: api::router(app), proxy }
+    pub(crate) fn new(app: &Arc<Service>, dialects: &[Dialect]) -> Self {
+        let proxy = Proxy::new(app.fleet.clone()).waking_by(torpor_edge::waker(app));
+        let previews = PreviewServer::new(Arc::clone(app), proxy.clone(), status_of);
+        Self {
+            app: Arc::clone(app),
+            router: api::router(app, dialects),
+            proxy,
+            previews: Arc::new(previews),
+        }
     }
 
     pub(crate) fn stopping(&self) -> CancellationToken {
@@ -72,9 +83,11 @@ impl Desk {
         let (begun, method) = (Instant::now(), request.method().clone());
         let response = match self.whom(&request) {
             Whom::Api => return self.router.oneshot(request).await,
-            Whom::Preview(entry) => self.visit(&entry, request, peer).await,
+            Whom::Preview(entry) => {
+                self.previews.serve(&entry, request, peer.address, peer.secure).await
+            }
             Whom::Port(target) => self.preview(target, request, peer).await,
-            Whom::Nobody => previews::nobody(&request),
+            Whom::Nobody => self.previews.missing(&request),
         };
         let status = response.status().as_u16();
         self.app.metrics.answered(method.as_str(), "preview", status, begun.elapsed());
@@ -111,14 +124,8 @@ impl Desk {
     /// By a domain of its owner, or by its label.
     fn previewed(&self, host: &str) -> Option<Arc<Entry>> {
         let previews = &self.app.previews;
-        let owned = self.app.domains.by_host(&previews::bare(host)?);
+        let owned = self.app.domains.by_host(&bare(host)?);
         owned.and_then(|id| previews.by_id(&id)).or_else(|| previews.by_host(host))
-    }
-
-    async fn visit(&self, entry: &Entry, request: Request<Incoming>, peer: Peer) -> Response<Body> {
-        let Peer { address, secure } = peer;
-        let visitor = Visitor { app: &self.app, proxy: &self.proxy, peer: address, secure };
-        visitor.visit(entry, request).await
     }
 
     async fn preview(
@@ -128,7 +135,7 @@ impl Desk {
         peer: Peer,
     ) -> Response<Body> {
         if peer.secure {
-            previews::say_secure(request.headers_mut());
+            say_secure(request.headers_mut());
         }
         // Without a sandbox, the proxy says what is wrong.
         let entered = match self.app.fleet.find(&target.sandbox) {
@@ -136,13 +143,13 @@ impl Desk {
             Err(_) => Ok(None),
         };
         let uri = request.uri().clone();
-        let hidden = self.app.keys.hide(&uri, request.headers_mut());
+        let hidden = auth::hide(&self.app.keys, &uri, request.headers_mut());
         let _lease = match entered.and_then(|lease| hidden.map(|()| lease)) {
             Ok(lease) => lease,
-            Err(error) => return told(&error, &request),
+            Err(error) => return to_response(&error, &request),
         };
         let mut response = self.proxy.handle(target, request, Some(peer.address)).await;
-        previews::drop_cookies(response.headers_mut());
+        drop_cookies(response.headers_mut());
         response.map(Body::new)
     }
 
@@ -153,7 +160,7 @@ impl Desk {
         sandbox: &Sandbox,
         port: NonZeroU16,
         headers: &HeaderMap,
-    ) -> Result<Option<Lease>, ApiError> {
+    ) -> Result<Option<Lease>, Error> {
         let (access, asleep) = {
             let watched = sandbox.watch();
             let status = watched.borrow();
@@ -163,17 +170,17 @@ impl Desk {
             return Err(not_exposed(port));
         }
         if !access.is_some_and(|access| access.public) {
-            self.app.keys.admit_visitor(headers).await?;
+            auth::admit_visitor(&self.app.keys, headers).await?;
         }
         if !asleep {
             return Ok(None);
         }
-        crate::room::awake(&self.app, sandbox).await.map(Some)
+        room::awake(&self.app, sandbox).await.map(Some)
     }
 }
 
-fn not_exposed(port: NonZeroU16) -> ApiError {
-    ApiError::with_hint(
+fn not_exposed(port: NonZeroU16) -> Error {
+    Error::with_hint(
         ErrorCode::PortNotExposed,
         format!("port {port} of this sandbox may not be reached from outside"),
         "PATCH the sandbox: `ports.exposed` lists those that may",
@@ -181,7 +188,8 @@ fn not_exposed(port: NonZeroU16) -> ApiError {
 }
 
 /// The answer to a preview that can't be served.
-fn told(error: &ApiError, request: &Request<Incoming>) -> Response<Body> {
-    let id = crate::telemetry::request_id(request.headers());
-    (error.status(), [(REQUEST_ID_HEADER, &*id)], axum::Json(error.told(&id))).into_response()
+fn to_response(error: &Error, request: &Request<Incoming>) -> Response<Body> {
+    let id = request_id(request.headers());
+    let answer = axum::Json(error.to_body(&id));
+    (status_of(error.code()), [(REQUEST_ID_HEADER, &*id)], answer).into_response()
 }

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::task::spawn_blocking;
-use torpor_engines::gvisor::{self, Gvisor, GvisorConfig};
-use torpor_engines::microvm::{self, Microvm, MicrovmConfig};
+use torpor_engines::gvisor::{self, GvisorConfig};
+use torpor_engines::microvm::{self, MicrovmConfig};
 use torpor_engines::probe::kvm::{self, Kvm};
+use torpor_engines::{EngineConfig, HostConfig};
 use torpor_kernel::KernelError;
 use torpor_lifecycle::engine::{Engine, EngineError, GuestRegistry, NoGuestRegistry};
 use torpor_protocol::AddressRange;
@@ -34,17 +35,30 @@ pub(crate) async fn open(
 ) -> Result<Arc<dyn Engine>, ServeError> {
     let (choice, reason) = choose(config, &layout.kernels()).await?;
     tracing::info!(engine = choice.name(), reason, "isolation engine");
-    refuse_strangers(&choice, config, layout.tag())?;
-    match choice {
-        Choice::Gvisor => {
-            let runsc = find_runsc(config).ok_or_else(|| {
-                let missing = "runsc is not installed (or name it: engine.runsc_path)";
-                ServeError::NoEngine(format!("{missing}; gvisor was chosen: {reason}"))
-            })?;
-            Ok(Arc::new(Gvisor::open(gvisor_config(config, layout, runsc, registry)?).await?))
-        }
-        Choice::Microvm(parts) => open_microvm(config, layout, *parts, registry).await,
-    }
+    let host = host_config(config, layout, registry)?;
+    refuse_strangers(&choice, &host)?;
+    let engine = match choice {
+        Choice::Gvisor => EngineConfig::Gvisor(gvisor_config(config, layout, &reason)?),
+        Choice::Microvm(parts) => EngineConfig::Microvm(microvm_config(layout, *parts)?),
+    };
+    Ok(torpor_engines::open(host, vec![engine]).await?.remove(0))
+}
+
+/// What all engines of this installation are told.
+fn host_config(
+    config: &Config,
+    layout: &Layout,
+    registry: Arc<dyn GuestRegistry>,
+) -> Result<HostConfig, ServeError> {
+    Ok(HostConfig {
+        // An installation keeps what is its own in a directory named after the tag.
+        runtime_dir: config.runtime_dir.clone(),
+        scratch_dir: layout.scratch(),
+        tag: layout.tag().to_owned(),
+        keeper_command: vec![this_program()?.into(), KEEPER.into()],
+        users: config.engine.users(),
+        registry,
+    })
 }
 
 /// The engine for this host, and why. Looks no further than it has to.
@@ -83,36 +97,17 @@ pub(crate) async fn find_parts(config: &Config, kernels: &Path, accel: Accel) ->
     Found { qemu, kernel }
 }
 
-/// Opens the microVM engine.
-async fn open_microvm(
-    config: &Config,
-    layout: &Layout,
-    parts: Parts,
-    registry: Arc<dyn GuestRegistry>,
-) -> Result<Arc<dyn Engine>, ServeError> {
-    let program = this_program()?;
+fn microvm_config(layout: &Layout, parts: Parts) -> Result<MicrovmConfig, ServeError> {
     let Parts { qemu, kernel } = parts;
-    let config = MicrovmConfig {
-        qemu,
-        kernel,
-        runtime_dir: config.runtime_dir.clone(),
-        scratch_dir: layout.scratch(),
-        templates_dir: layout.templates(),
-        tag: layout.tag().to_owned(),
-        keeper_command: vec![program.clone().into(), KEEPER.into()],
-        jail_command: vec![program.into(), JAIL.into()],
-        users: config.engine.users(),
-        registry,
-    };
-    Ok(Arc::new(Microvm::open(config).await?))
+    let jail_command = vec![this_program()?.into(), JAIL.into()];
+    Ok(MicrovmConfig { qemu, kernel, templates_dir: layout.templates(), jail_command })
 }
 
 /// What one engine left alive another can neither serve nor end.
-fn refuse_strangers(choice: &Choice, config: &Config, tag: &str) -> Result<(), ServeError> {
-    let dir = &config.runtime_dir;
+fn refuse_strangers(choice: &Choice, host: &HostConfig) -> Result<(), ServeError> {
     let (stranger, there) = match choice {
-        Choice::Gvisor => ("microvm", microvm::has_machines(dir, tag)),
-        Choice::Microvm(_) => ("gvisor", gvisor::has_machines(dir, tag)),
+        Choice::Gvisor => ("microvm", microvm::has_machines(host)),
+        Choice::Microvm(_) => ("gvisor", gvisor::has_machines(host)),
     };
     if !there {
         return Ok(());
@@ -138,33 +133,24 @@ pub(crate) async fn near() -> Result<Vec<AddressRange>, ServeError> {
 
 /// Ends every machine of this installation and removes its traces; no daemon may be running.
 pub(crate) async fn purge(config: &Config, layout: &Layout) -> Result<usize, ServeError> {
-    // Nothing is started, so any runsc will do, also one that is not there any more.
-    let runsc = find_runsc(config).unwrap_or_else(|| PathBuf::from("runsc"));
-    let gvisor_config = gvisor_config(config, layout, runsc, Arc::new(NoGuestRegistry))?;
-    let (dir, scratch, templates) = (&config.runtime_dir, layout.scratch(), layout.templates());
-    let microvms = microvm::purge(dir, layout.tag(), &scratch, &templates).await?;
-    Ok(gvisor::purge(&gvisor_config).await? + microvms)
+    let host = host_config(config, layout, Arc::new(NoGuestRegistry))?;
+    Ok(torpor_engines::purge(&host).await?)
 }
 
 fn gvisor_config(
     config: &Config,
     layout: &Layout,
-    runsc: PathBuf,
-    registry: Arc<dyn GuestRegistry>,
+    reason: &str,
 ) -> Result<GvisorConfig, ServeError> {
-    let program = this_program()?;
+    let runsc = find_runsc(config).ok_or_else(|| {
+        let missing = "runsc is not installed (or name it: engine.runsc_path)";
+        ServeError::NoEngine(format!("{missing}; gvisor was chosen: {reason}"))
+    })?;
     Ok(GvisorConfig {
         runsc,
         builds_dir: Some(layout.engine_builds()),
-        // The engine keeps what is its own in a directory named after the tag.
-        runtime_dir: config.runtime_dir.clone(),
-        scratch_dir: layout.scratch(),
-        tag: layout.tag().to_owned(),
-        keeper_command: vec![program.clone().into(), KEEPER.into()],
-        enter_command: vec![program.into(), ENTER.into()],
-        users: config.engine.users(),
-        shells: config.standby.shells,
-        registry,
+        enter_command: vec![this_program()?.into(), ENTER.into()],
+        prepared: config.standby.shells,
     })
 }
 

@@ -12,31 +12,16 @@
 //!   [`api::error`].
 //! - Stopping the daemon loses no sandbox: they are saved, or go on without it.
 
-pub mod admission;
 pub mod api;
-pub mod app;
-mod audit;
-pub mod builds;
-pub mod calls;
 pub mod config;
 pub mod cores;
 mod desk;
 mod doctor;
-pub mod domains;
 pub mod egress;
 mod engine;
-#[cfg(any(test, fuzzing))]
-#[path = "../../../fuzz/input.rs"]
-mod input;
 mod listen;
-pub mod metrics;
-pub mod pressure;
-pub mod previews;
-mod room;
-mod tally;
+mod parts;
 pub mod telemetry;
-mod throttle;
-mod tls;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -48,20 +33,29 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use torpor_edge::dns::Resolver;
+use torpor_edge::tls;
 use torpor_egress::Settings;
 use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Policy};
 use torpor_protocol::SandboxId;
+use torpor_service::builds::jobs::Jobs;
+use torpor_service::domains::{self, Domains};
+use torpor_service::keys::Keyring;
+use torpor_service::metrics::Metrics;
+use torpor_service::previews::{self, Previews};
+use torpor_service::room::HostRoom;
+use torpor_service::{Service, admission, audit, pressure, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 
-use app::App;
-pub use app::{Dialect, Parts};
 pub use config::Config;
+use desk::Desk;
 pub use doctor::{Finding, Verdict, doctor, production};
-use listen::Doors;
+use listen::Listeners;
 pub use listen::bind;
-pub use tls::{BadCertificate, TlsError};
+pub use parts::{Dialect, Parts};
+pub use torpor_edge::tls::{BadCertificate, TlsError};
 pub use torpor_lifecycle::ShutdownMode;
 
 /// Why the daemon does not run.
@@ -129,8 +123,8 @@ pub async fn serve(
     let ledger = Ledger::open(&layout).await?;
     let images = Images::open(Arc::clone(&layout), ledger.clone(), torpor_engines::AGENT).await?;
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await?;
-    let doors = Doors::open(listener, &config).await?;
-    refuse_exposed(&config, &doors, &ledger).await?;
+    let listeners = Listeners::open(listener, &config).await?;
+    refuse_exposed(&config, &listeners, &ledger).await?;
     let vault =
         Vault::open(ledger.clone(), &layout, config.secret_key.as_ref().map(|key| &*key.0))?;
     let settings = Settings { near: engine::near().await?, ..config.egress.settings()? };
@@ -149,7 +143,7 @@ pub async fn serve(
         gauge: pressure::gauge(),
         dialects,
     };
-    serve_at(doors, parts, config, shutdown).await
+    serve_at(listeners, parts, config, shutdown).await
 }
 
 /// [`serve`] with an engine and a store of the caller's choice.
@@ -159,21 +153,22 @@ pub async fn serve_with(
     listener: TcpListener,
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
-    let doors = Doors::open(listener, &config).await?;
-    refuse_exposed(&config, &doors, &parts.ledger).await?;
-    serve_at(doors, parts, config, shutdown).await
+    let listeners = Listeners::open(listener, &config).await?;
+    refuse_exposed(&config, &listeners, &parts.ledger).await?;
+    serve_at(listeners, parts, config, shutdown).await
 }
 
 async fn serve_at(
-    doors: Doors,
+    listeners: Listeners,
     parts: Parts,
     config: Config,
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
-    let exposed = doors.exposed()?.is_some();
+    let exposed = listeners.exposed()?.is_some();
     let _egress_proxy = egress::listen(&parts.egress, parts.engine.about().egress_proxy);
-    let app = open(parts, config, exposed).await?;
-    app.previews.found_at(doors.address()?, doors.encrypted()?);
+    let dialects = parts.dialects.clone();
+    let app = open(parts, &config, exposed).await?;
+    app.previews.found_at(listeners.address()?, listeners.encrypted()?);
     let tasks = [
         tokio::spawn(tally::count(Arc::clone(&app))),
         tokio::spawn(pressure::watch(Arc::clone(&app))),
@@ -184,13 +179,14 @@ async fn serve_at(
     let tasks = tasks.map(AbortOnDropHandle::new);
     let kept = audit::keep(app.audit.clone(), app.egress.audit().follow());
     let kept = AbortOnDropHandle::new(tokio::spawn(kept));
-    let tls = tls::open(&app)?;
+    let tls = tls::open(&app, &config.tls, &config.data_dir, &config.previews.domain)?;
     let renewals = tls.clone().map(|tls| {
         let app = Arc::clone(&app);
         let kept = tls.keep(move |valid| app.metrics.certificates(valid));
         AbortOnDropHandle::new(tokio::spawn(kept))
     });
-    let mode = listen::serve(&app, doors, tls.clone(), shutdown).await;
+    let (desk, most) = (Desk::new(&app, &dialects), config.limits.connections);
+    let mode = listen::serve(&app, desk, listeners, tls.clone(), most, shutdown).await;
     drop(renewals);
     tls.inspect(|tls| tls.stop());
     drop(tasks);
@@ -220,49 +216,50 @@ fn idle_awake_max(config: &Config) -> usize {
 }
 
 /// Brings the sandboxes back and puts everything together.
-async fn open(parts: Parts, config: Config, exposed: bool) -> Result<Arc<App>, ServeError> {
-    let room = Arc::new(room::HostRoom::default());
+async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Service>, ServeError> {
+    let room = Arc::new(HostRoom::default());
     let ledger = parts.ledger.clone();
-    let keys = api::auth::Keyring::open(ledger.clone(), &config, exposed).await?;
+    let keys = Keyring::open(ledger.clone(), config.keys(exposed)).await?;
     let about = parts.engine.about();
-    let metrics = metrics::Metrics::new(about.kind, &about.version);
-    let fleet = recover(&parts, &config, &room).await?;
+    let metrics = Metrics::new(about.kind, &about.version);
+    let fleet = recover(&parts, config, &room).await?;
     fleet.retain_builds().await?;
     parts.journals.sweep(&remembered(&fleet, &ledger).await?).await?;
-    let domains = domains::Domains::open(ledger.clone(), &config, fleet.clock()).await?;
-    let domains = Arc::new(domains);
-    let previews = previews::Previews::open(&ledger, &fleet, &domains, &config).await?;
-    let app = Arc::new(App {
+    let resolver = Arc::new(Resolver::new(config.egress.resolver));
+    let own = config.own_names();
+    let domains = Arc::new(Domains::open(ledger.clone(), own, resolver, fleet.clock()).await?);
+    let domain = &config.previews.domain;
+    let previews = Previews::open(&ledger, &fleet, &domains, domain).await?;
+    let service = Arc::new(Service {
         installation: parts.installation,
-        domains,
+        settings: config.service(),
         fleet,
+        keys,
         previews,
-        builds: builds::jobs::Jobs::open(ledger.clone()).await?,
+        domains,
+        builds: Jobs::open(ledger.clone()).await?,
         ledger,
         images: parts.images,
         saves: parts.saves,
         vault: parts.vault,
         egress: parts.egress,
         audit: parts.audit,
-        keys,
-        config,
         metrics,
         host: admission::Host::here(),
         gauge: parts.gauge,
-        dialects: parts.dialects,
         making_room: Mutex::new(()),
         started: Instant::now(),
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
     });
-    room.open(&app);
-    Ok(app)
+    room.open(&service);
+    Ok(service)
 }
 
 async fn recover(
     parts: &Parts,
     config: &Config,
-    room: &Arc<room::HostRoom>,
+    room: &Arc<HostRoom>,
 ) -> Result<Fleet, ServeError> {
     let policy = Policy {
         persist_after: Duration::from_millis(config.standby.persist_after_ms),
@@ -301,9 +298,13 @@ pub async fn purge(config: &Config) -> Result<usize, ServeError> {
 }
 
 /// Strangers must not find an open door.
-async fn refuse_exposed(config: &Config, doors: &Doors, ledger: &Ledger) -> Result<(), ServeError> {
+async fn refuse_exposed(
+    config: &Config,
+    listeners: &Listeners,
+    ledger: &Ledger,
+) -> Result<(), ServeError> {
     let guarded = config.api_key.is_some() || !ledger.keys().await?.is_empty();
-    match doors.exposed()? {
+    match listeners.exposed()? {
         Some(address) if !guarded => Err(ServeError::Exposed(address)),
         Some(_) | None => Ok(()),
     }
@@ -311,7 +312,7 @@ async fn refuse_exposed(config: &Config, doors: &Doors, ledger: &Ledger) -> Resu
 
 /// The bytes of every image and save are checked before their first use. Doing it ahead saves the
 /// first boot, wake and fork the time.
-async fn read_ahead(app: Arc<App>) {
+async fn read_ahead(app: Arc<Service>) {
     use torpor_lifecycle::store::Images as _;
     let images = app.images.list().await.unwrap_or_default();
     for image in images {

@@ -26,13 +26,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use torpor_edge::tls::{NoHandshake, Tls};
 use torpor_lifecycle::ShutdownMode;
+use torpor_service::Service;
 
 use crate::ServeError;
-use crate::app::App;
 use crate::config::{Config, Second};
 use crate::desk::{Desk, Peer};
-use crate::tls::{NoHandshake, Tls};
 use strangers::{Counted, Strangers};
 
 /// How long running requests may go on after a shutdown began.
@@ -67,24 +67,24 @@ async fn bind_to(address: SocketAddr) -> Result<TcpListener, ServeError> {
 }
 
 /// Where connections come from: one address, or more that give the same answers.
-pub(crate) struct Doors {
+pub(crate) struct Listeners {
     first: TcpListener,
     second: Option<TcpListener>,
     /// For encrypted connections.
     encrypted: Option<TcpListener>,
 }
 
-impl Doors {
+impl Listeners {
     /// Takes the other addresses, if there are to be some.
     pub(crate) async fn open(first: TcpListener, config: &Config) -> Result<Self, ServeError> {
         let second = config.second_address(address_of(&first)?);
-        let mut doors = Self::with(first, second).await?;
+        let mut listeners = Self::with(first, second).await?;
         if let Some(address) = config.tls.listen {
             let listener = bind_to(address).await?;
             tracing::info!(address = %address_of(&listener)?, "listening with TLS");
-            doors.encrypted = Some(listener);
+            listeners.encrypted = Some(listener);
         }
-        Ok(doors)
+        Ok(listeners)
     }
 
     /// A second address that nobody asked for need not be free.
@@ -102,11 +102,11 @@ impl Doors {
                 }
             },
         };
-        let doors = Self { first, second, encrypted: None };
-        if let Some(second) = &doors.second {
+        let listeners = Self { first, second, encrypted: None };
+        if let Some(second) = &listeners.second {
             tracing::info!(address = %address_of(second)?, "listening here, too");
         }
-        Ok(doors)
+        Ok(listeners)
     }
 
     /// The first address.
@@ -156,17 +156,18 @@ fn address_of(listener: &TcpListener) -> Result<SocketAddr, ServeError> {
 
 /// Accepts until `shutdown` resolves, then lets what runs come to its end. Gives what `shutdown` said.
 pub(crate) async fn serve(
-    app: &Arc<App>,
-    doors: Doors,
+    app: &Arc<Service>,
+    desk: Desk,
+    listeners: Listeners,
     tls: Option<Arc<Tls>>,
+    connections_max: usize,
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> ShutdownMode {
     raise_file_limit();
-    let desk = Desk::new(app);
     let front = Front {
         desk,
         tls,
-        places: Arc::new(Semaphore::new(app.config.limits.connections)),
+        places: Arc::new(Semaphore::new(connections_max)),
         strangers: Arc::default(),
         connections: TaskTracker::new(),
     };
@@ -174,10 +175,10 @@ pub(crate) async fn serve(
     let mode = loop {
         tokio::select! {
             mode = &mut shutdown => break mode,
-            () = front.accept(&doors) => {}
+            () = front.accept(&listeners) => {}
         }
     };
-    drop(doors);
+    drop(listeners);
     tracing::info!(?mode, "stopping");
     app.stopping.cancel();
     front.connections.close();
@@ -200,7 +201,7 @@ struct Front {
 
 impl Front {
     /// Takes one connection in. Cancel-safe.
-    async fn accept(&self, doors: &Doors) {
+    async fn accept(&self, listeners: &Listeners) {
         let mut place = pin!(Arc::clone(&self.places).acquire_owned());
         let place = tokio::select! {
             biased;
@@ -208,7 +209,7 @@ impl Front {
             () = self.strangers.make_room() => place.await,
         };
         let place = place.expect("the semaphore is never closed");
-        let (stream, peer) = match doors.accept().await {
+        let (stream, peer) = match listeners.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "could not accept a connection");
@@ -362,11 +363,11 @@ mod tests {
         let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = taken.local_addr().unwrap();
         let first = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let doors = Doors::with(first().await, Some(Second::Usual(address))).await.unwrap();
-        assert!(doors.second.is_none());
-        assert!(Doors::with(first().await, Some(Second::Asked(address))).await.is_err());
+        let listeners = Listeners::with(first().await, Some(Second::Usual(address))).await.unwrap();
+        assert!(listeners.second.is_none());
+        assert!(Listeners::with(first().await, Some(Second::Asked(address))).await.is_err());
         drop(taken);
-        let doors = Doors::with(first().await, Some(Second::Usual(address))).await.unwrap();
-        assert_eq!(doors.second.unwrap().local_addr().unwrap(), address);
+        let listeners = Listeners::with(first().await, Some(Second::Usual(address))).await.unwrap();
+        assert_eq!(listeners.second.unwrap().local_addr().unwrap(), address);
     }
 }

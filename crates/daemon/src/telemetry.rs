@@ -8,21 +8,20 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
-use http::{HeaderMap, HeaderValue};
+use http::HeaderValue;
 use tokio::time::Instant;
+use torpor_edge::request_id;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::REQUEST_ID_HEADER;
+use torpor_service::Error;
+use torpor_service::Service;
 use tracing::Instrument;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
 use crate::api::error::ApiError;
 use crate::api::extract::RequestId;
-use crate::app::App;
 use crate::config::{Log, LogFormat};
-
-/// Longest request id that is taken over from a client.
-const REQUEST_ID_MAX: usize = 128;
 
 /// Starts writing the log to standard error. Once per process; again does nothing.
 pub fn start(log: &Log) -> Result<(), ParseError> {
@@ -38,10 +37,14 @@ pub fn start(log: &Log) -> Result<(), ParseError> {
 
 /// How a dialect words an error, when its response carries this.
 #[derive(Clone, Copy)]
-pub struct Wording(pub fn(&ApiError, &str) -> Response);
+pub struct Wording(pub fn(&Error, &str) -> Response);
 
 /// Around every request.
-pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+pub async fn observe(
+    State(app): State<Arc<Service>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let id = request_id(request.headers());
     request.extensions_mut().insert(RequestId(Arc::clone(&id)));
     let route = request.extensions().get::<MatchedPath>().cloned();
@@ -51,13 +54,13 @@ pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Ne
     let started = Instant::now();
     async {
         let mut response = run(request, next).await;
-        let failed = response.extensions_mut().remove::<Arc<ApiError>>();
+        let failed = response.extensions_mut().remove::<Arc<Error>>();
         if let Some(error) = &failed {
             response = with_body(response, error, &id);
             if error.lost_agent() {
                 app.metrics.agent_gone();
             }
-            if let ApiError::TooOften(_) = **error {
+            if let Error::RateLimited(_) = **error {
                 app.metrics.throttled();
             }
         }
@@ -65,7 +68,7 @@ pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Ne
         let status = response.status().as_u16();
         app.metrics.answered(method.as_str(), route, status, took);
         let took_ms = took.as_secs_f64() * 1000.0;
-        match failed.as_ref().and_then(|error| error.blame()) {
+        match failed.as_ref().and_then(|error| error.internal()) {
             Some(error) => tracing::error!(%method, route, status, took_ms, error, "failed"),
             None => tracing::info!(%method, route, status, took_ms, "answered"),
         }
@@ -85,53 +88,14 @@ async fn run(request: Request, next: Next) -> Response {
     }
 }
 
-fn with_body(response: Response, error: &ApiError, id: &str) -> Response {
+fn with_body(response: Response, error: &Error, id: &str) -> Response {
     let (head, _) = response.into_parts();
     let mut answer = match head.extensions.get::<Wording>() {
         Some(Wording(word)) => word(error, id),
-        None => (head.status, axum::Json(error.told(id))).into_response(),
+        None => (head.status, axum::Json(error.to_body(id))).into_response(),
     };
     for (name, value) in &head.headers {
         answer.headers_mut().entry(name).or_insert_with(|| value.clone());
     }
     answer
-}
-
-/// The client's own id if it can stand in a log, else a fresh one.
-pub(crate) fn request_id(headers: &HeaderMap) -> Arc<str> {
-    let sane = |id: &&str| {
-        (1..=REQUEST_ID_MAX).contains(&id.len())
-            && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
-    };
-    let given = headers.get(REQUEST_ID_HEADER).and_then(|value| value.to_str().ok());
-    given.filter(sane).map_or_else(fresh_id, Arc::from)
-}
-
-fn fresh_id() -> Arc<str> {
-    let mut bytes = [0u8; 8];
-    getrandom::fill(&mut bytes).expect("the system has entropy");
-    format!("{:016x}", u64::from_le_bytes(bytes)).into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn id_for(given: &str) -> Arc<str> {
-        let mut headers = HeaderMap::new();
-        headers.insert(REQUEST_ID_HEADER, given.parse().unwrap());
-        request_id(&headers)
-    }
-
-    #[test]
-    fn a_sane_id_is_kept() {
-        assert_eq!(&*id_for("abc-1.2_X"), "abc-1.2_X");
-    }
-
-    #[test]
-    fn an_id_that_would_spoil_the_log_is_replaced() {
-        for bad in ["", "a b", "a\tb", "{}", &"x".repeat(129)] {
-            assert_ne!(&*id_for(bad), bad);
-        }
-    }
 }

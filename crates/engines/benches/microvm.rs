@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use torpor_engines::microvm::{Microvm, MicrovmConfig, purge};
-use torpor_engines::{AGENT, keeper};
+use torpor_engines::microvm::MicrovmConfig;
+use torpor_engines::{AGENT, EngineConfig, HostConfig, Users, keeper};
 use torpor_lifecycle::engine::{AGENT_PATH, BootPlan, Engine, Machine, NoGuestRegistry};
 use torpor_lifecycle::guest::{Guest, Item};
 use torpor_protocol::guest::{ProcessSpec, Request};
@@ -53,28 +53,27 @@ async fn bench() -> Outcome<()> {
     let dir = tempfile::tempdir()?;
     let me: OsString = std::env::current_exe()?.into();
     let path = |name: &str| dir.path().join(name);
-    let config = MicrovmConfig {
-        qemu,
-        kernel,
+    let host = HostConfig {
         runtime_dir: path("run"),
         scratch_dir: path("scratch"),
-        templates_dir: path("templates"),
         tag: TAG.to_owned(),
         keeper_command: vec![me.clone(), "keeper".into()],
-        jail_command: vec![me, "jail".into()],
-        users: torpor_engines::Users::default(),
+        users: Users::default(),
         registry: Arc::new(NoGuestRegistry),
     };
+    let (templates_dir, jail_command) = (path("templates"), vec![me, "jail".into()]);
+    let config = MicrovmConfig { qemu, kernel, templates_dir, jail_command };
     let root = root(dir.path())?;
-    let measured = measure(&config, root, dir.path()).await;
-    purge(&path("run"), TAG, &path("scratch"), &path("templates")).await?;
+    let engines = torpor_engines::open(host.clone(), vec![EngineConfig::Microvm(config)]).await?;
+    let measured = measure(&*engines[0], accel, root, dir.path()).await;
+    drop(engines);
+    torpor_engines::purge(&host).await?;
     measured
 }
 
-async fn measure(config: &MicrovmConfig, root: PathBuf, dir: &Path) -> Outcome<()> {
-    let engine = Microvm::open(config.clone()).await?;
+async fn measure(engine: &dyn Engine, accel: Accel, root: PathBuf, dir: &Path) -> Outcome<()> {
     let load = std::fs::read_to_string("/proc/loadavg")?;
-    let emulated = if config.qemu.accel == Accel::Tcg { " (EMULATED)" } else { "" };
+    let emulated = if accel == Accel::Tcg { " (EMULATED)" } else { "" };
     println!("{}{emulated}; load {}", engine.about().version, load.trim());
     let begun = Instant::now();
     let plan = plan(&root);
@@ -103,7 +102,7 @@ async fn measure(config: &MicrovmConfig, root: PathBuf, dir: &Path) -> Outcome<(
     }
     tell("suspend: rest, pause, save", &mut suspends);
     tell("revive until risen", &mut revives);
-    copies(&engine, &plan, &mut machine, &guest, dir).await?;
+    copies(engine, &plan, &mut machine, &guest, dir).await?;
     machine.kill().await?;
     engine.close().await;
     Ok(())
@@ -111,7 +110,7 @@ async fn measure(config: &MicrovmConfig, root: PathBuf, dir: &Path) -> Outcome<(
 
 /// Memory that copies of a live snapshot have of their own when they first answer.
 async fn copies(
-    engine: &Microvm,
+    engine: &dyn Engine,
     plan: &BootPlan,
     machine: &mut Box<dyn Machine>,
     guest: &Guest,

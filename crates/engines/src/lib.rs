@@ -1,19 +1,22 @@
-//! Isolation technologies: the gVisor engine and what it takes from its host.
+//! Isolation technologies: gVisor and microVMs, side by side on a host, and what they take from it.
 //!
 //! ```text
-//!   gvisor ──── keeper     the process that outlives the daemon: parent of every machine
-//!      │ ╲
-//!      │  ╲──── network    addresses, firewall, packet sockets
-//!      │ ╲
-//!      │  ╲──── limits     cgroups: bounds, freezing, readings
+//!   gvisor, microvm    backends: what differs between isolation technologies
 //!      │
-//!      └─────── disk       what a machine may write
-//!   probe       whether this host can carry all that, for `torpor doctor`
+//!     host             an engine, whatever its backend; what engines of an installation share
+//!      ├── machines    whose a machine is, and what is left of it
+//!      ├── keeper      the process that outlives the daemon: parent of every machine
+//!      ├── network     addresses, firewall, packet sockets
+//!      ├── limits      cgroups: bounds, freezing, readings
+//!      └── disk        what a machine may write
+//!   probe              whether this host can carry all that, for `torpor doctor`
 //! ```
 
 mod directory;
 pub mod disk;
 pub mod gvisor;
+mod host;
+pub use host::{EngineConfig, HostConfig, open, purge};
 pub mod keeper;
 pub mod limits;
 mod machines;

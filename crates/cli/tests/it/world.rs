@@ -10,9 +10,9 @@ use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
-use torpor_daemon::pressure::Reading;
 use torpor_daemon::{Config, Parts, ShutdownMode, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
+use torpor_service::pressure::Reading;
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
 pub(crate) use crate::torpor::{Done, PATIENCE, bare, finish, until};

@@ -8,18 +8,18 @@ use torpor_lifecycle::ledger::ArchiveLedger as _;
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::{ArchiveList, ArchivedSandbox};
 use torpor_protocol::{SandboxId, SandboxRef};
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Path, Query};
-use crate::app::App;
 
 /// Sandboxes in one page, unless the client asks for another number up to this.
 const PAGE_MAX: usize = 1000;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(get))
 }
 
@@ -39,7 +39,10 @@ struct ListQuery {
     get, path = "/v1/archive", params(ListQuery),
     responses((status = 200, description = "Last ended first.", body = ArchiveList))
 )]
-async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Answer<ArchiveList> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<ListQuery>,
+) -> Answer<ArchiveList> {
     let limit = query.limit.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX);
     let mut sandboxes = app.ledger.archived(query.before.as_ref(), limit + 1).await?;
     let more = sandboxes.len() > limit;
@@ -60,7 +63,7 @@ struct ArchivePath {
     responses((status = 200, description = "As it last was.", body = ArchivedSandbox))
 )]
 async fn get(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(ArchivePath { sandbox }): Path<ArchivePath>,
 ) -> Answer<ArchivedSandbox> {
     let found = app.ledger.find_archived(&sandbox).await?;

@@ -6,14 +6,14 @@ use axum::extract::State;
 use serde::Deserialize;
 use torpor_protocol::BuildId;
 use torpor_protocol::api::{Build, BuildList};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Path};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(get))
 }
 
@@ -27,7 +27,7 @@ struct BuildPath {
     get, path = "/v1/builds",
     responses((status = 200, description = "At most a hundred, newest first.", body = BuildList))
 )]
-async fn list(State(app): State<Arc<App>>) -> Answer<BuildList> {
+async fn list(State(app): State<Arc<Service>>) -> Answer<BuildList> {
     Ok(Json(BuildList { builds: app.builds.list().await? }))
 }
 
@@ -38,7 +38,7 @@ async fn list(State(app): State<Arc<App>>) -> Answer<BuildList> {
     responses((status = 200, description = "The build.", body = Build))
 )]
 async fn get(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(BuildPath { build }): Path<BuildPath>,
 ) -> Answer<Build> {
     Ok(Json(app.builds.find(&build).await?))

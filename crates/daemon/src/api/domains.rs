@@ -6,20 +6,18 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
-use torpor_protocol::domain::{AddDomain, Domain, DomainList, DomainRecord};
-use torpor_protocol::preview::Preview;
-use torpor_protocol::{DomainName, ErrorCode, PreviewPath, SandboxRef};
-use torpor_store::DomainRow;
+use torpor_protocol::DomainName;
+use torpor_protocol::domain::{AddDomain, Domain, DomainList};
+use torpor_service::Service;
+use torpor_service::domains::shown;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::{ApiError, Result};
+use super::error::Result;
 use super::extract::{Json, Path};
 use super::{Answer, no_content, with_status};
-use crate::app::App;
-use crate::domains::{self, Refused};
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(list, add))
         .routes(routes!(get, remove))
@@ -36,7 +34,7 @@ struct DomainPath {
     get, path = "/v1/domains",
     responses((status = 200, description = "Sorted by name.", body = DomainList))
 )]
-async fn list(State(app): State<Arc<App>>) -> Answer<DomainList> {
+async fn list(State(app): State<Arc<Service>>) -> Answer<DomainList> {
     let domains = app.domains.list().into_iter().map(|row| shown(&app, row)).collect();
     Ok(Json(DomainList { domains }))
 }
@@ -48,7 +46,7 @@ async fn list(State(app): State<Arc<App>>) -> Answer<DomainList> {
     responses((status = 201, description = "The records to set.", body = Domain))
 )]
 async fn add(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Json(AddDomain { name, preview }): Json<AddDomain>,
 ) -> Result<Response> {
     let sandbox = app.fleet.find(&preview.sandbox)?;
@@ -64,7 +62,7 @@ async fn add(
     responses((status = 200, description = "As the last look found it.", body = Domain))
 )]
 async fn get(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(DomainPath { domain }): Path<DomainPath>,
 ) -> Answer<Domain> {
     Ok(Json(shown(&app, app.domains.get(&domain)?)))
@@ -78,7 +76,7 @@ async fn get(
         body = Domain))
 )]
 async fn verify(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(DomainPath { domain }): Path<DomainPath>,
 ) -> Answer<Domain> {
     Ok(Json(shown(&app, app.domains.verify(&domain).await?)))
@@ -91,74 +89,9 @@ async fn verify(
     responses((status = 204, description = "It is gone."))
 )]
 async fn remove(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(DomainPath { domain }): Path<DomainPath>,
 ) -> Result<Response> {
     app.domains.remove(&domain).await?;
     Ok(no_content())
-}
-
-/// As clients see it.
-fn shown(app: &App, row: DomainRow) -> Domain {
-    let proof = DomainRecord {
-        kind: "TXT".to_owned(),
-        name: row.name.proof_name(),
-        value: domains::proof(&row),
-        purpose: "shows that the domain is yours".to_owned(),
-    };
-    let preview = app.previews.look_up(&row.preview);
-    let below = &app.config.previews.domain;
-    let purpose = "leads the domain here".to_owned();
-    let name = row.name.to_string();
-    let way = if below == "localhost" || below.ends_with(".localhost") {
-        let value = "the address of this host".to_owned();
-        DomainRecord { kind: "A".to_owned(), name, value, purpose }
-    } else {
-        // Without its preview it leads to the same host and no further.
-        let label = preview.as_ref().map_or("preview", |preview| preview.label.as_str());
-        let value = format!("{label}.{below}");
-        DomainRecord { kind: "CNAME".to_owned(), name, value, purpose }
-    };
-    Domain {
-        name: row.name,
-        preview: row.preview,
-        target: preview.and_then(|preview| target(app, preview)),
-        state: row.state,
-        records: vec![proof, way],
-        problem: row.problem,
-        checked_at_ms: row.checked_at_ms,
-        proven_at_ms: row.proven_at_ms,
-        created_at_ms: row.created_at_ms,
-    }
-}
-
-/// What people call a preview.
-fn target(app: &App, preview: Preview) -> Option<PreviewPath> {
-    let id = SandboxRef::Id(preview.sandbox);
-    let sandbox = app.fleet.find(&id).ok()?;
-    let name = sandbox.watch().borrow().spec.name.clone();
-    Some(PreviewPath { sandbox: name.map_or(id, SandboxRef::Name), preview: preview.name })
-}
-
-impl From<Refused> for ApiError {
-    fn from(refused: Refused) -> Self {
-        let message = refused.to_string();
-        match refused {
-            Refused::Store(error) => error.into(),
-            Refused::NoSuchDomain(_) => Self::with_hint(
-                ErrorCode::NotFound,
-                message,
-                "`torpor domain ls` shows those there are",
-            ),
-            Refused::Taken(_) => {
-                let hint = "remove it first, to let it lead to another preview";
-                Self::with_hint(ErrorCode::AlreadyExists, message, hint)
-            }
-            Refused::Own(_) => {
-                let hint = "names below `previews.domain` are chosen with --prefix of a preview";
-                Self::with_hint(ErrorCode::InvalidRequest, message, hint)
-            }
-            Refused::Full => Self::with_hint(ErrorCode::CapacityReached, message, "remove some"),
-        }
-    }
 }

@@ -10,6 +10,7 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use torpor_protocol::egress::{EgressEvent, EgressEvents, EgressLine, Verdict};
 use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -17,13 +18,12 @@ use utoipa_axum::routes;
 use super::error::Result;
 use super::extract::{Json, Path, Query};
 use super::output::ndjson;
-use crate::app::App;
 
 /// Events in one answer, unless the client asks for another number up to the other.
 const EVENTS: usize = 100;
 const EVENTS_MAX: usize = 1000;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(of_one)).routes(routes!(of_all))
 }
 
@@ -58,7 +58,7 @@ struct EgressQuery {
     ))
 )]
 async fn of_one(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(EgressPath { sandbox }): Path<EgressPath>,
     Query(query): Query<EgressQuery>,
 ) -> Result<Response> {
@@ -90,7 +90,10 @@ async fn of_one(
                        daemon stops.",
     ))
 )]
-async fn of_all(State(app): State<Arc<App>>, Query(query): Query<EgressQuery>) -> Result<Response> {
+async fn of_all(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<EgressQuery>,
+) -> Result<Response> {
     let feed = Feed::begin(&app, None, &query).await?;
     Ok(match query.follow {
         true => feed.followed(&app, std::future::pending()),
@@ -107,7 +110,7 @@ struct Feed {
 }
 
 impl Feed {
-    async fn begin(app: &App, of: Option<SandboxId>, query: &EgressQuery) -> Result<Self> {
+    async fn begin(app: &Service, of: Option<SandboxId>, query: &EgressQuery) -> Result<Self> {
         // Before what is remembered is read, so that nothing falls in between.
         let news = app.egress.audit().follow();
         let limit = query.limit.unwrap_or(EVENTS).min(EVENTS_MAX);
@@ -123,7 +126,7 @@ impl Feed {
         Json(EgressEvents { events: self.remembered }).into_response()
     }
 
-    fn followed(self, app: &App, ended: impl Future<Output = ()> + Send + 'static) -> Response {
+    fn followed(self, app: &Service, ended: impl Future<Output = ()> + Send + 'static) -> Response {
         let before = self.remembered.clone();
         let before = before.into_iter().map(|event| EgressLine::Event(Box::new(event)));
         let news = futures_util::stream::unfold(self, async |mut feed| {
@@ -167,7 +170,7 @@ impl Feed {
 
 /// The newest are in memory; what an earlier daemon saw, and what was pushed out, is in the log.
 async fn remembered(
-    app: &App,
+    app: &Service,
     id: &SandboxId,
     verdict: Option<Verdict>,
     limit: usize,

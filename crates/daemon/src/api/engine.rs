@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use torpor_protocol::engine::{BuildList, MigrateEngine, Migration};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::Json;
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(builds)).routes(routes!(migrate))
 }
 
@@ -20,7 +20,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     get, path = "/v1/engine/builds",
     responses((status = 200, description = "Builds, and what needs them.", body = BuildList))
 )]
-async fn builds(State(app): State<Arc<App>>) -> Answer<BuildList> {
+async fn builds(State(app): State<Arc<Service>>) -> Answer<BuildList> {
     Ok(Json(BuildList { builds: app.fleet.builds().await? }))
 }
 
@@ -32,7 +32,7 @@ async fn builds(State(app): State<Arc<App>>) -> Answer<BuildList> {
         description = "All that needs the build; what could not be done, with the reason."))
 )]
 async fn migrate(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Json(MigrateEngine { version, dry_run }): Json<MigrateEngine>,
 ) -> Answer<Migration> {
     Ok(Json(Migration { items: app.fleet.migrate(version.as_deref(), dry_run).await? }))

@@ -12,12 +12,12 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use torpor_lifecycle::Fleet;
 use torpor_protocol::Status;
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::extract::{Json, Named, Query};
-use crate::app::App;
 
 /// Longest wait, and the wait of who does not say: shorter than what proxies in between endure.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -25,7 +25,7 @@ const WAIT_DEFAULT: Duration = Duration::from_secs(30);
 /// A comment this often tells both sides that the other is there.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(status)).routes(routes!(events))
 }
 
@@ -49,7 +49,7 @@ struct StatusQuery {
     ))
 )]
 async fn status(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Query(query): Query<StatusQuery>,
 ) -> Json<Status> {
@@ -76,7 +76,7 @@ async fn status(
     ))
 )]
 async fn events(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
 ) -> Sse<impl Stream<Item = Result<Event, axum::Error>>> {
     let feed = Feed { changes: app.fleet.events(), fleet: app.fleet.clone(), due: VecDeque::new() };
     let events = futures_util::stream::unfold(feed, async |mut feed| {

@@ -17,6 +17,7 @@ use torpor_lifecycle::guest::{Guest, GuestError, Sender};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::{ExecInput, ExecOutput, OutputStream, STDERR_BYTE, STDOUT_BYTE, Size};
 use torpor_protocol::guest::{FailureCode, Request};
+use torpor_service::Service;
 use tracing::Instrument;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -27,14 +28,13 @@ use super::error::{ApiError, Result};
 use super::extract::{Awake, Path, Query, RequestId, Upgrade};
 use super::output::{Output, Said};
 use super::socket::{self, Ear, Heard, Left, Mouth};
-use crate::app::App;
 
 /// How long a client may take to say what it wants to run.
 const FIRST_MESSAGE: Duration = Duration::from_secs(30);
 /// Packets of output that are sent together if they are there together.
 const BATCH: usize = 16;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(exec)).routes(routes!(attach))
 }
 
@@ -53,7 +53,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     ))
 )]
 async fn exec(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     id: RequestId,
     awake: Awake,
     Upgrade(upgrade): Upgrade,
@@ -86,7 +86,7 @@ struct AttachQuery {
     responses((status = 101, description = "A WebSocket as in `exec`, without `start`."))
 )]
 async fn attach(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     id: RequestId,
     Path(path): Path<ProcessPath>,
     Query(query): Query<AttachQuery>,
@@ -105,10 +105,10 @@ async fn attach(
 
 /// Talks on the upgraded connection in a task that a shutdown waits for.
 pub fn upgraded<F>(
-    app: Arc<App>,
+    app: Arc<Service>,
     id: RequestId,
     upgrade: WebSocketUpgrade,
-    talk: impl FnOnce(WebSocket, Arc<App>, RequestId) -> F + Send + 'static,
+    talk: impl FnOnce(WebSocket, Arc<Service>, RequestId) -> F + Send + 'static,
 ) -> Response
 where
     F: Future<Output = ()> + Send,
@@ -143,7 +143,7 @@ fn parse(text: &str) -> Result<ExecInput> {
 
 /// Until the process ended, the client left, or the daemon stops.
 async fn converse(
-    app: Arc<App>,
+    app: Arc<Service>,
     id: RequestId,
     mut ear: Ear,
     mouth: &mut Mouth,
@@ -169,10 +169,10 @@ async fn converse(
         }
         Ok(End::Left) => tracing::debug!("the client left"),
         Err(error) => {
-            if let Some(blame) = error.blame() {
+            if let Some(blame) = error.0.internal() {
                 tracing::error!(error = blame, "a conversation failed");
             }
-            let _ = mouth.say(&ExecOutput::Error(error.told(&id.0))).await;
+            let _ = mouth.say(&ExecOutput::Error(error.0.to_body(&id.0))).await;
             mouth.close(socket::ERROR, "").await;
             ear.wait_for_close().await;
         }

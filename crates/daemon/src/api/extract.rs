@@ -1,24 +1,28 @@
 //! What handlers take: like axum's extractors, but what they refuse becomes an [`ApiError`].
 
+use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{FromRequest, FromRequestParts, OptionalFromRequest, RawPathParams, Request};
 use axum::response::IntoResponse;
 use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use serde::de::DeserializeOwned;
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef, SnapshotRef};
+use torpor_service::Service;
+use torpor_service::upload::Pieces;
 
 use super::error::ApiError;
-use crate::app::App;
 
 /// Largest JSON body: a command with its standard input fits, and fits into the window of a stream.
 pub const JSON_MAX: usize = 1024 * 1024;
@@ -70,6 +74,11 @@ fn too_large() -> ApiError {
         format!("a JSON body has at most {JSON_MAX} bytes"),
         "send large input as a file (PUT …/files) or to a process (PUT …/stdin)",
     )
+}
+
+/// The bytes of a body as they come.
+pub fn pieces(body: Body) -> Pieces {
+    body.into_data_stream().map_err(io::Error::other).boxed()
 }
 
 /// Whether a body is said to be JSON.
@@ -136,9 +145,9 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T>
 /// The sandbox that the path names, whatever its state.
 pub struct Named(pub Sandbox);
 
-impl FromRequestParts<Arc<App>> for Named {
+impl FromRequestParts<Arc<Service>> for Named {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, ApiError> {
         let reference: SandboxRef = segment(parts, app, "sandbox").await?;
         let sandbox = app.fleet.find(&reference)?;
         tracing::Span::current().record("sandbox", sandbox.id().as_str());
@@ -149,15 +158,15 @@ impl FromRequestParts<Arc<App>> for Named {
 /// How the path names a snapshot.
 pub struct SnapshotPath(pub SnapshotRef);
 
-impl FromRequestParts<Arc<App>> for SnapshotPath {
+impl FromRequestParts<Arc<Service>> for SnapshotPath {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, ApiError> {
         segment(parts, app, "snapshot").await.map(Self)
     }
 }
 
 /// A segment of the path, understood.
-async fn segment<T>(parts: &mut Parts, app: &Arc<App>, name: &str) -> Result<T, ApiError>
+async fn segment<T>(parts: &mut Parts, app: &Arc<Service>, name: &str) -> Result<T, ApiError>
 where
     T: FromStr<Err: std::fmt::Display>,
 {
@@ -173,11 +182,11 @@ pub struct Awake {
     pub lease: Lease,
 }
 
-impl FromRequestParts<Arc<App>> for Awake {
+impl FromRequestParts<Arc<Service>> for Awake {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, ApiError> {
         let Named(sandbox) = Named::from_request_parts(parts, app).await?;
-        let lease = crate::room::awake(app, &sandbox).await?;
+        let lease = torpor_service::room::awake(app, &sandbox).await?;
         Ok(Self { sandbox, lease })
     }
 }

@@ -11,6 +11,7 @@ use torpor_lifecycle::guest::{Guest, GuestError, Item, Stream, unexpected};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{ChangeMode, FileEntry, FileList, MoveFile, WatchEvent};
 use torpor_protocol::guest::{Reply, Request};
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -19,7 +20,6 @@ use super::error::{ApiError, Result};
 use super::extract::{Awake, Json, Query};
 use super::output::ndjson;
 use super::{Answer, no_content};
-use crate::app::App;
 
 /// Longest path that Linux takes.
 const PATH_MAX: usize = 4096;
@@ -30,7 +30,7 @@ pub const LIST_DEADLINE: Duration = Duration::from_secs(120);
 /// How long the agent may take to begin watching.
 const WATCH_DEADLINE: Duration = Duration::from_secs(30);
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(remove))
         .routes(routes!(list))
@@ -238,7 +238,7 @@ fn checked(path: String) -> Result<String> {
     ))
 )]
 async fn watch(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(TreeQuery { path, recursive }): Query<TreeQuery>,
     awake: Awake,
 ) -> Result<Response> {

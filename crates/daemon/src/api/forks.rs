@@ -5,16 +5,15 @@ use std::sync::Arc;
 use axum::extract::State;
 use torpor_lifecycle::Sandbox;
 use torpor_protocol::snapshot::{Fork, ForkList, ForkOutcome};
+use torpor_service::Service;
+use torpor_service::calls;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
-use super::error::Result;
 use super::extract::{Json, Named, RequestId, SnapshotPath};
-use crate::app::App;
-use crate::calls;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(fork_snapshot)).routes(routes!(fork_sandbox))
 }
 
@@ -29,13 +28,13 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     ))
 )]
 async fn fork_snapshot(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(snapshot): SnapshotPath,
     id: RequestId,
     request: Option<Json<Fork>>,
 ) -> Answer<ForkList> {
     let fork = request.map(|Json(request)| request).unwrap_or_default();
-    Ok(told(calls::fork(&app, &snapshot, &fork).await?, &id))
+    Ok(to_list(calls::fork(&app, &snapshot, &fork).await?, &id))
 }
 
 /// Fork a sandbox as it is now. It goes on; if it sleeps, it is not woken.
@@ -49,24 +48,27 @@ async fn fork_snapshot(
     ))
 )]
 async fn fork_sandbox(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     id: RequestId,
     request: Option<Json<Fork>>,
 ) -> Answer<ForkList> {
     let fork = request.map(|Json(request)| request).unwrap_or_default();
-    Ok(told(calls::copy(&app, &sandbox, &fork).await?, &id))
+    Ok(to_list(calls::copy(&app, &sandbox, &fork).await?, &id))
 }
 
 /// A fork that failed is told like a request that failed.
-fn told(forks: Vec<Result<Sandbox>>, RequestId(id): &RequestId) -> Json<ForkList> {
+fn to_list(
+    forks: Vec<torpor_service::Result<Sandbox>>,
+    RequestId(id): &RequestId,
+) -> Json<ForkList> {
     let forks = forks.into_iter().map(|fork| match fork {
         Ok(sandbox) => ForkOutcome { sandbox: Some(Box::new(sandbox.status())), error: None },
         Err(error) => {
-            if let Some(error) = error.blame() {
+            if let Some(error) = error.internal() {
                 tracing::error!(error, "a fork failed");
             }
-            ForkOutcome { sandbox: None, error: Some(error.told(id)) }
+            ForkOutcome { sandbox: None, error: Some(error.to_body(id)) }
         }
     });
     Json(ForkList { forks: forks.collect() })

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use torpor_protocol::egress::GatewayList;
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::extract::Json;
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list))
 }
 
@@ -19,6 +19,6 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     get, path = "/v1/gateways",
     responses((status = 200, description = "Sorted by name.", body = GatewayList))
 )]
-async fn list(State(app): State<Arc<App>>) -> Json<GatewayList> {
+async fn list(State(app): State<Arc<Service>>) -> Json<GatewayList> {
     Json(GatewayList { gateways: app.egress.gateways() })
 }

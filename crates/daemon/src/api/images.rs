@@ -4,8 +4,6 @@
 //! `done` or `error`. Imports and builds end when their client goes away; the default image is built
 //! for everybody, so it goes on.
 
-pub(crate) mod upload;
-
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -18,25 +16,25 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use torpor_protocol::api::{Image, ImageConfig, ImageEvent, ImageList};
+use torpor_service::Service;
+use torpor_service::builds::{self, CONTEXT_FILE, CONTEXT_MAX, Events, Order, pipe};
+use torpor_service::upload::Upload;
 use torpor_store::ImageName;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
-use super::extract::{Json, Path, Query, RequestId};
+use super::extract::{Json, Path, Query, RequestId, pieces};
 use super::output::ndjson;
 use super::{Answer, no_content};
-use crate::app::App;
-use crate::builds::{self, CONTEXT_FILE, CONTEXT_MAX, Events, Order, pipe};
-use upload::Upload;
 
 /// Bytes of an archive that is imported: as many as an image may have.
 const ARCHIVE_MAX: u64 = 20 * 1024 * 1024 * 1024;
 /// Events that may wait for a slow client; then output waits, and progress is not told.
 const EVENTS: usize = 64;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(list))
         .routes(routes!(get, delete))
@@ -58,7 +56,7 @@ fn shown(image: torpor_store::Image) -> Image {
     get, path = "/v1/images",
     responses((status = 200, description = "All images, oldest first.", body = ImageList))
 )]
-async fn list(State(app): State<Arc<App>>) -> Answer<ImageList> {
+async fn list(State(app): State<Arc<Service>>) -> Answer<ImageList> {
     let images = app.images.list().await?;
     Ok(Json(ImageList { images: images.into_iter().map(shown).collect() }))
 }
@@ -69,7 +67,7 @@ async fn list(State(app): State<Arc<App>>) -> Answer<ImageList> {
     params(("image" = String, Path, description = "Name or id; `/` in a name is sent as %2F")),
     responses((status = 200, description = "The image.", body = Image))
 )]
-async fn get(State(app): State<Arc<App>>, Path(image): Path<String>) -> Answer<Image> {
+async fn get(State(app): State<Arc<Service>>, Path(image): Path<String>) -> Answer<Image> {
     Ok(Json(shown(app.images.inspect(&image).await?)))
 }
 
@@ -79,7 +77,7 @@ async fn get(State(app): State<Arc<App>>, Path(image): Path<String>) -> Answer<I
     params(("image" = String, Path, description = "Name or id; `/` in a name is sent as %2F")),
     responses((status = 204, description = "It is gone."))
 )]
-async fn delete(State(app): State<Arc<App>>, Path(image): Path<String>) -> Result<Response> {
+async fn delete(State(app): State<Arc<Service>>, Path(image): Path<String>) -> Result<Response> {
     app.images.remove(&image).await?;
     Ok(no_content())
 }
@@ -106,7 +104,7 @@ struct ImportQuery {
     ))
 )]
 async fn import(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(query): Query<ImportQuery>,
     request_id: RequestId,
     body: Body,
@@ -117,7 +115,7 @@ async fn import(
         let progress = events.on_progress();
         Ok(app.images.import_stream(name.as_ref(), outlet, progress).await?)
     });
-    Upload::new(body, ARCHIVE_MAX).pour(inlet).await?;
+    Upload::new(pieces(body), ARCHIVE_MAX).pour(inlet).await?;
     Ok(task.into_response())
 }
 
@@ -147,16 +145,16 @@ struct BuildQuery {
     ))
 )]
 async fn build(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(query): Query<Vec<(String, String)>>,
     request_id: RequestId,
     body: Body,
 ) -> Result<Response> {
     let order = order(query, app.stopping.clone())?;
     let stage = app.images.stage()?;
-    Upload::new(body, CONTEXT_MAX).save(&stage.path().join(CONTEXT_FILE), |_| {}).await?;
+    Upload::new(pieces(body), CONTEXT_MAX).save(&stage.path().join(CONTEXT_FILE), |_| {}).await?;
     let task = Task::start(request_id, |events| async move {
-        Box::pin(builds::build(&app, stage, &order, &events)).await
+        Ok(Box::pin(builds::build(&app, stage, &order, &events)).await?)
     });
     Ok(task.into_response())
 }
@@ -187,7 +185,7 @@ fn order(query: Vec<(String, String)>, stop: CancellationToken) -> Result<Order>
         description = "What happens, one event a line; the last is `done` or `error`.",
     ))
 )]
-async fn base(State(app): State<Arc<App>>, request_id: RequestId) -> Response {
+async fn base(State(app): State<Arc<Service>>, request_id: RequestId) -> Response {
     let task = Task::start(request_id, |events| async move {
         Ok(app.images.ensure_base(events.on_progress()).await?)
     });
@@ -216,14 +214,14 @@ impl Task {
             let last = match work.await {
                 Ok(image) => ImageEvent::Done { image: shown(image) },
                 Err(error) => {
-                    if let Some(error) = error.blame() {
+                    if let Some(error) = error.0.internal() {
                         tracing::error!(
                             request_id = &*request_id,
                             error,
                             "work on an image failed"
                         );
                     }
-                    ImageEvent::Error { error: error.told(&request_id) }
+                    ImageEvent::Error { error: error.0.to_body(&request_id) }
                 }
             };
             events.tell(last).await;
@@ -272,7 +270,7 @@ mod tests {
     fn what_is_not_understood_is_refused() {
         for pair in [("arg", "A"), ("name", "UP"), ("tag", "x")] {
             let error = parse(&[pair]).err().unwrap();
-            assert_eq!(error.told("").code, ErrorCode::InvalidRequest, "{pair:?}");
+            assert_eq!(error.0.to_body("").code, ErrorCode::InvalidRequest, "{pair:?}");
         }
     }
 }

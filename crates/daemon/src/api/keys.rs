@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use torpor_protocol::api::{ApiKey, CreateKey, KeyList};
+use torpor_service::Service;
 use torpor_store::KeyRow;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -13,9 +14,8 @@ use utoipa_axum::routes;
 use super::error::Result;
 use super::extract::{Json, Path};
 use super::{Answer, no_content, with_status};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(delete))
 }
 
@@ -30,7 +30,7 @@ fn shown(row: KeyRow, secret: Option<String>) -> ApiKey {
     responses((status = 201, description = "The key; its secret is shown only now.", body = ApiKey))
 )]
 async fn create(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Json(CreateKey { label }): Json<CreateKey>,
 ) -> Result<Response> {
     let (row, secret) = app.keys.create(&label).await?;
@@ -42,7 +42,7 @@ async fn create(
     get, path = "/v1/keys",
     responses((status = 200, description = "All keys, oldest first.", body = KeyList))
 )]
-async fn list(State(app): State<Arc<App>>) -> Answer<KeyList> {
+async fn list(State(app): State<Arc<Service>>) -> Answer<KeyList> {
     let keys = app.keys.list().await?;
     Ok(Json(KeyList { keys: keys.into_iter().map(|row| shown(row, None)).collect() }))
 }
@@ -52,7 +52,7 @@ async fn list(State(app): State<Arc<App>>) -> Answer<KeyList> {
     delete, path = "/v1/keys/{key}", params(("key" = String, Path, description = "Id of the key")),
     responses((status = 204, description = "It is not valid any more."))
 )]
-async fn delete(State(app): State<Arc<App>>, Path(key): Path<String>) -> Result<Response> {
+async fn delete(State(app): State<Arc<Service>>, Path(key): Path<String>) -> Result<Response> {
     app.keys.revoke(&key).await?;
     Ok(no_content())
 }

@@ -7,19 +7,19 @@ use serde::Deserialize;
 use torpor_lifecycle::store::Search;
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::{Log, OutputStream};
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Path, Query};
-use crate::app::App;
 
 /// Lines in one page, unless the client asks for another number up to the other.
 const PAGE: usize = 1000;
 const PAGE_MAX: usize = 10_000;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(log))
 }
 
@@ -53,7 +53,7 @@ struct LogQuery {
     responses((status = 200, description = "Lines, oldest first. Terminals are not in it.", body = Log))
 )]
 async fn log(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(LogPath { sandbox }): Path<LogPath>,
     Query(query): Query<LogQuery>,
 ) -> Answer<Log> {

@@ -1,12 +1,11 @@
 //! The native HTTP API, `/v1`: routes, their description, and the way from errors to answers.
 //!
-//! Handlers translate: parse, one call into the fleet or through a lease, answer. What they may
-//! decide lives in [`crate::admission`]; what goes wrong becomes a status code in [`error`].
+//! Handlers translate: parse, one call into the service or through a lease, answer. What may be is decided
+//! in `torpor_service`; what goes wrong becomes a status code in [`error`].
 
 #![expect(unused_qualifications, reason = "utoipa's macros write them into our code")]
 
 mod archive;
-pub mod auth;
 mod builds;
 mod command;
 mod description;
@@ -24,7 +23,6 @@ pub(crate) mod images;
 mod keys;
 mod log;
 pub mod output;
-pub(crate) mod pinned_save;
 mod pools;
 mod previews;
 mod processes;
@@ -42,26 +40,28 @@ pub mod tunnel;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
-use axum::middleware::{from_fn, from_fn_with_state, map_response};
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::middleware::{Next, from_fn, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::{HeaderValue, StatusCode};
+use torpor_edge::auth;
 use torpor_protocol::ErrorCode;
+use torpor_service::Service;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::app::App;
+use crate::parts::Dialect;
 use error::{ApiError, Result};
 
 /// Everything under one router, with authentication, request ids and metrics.
-pub fn router(app: &Arc<App>) -> Router {
+pub fn router(app: &Arc<Service>, dialects: &[Dialect]) -> Router {
     let (guarded, _) = routes().split_for_parts();
-    let dialects = app.dialects.iter().fold(Router::new(), |all, dialect| all.merge(dialect(app)));
+    let dialects = dialects.iter().fold(Router::new(), |all, dialect| all.merge(dialect(app)));
     guarded
         .layer(from_fn(retry::retry_after_suspend))
         .route("/metrics", get(system::metrics))
-        .route_layer(from_fn_with_state(Arc::clone(app), auth::authenticate))
+        .route_layer(from_fn_with_state(Arc::clone(app), authenticate))
         .merge(dialects)
         .route("/healthz", get(async || "ok"))
         .route("/openapi.json", get(async || axum::Json(openapi())))
@@ -75,7 +75,17 @@ pub fn router(app: &Arc<App>) -> Router {
         .with_state(Arc::clone(app))
 }
 
-fn routes() -> OpenApiRouter<Arc<App>> {
+/// Lets nobody through who may not ask.
+async fn authenticate(
+    State(app): State<Arc<Service>>,
+    request: Request,
+    next: Next,
+) -> Result<Response> {
+    auth::admit(&app.keys, request.uri(), request.headers()).await?;
+    Ok(next.run(request).await)
+}
+
+fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::with_openapi(description::begin())
         .merge(sandboxes::routes())
         .merge(events::routes())

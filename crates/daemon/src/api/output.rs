@@ -231,7 +231,7 @@ impl Lines {
             }
             Err(error) => {
                 self.flush();
-                self.due.push_back(RunEvent::Error { message: error.told("").message });
+                self.due.push_back(RunEvent::Error { message: error.0.to_body("").message });
                 self.over = true;
             }
         }

@@ -9,16 +9,16 @@ use serde::Deserialize;
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::Name;
 use torpor_protocol::snapshot::{CreatePool, Pool, PoolList};
+use torpor_service::Service;
+use torpor_service::calls;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
 use super::extract::{Json, Path};
 use super::{Answer, no_content, with_status};
-use crate::app::App;
-use crate::calls;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(get, replace, delete))
 }
 
@@ -35,7 +35,10 @@ struct PoolPath {
         description = "It is being filled. Sandboxes that are created alike are taken from it.",
     ))
 )]
-async fn create(State(app): State<Arc<App>>, Json(request): Json<CreatePool>) -> Result<Response> {
+async fn create(
+    State(app): State<Arc<Service>>,
+    Json(request): Json<CreatePool>,
+) -> Result<Response> {
     let name = request.name.clone();
     calls::create_pool(&app, request).await?;
     Ok(with_status(StatusCode::CREATED, find(&app, &name)?))
@@ -49,7 +52,7 @@ async fn create(State(app): State<Arc<App>>, Json(request): Json<CreatePool>) ->
     responses((status = 200, description = "The pool as it is now.", body = Pool))
 )]
 async fn replace(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(path): Path<PoolPath>,
     Json(request): Json<CreatePool>,
 ) -> Answer<Pool> {
@@ -60,7 +63,7 @@ async fn replace(
     Ok(Json(find(&app, &path.pool)?))
 }
 
-fn find(app: &App, name: &Name) -> Result<Pool> {
+fn find(app: &Service, name: &Name) -> Result<Pool> {
     let pool = app.fleet.pools().into_iter().find(|pool| pool.name == *name);
     pool.ok_or_else(|| Error::from(Refusal::NoSuchPool(name.clone())).into())
 }
@@ -70,7 +73,7 @@ fn find(app: &App, name: &Name) -> Result<Pool> {
     get, path = "/v1/pools",
     responses((status = 200, description = "All pools.", body = PoolList))
 )]
-async fn list(State(app): State<Arc<App>>) -> Json<PoolList> {
+async fn list(State(app): State<Arc<Service>>) -> Json<PoolList> {
     Json(PoolList { pools: app.fleet.pools() })
 }
 
@@ -80,7 +83,7 @@ async fn list(State(app): State<Arc<App>>) -> Json<PoolList> {
     params(("pool" = String, Path, description = "Name")),
     responses((status = 200, description = "The pool.", body = Pool))
 )]
-async fn get(State(app): State<Arc<App>>, Path(path): Path<PoolPath>) -> Answer<Pool> {
+async fn get(State(app): State<Arc<Service>>, Path(path): Path<PoolPath>) -> Answer<Pool> {
     Ok(Json(find(&app, &path.pool)?))
 }
 
@@ -90,7 +93,7 @@ async fn get(State(app): State<Arc<App>>, Path(path): Path<PoolPath>) -> Answer<
     params(("pool" = String, Path, description = "Name")),
     responses((status = 204, description = "It is gone."))
 )]
-async fn delete(State(app): State<Arc<App>>, Path(path): Path<PoolPath>) -> Result<Response> {
+async fn delete(State(app): State<Arc<Service>>, Path(path): Path<PoolPath>) -> Result<Response> {
     app.fleet.erase_pool(&path.pool).await?;
     Ok(no_content())
 }

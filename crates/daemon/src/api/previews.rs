@@ -11,15 +11,15 @@ use torpor_protocol::preview::{
     UpdatePreview,
 };
 use torpor_protocol::{Name, TokenId};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
 use super::extract::{Json, Named, Path};
 use super::{Answer, no_content, with_status};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(all))
         .routes(routes!(create, list))
@@ -44,7 +44,7 @@ struct TokenPath {
     get, path = "/v1/previews",
     responses((status = 200, description = "Oldest first.", body = PreviewList))
 )]
-async fn all(State(app): State<Arc<App>>) -> Json<PreviewList> {
+async fn all(State(app): State<Arc<Service>>) -> Json<PreviewList> {
     Json(PreviewList { previews: app.previews.list(None) })
 }
 
@@ -57,7 +57,7 @@ async fn all(State(app): State<Arc<App>>) -> Json<PreviewList> {
         description = "It is found at `urls`, also when the sandbox sleeps or is renamed."))
 )]
 async fn create(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Json(request): Json<CreatePreview>,
 ) -> Result<Response> {
@@ -71,7 +71,7 @@ async fn create(
     params(("sandbox" = String, Path, description = "Id or name")),
     responses((status = 200, description = "Oldest first.", body = PreviewList))
 )]
-async fn list(State(app): State<Arc<App>>, Named(sandbox): Named) -> Json<PreviewList> {
+async fn list(State(app): State<Arc<Service>>, Named(sandbox): Named) -> Json<PreviewList> {
     Json(PreviewList { previews: app.previews.list(Some(sandbox.id())) })
 }
 
@@ -85,11 +85,11 @@ async fn list(State(app): State<Arc<App>>, Named(sandbox): Named) -> Json<Previe
     responses((status = 200, description = "The preview.", body = Preview))
 )]
 async fn get(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
 ) -> Answer<Preview> {
-    app.previews.get(sandbox.id(), &preview).map(Json)
+    Ok(Json(app.previews.get(sandbox.id(), &preview)?))
 }
 
 /// Change a preview; its address stays.
@@ -103,12 +103,12 @@ async fn get(
     responses((status = 200, description = "The preview as it is now.", body = Preview))
 )]
 async fn update(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
     Json(update): Json<UpdatePreview>,
 ) -> Answer<Preview> {
-    app.previews.update(sandbox.id(), &preview, update).await.map(Json)
+    Ok(Json(app.previews.update(sandbox.id(), &preview, update).await?))
 }
 
 /// Delete a preview with its tokens. Open connections are cut off.
@@ -121,7 +121,7 @@ async fn update(
     responses((status = 204, description = "It is gone."))
 )]
 async fn delete(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
 ) -> Result<Response> {
@@ -142,7 +142,7 @@ async fn delete(
             x-torpor-preview-token or the query torpor_preview_token."))
 )]
 async fn create_token(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
     request: Option<Json<CreatePreviewToken>>,
@@ -162,7 +162,7 @@ async fn create_token(
     responses((status = 200, description = "Oldest first.", body = PreviewTokenList))
 )]
 async fn tokens(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
 ) -> Answer<PreviewTokenList> {
@@ -181,7 +181,7 @@ async fn tokens(
     responses((status = 204, description = "It opens nothing any more, nor does any cookie for it."))
 )]
 async fn delete_token(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(TokenPath { preview, token }): Path<TokenPath>,
 ) -> Result<Response> {

@@ -9,6 +9,7 @@ use http::StatusCode;
 use serde::Deserialize;
 use torpor_protocol::api::{Command, Process, ProcessList, RunEvent, SendSignal};
 use torpor_protocol::guest::Request;
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -19,9 +20,8 @@ use super::extract::{Awake, Json, Path, Query};
 use super::output::Output;
 use super::transfer::deliver;
 use super::{Answer, no_content, with_status};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(start, list))
         .routes(routes!(get, kill))
@@ -155,7 +155,7 @@ struct StdinQuery {
     responses((status = 204, description = "All of it was written."))
 )]
 async fn stdin(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(path): Path<ProcessPath>,
     Query(query): Query<StdinQuery>,
     awake: Awake,
@@ -188,7 +188,7 @@ struct OutputQuery {
     ))
 )]
 async fn output(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(path): Path<ProcessPath>,
     Query(query): Query<OutputQuery>,
     awake: Awake,

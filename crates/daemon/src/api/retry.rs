@@ -11,8 +11,7 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use http::Method;
-
-use super::error::ApiError;
+use torpor_service::Error;
 
 /// Who puts a sandbox to sleep more often than this while somebody asks means it.
 const TIMES: usize = 10;
@@ -27,7 +26,7 @@ pub async fn retry_after_suspend(request: Request, next: Next) -> Response {
     for _ in 0..TIMES {
         let request = Request::from_parts(head.clone(), Body::empty());
         let response = next.clone().run(request).await;
-        let error = response.extensions().get::<Arc<ApiError>>();
+        let error = response.extensions().get::<Arc<Error>>();
         if !error.is_some_and(|error| error.cut_by_sleep()) {
             return response;
         }

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{Command, OutputStream, RunEvent, RunResult};
 use torpor_protocol::guest::Request;
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -20,12 +21,11 @@ use super::command;
 use super::error::{ApiError, Result};
 use super::extract::{Awake, Json, Query};
 use super::output::{Output, Said};
-use crate::app::App;
 
 /// Bytes of output in one answer; more is read and cut, so that the process is not stopped by it.
 const OUTPUT_MAX: usize = 16 * 1024 * 1024;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(run))
 }
 
@@ -49,7 +49,7 @@ struct RunQuery {
     ))
 )]
 async fn run(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(query): Query<RunQuery>,
     awake: Awake,
     Json(command): Json<Command>,

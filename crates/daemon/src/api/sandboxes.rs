@@ -12,6 +12,8 @@ use torpor_lifecycle::{Fleet, Sandbox};
 use torpor_protocol::api::{CreateSandbox, SandboxList, UpdateSandbox, UsageReport};
 use torpor_protocol::snapshot::{SandboxUsage, UsageList};
 use torpor_protocol::{SandboxId, State as SandboxState, Status};
+use torpor_service::Service;
+use torpor_service::calls::{self, Unanswered};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -19,13 +21,11 @@ use utoipa_axum::routes;
 use super::error::{ApiError, Result};
 use super::extract::{Json, Named, Query};
 use super::{Answer, no_content, with_status};
-use crate::app::App;
-use crate::calls::{self, Unanswered};
 
 /// Sandboxes in one page of a listing, unless the client asks for another number up to this.
 const PAGE_MAX: usize = 1000;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(create, list))
         .routes(routes!(get, update, delete))
@@ -50,7 +50,7 @@ struct CreateQuery {
     )
 )]
 async fn create(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(query): Query<CreateQuery>,
     request: Option<Json<CreateSandbox>>,
 ) -> Result<Response> {
@@ -124,7 +124,7 @@ impl ListQuery {
     responses((status = 200, description = "A page of sandboxes.", body = SandboxList))
 )]
 async fn list(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(pairs): Query<Vec<(String, String)>>,
 ) -> Answer<SandboxList> {
     let query = ListQuery::parse(pairs)?;
@@ -149,7 +149,7 @@ async fn get(Named(sandbox): Named) -> Json<Status> {
     responses((status = 200, description = "The sandbox as it is now.", body = Status))
 )]
 async fn update(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Json(update): Json<UpdateSandbox>,
 ) -> Answer<Status> {
@@ -189,7 +189,7 @@ async fn usage(Named(sandbox): Named) -> Json<UsageReport> {
     get, path = "/v1/usage",
     responses((status = 200, description = "Sorted by id. Nothing is woken.", body = UsageList))
 )]
-async fn usages(State(app): State<Arc<App>>) -> Answer<UsageList> {
+async fn usages(State(app): State<Arc<Service>>) -> Answer<UsageList> {
     let sandboxes = app.fleet.sandboxes();
     // Each is some small files of the host's.
     let read = move || sandboxes.iter().map(usage_of).collect();

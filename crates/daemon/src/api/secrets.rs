@@ -8,15 +8,15 @@ use serde::Deserialize;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::SecretName;
 use torpor_protocol::api::{Secret, SecretList, SetSecret};
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
 use super::extract::{Json, Path};
 use super::{Answer, no_content};
-use crate::app::App;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(set, delete))
 }
 
@@ -30,7 +30,7 @@ struct SecretPath {
     get, path = "/v1/secrets",
     responses((status = 200, description = "Sorted by name.", body = SecretList))
 )]
-async fn list(State(app): State<Arc<App>>) -> Answer<SecretList> {
+async fn list(State(app): State<Arc<Service>>) -> Answer<SecretList> {
     Ok(Json(SecretList { secrets: app.vault.list().await? }))
 }
 
@@ -42,7 +42,7 @@ async fn list(State(app): State<Arc<App>>) -> Answer<SecretList> {
     responses((status = 200, description = "It is kept, encrypted.", body = Secret))
 )]
 async fn set(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(SecretPath { secret }): Path<SecretPath>,
     Json(SetSecret { value, hosts }): Json<SetSecret>,
 ) -> Answer<Secret> {
@@ -56,7 +56,7 @@ async fn set(
     responses((status = 204, description = "It is gone."))
 )]
 async fn delete(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(SecretPath { secret }): Path<SecretPath>,
 ) -> Result<Response> {
     if !app.vault.remove(&secret).await? {

@@ -15,6 +15,7 @@ use torpor_lifecycle::store::{PinOwner, Saves, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::snapshot::{SnapshotDetails, SnapshotList, TakeSnapshot, Verified};
 use torpor_protocol::{SandboxRef, SaveId, Snapshot, SnapshotRef, SnapshotState};
+use torpor_service::{Service, calls};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -22,10 +23,8 @@ use utoipa_axum::routes;
 use super::error::Result;
 use super::extract::{Json, Named, Query, SnapshotPath};
 use super::{Answer, no_content, with_status};
-use crate::app::App;
-use crate::calls;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
         .routes(routes!(take_snapshot))
         .routes(routes!(list))
@@ -46,7 +45,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     )
 )]
 async fn take_snapshot(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     request: Option<Json<TakeSnapshot>>,
 ) -> Result<Response> {
@@ -69,7 +68,7 @@ struct ListQuery {
 }
 
 impl ListQuery {
-    fn filter(&self, app: &App) -> SnapshotFilter {
+    fn filter(&self, app: &Service) -> SnapshotFilter {
         match &self.sandbox {
             None => SnapshotFilter::default(),
             Some(SandboxRef::Id(id)) => {
@@ -88,7 +87,10 @@ impl ListQuery {
     get, path = "/v1/snapshots", params(ListQuery),
     responses((status = 200, description = "Oldest first.", body = SnapshotList))
 )]
-async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Answer<SnapshotList> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<ListQuery>,
+) -> Answer<SnapshotList> {
     let all = app.fleet.snapshots(&query.filter(&app), None, usize::MAX).await?;
     let snapshots = all.into_iter().map(|record| record.snapshot).collect();
     Ok(Json(SnapshotList { snapshots }))
@@ -101,7 +103,7 @@ async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> An
     responses((status = 200, description = "The snapshot.", body = SnapshotDetails))
 )]
 async fn get(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
 ) -> Answer<SnapshotDetails> {
     let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(&of).await?;
@@ -130,7 +132,10 @@ async fn get(
     params(("snapshot" = String, Path, description = "Id or name")),
     responses((status = 200, description = "Every byte is what it was.", body = Verified))
 )]
-async fn verify(State(app): State<Arc<App>>, SnapshotPath(of): SnapshotPath) -> Answer<Verified> {
+async fn verify(
+    State(app): State<Arc<Service>>,
+    SnapshotPath(of): SnapshotPath,
+) -> Answer<Verified> {
     let (_, save) = complete(&app, &of).await?;
     Ok(Json(app.saves.verify(&save).await?))
 }
@@ -141,13 +146,16 @@ async fn verify(State(app): State<Arc<App>>, SnapshotPath(of): SnapshotPath) -> 
     params(("snapshot" = String, Path, description = "Id or name")),
     responses((status = 204, description = "It is gone; its bytes are, too, unless something needs them."))
 )]
-async fn delete(State(app): State<Arc<App>>, SnapshotPath(of): SnapshotPath) -> Result<Response> {
+async fn delete(
+    State(app): State<Arc<Service>>,
+    SnapshotPath(of): SnapshotPath,
+) -> Result<Response> {
     app.fleet.erase_snapshot(&of).await?;
     Ok(no_content())
 }
 
 /// A snapshot that is complete, and its save.
-async fn complete(app: &App, of: &SnapshotRef) -> Result<(Snapshot, SaveId)> {
+async fn complete(app: &Service, of: &SnapshotRef) -> Result<(Snapshot, SaveId)> {
     let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(of).await?;
     match (snapshot.state, save) {
         (SnapshotState::Completed, Some(save)) => Ok((snapshot, save)),

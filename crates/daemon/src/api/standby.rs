@@ -4,18 +4,16 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use torpor_protocol::Status;
 use torpor_protocol::snapshot::{RestoreSandbox, Sleep};
-use torpor_protocol::{SandboxRef, Status};
+use torpor_service::{Service, calls};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Named};
-use super::pinned_save::parse;
-use crate::app::App;
-use crate::{calls, room};
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(sleep)).routes(routes!(wake)).routes(routes!(restore))
 }
 
@@ -27,7 +25,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     responses((status = 200, description = "It sleeps and all of it is on disk.", body = Status))
 )]
 async fn sleep(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     request: Option<Json<Sleep>>,
 ) -> Answer<Status> {
@@ -42,7 +40,7 @@ async fn sleep(
     params(("sandbox" = String, Path, description = "Id or name")),
     responses((status = 200, description = "It runs.", body = Status))
 )]
-async fn wake(State(app): State<Arc<App>>, Named(sandbox): Named) -> Answer<Status> {
+async fn wake(State(app): State<Arc<Service>>, Named(sandbox): Named) -> Answer<Status> {
     calls::wake(&app, &sandbox).await?;
     Ok(Json(sandbox.status()))
 }
@@ -55,12 +53,10 @@ async fn wake(State(app): State<Arc<App>>, Named(sandbox): Named) -> Answer<Stat
     responses((status = 200, description = "It runs as it was then.", body = Status))
 )]
 async fn restore(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Json(RestoreSandbox { snapshot }): Json<RestoreSandbox>,
 ) -> Answer<Status> {
-    let snapshot = parse(&snapshot)?;
-    room::wake_room(&app, &sandbox, true).await?;
-    let sandbox = app.fleet.restore(&SandboxRef::Id(sandbox.id().clone()), &snapshot).await?;
+    let sandbox = calls::restore(&app, &sandbox, &snapshot).await?;
     Ok(Json(sandbox.status()))
 }

@@ -7,16 +7,16 @@ use axum::response::{IntoResponse, Response};
 use http::header::CONTENT_TYPE;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::Info;
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
 use super::extract::Json;
-use crate::app::App;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(info))
 }
 
@@ -25,7 +25,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     get, path = "/v1/info",
     responses((status = 200, description = "Versions and numbers.", body = Info))
 )]
-async fn info(State(app): State<Arc<App>>) -> Json<Info> {
+async fn info(State(app): State<Arc<Service>>) -> Json<Info> {
     let about = app.fleet.about();
     Json(Info {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -37,7 +37,7 @@ async fn info(State(app): State<Arc<App>>) -> Json<Info> {
     })
 }
 
-pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response> {
+pub(super) async fn metrics(State(app): State<Arc<Service>>) -> Result<Response> {
     let saved_bytes = app.saves.bytes().await?;
     app.metrics.set_egress(&app.egress.audit().counts());
     let text = app.metrics.render(&app.fleet, saved_bytes);

@@ -19,6 +19,7 @@ use serde::Deserialize;
 use torpor_lifecycle::guest::{GuestError, Sender, Stream, unexpected};
 use torpor_protocol::api::FileEntry;
 use torpor_protocol::guest::{FileStat, Reply, Request};
+use torpor_service::Service;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -27,7 +28,6 @@ use super::error::{ApiError, Result};
 use super::extract::{Awake, Json, Query};
 use super::files::{Mode, PathText};
 use super::{Answer, no_content};
-use crate::app::App;
 
 /// How long the agent may take for its answer after the last byte, or before the first.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
@@ -37,14 +37,19 @@ const DISCARD_DEADLINE: Duration = Duration::from_secs(5);
 /// Permission bits of a downloaded file, in octal.
 const MODE_HEADER: &str = "x-torpor-mode";
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(read, write)).routes(routes!(pack, unpack))
 }
 
 // === Up ===
 
 /// Opens a request, sends the body on its stream and waits for the agent's answer.
-pub async fn upload(app: &App, awake: &Awake, request: &Request, mut body: Body) -> Result<Reply> {
+pub async fn upload(
+    app: &Service,
+    awake: &Awake,
+    request: &Request,
+    mut body: Body,
+) -> Result<Reply> {
     let mut stream = awake.lease.guest().open(request).await?;
     let sender = stream.sender();
     let early = tokio::select! {
@@ -61,7 +66,7 @@ pub async fn upload(app: &App, awake: &Awake, request: &Request, mut body: Body)
     Ok(reply.map_err(|_| GuestError::Timeout(ANSWER_DEADLINE))??)
 }
 
-async fn feed(app: &App, sender: &Sender, body: &mut Body) -> Result<()> {
+async fn feed(app: &Service, sender: &Sender, body: &mut Body) -> Result<()> {
     while let Some(bytes) = next_bytes(body).await? {
         sender.send(&bytes).await?;
         app.metrics.uploaded(bytes.len());
@@ -99,7 +104,12 @@ fn stat_of(reply: Reply, request: &Request) -> Result<FileStat> {
 }
 
 /// [`upload`] for requests that are only done.
-pub async fn deliver(app: &App, awake: &Awake, request: &Request, body: Body) -> Result<Response> {
+pub async fn deliver(
+    app: &Service,
+    awake: &Awake,
+    request: &Request,
+    body: Body,
+) -> Result<Response> {
     let reply = upload(app, awake, request, body).await?;
     let Reply::Done = reply else { return Err(unexpected(request).into()) };
     Ok(no_content())
@@ -109,7 +119,7 @@ pub async fn deliver(app: &App, awake: &Awake, request: &Request, body: Body) ->
 
 /// Bytes of a stream as a body.
 struct Download {
-    app: Arc<App>,
+    app: Arc<Service>,
     stream: Stream,
     /// Never more than was announced: what grew meanwhile is cut.
     left: u64,
@@ -182,7 +192,7 @@ pub struct ReadQuery {
     ))
 )]
 pub async fn read(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(query): Query<ReadQuery>,
     awake: Awake,
 ) -> Result<Response> {
@@ -230,7 +240,7 @@ struct WriteQuery {
     responses((status = 200, description = "The file as it is now.", body = FileEntry))
 )]
 async fn write(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(query): Query<WriteQuery>,
     awake: Awake,
     body: Body,
@@ -260,7 +270,7 @@ struct PackQuery {
     ))
 )]
 async fn pack(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(PackQuery { path }): Query<PackQuery>,
     awake: Awake,
 ) -> Result<Response> {
@@ -287,7 +297,7 @@ struct UnpackQuery {
     responses((status = 204, description = "All of it is there."))
 )]
 async fn unpack(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(UnpackQuery { path, owner }): Query<UnpackQuery>,
     awake: Awake,
     body: Body,

@@ -14,6 +14,7 @@ use torpor_lifecycle::guest::{GuestError, Sender, Stream, unexpected};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::guest::{KEPT_MAX, MAX_PAYLOAD, Reply, Request};
 use torpor_proxy::Kept;
+use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -21,13 +22,11 @@ use super::error::{ApiError, Result};
 use super::exec::upgraded;
 use super::extract::{Awake, Path, Query, RequestId, Upgrade};
 use super::socket::{self, Ear, Heard, Mouth};
-use crate::app::App;
-use crate::room;
 
 /// How long a server inside may take to accept.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(tunnel))
 }
 
@@ -65,7 +64,7 @@ struct TunnelQuery {
     ))
 )]
 async fn tunnel(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     id: RequestId,
     Path(TunnelPath { port }): Path<TunnelPath>,
     Query(TunnelQuery { keep }): Query<TunnelQuery>,
@@ -101,7 +100,7 @@ pub async fn connect(awake: &Awake, port: u16) -> Result<Stream> {
 }
 
 /// A connection that outlives sleep; none if the agent in that machine is too old for it.
-async fn connect_kept(app: &Arc<App>, awake: &Awake, port: u16) -> Result<Option<Kept>> {
+async fn connect_kept(app: &Arc<Service>, awake: &Awake, port: u16) -> Result<Option<Kept>> {
     let full = || {
         let message = format!("the sandbox already has {KEPT_MAX} connections that are kept");
         ApiError::new(ErrorCode::CapacityReached, message)
@@ -117,14 +116,14 @@ async fn connect_kept(app: &Arc<App>, awake: &Awake, port: u16) -> Result<Option
     };
     let connected = tokio::time::timeout(CONNECT_DEADLINE, connect).await;
     match connected.map_err(|_| GuestError::Timeout(CONNECT_DEADLINE))? {
-        Ok(stream) => Ok(Some(Kept::new(keep, room::waker(app), stream))),
+        Ok(stream) => Ok(Some(Kept::new(keep, torpor_edge::waker(app), stream))),
         Err(error) if torpor_proxy::is_too_old(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
 /// Until either side is done, or the daemon stops.
-async fn carry_kept(app: &App, socket: WebSocket, kept: Kept) {
+async fn carry_kept(app: &Service, socket: WebSocket, kept: Kept) {
     let (mut ear, mut mouth) = socket::split(socket);
     let (near, far) = tokio::io::duplex(MAX_PAYLOAD);
     let (mut from_inside, mut to_inside) = tokio::io::split(near);
@@ -178,7 +177,7 @@ async fn inward_to(ear: &mut Ear, to: &mut WriteHalf<DuplexStream>) {
 }
 
 /// Until either side is done, or the daemon stops.
-pub async fn carry(app: &App, socket: WebSocket, mut stream: Stream) {
+pub async fn carry(app: &Service, socket: WebSocket, mut stream: Stream) {
     let (mut ear, mut mouth) = socket::split(socket);
     let sender = stream.sender();
     let over = tokio::select! {

@@ -6,7 +6,6 @@
 mod client;
 mod daemon;
 mod domains;
-mod doors;
 mod egress;
 mod events;
 mod exec;
@@ -15,6 +14,7 @@ mod forks;
 mod images;
 mod kept;
 mod keys;
+mod listeners;
 mod openapi;
 mod pebble;
 mod pools;

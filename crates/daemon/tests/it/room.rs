@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde_json::json;
 use torpor_daemon::Config;
 use torpor_daemon::config::Limits;
-use torpor_daemon::pressure::{Gauge, Reading};
 use torpor_lifecycle::fake::Inside;
+use torpor_service::pressure::{Gauge, Reading};
 
 use crate::world::World;
 

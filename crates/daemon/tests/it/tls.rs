@@ -12,7 +12,8 @@ use serde_json::json;
 use tempfile::TempDir;
 use time::OffsetDateTime;
 use torpor_daemon::Config;
-use torpor_daemon::config::{AcmeChallenge, ListenAlso, Secret};
+use torpor_daemon::config::{ListenAlso, Secret};
+use torpor_edge::tls::AcmeChallenge;
 
 use crate::client::PATIENCE;
 use crate::pebble::{Pebble, free};

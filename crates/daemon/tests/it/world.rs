@@ -12,10 +12,10 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use torpor_daemon::pressure::{Gauge, Reading};
 use torpor_daemon::{Config, Parts, ServeError, ShutdownMode, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_protocol::SandboxId;
+use torpor_service::pressure::{Gauge, Reading};
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
 use crate::client::{self, Answer, Open, PATIENCE, Socket, encoded};

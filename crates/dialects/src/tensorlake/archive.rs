@@ -8,17 +8,17 @@ use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_daemon::app::App;
 use torpor_lifecycle::ledger::ArchiveLedger as _;
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{SandboxId, SandboxRef};
+use torpor_service::Service;
 
 use super::extract::Place;
 use super::gate::missing;
 use super::info::SandboxInfo;
 use super::sandboxes::page_size;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/archived-sandboxes", get(list))
         .route("/archived-sandboxes/{sandbox}", get(one))
@@ -55,7 +55,10 @@ struct Page {
     earlier: bool,
 }
 
-async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Result<Json<List>> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<ListQuery>,
+) -> Result<Json<List>> {
     let limit = page_size(query.limit)?;
     let cursor = query.cursor.filter(|cursor| !cursor.is_empty());
     let cursor: Option<SandboxId> = cursor
@@ -75,7 +78,7 @@ async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Re
 }
 
 /// Those that ended before this one, or the last of all.
-async fn before(app: &App, cursor: Option<&SandboxId>, limit: usize) -> Result<Page> {
+async fn before(app: &Service, cursor: Option<&SandboxId>, limit: usize) -> Result<Page> {
     let mut part = app.ledger.archived(cursor, limit + 1).await?;
     let earlier = part.len() > limit;
     part.truncate(limit);
@@ -83,7 +86,7 @@ async fn before(app: &App, cursor: Option<&SandboxId>, limit: usize) -> Result<P
 }
 
 /// Those that ended after this one and nearest to it, or the first of all.
-async fn after(app: &App, cursor: Option<&SandboxId>, limit: usize) -> Result<Page> {
+async fn after(app: &Service, cursor: Option<&SandboxId>, limit: usize) -> Result<Page> {
     let mut part = app.ledger.archived_after(cursor, limit + 1).await?;
     let later = part.len() > limit;
     part.drain(..part.len().saturating_sub(limit));
@@ -91,7 +94,7 @@ async fn after(app: &App, cursor: Option<&SandboxId>, limit: usize) -> Result<Pa
 }
 
 /// By its id; or by its name, which the last who had it is found by.
-async fn one(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<SandboxInfo>> {
+async fn one(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<SandboxInfo>> {
     let found = match text.parse::<SandboxRef>().map_err(|_| missing(&text))? {
         SandboxRef::Id(id) => app.ledger.find_archived(&id).await?,
         SandboxRef::Name(name) => app.ledger.find_archived_by_name(&name).await?,

@@ -9,11 +9,12 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde_json::json;
-use torpor_daemon::api::error::{ApiError, status_of};
+use torpor_daemon::api::error::status_of;
 use torpor_daemon::telemetry::Wording;
 use torpor_lifecycle::guest::GuestError;
 use torpor_protocol::guest::FailureCode;
 use torpor_protocol::{ErrorBody, ErrorCode};
+use torpor_service::Error;
 
 /// Errors of the lifecycle API.
 pub(super) async fn in_words_of_the_api(response: Response) -> Response {
@@ -23,24 +24,20 @@ pub(super) async fn in_words_of_the_api(response: Response) -> Response {
 /// Errors of the API inside a sandbox.
 pub(super) async fn in_words_of_the_inside(response: Response) -> Response {
     worded(response, |error, id| match agents_status(error) {
-        Some(answer) => say(&error.told(id), answer),
+        Some(answer) => say(&error.to_body(id), answer),
         None => word(error, id, inside_status),
     })
 }
 
-fn worded(mut response: Response, wording: fn(&ApiError, &str) -> Response) -> Response {
-    if response.extensions().get::<Arc<ApiError>>().is_some() {
+fn worded(mut response: Response, wording: fn(&Error, &str) -> Response) -> Response {
+    if response.extensions().get::<Arc<Error>>().is_some() {
         response.extensions_mut().insert(Wording(wording));
     }
     response
 }
 
-fn word(
-    error: &ApiError,
-    id: &str,
-    status: fn(ErrorCode) -> (StatusCode, &'static str),
-) -> Response {
-    let told = error.told(id);
+fn word(error: &Error, id: &str, status: fn(ErrorCode) -> (StatusCode, &'static str)) -> Response {
+    let told = error.to_body(id);
     let answer = status(told.code);
     say(&told, answer)
 }
@@ -127,8 +124,8 @@ fn inside_status(code: ErrorCode) -> (StatusCode, &'static str) {
 }
 
 /// What the agent says is told apart more finely here than in our own API.
-fn agents_status(error: &ApiError) -> Option<(StatusCode, &'static str)> {
-    let ApiError::Guest(GuestError::Refused { code, .. }) = error else { return None };
+fn agents_status(error: &Error) -> Option<(StatusCode, &'static str)> {
+    let Error::Guest(GuestError::Refused { code, .. }) = error else { return None };
     Some(match code {
         FailureCode::IsADirectory => (StatusCode::BAD_REQUEST, "IS_DIRECTORY"),
         FailureCode::NotADirectory => (StatusCode::BAD_REQUEST, "NOT_A_DIRECTORY"),

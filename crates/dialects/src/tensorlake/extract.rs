@@ -14,9 +14,9 @@ use http::request::Parts;
 use http::uri::Authority;
 use serde::de::DeserializeOwned;
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::app::App;
-use torpor_daemon::calls::{is_json, not_json, whole_body};
+use torpor_daemon::api::extract::{is_json, not_json, whole_body};
 use torpor_protocol::ErrorCode;
+use torpor_service::Service;
 
 /// Says whether whoever is in front of us was spoken to in TLS.
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
@@ -36,7 +36,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let typed = is_json(request.headers());
-        let body = whole_body(request, state).await.map_err(|error| match error.told("") {
+        let body = whole_body(request, state).await.map_err(|error| match error.0.to_body("") {
             // Not one of the statuses that are asked again: it would not arrive then either.
             told if told.code == ErrorCode::Timeout => ApiError::invalid(told.message),
             _ => error,
@@ -77,9 +77,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Place {
 #[derive(Debug, Clone)]
 pub(super) struct Address(pub(super) Option<String>);
 
-impl FromRequestParts<Arc<App>> for Address {
+impl FromRequestParts<Arc<Service>> for Address {
     type Rejection = std::convert::Infallible;
-    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Self::Rejection> {
+    async fn from_request_parts(
+        parts: &mut Parts,
+        _: &Arc<Service>,
+    ) -> Result<Self, Self::Rejection> {
         let host = parts.headers.get(HOST).and_then(|value| value.to_str().ok());
         let host = parts.uri.authority().map(Authority::as_str).or(host);
         let host = host.and_then(|text| text.parse::<Authority>().ok());

@@ -14,10 +14,12 @@ use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::app::App;
-use torpor_daemon::calls::{self, Awake};
+use torpor_daemon::api::extract::Awake;
+use torpor_edge::auth;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef};
+use torpor_service::Service;
+use torpor_service::room;
 
 use super::NAMESPACE;
 use super::error::refuse;
@@ -27,11 +29,11 @@ const SANDBOX_HEADER: &str = "x-tensorlake-sandbox-id";
 /// What a host ends with that names a sandbox.
 const LOCAL: &str = ".local";
 
-pub(super) async fn api(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub(super) async fn api(State(app): State<Arc<Service>>, request: Request, next: Next) -> Response {
     if has_two_hosts(request.headers()) {
         return refuse_two_hosts();
     }
-    if let Err(error) = app.keys.admit(request.uri(), request.headers()).await {
+    if let Err(error) = auth::admit(&app.keys, request.uri(), request.headers()).await {
         return next_error(error);
     }
     let (mut parts, body) = request.into_parts();
@@ -45,16 +47,20 @@ pub(super) async fn api(State(app): State<Arc<App>>, request: Request, next: Nex
     next.run(Request::from_parts(parts, body)).await
 }
 
-pub(super) async fn inside(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub(super) async fn inside(
+    State(app): State<Arc<Service>>,
+    request: Request,
+    next: Next,
+) -> Response {
     if has_two_hosts(request.headers()) {
         return refuse_two_hosts();
     }
     let headers = request.headers();
     let named = label(headers).is_some() && !headers.contains_key(SANDBOX_HEADER);
     let admitted = if named {
-        app.keys.admit_local(headers).await
+        auth::admit_local(&app.keys, headers).await
     } else {
-        app.keys.admit(request.uri(), headers).await
+        auth::admit(&app.keys, request.uri(), headers).await
     };
     match admitted {
         Ok(()) => next.run(request).await,
@@ -62,8 +68,8 @@ pub(super) async fn inside(State(app): State<Arc<App>>, request: Request, next: 
     }
 }
 
-fn next_error(error: ApiError) -> Response {
-    axum::response::IntoResponse::into_response(error)
+fn next_error(error: impl Into<ApiError>) -> Response {
+    axum::response::IntoResponse::into_response(error.into())
 }
 
 fn has_two_hosts(headers: &HeaderMap) -> bool {
@@ -90,7 +96,7 @@ pub(super) fn missing(text: &str) -> ApiError {
 }
 
 /// Id or name, as a client wrote it. What can't be one names no sandbox.
-pub(super) fn find(app: &App, text: &str) -> Result<Sandbox, ApiError> {
+pub(super) fn find(app: &Service, text: &str) -> Result<Sandbox, ApiError> {
     let reference: SandboxRef = text.parse().map_err(|_| missing(text))?;
     let sandbox = app.fleet.find(&reference)?;
     tracing::Span::current().record("sandbox", sandbox.id().as_str());
@@ -100,9 +106,9 @@ pub(super) fn find(app: &App, text: &str) -> Result<Sandbox, ApiError> {
 /// The sandbox that the path names, whatever its state; it is not woken.
 pub(super) struct Named(pub(super) Sandbox);
 
-impl FromRequestParts<Arc<App>> for Named {
+impl FromRequestParts<Arc<Service>> for Named {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, ApiError> {
         Ok(Self(find(app, &segment(parts, "sandbox").await?)?))
     }
 }
@@ -118,9 +124,9 @@ pub(super) async fn segment(parts: &mut Parts, name: &str) -> Result<String, Api
 /// The sandbox that a request to its inside is for, running: it is woken if need be.
 pub(super) struct Inside(pub(super) Awake);
 
-impl FromRequestParts<Arc<App>> for Inside {
+impl FromRequestParts<Arc<Service>> for Inside {
     type Rejection = Response;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Response> {
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, Response> {
         let header = parts.headers.get(SANDBOX_HEADER).and_then(|value| value.to_str().ok());
         let Some(text) = header.or_else(|| label(&parts.headers)) else {
             let text = "the request does not say which sandbox it is for: send \
@@ -128,7 +134,7 @@ impl FromRequestParts<Arc<App>> for Inside {
             return Err(refuse(StatusCode::BAD_REQUEST, "MISSING_SANDBOX_ID", text));
         };
         let sandbox = find(app, text).map_err(next_error)?;
-        let lease = calls::awake(app, &sandbox).await.map_err(next_error)?;
+        let lease = room::awake(app, &sandbox).await.map_err(next_error)?;
         Ok(Self(Awake { sandbox, lease }))
     }
 }

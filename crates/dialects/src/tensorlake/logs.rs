@@ -14,10 +14,10 @@ use axum::{Json, Router};
 use serde::Serialize;
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_daemon::app::App;
 use torpor_lifecycle::store::Search;
 use torpor_protocol::guest::LogLine;
 use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
+use torpor_service::Service;
 
 use super::NAMESPACE;
 use super::extract::Place;
@@ -32,7 +32,7 @@ const ALL: usize = 200_000;
 const INFO: i8 = 3;
 const ERROR: i8 = 5;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/sandboxes/{sandbox}/logs", get(logs))
         .route("/sandboxes/{sandbox}/processes", get(processes))
@@ -87,7 +87,7 @@ impl Wanted {
         self.none |= self.search.processes.is_empty() && !ids.is_empty();
     }
 
-    async fn lines(&self, app: &App, id: &SandboxId) -> Result<Vec<LogLine>> {
+    async fn lines(&self, app: &Service, id: &SandboxId) -> Result<Vec<LogLine>> {
         let Some(text) = &self.body else { return Ok(app.fleet.log(id, &self.search).await?) };
         let all = Search { limit: ALL, newest: false, ..self.search.clone() };
         let mut found = app.fleet.log(id, &all).await?;
@@ -176,7 +176,7 @@ fn uuid(sandbox: &SandboxId, stamp_us: u64) -> String {
 }
 
 /// The sandbox whose lines are asked for. None: it is there and has none yet, as it never ran.
-fn talker(app: &App, text: &str) -> Result<Option<SandboxId>> {
+fn talker(app: &Service, text: &str) -> Result<Option<SandboxId>> {
     match find(app, text) {
         Ok(sandbox) => {
             let runs = sandbox.watch().borrow().state != SandboxState::Creating;
@@ -190,7 +190,7 @@ fn talker(app: &App, text: &str) -> Result<Option<SandboxId>> {
 }
 
 async fn logs(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Place(text): Place,
     Query(pairs): Query<Vec<(String, String)>>,
 ) -> Result<Json<Logs>> {
@@ -227,7 +227,7 @@ struct Process {
     log_count: usize,
 }
 
-async fn processes(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<Processes>> {
+async fn processes(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<Processes>> {
     let Some(id) = talker(&app, &text)? else {
         return Ok(Json(Processes { processes: Vec::new() }));
     };

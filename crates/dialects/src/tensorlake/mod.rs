@@ -30,12 +30,12 @@ use std::sync::Arc;
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state, map_response};
 use torpor_daemon::api::retry::retry_after_suspend;
-use torpor_daemon::app::App;
+use torpor_service::Service;
 
 /// The namespace of everything on this host.
 const NAMESPACE: &str = "default";
 
-pub fn routes(app: &Arc<App>) -> Router<Arc<App>> {
+pub fn routes(app: &Arc<Service>) -> Router<Arc<Service>> {
     let lifecycle = Router::new()
         .merge(sandboxes::routes())
         .merge(snapshots::routes())

@@ -13,9 +13,9 @@ use bytes::Bytes;
 use http::StatusCode;
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::app::App;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::Secret;
+use torpor_service::Service;
 
 use super::extract::Place;
 use super::images::{self, time};
@@ -24,7 +24,7 @@ use super::secrets::{self, Given};
 const ORGANIZATION: &str = "torpor";
 const PROJECT: &str = super::NAMESPACE;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     let project = Router::new()
         .route("/secrets", get(list_secrets).put(set_secrets))
         .route("/secrets/{secret}", axum::routing::delete(remove_secret))
@@ -43,7 +43,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
 }
 
 /// Whoever got here has a key that is valid, or needs none.
-async fn introspect(State(app): State<Arc<App>>) -> Json<Value> {
+async fn introspect(State(app): State<Arc<Service>>) -> Json<Value> {
     let id = format!("{ORGANIZATION}-{}", app.installation);
     Json(json!({"id": id, "organizationId": ORGANIZATION, "projectId": PROJECT}))
 }
@@ -81,16 +81,16 @@ async fn old_builds() -> ApiError {
     )
 }
 
-async fn list_images(State(app): State<Arc<App>>) -> Result<Json<Value>> {
+async fn list_images(State(app): State<Arc<Service>>) -> Result<Json<Value>> {
     let items: Vec<_> = images::all(&app).await?.iter().map(images::Record::as_template).collect();
     Ok(Json(json!({"items": items})))
 }
 
-async fn one_image(State(app): State<Arc<App>>, Place(image): Place) -> Result<Json<Value>> {
+async fn one_image(State(app): State<Arc<Service>>, Place(image): Place) -> Result<Json<Value>> {
     Ok(Json(images::find(&app, &image).await?.as_template()))
 }
 
-async fn remove_image(State(app): State<Arc<App>>, Place(image): Place) -> Result<Response> {
+async fn remove_image(State(app): State<Arc<Service>>, Place(image): Place) -> Result<Response> {
     images::remove(&app, &image).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -106,13 +106,13 @@ fn shown(secret: &Secret) -> Value {
     })
 }
 
-async fn list_secrets(State(app): State<Arc<App>>) -> Result<Json<Value>> {
+async fn list_secrets(State(app): State<Arc<Service>>) -> Result<Json<Value>> {
     let items: Vec<_> = app.vault.list().await?.iter().map(shown).collect();
     Ok(Json(json!({"pagination": {"total": items.len()}, "items": items})))
 }
 
 /// All that are given, or none if one of them makes no sense.
-async fn set_secrets(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>> {
+async fn set_secrets(State(app): State<Arc<Service>>, body: Bytes) -> Result<Json<Value>> {
     // What is wrong with it is not repeated: there are values in it.
     let given: Vec<Given> = serde_json::from_slice(&body)
         .map_err(|_| ApiError::invalid("the body must be a list of {\"name\", \"value\"}"))?;
@@ -125,7 +125,7 @@ async fn set_secrets(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Va
     Ok(Json(json!(set)))
 }
 
-async fn remove_secret(State(app): State<Arc<App>>, Place(secret): Place) -> Result<Response> {
+async fn remove_secret(State(app): State<Arc<Service>>, Place(secret): Place) -> Result<Response> {
     secrets::remove(&app, &secret).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::app::App;
-use torpor_daemon::calls;
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::snapshot::{CreatePool, Pool};
 use torpor_protocol::{ErrorCode, Name, Network, PortAccess, SandboxId};
+use torpor_service::Service;
+use torpor_service::calls;
 
 use super::NAMESPACE;
 use super::error::refuse;
@@ -27,7 +27,7 @@ use super::wish::{
     NetworkPolicy, ResourcesWish, idle, image, refuse_file_systems, shown_image, unsupported,
 };
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/sandbox-pools", get(list).post(create))
         .route("/sandbox-pools/{pool}", get(one).put(replace).delete(delete))
@@ -48,7 +48,7 @@ struct Wish {
 }
 
 impl Wish {
-    async fn understood(self, app: &App, name: Name) -> Result<CreatePool> {
+    async fn understood(self, app: &Service, name: Name) -> Result<CreatePool> {
         if self.secret_names.is_some_and(|names| !names.is_empty()) {
             return Err(unsupported("secret_names: sandboxes of a pool have no secrets"));
         }
@@ -141,13 +141,13 @@ fn name(text: &str) -> Result<Name> {
         .map_err(|error| ApiError::new(ErrorCode::NotFound, format!("there is none: {error}")))
 }
 
-fn find(app: &App, text: &str) -> Result<Pool> {
+fn find(app: &Service, text: &str) -> Result<Pool> {
     let name = name(text)?;
     let found = app.fleet.pools().into_iter().find(|pool| pool.name == name);
     found.ok_or_else(|| Error::from(Refusal::NoSuchPool(name)).into())
 }
 
-async fn create(State(app): State<Arc<App>>, Body(wish): Body<Wish>) -> Result<Response> {
+async fn create(State(app): State<Arc<Service>>, Body(wish): Body<Wish>) -> Result<Response> {
     let id: Name = format!("pool-{}", SandboxId::random())
         .parse()
         .expect("a word, a hyphen and an id are a name");
@@ -156,18 +156,18 @@ async fn create(State(app): State<Arc<App>>, Body(wish): Body<Wish>) -> Result<R
     Ok((StatusCode::CREATED, Json(body)).into_response())
 }
 
-async fn list(State(app): State<Arc<App>>) -> Json<Value> {
+async fn list(State(app): State<Arc<Service>>) -> Json<Value> {
     let pools = app.fleet.pools().into_iter().map(|pool| PoolInfo::of(pool, &app.installation));
     Json(json!({"pools": pools.collect::<Vec<_>>()}))
 }
 
-async fn one(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<PoolInfo>> {
+async fn one(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<PoolInfo>> {
     Ok(Json(PoolInfo::of(find(&app, &text)?, &app.installation)))
 }
 
 /// What is not said is as in a new pool.
 async fn replace(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Place(text): Place,
     Body(wish): Body<Wish>,
 ) -> Result<Json<PoolInfo>> {
@@ -176,7 +176,7 @@ async fn replace(
     Ok(Json(PoolInfo::of(find(&app, &text)?, &app.installation)))
 }
 
-async fn delete(State(app): State<Arc<App>>, Place(text): Place) -> Result<Response> {
+async fn delete(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Response> {
     let pool = find(&app, &text)?;
     if !pool.claimed.is_empty() {
         let text = format!("{} sandboxes of pool {} are in use", pool.claimed.len(), pool.name);
@@ -204,7 +204,7 @@ struct Claimed {
 }
 
 async fn claim(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Place(text): Place,
     address: Address,
     Patience(patience): Patience,

@@ -10,14 +10,14 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::app::App;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::Secret;
 use torpor_protocol::{ErrorCode, SecretName};
+use torpor_service::Service;
 
 use super::extract::{Body, Place};
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/secrets", get(list).post(create))
         .route("/secrets/{secret}", get(one).delete(delete))
@@ -65,22 +65,22 @@ fn missing(name: &str) -> ApiError {
     StoreError::NoSuchSecret(name.chars().take(80).collect()).into()
 }
 
-async fn find(app: &App, name: &str) -> Result<Secret> {
+async fn find(app: &Service, name: &str) -> Result<Secret> {
     let parsed: SecretName = name.parse().map_err(|_| missing(name))?;
     app.vault.find(&parsed).await?.ok_or_else(|| missing(name))
 }
 
-pub(super) async fn remove(app: &App, name: &str) -> Result<()> {
+pub(super) async fn remove(app: &Service, name: &str) -> Result<()> {
     let parsed: SecretName = name.parse().map_err(|_| missing(name))?;
     if app.vault.remove(&parsed).await? { Ok(()) } else { Err(missing(name)) }
 }
 
-async fn list(State(app): State<Arc<App>>) -> Result<Json<Vec<Info>>> {
+async fn list(State(app): State<Arc<Service>>) -> Result<Json<Vec<Info>>> {
     let secrets = app.vault.list().await?;
     Ok(Json(secrets.into_iter().map(Info::from).collect()))
 }
 
-async fn create(State(app): State<Arc<App>>, Body(given): Body<Given>) -> Result<Response> {
+async fn create(State(app): State<Arc<Service>>, Body(given): Body<Given>) -> Result<Response> {
     let (name, value) = (given.name()?, given.value()?);
     if app.vault.find(&name).await?.is_some() {
         let text = format!("there is a secret {name} already");
@@ -90,12 +90,12 @@ async fn create(State(app): State<Arc<App>>, Body(given): Body<Given>) -> Result
     Ok((StatusCode::CREATED, Json(Info::from(secret))).into_response())
 }
 
-async fn one(State(app): State<Arc<App>>, Place(name): Place) -> Result<Json<Info>> {
+async fn one(State(app): State<Arc<Service>>, Place(name): Place) -> Result<Json<Info>> {
     Ok(Json(find(&app, &name).await?.into()))
 }
 
 async fn change(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Place(name): Place,
     Body(given): Body<Given>,
 ) -> Result<Response> {
@@ -104,7 +104,7 @@ async fn change(
     Ok((StatusCode::CREATED, Json(Info::from(secret))).into_response())
 }
 
-async fn delete(State(app): State<Arc<App>>, Place(name): Place) -> Result<Response> {
+async fn delete(State(app): State<Arc<Service>>, Place(name): Place) -> Result<Response> {
     remove(&app, &name).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

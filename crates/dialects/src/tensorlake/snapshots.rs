@@ -11,12 +11,12 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::app::App;
-use torpor_daemon::calls;
 use torpor_lifecycle::ledger::{ArchiveLedger as _, SnapshotFilter};
 use torpor_protocol::{
     ErrorCode, SandboxId, SandboxRef, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
 };
+use torpor_service::Service;
+use torpor_service::calls;
 
 use super::NAMESPACE;
 use super::extract::{Body, Place};
@@ -24,7 +24,7 @@ use super::gate::{Named, find};
 use super::sandboxes::refuse_unborn;
 use super::wish::shown_image;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/sandboxes/{sandbox}/snapshot", post(take))
         .route("/sandboxes/{sandbox}/snapshots", get(list_of_sandbox))
@@ -81,7 +81,7 @@ struct List {
 }
 
 async fn take(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Body(wish): Body<Wish>,
 ) -> Result<Response> {
@@ -92,18 +92,21 @@ async fn take(
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }
 
-async fn list(State(app): State<Arc<App>>) -> Result<Json<List>> {
+async fn list(State(app): State<Arc<Service>>) -> Result<Json<List>> {
     listed(&app, SnapshotFilter::default()).await
 }
 
-async fn listed(app: &App, filter: SnapshotFilter) -> Result<Json<List>> {
+async fn listed(app: &Service, filter: SnapshotFilter) -> Result<Json<List>> {
     let all = app.fleet.snapshots(&filter, None, usize::MAX).await?;
     let snapshots = all.into_iter().map(|record| record.snapshot.into()).collect();
     Ok(Json(List { snapshots, cursor: None }))
 }
 
 /// Also of a sandbox that is gone.
-async fn list_of_sandbox(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<List>> {
+async fn list_of_sandbox(
+    State(app): State<Arc<Service>>,
+    Place(text): Place,
+) -> Result<Json<List>> {
     let id = match find(&app, &text) {
         Ok(sandbox) => sandbox.id().clone(),
         Err(missing) => gone(&app, &text).await?.ok_or(missing)?,
@@ -116,7 +119,7 @@ fn of_sandbox(id: SandboxId) -> SnapshotFilter {
 }
 
 /// A sandbox that is remembered, by the archive or by a snapshot.
-async fn gone(app: &App, text: &str) -> Result<Option<SandboxId>> {
+async fn gone(app: &Service, text: &str) -> Result<Option<SandboxId>> {
     let Ok(SandboxRef::Id(id)) = text.parse() else { return Ok(None) };
     if app.ledger.find_archived(&id).await?.is_some() {
         return Ok(Some(id));
@@ -125,12 +128,12 @@ async fn gone(app: &App, text: &str) -> Result<Option<SandboxId>> {
     Ok((!snapshots.is_empty()).then_some(id))
 }
 
-async fn one(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<SnapshotInfo>> {
+async fn one(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<SnapshotInfo>> {
     let record = app.fleet.find_snapshot(&reference(&text)?).await?;
     Ok(Json(record.snapshot.into()))
 }
 
-async fn delete(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<Value>> {
+async fn delete(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<Value>> {
     app.fleet.erase_snapshot(&reference(&text)?).await?;
     Ok(Json(json!({"snapshot_id": text})))
 }

@@ -6,12 +6,12 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::app::App;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::{DEFAULT_IMAGE, Resize, Standby};
 use torpor_protocol::{
     Destination, ErrorCode, Lifetime, Network, PortAccess, SandboxSpec, WebRule,
 };
+use torpor_service::Service;
 
 use super::images::alias;
 
@@ -32,7 +32,7 @@ pub(super) fn unsupported(text: impl Into<String>) -> ApiError {
 // === Image ===
 
 /// The image here that is asked for; `None`: our default.
-pub(super) async fn image(app: &App, asked: Option<String>) -> Result<Option<String>> {
+pub(super) async fn image(app: &Service, asked: Option<String>) -> Result<Option<String>> {
     let Some(asked) = asked else { return Ok(None) };
     let asked = asked.to_ascii_lowercase();
     let Some(stands_for_it) = alias(&asked) else { return Ok(Some(asked)) };

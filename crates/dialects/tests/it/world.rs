@@ -11,10 +11,10 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use torpor_daemon::pressure::Reading;
 use torpor_daemon::{Config, Parts, ServeError, ShutdownMode, serve_with};
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_protocol::SandboxId;
+use torpor_service::pressure::Reading;
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
 
 use crate::client::{Answer, Ask, PATIENCE};

@@ -23,11 +23,9 @@
 //! and after. Where a daemon was killed between the two marks the kernel is looked at
 //! (see `stacks`); outside of them the count is known: 1 if paused, else 0. A save changes the count
 //! by nothing, whoever is there to hear of its end.
-//!
-//! Every call runs to its end as a task of its own, one at a time, whether somebody waits or not.
 
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -35,15 +33,19 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
-use torpor_lifecycle::engine::EngineError;
+use torpor_lifecycle::engine::{EngineError, Saved};
+use torpor_protocol::Resources;
 
 use super::build::Halt;
 use super::layout::MachineDir;
+use super::resize::resize;
 use super::sentry;
 use super::stacks::{self, Seen};
 use super::urpc::{Urpc, UrpcError};
+use crate::disk::ScratchDisk;
+use crate::host::Control;
 use crate::limits::Group;
-use crate::machines::{Mark, MarkFile};
+use crate::machines::{MachineId, Mark, MarkFile, Record};
 
 /// Every task of the guest has to come to a halt; a host may be busy.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
@@ -53,11 +55,13 @@ const SETTLE_MAX: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
-pub(super) struct Control {
+pub(super) struct KernelControl {
+    pub(super) id: MachineId,
     socket: PathBuf,
     /// The process of the kernel.
     sentry: i32,
-    group: Group,
+    pub(super) group: Group,
+    disk: ScratchDisk,
     halt: Halt,
     mark: Mark,
     mark_file: MarkFile,
@@ -65,29 +69,12 @@ pub(super) struct Control {
     paused: Arc<AtomicBool>,
 }
 
-impl Control {
-    pub(super) fn new(
-        dir: &MachineDir,
-        sentry: i32,
-        group: Group,
-        halt: Halt,
-        (file, mark): (MarkFile, Mark),
-    ) -> Self {
-        let paused = Arc::new(AtomicBool::new(mark.stands()));
-        let socket = dir.control_socket.clone();
-        Self { socket, sentry, group, halt, mark, mark_file: file, connection: None, paused }
-    }
-
-    /// Whether it is paused, for whoever can't wait for a turn.
-    pub(super) fn paused(&self) -> Arc<AtomicBool> {
+impl Control for KernelControl {
+    fn paused(&self) -> Arc<AtomicBool> {
         self.paused.clone()
     }
 
-    pub(super) fn group(&self) -> &Group {
-        &self.group
-    }
-
-    pub(super) async fn pause(&mut self) -> Result<(), EngineError> {
+    async fn pause(&mut self) -> Result<(), EngineError> {
         self.settle().await?;
         match self.mark {
             Mark::Frozen | Mark::Paused => Ok(()),
@@ -101,7 +88,7 @@ impl Control {
         }
     }
 
-    pub(super) async fn resume(&mut self) -> Result<(), EngineError> {
+    async fn resume(&mut self) -> Result<(), EngineError> {
         self.settle().await?;
         match self.mark {
             Mark::Running | Mark::Pausing | Mark::Resuming => Ok(()),
@@ -112,6 +99,51 @@ impl Control {
                 self.thaw()
             }
             Mark::Paused => self.release().await,
+        }
+    }
+
+    async fn take_over(&mut self) -> Result<(), EngineError> {
+        self.settle().await?;
+        match self.mark {
+            Mark::Frozen | Mark::Paused => self.freeze().await,
+            Mark::Running | Mark::Pausing | Mark::Resuming => self.thaw(),
+        }
+    }
+
+    async fn save(&mut self, into: &Path) -> Result<Saved, EngineError> {
+        self.save_files(into).await
+    }
+
+    /// Processor time, memory and tasks; a disk keeps its size. What the guest shows of itself
+    /// (`nproc`, the total in `/proc/meminfo`, the size of `/dev/shm`) stays as it was when its machine
+    /// was started, and its kernel schedules for as many processors as it had then.
+    async fn set_resources(&mut self, resources: Resources) -> Result<(), EngineError> {
+        let (group, disk) = (self.group.clone(), self.disk.clone());
+        spawn_blocking(move || resize(&group, &disk, &resources))
+            .await
+            .map_err(EngineError::failed("change the machine's resources"))?
+    }
+}
+
+impl KernelControl {
+    pub(super) fn new(
+        record: &Record,
+        dir: &MachineDir,
+        group: Group,
+        halt: Halt,
+        (mark_file, mark): (MarkFile, Mark),
+    ) -> Self {
+        Self {
+            id: record.id.clone(),
+            socket: dir.control_socket.clone(),
+            sentry: record.process.pid,
+            group,
+            disk: ScratchDisk::open(&dir.disk_image, &dir.disk),
+            halt,
+            mark,
+            mark_file,
+            connection: None,
+            paused: Arc::new(AtomicBool::new(mark.stands())),
         }
     }
 
@@ -159,15 +191,6 @@ impl Control {
             return Err(EngineError::failed("pause the machine")(error));
         }
         self.set_mark(Mark::Paused)
-    }
-
-    /// Takes over what an earlier daemon left: it is then running, or stopped and frozen.
-    pub(super) async fn take_over(&mut self) -> Result<(), EngineError> {
-        self.settle().await?;
-        match self.mark {
-            Mark::Frozen | Mark::Paused => self.freeze().await,
-            Mark::Running | Mark::Pausing | Mark::Resuming => self.thaw(),
-        }
     }
 
     /// Brings it from whatever its mark says to running, frozen or paused.

@@ -18,23 +18,23 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::build::remove_state;
+use crate::directory;
 use crate::disk::ScratchDisk;
-use crate::machines::{Files, MARK, MachineId, RECORD, absent, remove_if_empty};
-
-/// Longest runtime directory, with the tag: a unix socket's path has at most 107 bytes, and the longest of ours
-/// is `runsc/runsc-<id>.sock`.
-pub(super) const RUNTIME_DIR_MAX: usize = 64;
-
-pub(super) const MACHINES_DIR: &str = "machines";
+use crate::host::HostConfig;
+use crate::machines::{Files, MARK, MachineId, absent, remove_if_empty};
 
 #[derive(Debug, Clone)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     /// Of this installation alone.
-    pub(super) runtime_dir: PathBuf,
-    pub(super) scratch_dir: PathBuf,
+    runtime_dir: PathBuf,
+    scratch_dir: PathBuf,
 }
 
 impl Layout {
+    pub(crate) fn of(config: &HostConfig) -> Self {
+        Self { runtime_dir: config.dir(), scratch_dir: config.scratch_dir.clone() }
+    }
+
     pub(super) fn empty_root(&self) -> PathBuf {
         self.runtime_dir.join("root")
     }
@@ -44,7 +44,7 @@ impl Layout {
     }
 
     /// Directories in the runtime directory that nobody else uses.
-    pub(super) fn own_dirs(&self) -> [PathBuf; 3] {
+    fn own_dirs(&self) -> [PathBuf; 3] {
         [self.empty_root(), self.runsc_root(), self.machines()]
     }
 
@@ -56,7 +56,6 @@ impl Layout {
             entry: dir.join("enter.json"),
             pid: dir.join("pid"),
             panic_log: dir.join("panic.log"),
-            record: dir.join(RECORD),
             mark: dir.join(MARK),
             disk: dir.join("disk"),
             disk_image: self.scratch_dir.join(format!("{id}.img")),
@@ -73,7 +72,7 @@ impl Layout {
 
 impl Files for Layout {
     fn machines(&self) -> PathBuf {
-        self.runtime_dir.join(MACHINES_DIR)
+        self.runtime_dir.join("machines")
     }
 
     fn scratch(&self) -> &Path {
@@ -82,6 +81,16 @@ impl Files for Layout {
 
     fn keeper_socket(&self) -> PathBuf {
         self.runtime_dir.join("keeper.sock")
+    }
+
+    fn make(&self) -> io::Result<()> {
+        self.own_dirs().iter().try_for_each(|dir| directory::private(dir))
+    }
+
+    fn disk_bytes(&self, id: &MachineId) -> u64 {
+        let MachineDir { disk_image, disk, .. } = self.machine(id);
+        // Unmounted is unused.
+        ScratchDisk::open(&disk_image, &disk).used_bytes().unwrap_or(0)
     }
 
     fn remove(&self, id: &MachineId) -> io::Result<()> {
@@ -111,7 +120,6 @@ pub(super) struct MachineDir {
     pub(super) entry: PathBuf,
     pub(super) pid: PathBuf,
     pub(super) panic_log: PathBuf,
-    pub(super) record: PathBuf,
     pub(super) mark: PathBuf,
     pub(super) disk: PathBuf,
     pub(super) disk_image: PathBuf,

@@ -1,17 +1,15 @@
 //! Why a sandbox of runsc ended, for people.
 
 use std::io::Read;
-use std::time::Duration;
 
 use torpor_protocol::Excerpt;
 
 use super::layout::MachineDir;
+use crate::host::REAP_MAX;
 use crate::keeper::{Ended, Keeper};
 use crate::limits::Group;
 use crate::machines::Record;
 
-/// From the end to the last trace of the process; it takes 10 to 50 ms.
-pub(super) const REAP_MAX: Duration = Duration::from_secs(10);
 /// How much of a crash report is read: the reason stands at its head.
 const PANIC_MAX: u64 = 64 * 1024;
 

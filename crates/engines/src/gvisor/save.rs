@@ -14,9 +14,11 @@ use tokio::time::Instant;
 use torpor_lifecycle::engine::{EngineError, Saved};
 use torpor_protocol::snapshot::SavedProcess;
 
-use super::control::Control;
+use super::control::KernelControl;
 use super::saved;
-use crate::machines::MachineId;
+use super::start::end_gofer;
+use super::urpc::UrpcError;
+use crate::host::{Control, not_saved};
 
 /// The kernel's objects, where each page of memory is, and the pages: in the order in which runsc
 /// wants them.
@@ -26,26 +28,23 @@ pub(super) const FILES: [&str; 3] = ["checkpoint.img", "pages_meta.img", "pages.
 const SAVE_MAX: Duration = Duration::from_secs(600);
 /// A list that the kernel has at hand.
 const LIST_MAX: Duration = Duration::from_secs(10);
-/// Less room than this on a disk is none.
-const ROOM_MIN: u64 = 1 << 20;
 
-impl Control {
-    /// Saves the guest into the empty directory `into`. It stays paused if it was, and goes on if it
-    /// ran; also on `Err`.
-    pub(super) async fn save(&mut self, id: &MachineId, into: &Path) -> Result<Saved, EngineError> {
+impl KernelControl {
+    pub(super) async fn save_files(&mut self, into: &Path) -> Result<Saved, EngineError> {
+        end_gofer(&self.group);
         let direct = self.writes_around_the_cache();
         let [graph, meta, pages] = FILES.map(|name| into.join(name));
-        let graph = create(&graph, false).map_err(|error| failed(error, into))?;
-        let meta = create(&meta, false).map_err(|error| failed(error, into))?;
-        let pages = create(&pages, direct).map_err(|error| failed(error, into))?;
+        let graph = create(&graph, false).map_err(|error| not_saved(error, into))?;
+        let meta = create(&meta, false).map_err(|error| not_saved(error, into))?;
+        let pages = create(&pages, direct).map_err(|error| not_saved(error, into))?;
         let saved = self.with_kernel(async |control, stood_still| {
-            let processes = control.call("containerManager.Processes", id, &[], LIST_MAX).await;
+            let processes = control.processes().await;
             let fds = [graph.as_fd(), meta.as_fd(), pages.as_fd()];
             let begun = Instant::now();
             let method = "containerManager.Checkpoint";
             let saved = control.call_last(method, arg(), &fds, SAVE_MAX).await;
             let stood = begun.elapsed();
-            saved.map_err(|error| failed(error, into))?;
+            saved.map_err(|error| not_saved(error, into))?;
             let pause = if stood_still { Duration::ZERO } else { stood };
             // For people only: what can't be had is left out.
             Ok(Saved { pause, processes: parse(processes.unwrap_or_default()) })
@@ -57,11 +56,16 @@ impl Control {
         Ok(saved)
     }
 
+    async fn processes(&mut self) -> Result<Value, UrpcError> {
+        let id = self.id.clone();
+        self.call("containerManager.Processes", id, &[], LIST_MAX).await
+    }
+
     /// What the kernel writes counts as the machine's memory until it is on disk: where that does not
     /// fit beside the guest, every page would wait for another one's way to the disk. And while the
     /// guest stands still anyway it costs less so.
     fn writes_around_the_cache(&self) -> bool {
-        let group = self.group();
+        let group = &self.group;
         group.memory_room() < group.memory_bytes() || self.paused().load(Ordering::Acquire)
     }
 }
@@ -90,17 +94,6 @@ fn create(path: &Path, direct: bool) -> io::Result<File> {
         }
         opened => opened,
     }
-}
-
-/// Tells a full disk from the rest: the kernel's words are not always about what was wrong.
-fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>, into: &Path) -> EngineError {
-    let error = error.into();
-    let full = rustix::fs::statvfs(into)
-        .is_ok_and(|fs| fs.f_bavail.saturating_mul(fs.f_frsize) < ROOM_MIN);
-    if full || error.to_string().contains("no space left") {
-        return EngineError::DiskFull(format!("the machine could not be saved: {error}"));
-    }
-    EngineError::failed("save the machine")(error)
 }
 
 /// A process as runsc tells it.

@@ -1,15 +1,9 @@
-//! From a shell to a machine: a guest is put into it, from its image or from a save.
-//!
-//! Runs as a task of its own, so that whoever asked may go away at any moment: between two steps it
-//! looks whether somebody still waits, and clears up if not.
-//!
-//! The record names the sandbox before the guest executes its first instruction; the mark says when
-//! the machine is whole.
+//! From a container to a machine: a guest is put into it, from its image or from a save.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,17 +12,17 @@ use serde_json::Value;
 use tokio::time::Instant;
 use torpor_lifecycle::engine::{BootPlan, EngineError};
 
-use super::Host;
 use super::build::{Build, of_another_build, unknown_method};
-use super::control::Control;
+use super::container::{Container, ContainerSpec};
+use super::control::KernelControl;
 use super::image;
 use super::links::links_and_routes;
-use super::machine::{GvisorMachine, Parts};
 use super::report;
 use super::save;
 use super::sentry;
-use super::shell::{Make, Shell, still};
 use super::urpc::{Urpc, UrpcError};
+use super::{Runsc, channel_of};
+use crate::host::{HostMachine, Origin, Parts, Shared, Steps, Wanted, still};
 use crate::limits::Group;
 use crate::machines::{MachineId, Mark, MarkFile, Record};
 
@@ -38,20 +32,9 @@ const CALL_MAX: Duration = Duration::from_secs(30);
 /// restore that is stuck is cleared up before the next attempt.
 const RESTORE_MAX: Duration = Duration::from_secs(110);
 
-/// What a guest begins from.
-#[derive(Debug, Clone)]
-pub(super) enum Origin {
-    /// The agent of the image.
-    Image,
-    /// What was saved into this directory.
-    Save(PathBuf),
-}
-
-type Steps = Vec<(&'static str, Duration)>;
-
 /// A machine that is being started.
 pub(super) struct Start<'a> {
-    pub(super) host: &'a Arc<Host>,
+    pub(super) host: &'a Arc<Shared<Runsc>>,
     pub(super) plan: &'a BootPlan,
     pub(super) build: &'a Arc<Build>,
     pub(super) origin: &'a Origin,
@@ -59,59 +42,45 @@ pub(super) struct Start<'a> {
 
 impl Start<'_> {
     /// Goes through all steps; on `Err` nothing is left.
-    pub(super) async fn run(
-        &self,
-        wanted: impl Fn() -> bool,
-    ) -> Result<GvisorMachine, EngineError> {
-        let (shell, mut steps) = self.shell(&wanted).await?;
-        let id = shell.id.clone();
-        let started = self.fill(shell, &wanted, &mut steps).await;
-        match &started {
-            Ok(_) => tracing::info!(sandbox = %self.plan.id, %id, ?steps, "machine started"),
-            Err(error) => {
-                tracing::debug!(sandbox = %self.plan.id, %id, %error, "clearing up");
-                self.host.clear_up(&id).await;
-                self.host.roll.forget(&self.plan.id, &id);
-            }
-        }
-        Ok(started?.started_in(steps))
+    pub(super) async fn run(&self, wanted: Wanted<'_>) -> Result<HostMachine<Runsc>, EngineError> {
+        let (container, mut steps) = self.container(wanted).await?;
+        let id = container.id.clone();
+        let started = self.fill(container, wanted, &mut steps).await;
+        self.host.finish_start(started, &id, Some(&self.plan.id), steps).await
     }
 
     /// One that is ready, or else a new one.
-    async fn shell(&self, wanted: impl Fn() -> bool) -> Result<(Shell, Steps), EngineError> {
-        let (make, begun) = (Make::of(self.plan, self.build), Instant::now());
-        if let Some(shell) = self.host.ready_shell(&make).await {
-            return Ok((shell, vec![("shell", begun.elapsed())]));
+    async fn container(&self, wanted: Wanted<'_>) -> Result<(Container, Steps), EngineError> {
+        let (spec, begun) = (ContainerSpec::of(self.plan, self.build), Instant::now());
+        if let Some(container) = self.host.take_prepared(&spec).await {
+            return Ok((container, vec![("container", begun.elapsed())]));
         }
         let id = MachineId::random();
-        let made = Shell::make(self.host, id.clone(), make, true, wanted).await;
+        let made = Container::make(self.host, id.clone(), spec, true, wanted).await;
         if made.is_err() {
             self.host.clear_up(&id).await;
         }
-        made.map(|shell| {
-            let steps = shell.steps.clone();
-            (shell, steps)
+        made.map(|container| {
+            let steps = container.steps.clone();
+            (container, steps)
         })
     }
 
     async fn fill(
         &self,
-        shell: Shell,
-        wanted: impl Fn() -> bool,
+        container: Container,
+        wanted: Wanted<'_>,
         steps: &mut Steps,
-    ) -> Result<GvisorMachine, EngineError> {
-        let Shell { dir, group, slot, card, .. } = &shell;
+    ) -> Result<HostMachine<Runsc>, EngineError> {
+        let Container { dir, group, slot, card, .. } = &container;
         let record = Record {
             sandbox: Some(self.plan.id.clone()),
             network: self.plan.spec.network.clone(),
-            ..shell.record()
+            ..container.record()
         };
         let begun = Instant::now();
-        record.write(&dir.record).map_err(EngineError::failed("write the machine's record"))?;
-        self.host.roll.assign(&self.plan.id, &record.id);
-        // Shells have an open one; only the rarer wish costs anything.
-        let set = self.host.network.set_policy(slot, &self.plan.id, &record.network).await;
-        set.map_err(EngineError::failed("bound the machine's network"))?;
+        // Containers have an open network; only the rarer wish costs anything.
+        self.host.assign(&record, slot, &self.plan.id).await?;
         sentry::nudge(record.process.pid);
         let mut control = Urpc::connect(&dir.control_socket)
             .await
@@ -120,37 +89,32 @@ impl Start<'_> {
         let plugged = self.plug(&mut control, &links, card.as_fd()).await;
         plugged.map_err(EngineError::failed("plug in the machine's network card"))?;
         steps.push(("network", begun.elapsed()));
-        still(&wanted)?;
+        still(wanted)?;
 
         let begun = Instant::now();
         match self.origin {
             Origin::Image => {
-                self.boot(control, &shell, &record).await?;
+                self.boot(control, &container, &record).await?;
                 steps.push(("start", begun.elapsed()));
             }
-            Origin::Save(saved) => {
-                self.restore(control, &shell, &record, saved).await?;
+            Origin::Save { dir: saved, .. } => {
+                self.restore(control, &container, &record, saved).await?;
                 steps.push(("restore", begun.elapsed()));
             }
         }
         sentry::nudge(record.process.pid);
-        still(&wanted)?;
+        still(wanted)?;
         let mark = MarkFile::create(&dir.mark);
         let mark = (mark.map_err(EngineError::failed("mark the machine"))?, Mark::Running);
-        let (channel, pidfd) = self.connect(&record).await?;
-        let control = Control::new(
-            dir,
-            record.process.pid,
-            group.clone(),
-            self.build.generation.halt(),
-            mark,
-        );
-        let Shell { slot, group, .. } = shell;
-        GvisorMachine::new(
-            self.host.clone(),
-            Parts { record, slot, group, channel, pidfd, control },
-        )
-        .map_err(EngineError::failed("watch the machine"))
+        let channel = channel_of(self.host, &record.id).await?;
+        let pidfd = record.process.open().ok_or_else(|| {
+            EngineError::failed("start the machine")("the sandbox ended right after its start")
+        })?;
+        let halt = self.build.generation.halt();
+        let control = KernelControl::new(&record, dir, group.clone(), halt, mark);
+        let Container { slot, group, .. } = container;
+        let parts = Parts { record, slot, group, channel, pidfd, control };
+        HostMachine::new(self.host.clone(), parts)
     }
 
     /// Gives the machine its network, by the first call that its build knows.
@@ -174,7 +138,7 @@ impl Start<'_> {
     async fn boot(
         &self,
         control: Urpc,
-        Shell { dir, group, .. }: &Shell,
+        Container { dir, group, .. }: &Container,
         record: &Record,
     ) -> Result<(), EngineError> {
         let id = &record.id;
@@ -200,7 +164,7 @@ impl Start<'_> {
     async fn restore(
         &self,
         control: Urpc,
-        Shell { dir, group, .. }: &Shell,
+        Container { dir, group, .. }: &Container,
         record: &Record,
         saved: &Path,
     ) -> Result<(), EngineError> {
@@ -232,18 +196,6 @@ impl Start<'_> {
             Err(error) => error.into(),
         };
         Err(EngineError::failed("revive the guest")(why))
-    }
-
-    /// The daemon's end of the channel, and a hold on the process.
-    async fn connect(&self, record: &Record) -> Result<(OwnedFd, OwnedFd), EngineError> {
-        let channel = self.host.remains.keeper.channel(record.id.as_str()).await;
-        let channel = channel
-            .map_err(EngineError::failed("get the machine's channel"))?
-            .ok_or_else(|| EngineError::failed("get the machine's channel")("it is not held"))?;
-        let pidfd = record.process.open().ok_or_else(|| {
-            EngineError::failed("start the machine")("the sandbox ended right after its start")
-        })?;
-        Ok((channel, pidfd))
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) use paging::PagingOut;
 pub(crate) use place::Place;
 pub(crate) use record::{Mark, MarkFile, Process, Record};
 pub(crate) use remains::{Files, Remains, absent, remove_if_empty};
-pub(crate) use roll::Roll;
+pub(crate) use roll::{Roll, left_in};
 pub(crate) use root::check_root;
 pub(crate) use turns::{Turn, Turns};
 pub(crate) use unclaimed::{Removable, Unclaimed};

@@ -24,19 +24,25 @@ pub(crate) trait Files: Clone + Send + Sync + 'static {
     /// The directory of all that is large, named after its machine.
     fn scratch(&self) -> &Path;
     fn keeper_socket(&self) -> PathBuf;
+    /// Makes the directories that are this engine's alone.
+    fn make(&self) -> io::Result<()>;
+    /// What the machine's disk takes on the host; 0 if it has none.
+    fn disk_bytes(&self, id: &MachineId) -> u64;
     /// Removes what a machine has beside its directory. It is dead; what is gone already is fine.
     fn remove(&self, id: &MachineId) -> io::Result<()>;
     /// Removes what all machines share, beside the keeper.
     fn remove_shared(&self) -> io::Result<()>;
 }
 
-/// What it takes to find everything of an installation.
+/// What it takes to find everything that an engine of an installation has.
 #[derive(Debug)]
 pub(crate) struct Remains<F> {
     pub(crate) layout: F,
     pub(crate) tag: String,
     pub(crate) hierarchy: Hierarchy,
     pub(crate) keeper: Keeper,
+    /// Where the other engines of the installation have the directories of their machines.
+    pub(crate) others: Vec<PathBuf>,
 }
 
 impl<F: Files> Remains<F> {
@@ -44,13 +50,17 @@ impl<F: Files> Remains<F> {
         Group::open(&self.hierarchy, &self.tag, id.as_str())
     }
 
-    /// Every machine of which something is on this host.
+    /// Every machine of this engine of which something is on this host, and what is of none.
     pub(crate) async fn ids(&self) -> BTreeSet<MachineId> {
         let mut ids = BTreeSet::new();
-        ids.extend(ids_in(&self.layout.machines()));
         ids.extend(ids_in(self.layout.scratch()));
         let groups = limits::list(&self.hierarchy, &self.tag);
         ids.extend(groups.iter().filter_map(|id| id.parse().ok()));
+        // Looked at last: a machine's directory is made first.
+        for id in self.others.iter().flat_map(|machines| ids_in(machines)) {
+            ids.remove(&id);
+        }
+        ids.extend(ids_in(&self.layout.machines()));
         let held = self.keeper.list().await.unwrap_or_default();
         ids.extend(held.iter().filter_map(|id| id.parse().ok()));
         ids
@@ -64,7 +74,7 @@ impl<F: Files> Remains<F> {
     }
 
     /// Whether it was prepared ahead and nobody has it.
-    pub(crate) fn is_shell(&self, id: &MachineId) -> bool {
+    pub(crate) fn is_unowned(&self, id: &MachineId) -> bool {
         let record = self.layout.machines().join(id.as_str()).join(RECORD);
         Record::read(&record).is_some_and(|record| record.sandbox.is_none())
     }
@@ -113,6 +123,14 @@ impl<F: Files> Remains<F> {
             outcome = outcome.and(done);
         }
         outcome
+    }
+
+    /// Clears all there is; returns how many there were.
+    pub(crate) async fn clear_everything(self: &Arc<Self>) -> Result<usize, EngineError> {
+        let ids = self.ids().await;
+        let count = ids.len();
+        self.clear_all(ids).await?;
+        Ok(count)
     }
 
     /// Removes what all machines share. Only when none is left.

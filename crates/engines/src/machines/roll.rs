@@ -11,22 +11,27 @@ use super::record::Record;
 use super::{MARK, RECORD, ids_in};
 use crate::network::Left;
 
+/// What those machines reach that live.
+pub(crate) fn left_in(dir: &Path) -> Vec<Left> {
+    let record = |id: MachineId| Record::read(&dir.join(id.as_str()).join(RECORD));
+    let records = ids_in(dir).into_iter().filter_map(record);
+    // The slot of a dead one may be somebody else's by now.
+    let living = records.filter(|record| record.process.open().is_some());
+    let left = |Record { slot, sandbox, network: policy, .. }| Left { slot, sandbox, policy };
+    living.map(left).collect()
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Roll(Mutex<HashMap<SandboxId, MachineId>>);
 
 impl Roll {
-    /// What earlier daemons left; and what those machines reach that live.
-    pub(crate) fn read(dir: &Path) -> (Self, Vec<Left>) {
-        let (mut machines, mut left) = (HashMap::new(), Vec::new());
+    /// What earlier daemons left.
+    pub(crate) fn read(dir: &Path) -> Self {
+        let mut machines = HashMap::new();
         for id in ids_in(dir) {
             let files = dir.join(id.as_str());
-            let Some(record) = Record::read(&files.join(RECORD)) else { continue };
-            // The slot of a dead one may be somebody else's by now.
-            if record.process.open().is_some() {
-                let (slot, policy) = (record.slot, record.network);
-                left.push(Left { slot, sandbox: record.sandbox.clone(), policy });
-            }
-            let Some(sandbox) = record.sandbox else { continue };
+            let record = Record::read(&files.join(RECORD));
+            let Some(sandbox) = record.and_then(|record| record.sandbox) else { continue };
             // A start that was cut off never hides a machine that is whole.
             if files.join(MARK).exists() {
                 machines.insert(sandbox, id);
@@ -34,7 +39,7 @@ impl Roll {
                 machines.entry(sandbox).or_insert(id);
             }
         }
-        (Self(Mutex::new(machines)), left)
+        Self(Mutex::new(machines))
     }
 
     pub(crate) fn machine_of(&self, sandbox: &SandboxId) -> Option<MachineId> {

@@ -4,8 +4,6 @@
 //! A machine is paused in two steps: its QEMU is told to stop the guest, and then frozen by its cgroup, as
 //! it would wake up now and then for nothing. To be saved its QEMU must run, and the guest still
 //! executes nothing. What is marked is only whether it is paused: telling a QEMU twice does no harm.
-//!
-//! Every call runs to its end as a task of its own, one at a time, whether somebody waits or not.
 
 use std::fs::File;
 use std::io;
@@ -17,19 +15,20 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 use torpor_lifecycle::engine::{EngineError, Saved};
+use torpor_protocol::Resources;
 use torpor_qemu::memory::{GuestMemory, bytes_of};
 use torpor_qemu::monitor::Monitor;
 use torpor_qemu::unit::{self, About, UnitId};
 
+use super::Qemu;
 use super::layout::MachineDir;
 use super::start::READERS;
-use crate::limits::Group;
+use crate::host::{Backend, Control, not_saved};
+use crate::limits::{Group, Limits};
 use crate::machines::{Mark, MarkFile};
 
 /// How long a QEMU may take to answer at its control socket; a host may be busy.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// Less room than this on a disk is none.
-const ROOM_MIN: u64 = 1 << 20;
 
 /// How a machine is saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +40,7 @@ pub(super) enum Keep {
 }
 
 #[derive(Debug)]
-pub(super) struct Control {
+pub(super) struct QemuControl {
     dir: MachineDir,
     pid: i32,
     /// What it began from, and what its saves are of.
@@ -54,7 +53,78 @@ pub(super) struct Control {
     paused: Arc<AtomicBool>,
 }
 
-impl Control {
+impl Control for QemuControl {
+    fn paused(&self) -> Arc<AtomicBool> {
+        self.paused.clone()
+    }
+
+    async fn pause(&mut self) -> Result<(), EngineError> {
+        if self.stands() {
+            return Ok(());
+        }
+        self.stop().await?;
+        let paused = match self.freeze().await {
+            Ok(()) => self.set_mark(Mark::Frozen),
+            Err(error) => Err(error),
+        };
+        if paused.is_err() {
+            self.thaw()?;
+            self.let_go().await?;
+        }
+        paused
+    }
+
+    async fn resume(&mut self) -> Result<(), EngineError> {
+        if !self.stands() {
+            return Ok(());
+        }
+        // Marked while it is frozen: from here on it may run.
+        self.set_mark(Mark::Running)?;
+        self.thaw()?;
+        self.let_go().await
+    }
+
+    async fn take_over(&mut self) -> Result<(), EngineError> {
+        if self.stands() {
+            return self.freeze().await;
+        }
+        self.thaw()?;
+        // It may have been left in the middle of a save.
+        self.let_go().await
+    }
+
+    async fn save(&mut self, into: &Path) -> Result<Saved, EngineError> {
+        self.save_as(into, Keep::Little).await
+    }
+
+    /// Processor time up to as many processors as the guest has; memory and disk are built in.
+    async fn set_resources(&mut self, resources: Resources) -> Result<(), EngineError> {
+        let About { memory_bytes, disk_bytes, cpus, .. } = self.about;
+        let (memory, disk) = (memory_bytes >> 20, disk_bytes >> 20);
+        if resources.memory_mib != memory {
+            return Err(cant(format!("change the memory of a sandbox, which is {memory} MiB")));
+        }
+        if resources.disk_mib != disk {
+            return Err(cant(format!("change the disk of a sandbox, which is {disk} MiB")));
+        }
+        if resources.cpus > f64::from(cpus) {
+            return Err(cant(format!("give a sandbox more than its {cpus} processors")));
+        }
+        let (group, cpu_micros) = (self.group.clone(), Limits::of(&resources).cpu_micros);
+        let bounded = spawn_blocking(move || {
+            let limits = group.limits()?;
+            group.bound(&Limits { cpu_micros, ..limits })
+        });
+        let what = "change the machine's resources";
+        bounded.await.map_err(EngineError::failed(what))?.map_err(EngineError::failed(what))
+    }
+}
+
+fn cant(what: String) -> EngineError {
+    EngineError::Unsupported { engine: Qemu::KIND, what }
+}
+
+impl QemuControl {
     pub(super) fn new(
         dir: &MachineDir,
         pid: i32,
@@ -72,59 +142,8 @@ impl Control {
         Self { monitor: Some(monitor), stopped: Some(false), ..self }
     }
 
-    /// Whether it is paused, for whoever can't wait for a turn.
-    pub(super) fn paused(&self) -> Arc<AtomicBool> {
-        self.paused.clone()
-    }
-
-    /// How many processors the guest has.
-    pub(super) fn processors(&self) -> u32 {
-        self.about.cpus
-    }
-
-    /// What the guest has of memory and disk.
-    pub(super) fn sizes(&self) -> (u64, u64) {
-        (self.about.memory_bytes, self.about.disk_bytes)
-    }
-
     fn stands(&self) -> bool {
         self.paused.load(Ordering::Acquire)
-    }
-
-    pub(super) async fn pause(&mut self) -> Result<(), EngineError> {
-        if self.stands() {
-            return Ok(());
-        }
-        self.stop().await?;
-        let paused = match self.freeze().await {
-            Ok(()) => self.set_mark(Mark::Frozen),
-            Err(error) => Err(error),
-        };
-        if paused.is_err() {
-            self.thaw()?;
-            self.let_go().await?;
-        }
-        paused
-    }
-
-    pub(super) async fn resume(&mut self) -> Result<(), EngineError> {
-        if !self.stands() {
-            return Ok(());
-        }
-        // Marked while it is frozen: from here on it may run.
-        self.set_mark(Mark::Running)?;
-        self.thaw()?;
-        self.let_go().await
-    }
-
-    /// Takes over what an earlier daemon left: it is then running, or frozen.
-    pub(super) async fn take_over(&mut self) -> Result<(), EngineError> {
-        if self.stands() {
-            return self.freeze().await;
-        }
-        self.thaw()?;
-        // It may have been left in the middle of a save.
-        self.let_go().await
     }
 
     /// Has QEMU run the guest, unless it is known to.
@@ -146,9 +165,8 @@ impl Control {
         Ok(())
     }
 
-    /// Saves the guest into the empty directory `into`. It stays paused if it was, and goes on if it
-    /// ran; also on `Err`.
-    pub(super) async fn save(&mut self, into: &Path, keep: Keep) -> Result<Saved, EngineError> {
+    /// See [`Control::save`].
+    pub(super) async fn save_as(&mut self, into: &Path, keep: Keep) -> Result<Saved, EngineError> {
         let stood = self.stands();
         if stood {
             self.thaw()?;
@@ -163,7 +181,7 @@ impl Control {
         let finished = spawn_blocking(move || finish(&into, &dir, taken)).await;
         finished
             .map_err(EngineError::failed("save the machine"))?
-            .map_err(|(error, into)| failed(error, &into))?;
+            .map_err(|(error, into)| not_saved(error, &into))?;
         Ok(Saved { pause, processes: Vec::new() })
     }
 
@@ -174,7 +192,7 @@ impl Control {
         let state = self.answered(state, "save the state of the machine")?;
         let work = Taking {
             about: About {
-                unit: UnitId::random().map_err(|error| failed(error, into))?,
+                unit: UnitId::random().map_err(|error| not_saved(error, into))?,
                 ..self.about.clone()
             },
             base: self.about.base.unwrap_or(self.about.unit),
@@ -186,7 +204,9 @@ impl Control {
             state,
         };
         let taken = spawn_blocking(move || work.take()).await;
-        taken.map_err(EngineError::failed("save the machine"))?.map_err(|error| failed(error, into))
+        taken
+            .map_err(EngineError::failed("save the machine"))?
+            .map_err(|error| not_saved(error, into))
     }
 
     async fn monitor(&mut self) -> Result<&mut Monitor, EngineError> {
@@ -299,14 +319,4 @@ fn finish(into: &Path, dir: &MachineDir, taken: Taken) -> Result<(), (io::Error,
         unit::write_about(into, &about, None)
     })();
     done.map_err(|error| (error, into.to_owned()))
-}
-
-/// Tells a full disk from the rest.
-fn failed(error: io::Error, into: &Path) -> EngineError {
-    let full = rustix::fs::statvfs(into)
-        .is_ok_and(|fs| fs.f_bavail.saturating_mul(fs.f_frsize) < ROOM_MIN);
-    if full || error.kind() == io::ErrorKind::StorageFull {
-        return EngineError::DiskFull(format!("the machine could not be saved: {error}"));
-    }
-    EngineError::failed("save the machine")(error)
 }

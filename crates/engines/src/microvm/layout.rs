@@ -15,27 +15,31 @@
 //! ```
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::machines::{Files, MARK, MachineId, RECORD, absent, remove_if_empty};
-
-/// Longest runtime directory, with the tag: a unix socket's path has at most 107 bytes, and the longest
-/// of ours is `vm/machines/<id>/run/monitor`.
-pub(super) const RUNTIME_DIR_MAX: usize = 64;
+use crate::directory;
+use crate::host::HostConfig;
+use crate::machines::{Files, MARK, MachineId, absent, remove_if_empty};
 
 /// Beside what other engines have of the same installation.
-pub(super) const OWN_DIR: &str = "vm";
-pub(super) const MACHINES_DIR: &str = "machines";
+const OWN_DIR: &str = "vm";
+/// What files are counted in.
+const BLOCK: u64 = 512;
 
 #[derive(Debug, Clone)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     /// Of this engine and this installation alone.
-    pub(super) runtime_dir: PathBuf,
-    pub(super) scratch_dir: PathBuf,
-    pub(super) templates_dir: PathBuf,
+    runtime_dir: PathBuf,
+    scratch_dir: PathBuf,
 }
 
 impl Layout {
+    pub(crate) fn of(config: &HostConfig) -> Self {
+        let runtime_dir = config.dir().join(OWN_DIR);
+        Self { runtime_dir, scratch_dir: config.scratch_dir.clone() }
+    }
+
     pub(super) fn initramfs(&self) -> PathBuf {
         self.runtime_dir.join("initramfs")
     }
@@ -46,7 +50,6 @@ impl Layout {
         MachineDir {
             jail: dir.join("jail.json"),
             pid: dir.join("pid"),
-            record: dir.join(RECORD),
             mark: dir.join(MARK),
             root: dir.join("root"),
             monitor: run.join("monitor"),
@@ -61,7 +64,7 @@ impl Layout {
 
 impl Files for Layout {
     fn machines(&self) -> PathBuf {
-        self.runtime_dir.join(MACHINES_DIR)
+        self.runtime_dir.join("machines")
     }
 
     fn scratch(&self) -> &Path {
@@ -70,6 +73,16 @@ impl Files for Layout {
 
     fn keeper_socket(&self) -> PathBuf {
         self.runtime_dir.join("keeper.sock")
+    }
+
+    fn make(&self) -> io::Result<()> {
+        directory::private(&self.runtime_dir)?;
+        directory::private(&self.machines())
+    }
+
+    fn disk_bytes(&self, id: &MachineId) -> u64 {
+        let disk = std::fs::metadata(self.machine(id).disk);
+        disk.map_or(0, |disk| disk.blocks() * BLOCK)
     }
 
     fn remove(&self, id: &MachineId) -> io::Result<()> {
@@ -94,7 +107,6 @@ pub(super) struct MachineDir {
     pub(super) dir: PathBuf,
     pub(super) jail: PathBuf,
     pub(super) pid: PathBuf,
-    pub(super) record: PathBuf,
     pub(super) mark: PathBuf,
     pub(super) root: PathBuf,
     pub(super) run: PathBuf,

@@ -1,15 +1,11 @@
 //! Why a QEMU ended, for people.
 
-use std::time::Duration;
-
 use torpor_protocol::Excerpt;
 
+use crate::host::REAP_MAX;
 use crate::keeper::{Ended, Keeper};
 use crate::limits::Group;
 use crate::machines::Record;
-
-/// From the end to the last trace of the process; it has all of the guest's memory to give back.
-pub(super) const REAP_MAX: Duration = Duration::from_secs(10);
 
 /// Waits until it is reaped.
 pub(super) async fn reason(keeper: &Keeper, group: &Group, record: &Record) -> String {

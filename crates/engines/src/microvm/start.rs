@@ -7,9 +7,6 @@
 //!   memory, disk       ┘
 //! ```
 //!
-//! Runs as a task of its own, so that whoever asked may go away at any moment: between two steps it
-//! looks whether somebody still waits, and clears up if not. The record names the sandbox before the
-//! guest executes its first instruction; the mark says when the machine is whole.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -31,13 +28,13 @@ use torpor_qemu::monitor::Monitor;
 use torpor_qemu::processor::processor;
 use torpor_qemu::unit::{self, About, Unit, UnitId};
 
-use super::Host;
+use super::Qemu;
 use super::channel::LineChannel;
-use super::control::Control;
+use super::control::QemuControl;
 use super::layout::MachineDir;
-use super::machine::{MicrovmMachine, Parts};
 use super::report::last_line;
 use crate::disk;
+use crate::host::{HostMachine, Origin, Parts, Shared, Steps, Wanted, process_in, still};
 use crate::keeper::{Ended, Spawn};
 use crate::limits::Group;
 use crate::machines::{MachineId, Mark, MarkFile, Process, Record};
@@ -54,22 +51,11 @@ const TASKS_MAX: u32 = 256;
 /// How willingly the kernel gives it up when the host itself is out of memory: before all else.
 const OOM_SCORE: i32 = 1000;
 
-/// What a guest begins from.
-#[derive(Debug, Clone)]
-pub(super) enum Origin {
-    /// Its image, by way of a template.
-    Image,
-    /// What was saved into this directory.
-    Save(PathBuf),
-}
-
-/// The same, when it is at hand.
+/// What a guest begins from, at hand.
 pub(super) enum Begin {
     Kernel,
     Unit(Box<Unit>),
 }
-
-type Steps = Vec<(&'static str, Duration)>;
 
 /// Whose machine it becomes.
 pub(super) struct Owner {
@@ -79,7 +65,7 @@ pub(super) struct Owner {
 
 /// A machine that is being started.
 pub(super) struct Start<'a> {
-    pub(super) host: &'a Arc<Host>,
+    pub(super) host: &'a Arc<Shared<Qemu>>,
     pub(super) plan: &'a BootPlan,
 }
 
@@ -88,12 +74,12 @@ impl Start<'_> {
     pub(super) async fn run(
         &self,
         origin: &Origin,
-        wanted: impl Fn() -> bool,
-    ) -> Result<MicrovmMachine, EngineError> {
+        wanted: Wanted<'_>,
+    ) -> Result<HostMachine<Qemu>, EngineError> {
         let begun = Instant::now();
         let dir = match origin {
             Origin::Image => self.host.template(self.plan).await?,
-            Origin::Save(dir) => dir.clone(),
+            Origin::Save { dir, .. } => dir.clone(),
         };
         let found = begun.elapsed();
         let unit = self.open(&dir).await?;
@@ -102,7 +88,7 @@ impl Start<'_> {
         let machine = self.make(Begin::Unit(Box::new(unit)), owner, wanted).await?;
         Ok(match origin {
             Origin::Image => machine.with_step("template", found),
-            Origin::Save(_) => machine,
+            Origin::Save { .. } => machine,
         })
     }
 
@@ -113,7 +99,7 @@ impl Start<'_> {
         let unit = spawn_blocking(move || unit::open(&dir)).await;
         let unit = unit.map_err(EngineError::failed(WHAT))?.map_err(EngineError::failed(WHAT))?;
         let About { memory_bytes, disk_bytes, qemu, kernel, cpu, accel, .. } = &unit.about;
-        let Host { build, kernel: here, .. } = &**self.host;
+        let Qemu { build, kernel: here, .. } = &self.host.backend;
         let facts = [
             ("QEMU", qemu, build.text.as_str()),
             ("kernel", kernel, here.id.as_str()),
@@ -143,22 +129,12 @@ impl Start<'_> {
         &self,
         begin: Begin,
         owner: Owner,
-        wanted: impl Fn() -> bool,
-    ) -> Result<MicrovmMachine, EngineError> {
+        wanted: Wanted<'_>,
+    ) -> Result<HostMachine<Qemu>, EngineError> {
         let (id, mut steps) = (MachineId::random(), Steps::new());
         let sandbox = owner.sandbox.clone();
         let made = self.steps(&id, begin, owner, wanted, &mut steps).await;
-        match &made {
-            Ok(_) => tracing::info!(sandbox = %self.plan.id, %id, ?steps, "machine started"),
-            Err(error) => {
-                tracing::debug!(sandbox = %self.plan.id, %id, %error, "clearing up");
-                self.host.clear_up(&id).await;
-                if let Some(sandbox) = &sandbox {
-                    self.host.roll.forget(sandbox, &id);
-                }
-            }
-        }
-        Ok(made?.started_in(steps))
+        self.host.finish_start(made, &id, sandbox.as_ref(), steps).await
     }
 
     async fn steps(
@@ -166,9 +142,9 @@ impl Start<'_> {
         id: &MachineId,
         begin: Begin,
         owner: Owner,
-        wanted: impl Fn() -> bool,
+        wanted: Wanted<'_>,
         steps: &mut Steps,
-    ) -> Result<MicrovmMachine, EngineError> {
+    ) -> Result<HostMachine<Qemu>, EngineError> {
         let dir = self.host.remains.layout.machine(id);
         let mut clock = Instant::now();
         let mut step = |name: &'static str, steps: &mut Steps| {
@@ -179,45 +155,39 @@ impl Start<'_> {
         let about = self.about(&begin)?;
         let (group, slot, tap) = self.prepare(id, &dir, &begin, &about).await?;
         step("prepare", steps);
-        still(&wanted)?;
+        still(wanted)?;
         let jail = self.jail(id, &dir, &begin, &about, (&slot, tap));
         let process = self.spawn(id, &dir, &group, &jail).await?;
         step("jail", steps);
         let monitor = Monitor::connect(&dir.monitor, Instant::now() + START_MAX).await;
         let mut monitor = monitor.map_err(EngineError::failed("reach QEMU"))?;
         step("QEMU", steps);
-        still(&wanted)?;
+        still(wanted)?;
 
         let channel = LineChannel::connect(&dir.agent).await;
         let channel = channel.map_err(EngineError::failed("reach the machine's agent"))?;
         let record = self.record(id, &owner, &process, &slot);
-        record.write(&dir.record).map_err(EngineError::failed("write the machine's record"))?;
         about.write(&dir)?;
-        if let Some(sandbox) = &owner.sandbox {
-            self.host.roll.assign(sandbox, id);
-        }
         // Nobody's is said to be a sandbox of its own, which reaches nothing.
-        let whose = owner.sandbox.unwrap_or_else(|| self.plan.id.clone());
-        let set = self.host.network.set_policy(&slot, &whose, &record.network).await;
-        set.map_err(EngineError::failed("bound the machine's network"))?;
+        self.host.assign(&record, &slot, &self.plan.id).await?;
         if let Begin::Unit(unit) = begin {
             load(&mut monitor, process.pid, &dir, *unit).await?;
             step("state", steps);
         }
-        still(&wanted)?;
+        still(wanted)?;
         let mark = MarkFile::create(&dir.mark);
         let mark = (mark.map_err(EngineError::failed("mark the machine"))?, Mark::Running);
         let pidfd = process.open().ok_or_else(|| EngineError::failed("watch QEMU")("it ended"))?;
         monitor.resume().await.map_err(EngineError::failed("let the guest go on"))?;
-        let control = Control::new(&dir, process.pid, about.0, group.clone(), mark).begun(monitor);
+        let control =
+            QemuControl::new(&dir, process.pid, about.0, group.clone(), mark).begun(monitor);
         let parts = Parts { record, slot, group, channel, pidfd, control };
-        MicrovmMachine::new(self.host.clone(), parts)
-            .map_err(EngineError::failed("watch the machine"))
+        HostMachine::new(self.host.clone(), parts)
     }
 
     /// What the machine's saves will be of.
     fn about(&self, begin: &Begin) -> Result<Began, EngineError> {
-        let Host { build, kernel, .. } = &**self.host;
+        let Qemu { build, kernel, .. } = &self.host.backend;
         let resources = &self.plan.spec.resources;
         Ok(Began(match begin {
             Begin::Unit(unit) => unit.about.clone(),
@@ -227,7 +197,7 @@ impl Start<'_> {
                 base: None,
                 memory_bytes: resources.memory_mib << 20,
                 disk_bytes: resources.disk_mib << 20,
-                cpus: self.host.processors(resources),
+                cpus: self.host.backend.processors(resources),
                 qemu: build.text.clone(),
                 kernel: kernel.id.clone(),
                 cpu: processor(build.accel).to_owned(),
@@ -248,7 +218,7 @@ impl Start<'_> {
     ) -> Result<(Group, Slot, PathBuf), EngineError> {
         make_dir(dir).map_err(EngineError::failed("make the machine's directory"))?;
         let slot = async {
-            let slot = self.host.network.take().await?;
+            let slot = self.host.network().take().await?;
             let tap = slot.tap().await?;
             Ok::<_, crate::network::NetworkError>((slot, tap.path))
         };
@@ -268,7 +238,7 @@ impl Start<'_> {
         let group = group
             .map_err(EngineError::failed("make the machine's cgroup"))?
             .map_err(EngineError::failed("make the machine's cgroup"))?;
-        let user = self.host.users.of(&slot);
+        let user = self.host.user_of(&slot);
         let own = File::options().write(true).open(&dir.disk);
         let owned = own.and_then(|disk| fchown(&disk, Some(user), Some(user)));
         owned.map_err(EngineError::failed("give the machine its disk"))?;
@@ -277,7 +247,7 @@ impl Start<'_> {
 
     /// What its cgroup allows: the guest's memory is all of a QEMU but a little.
     fn limits(&self, about: &Began) -> Resources {
-        let accel = self.host.build.accel;
+        let accel = self.host.backend.build.accel;
         let overhead = OVERHEAD_MIB.iter().find(|(of, _)| *of == accel).map_or(0, |(_, mib)| *mib);
         Resources {
             memory_mib: (about.0.memory_bytes >> 20) + overhead,
@@ -299,7 +269,7 @@ impl Start<'_> {
         about: &Began,
         (slot, tap): (&Slot, PathBuf),
     ) -> Jail {
-        let Host { build, kernel, remains, .. } = &**self.host;
+        let Qemu { build, kernel, .. } = &self.host.backend;
         let mut seen = build.seen();
         seen.push(Seen::read(&self.plan.root, inside::ROOT));
         seen.push(Seen::read(&dir.memory, inside::MEMORY));
@@ -309,7 +279,7 @@ impl Start<'_> {
             Begin::Unit(_) => line::Origin::Revive,
             Begin::Kernel => {
                 seen.push(Seen::read(&kernel.vmlinux, inside::KERNEL));
-                seen.push(Seen::read(remains.layout.initramfs(), inside::INITRAMFS));
+                seen.push(Seen::read(self.host.remains.layout.initramfs(), inside::INITRAMFS));
                 line::Origin::Boot { mtu: link.mtu, tick_khz: build.tick_khz }
             }
         };
@@ -320,7 +290,7 @@ impl Start<'_> {
             card: Some(Card { mac: link.mac }),
             origin,
         };
-        let user = self.host.users.of(slot);
+        let user = self.host.user_of(slot);
         Jail {
             program: build.program.clone(),
             arguments: [line.arguments(), self.name(id)].concat(),
@@ -346,7 +316,8 @@ impl Start<'_> {
     ) -> Result<Process, EngineError> {
         let text = serde_json::to_vec(jail).map_err(EngineError::failed("describe the jail"))?;
         std::fs::write(&dir.jail, text).map_err(EngineError::failed("describe the jail"))?;
-        let command = self.host.jail_command.iter().map(|word| word.to_string_lossy().into_owned());
+        let command =
+            self.host.backend.jail_command.iter().map(|word| word.to_string_lossy().into_owned());
         let spawn = Spawn {
             id: id.to_string(),
             argv: command.chain([dir.jail.to_string_lossy().into_owned()]).collect(),
@@ -361,10 +332,7 @@ impl Start<'_> {
             let line = line.as_deref().unwrap_or_default();
             return Err(EngineError::failed("start QEMU")(format!("{ended}: {line}")));
         }
-        let pid = std::fs::read_to_string(&dir.pid).and_then(|text| -> io::Result<i32> {
-            text.trim().parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
-        });
-        pid.and_then(Process::of).map_err(EngineError::failed("find QEMU's process"))
+        process_in(&dir.pid, |_| {}).map_err(EngineError::failed("find QEMU's process"))
     }
 
     fn record(&self, id: &MachineId, owner: &Owner, process: &Process, slot: &Slot) -> Record {
@@ -374,7 +342,7 @@ impl Start<'_> {
             process: process.clone(),
             slot: slot.number(),
             network: owner.network.clone(),
-            build: self.host.version.clone(),
+            build: self.host.backend.version.clone(),
         }
     }
 }
@@ -478,11 +446,4 @@ fn make_dir(dir: &MachineDir) -> io::Result<()> {
         rustix::fs::chmod(made, Mode::RWXU)?;
     }
     Ok(())
-}
-
-fn still(wanted: impl Fn() -> bool) -> Result<(), EngineError> {
-    if wanted() {
-        return Ok(());
-    }
-    Err(EngineError::failed("start the machine")("nobody waits for it any more"))
 }

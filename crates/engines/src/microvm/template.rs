@@ -19,10 +19,11 @@ use torpor_lifecycle::guest::Guest;
 use torpor_protocol::Network as Policy;
 use torpor_qemu::unit;
 
-use super::Host;
-use super::machine::MicrovmMachine;
+use super::Qemu;
+use super::control::Keep;
 use super::start::{Begin, Owner, Start};
 use crate::INIT;
+use crate::host::{HostMachine, Shared};
 use crate::machines::Removable;
 
 /// One for each image and size that is in use; each takes what a kernel and an agent take, tens of MiB.
@@ -84,24 +85,24 @@ fn touch(template: &Path) {
     let _ = File::open(template).and_then(|dir| dir.set_modified(SystemTime::now()));
 }
 
-impl Host {
+impl Shared<Qemu> {
     /// The template for a machine from its image, made now if there is none.
     pub(super) async fn template(
         self: &Arc<Self>,
         plan: &BootPlan,
     ) -> Result<PathBuf, EngineError> {
         let key = self.key(plan)?;
-        let place = self.templates.0.join(&key);
+        let place = self.backend.templates.0.join(&key);
         if unit::open(&place).is_ok() {
             touch(&place);
             return Ok(place);
         }
-        let lock = self.templates.lock(&key).await;
+        let lock = self.backend.templates.lock(&key).await;
         let _lock = lock.map_err(EngineError::failed(WHAT))?;
         if unit::open(&place).is_ok() {
             return Ok(place);
         }
-        let fresh = self.templates.0.join(format!("{key}.new"));
+        let fresh = self.backend.templates.0.join(format!("{key}.new"));
         for old in [&fresh, &place] {
             // Of somebody who was killed, or damaged.
             let _ = std::fs::remove_dir_all(old);
@@ -112,7 +113,7 @@ impl Host {
             let _ = std::fs::remove_dir_all(&fresh);
             return Err(error);
         }
-        let dir = self.templates.0.clone();
+        let dir = self.backend.templates.0.clone();
         let kept = place.clone();
         let placed =
             spawn_blocking(move || put_in_place(&fresh, &kept).map(|()| Templates::tidy(&dir)));
@@ -129,15 +130,15 @@ impl Host {
         hasher.update(INIT);
         let facts = format!(
             "{FORMAT} {} {} {} {} {} {} {} {} {}",
-            self.version,
+            self.backend.version,
             plan.root.display(),
             root.ino(),
             root.size(),
             root.mtime_nsec(),
             resources.memory_mib,
             resources.disk_mib,
-            self.processors(resources),
-            self.network.mtu(),
+            self.backend.processors(resources),
+            self.network().mtu(),
         );
         hasher.update(facts.as_bytes());
         Ok(hasher.finalize().to_hex()[..32].to_owned())
@@ -152,7 +153,7 @@ impl Host {
         // It reaches nothing: nobody's code runs in it.
         let network = Policy { internet: false, ..Policy::default() };
         let owner = Owner { sandbox: None, network };
-        let mut machine = start.make(Begin::Kernel, owner, || true).await?;
+        let mut machine = start.make(Begin::Kernel, owner, &|| true).await?;
         let saved = rest_and_save(&mut machine, into).await;
         let killed = machine.destroy().await;
         saved?;
@@ -160,7 +161,7 @@ impl Host {
     }
 }
 
-async fn rest_and_save(machine: &mut MicrovmMachine, into: &Path) -> Result<(), EngineError> {
+async fn rest_and_save(machine: &mut HostMachine<Qemu>, into: &Path) -> Result<(), EngineError> {
     let channel = machine.channel();
     let rested = async {
         let guest = Guest::connect(channel, BOOT_MAX).await?;
@@ -173,5 +174,5 @@ async fn rest_and_save(machine: &mut MicrovmMachine, into: &Path) -> Result<(), 
     };
     rested?;
     machine.pause().await?;
-    machine.save_whole(into).await.map(drop)
+    machine.control().lock().await.save_as(into, Keep::Whole).await.map(drop)
 }

@@ -233,10 +233,10 @@ impl Network {
         set
     }
 
-    /// No machine of an earlier daemon is alive but those that will be adopted, or are never heard of again.
-    /// Until then nobody comes into their places.
-    pub(crate) fn swept(&self) {
-        self.shared.pool.lock().swept();
+    /// Of the machines that an earlier daemon left in these slots none is alive but those that will be adopted, or
+    /// are never heard of again. Until then nobody comes into their places.
+    pub(crate) fn swept(&self, slots: &[u16]) {
+        self.shared.pool.lock().swept(slots);
         self.shared.work.notify_one();
     }
 

@@ -79,11 +79,11 @@ impl Pool {
         self.slots.insert(number, state);
     }
 
-    /// Machines that an earlier daemon left are known to whoever wants them, and all others are gone.
-    pub(super) fn swept(&mut self) {
-        for state in self.slots.values_mut() {
-            if let State::Left(index) = *state {
-                *state = State::Doubtful(index);
+    /// Machines that an earlier daemon left here are known to whoever wants them, and all others are gone.
+    pub(super) fn swept(&mut self, numbers: &[u16]) {
+        for number in numbers {
+            if let Some(State::Left(index)) = self.slots.get(number).copied() {
+                self.slots.insert(*number, State::Doubtful(index));
             }
         }
     }
@@ -184,11 +184,12 @@ mod tests {
         let mut pool = Pool::default();
         pool.found(5, 105, true);
         pool.found(6, 106, true);
+        pool.found(7, 107, true);
         pool.cleared(5);
         assert_eq!((pool.take(), pool.doubtful()), (None, vec![]));
         assert_eq!(pool.adopt(6).expect("it is its own"), 106);
-        pool.swept();
-        assert_eq!(pool.doubtful(), [(5, 105)]);
+        pool.swept(&[5, 6]);
+        assert_eq!(pool.doubtful(), [(5, 105)], "7 is of an engine that was not swept");
     }
 
     #[test]

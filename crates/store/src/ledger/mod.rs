@@ -10,6 +10,7 @@ mod builds;
 mod domains;
 mod images;
 mod keys;
+mod migrations;
 mod pools;
 mod previews;
 mod sandboxes;
@@ -23,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use sqlx::migrate::{MigrateError, Migrator};
+use sqlx::migrate::MigrateError;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
 };
@@ -34,10 +35,9 @@ use torpor_protocol::{ImageId, NodeId, SaveId};
 pub use domains::DomainRow;
 pub(crate) use images::{ImageRow, Removed};
 pub use keys::KeyRow;
+use migrations::MIGRATIONS;
 pub use previews::TokenRow;
 pub(crate) use secrets::Sealed;
-
-static MIGRATIONS: Migrator = sqlx::migrate!();
 
 /// Readers at the same time; more only queue for the same two cores.
 const READERS: u32 = 4;

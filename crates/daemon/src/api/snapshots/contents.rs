@@ -12,6 +12,9 @@ use torpor_lifecycle::store::{Images, StoreError};
 use torpor_protocol::api::{FileEntry, FileList};
 use torpor_protocol::snapshot::FileDiff;
 use torpor_protocol::{SnapshotKind, SnapshotRef};
+use torpor_service::Service;
+use torpor_service::builds::pipe;
+use torpor_service::pinned_save::{PinnedSave, parse};
 use torpor_store::{LayerChanges, SavedTree};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -22,11 +25,8 @@ use crate::api::Answer;
 use crate::api::error::{ApiError, Result};
 use crate::api::extract::{Json, Query, SnapshotPath};
 use crate::api::files::PathText;
-use crate::api::pinned_save::{PinnedSave, parse};
-use crate::app::App;
-use crate::builds::pipe;
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(files)).routes(routes!(file)).routes(routes!(diff))
 }
 
@@ -37,7 +37,7 @@ struct Files {
 }
 
 impl Files {
-    async fn open(app: &Arc<App>, of: &SnapshotRef) -> Result<Self> {
+    async fn open(app: &Arc<Service>, of: &SnapshotRef) -> Result<Self> {
         let point = PinnedSave::of(app, of).await?;
         let root = app.images.root(&point.about().spec.image_id).await?;
         let app = Arc::clone(app);
@@ -80,7 +80,7 @@ struct FilesQuery {
         description = "Sorted; paths are relative to the directory."))
 )]
 async fn files(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(FilesQuery { path, depth }): Query<FilesQuery>,
 ) -> Answer<FileList> {
@@ -113,7 +113,7 @@ struct FileQuery {
     ))
 )]
 async fn file(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(FileQuery { path }): Query<FileQuery>,
 ) -> Result<Response> {
@@ -163,7 +163,7 @@ struct DiffQuery {
     responses((status = 200, description = "Sorted by path; times do not count.", body = FileDiff))
 )]
 async fn diff(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(DiffQuery { to }): Query<DiffQuery>,
 ) -> Answer<FileDiff> {

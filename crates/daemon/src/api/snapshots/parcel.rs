@@ -15,6 +15,9 @@ use tokio::sync::mpsc;
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Error, Refusal, chain};
 use torpor_protocol::{ErrorCode, Name, Snapshot, SnapshotRef};
+use torpor_service::Service;
+use torpor_service::builds::pipe::{self, Inlet, Piece};
+use torpor_service::pinned_save::PinnedSave;
 use torpor_store::Imported;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -22,16 +25,13 @@ use utoipa_axum::routes;
 
 use crate::api::error::{ApiError, Result};
 use crate::api::extract::{Query, SnapshotPath};
-use crate::api::pinned_save::PinnedSave;
 use crate::api::transfer::{discard, next_bytes};
 use crate::api::with_status;
-use crate::app::App;
-use crate::builds::pipe::{self, Inlet, Piece};
 
 /// How long a snapshot on its way may stand still; it holds a thread and space on the disk.
 const SILENCE: Duration = Duration::from_secs(300);
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(export)).routes(routes!(import))
 }
 
@@ -72,7 +72,7 @@ struct ExportQuery {
     ))
 )]
 async fn export(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(ExportQuery { image }): Query<ExportQuery>,
 ) -> Result<Response> {
@@ -117,7 +117,7 @@ struct ImportQuery {
     responses((status = 201, description = "It is here, under an id of its own.", body = Snapshot))
 )]
 async fn import(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(ImportQuery { name }): Query<ImportQuery>,
     mut body: Body,
 ) -> Result<Response> {

@@ -12,11 +12,11 @@ use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::api::extract::Path;
-use torpor_daemon::app::App;
-use torpor_daemon::builds::jobs::{Asked, Begun, CONTEXT_MAX, Source};
+use torpor_daemon::api::extract::{Path, pieces};
 use torpor_protocol::api::{Build, BuildKind, BuildState};
 use torpor_protocol::{BuildId, ErrorCode, SnapshotRef};
+use torpor_service::Service;
+use torpor_service::builds::jobs::{Asked, Begun, CONTEXT_MAX, Source};
 
 use super::{Record, alias, id_of, parse, shown, time};
 use crate::tensorlake::extract::{Address, Body, Patience, Place};
@@ -70,7 +70,7 @@ fn key(headers: &HeaderMap) -> Option<String> {
 }
 
 pub(super) async fn begin(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     address: Address,
     headers: HeaderMap,
     Body(wish): Body<Wish>,
@@ -106,14 +106,14 @@ fn busy(active: &Build) -> Response {
 
 /// Whoever has the address may send the context; it names the build and proves that we gave it out.
 pub(super) async fn receive(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path((build, token)): Path<(String, String)>,
     body: RawBody,
 ) -> Result<Response> {
     if !app.vault.sealed(CONTEXT_SEAL, &[&build], &token) {
         return Err(missing(&build));
     }
-    app.builds.receive(&app, &parse_id(&build)?, body).await?;
+    app.builds.receive(&app, &parse_id(&build)?, pieces(body)).await?;
     Ok(StatusCode::OK.into_response())
 }
 
@@ -124,7 +124,7 @@ pub(super) struct Seal {
 }
 
 pub(super) async fn seal(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Place(build): Place,
     Body(Seal { digest }): Body<Seal>,
 ) -> Result<Json<Info>> {
@@ -132,7 +132,10 @@ pub(super) async fn seal(
     Ok(Json(Info::of(&app, &build).await))
 }
 
-pub(super) async fn one(State(app): State<Arc<App>>, Place(build): Place) -> Result<Json<Info>> {
+pub(super) async fn one(
+    State(app): State<Arc<Service>>,
+    Place(build): Place,
+) -> Result<Json<Info>> {
     let build = app.builds.find(&parse_id(&build)?).await?;
     Ok(Json(Info::of(&app, &build).await))
 }
@@ -145,7 +148,7 @@ pub(super) struct Cancel {
 }
 
 pub(super) async fn cancel(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Body(Cancel { build_id, client_request_id }): Body<Cancel>,
 ) -> Result<Json<Value>> {
     let id = match (build_id, client_request_id) {
@@ -174,7 +177,7 @@ pub(super) struct Publish {
 
 /// Answers when the image is there, or when the client would not wait any longer.
 pub(super) async fn from_snapshot(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     headers: HeaderMap,
     Patience(patience): Patience,
     Body(Publish { name, snapshot_id }): Body<Publish>,
@@ -236,7 +239,7 @@ pub(super) struct Info {
 }
 
 impl Info {
-    async fn of(app: &App, build: &Build) -> Self {
+    async fn of(app: &Service, build: &Build) -> Self {
         Self {
             build_id: build.id.clone(),
             kind: kind(build.kind),
@@ -255,7 +258,7 @@ impl Info {
 }
 
 /// What a build made, also if it was removed since.
-async fn result(app: &App, build: &Build) -> Option<Record> {
+async fn result(app: &Service, build: &Build) -> Option<Record> {
     let id = build.image.as_ref()?;
     let gone = || Record {
         id: id_of(&build.name),

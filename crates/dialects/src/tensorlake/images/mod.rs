@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_daemon::app::App;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::DEFAULT_IMAGE;
+use torpor_service::Service;
 use torpor_store::{Image, ImageName};
 
 use super::error::in_words_of_the_api;
@@ -37,7 +37,7 @@ const LATEST: &str = ":latest";
 const PAGE: usize = 100;
 const MIB: u64 = 1024 * 1024;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/images/v4/images", get(list))
         .route("/images/v4/images/{image}", get(by_id).delete(delete_by_id))
@@ -50,7 +50,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
 }
 
 /// Without a key: where the context of a build is sent. Nobody guesses the address.
-pub(super) fn open_routes() -> Router<Arc<App>> {
+pub(super) fn open_routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/images/v4/contexts/{build}/{token}", put(builds::receive))
         .layer(map_response(in_words_of_the_api))
@@ -120,7 +120,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    fn new(app: &App, name: &str, image: &Image) -> Self {
+    fn new(app: &Service, name: &str, image: &Image) -> Self {
         let at = time(image.created_at_ms);
         Self {
             id: id_of(name),
@@ -129,7 +129,7 @@ impl Record {
             global: false,
             physical_size_bytes: image.size_bytes,
             // What a sandbox has that begins with it and does not say otherwise.
-            logical_size_bytes: app.config.defaults.disk_mib.saturating_mul(MIB),
+            logical_size_bytes: app.settings.defaults.disk_mib.saturating_mul(MIB),
             created_at: at.clone(),
             updated_at: at,
         }
@@ -160,14 +160,14 @@ fn missing(what: &str) -> ApiError {
 }
 
 /// The image of this name or public id.
-pub(super) async fn find(app: &App, text: &str) -> Result<Record> {
+pub(super) async fn find(app: &Service, text: &str) -> Result<Record> {
     match name_of(text) {
         Some(name) => named(app, &name).await,
         None => named(app, &parse(text).map_err(|_| missing(text))?).await,
     }
 }
 
-async fn named(app: &App, name: &ImageName) -> Result<Record> {
+async fn named(app: &Service, name: &ImageName) -> Result<Record> {
     let image = match (app.images.inspect(name.as_str()).await, alias(name.as_str())) {
         (Err(StoreError::NoSuchImage(_)), Some(ours)) => app.images.inspect(ours).await,
         (found, _) => found,
@@ -176,7 +176,7 @@ async fn named(app: &App, name: &ImageName) -> Result<Record> {
 }
 
 /// All images under all their names, by name.
-pub(super) async fn all(app: &App) -> Result<Vec<Record>> {
+pub(super) async fn all(app: &Service) -> Result<Vec<Record>> {
     let images = app.images.list().await?;
     let named = |image: &Image| {
         let record = |name: &String| Record::new(app, name, image);
@@ -188,7 +188,7 @@ pub(super) async fn all(app: &App) -> Result<Vec<Record>> {
 }
 
 /// Takes the name away, and the image if it has no other. Refused while something needs it.
-pub(super) async fn remove(app: &App, text: &str) -> Result<()> {
+pub(super) async fn remove(app: &Service, text: &str) -> Result<()> {
     let name = name_of(text).or_else(|| parse(text).ok()).ok_or_else(|| missing(text))?;
     Ok(app.images.remove(name.as_str()).await?)
 }
@@ -201,7 +201,7 @@ struct ListQuery {
 }
 
 async fn list(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(ListQuery { page_size, cursor }): Query<ListQuery>,
 ) -> Result<Json<Value>> {
     let mut records = all(&app).await?;
@@ -215,22 +215,22 @@ async fn list(
     Ok(Json(json!({"items": records, "pagination": {"next": next}})))
 }
 
-async fn by_id(State(app): State<Arc<App>>, Place(id): Place) -> Result<Json<Record>> {
+async fn by_id(State(app): State<Arc<Service>>, Place(id): Place) -> Result<Json<Record>> {
     let name = name_of(&id).ok_or_else(|| missing(&id))?;
     Ok(Json(named(&app, &name).await?))
 }
 
-async fn by_name(State(app): State<Arc<App>>, Place(name): Place) -> Result<Json<Record>> {
+async fn by_name(State(app): State<Arc<Service>>, Place(name): Place) -> Result<Json<Record>> {
     Ok(Json(named(&app, &parse(&name).map_err(|_| missing(&name))?).await?))
 }
 
-async fn delete_by_id(State(app): State<Arc<App>>, Place(id): Place) -> Result<Response> {
+async fn delete_by_id(State(app): State<Arc<Service>>, Place(id): Place) -> Result<Response> {
     let name = name_of(&id).ok_or_else(|| missing(&id))?;
     app.images.remove(name.as_str()).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-async fn delete_by_name(State(app): State<Arc<App>>, Place(name): Place) -> Result<Response> {
+async fn delete_by_name(State(app): State<Arc<Service>>, Place(name): Place) -> Result<Response> {
     remove(&app, &name).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

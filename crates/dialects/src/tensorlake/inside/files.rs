@@ -12,17 +12,17 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use torpor_daemon::api::extract::Query;
-use torpor_daemon::app::App;
-use torpor_daemon::calls::files::{self, LIST_DEADLINE, PathText};
-use torpor_daemon::calls::transfer::{self, ReadQuery};
+use torpor_daemon::api::files::{self, LIST_DEADLINE, PathText};
+use torpor_daemon::api::transfer::{self, ReadQuery};
 use torpor_lifecycle::guest::{GuestError, unexpected};
 use torpor_protocol::api::FileEntry;
 use torpor_protocol::guest::{FileKind, Reply, Request};
+use torpor_service::Service;
 
 use super::{Refused, Result};
 use crate::tensorlake::gate::Inside;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/files", get(read).put(write).delete(remove))
         .route("/files/list", get(list))
@@ -49,7 +49,7 @@ impl PathQuery {
 }
 
 async fn read(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(query): Query<PathQuery>,
     Inside(awake): Inside,
 ) -> Result<Response> {
@@ -60,7 +60,7 @@ async fn read(
 
 /// The directories above it are made; it is replaced when the last byte is there.
 async fn write(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(query): Query<PathQuery>,
     Inside(awake): Inside,
     body: Body,

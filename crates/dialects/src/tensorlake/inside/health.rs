@@ -5,12 +5,12 @@ use std::sync::Arc;
 use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use torpor_daemon::app::App;
+use torpor_service::Service;
 
 use super::Result;
 use crate::tensorlake::gate::Inside;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new().route("/health", get(health)).route("/info", get(info))
 }
 

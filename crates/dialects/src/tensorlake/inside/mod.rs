@@ -24,12 +24,12 @@ use axum::Router;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::app::App;
 use torpor_lifecycle::guest::GuestError;
+use torpor_service::Service;
 
 use super::error::refuse;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     let inside = Router::new()
         .merge(health::routes())
         .merge(run::routes())
@@ -59,6 +59,12 @@ impl Refused {
 impl From<ApiError> for Refused {
     fn from(error: ApiError) -> Self {
         Self::Api(error)
+    }
+}
+
+impl From<torpor_service::Error> for Refused {
+    fn from(error: torpor_service::Error) -> Self {
+        Self::Api(error.into())
     }
 }
 

@@ -14,12 +14,13 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until, timeout};
+use torpor_daemon::api::extract::Awake;
 use torpor_daemon::api::extract::Path;
-use torpor_daemon::app::App;
-use torpor_daemon::calls::{Awake, Output, Said};
+use torpor_daemon::api::output::{Output, Said};
 use torpor_lifecycle::guest::GuestError;
 use torpor_protocol::api::{ExitReport, OutputStream};
 use torpor_protocol::guest::Request;
+use torpor_service::Service;
 
 use super::lines::{Cutter, Line};
 use super::tail::{Tail, fell_asleep};
@@ -36,7 +37,7 @@ const KEPT_DEADLINE: Duration = Duration::from_secs(30);
 /// The number that stands for "killed because its time was up".
 const SIGKILL: i32 = 9;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/processes/{process}/stdout", get(async |path, it| kept(path, it, STDOUT).await))
         .route("/processes/{process}/stderr", get(async |path, it| kept(path, it, STDERR).await))
@@ -126,7 +127,7 @@ async fn kept_lines(awake: Awake, pid: u32, only: Only) -> Result<Vec<String>> {
 // === As it comes ===
 
 async fn follow(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(process): Path<String>,
     Inside(awake): Inside,
     only: Only,
@@ -138,7 +139,7 @@ async fn follow(
 }
 
 /// All of a process that was run, from its start to its exit.
-pub(super) fn told(app: Arc<App>, output: Output, begun: Instant) -> Response {
+pub(super) fn told(app: Arc<Service>, output: Output, begun: Instant) -> Response {
     let mut events = Events::new(app, Tail::of_run(output), Manner::Run { begun });
     let process = events.tail.process();
     let (pid, started_at) = (process.pid, process.started_at_ms);
@@ -165,7 +166,7 @@ struct Event<'a> {
 }
 
 struct Events {
-    app: Arc<App>,
+    app: Arc<Service>,
     tail: Tail,
     manner: Manner,
     cutters: Cutters,
@@ -181,7 +182,7 @@ struct Events {
 }
 
 impl Events {
-    fn new(app: Arc<App>, tail: Tail, manner: Manner) -> Self {
+    fn new(app: Arc<Service>, tail: Tail, manner: Manner) -> Self {
         Self {
             app,
             tail,
@@ -293,7 +294,7 @@ impl Events {
 }
 
 /// Who only follows is told when the daemon stops; what runs may end within its grace.
-async fn stopping(app: &App, manner: &Manner) {
+async fn stopping(app: &Service, manner: &Manner) {
     match manner {
         Manner::Run { .. } => std::future::pending().await,
         Manner::Follow(_) => app.stopping.cancelled().await,

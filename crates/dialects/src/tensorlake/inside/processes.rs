@@ -13,10 +13,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use torpor_daemon::api::error::ApiError;
 use torpor_daemon::api::extract::Path;
-use torpor_daemon::app::App;
-use torpor_daemon::calls::transfer;
+use torpor_daemon::api::transfer;
 use torpor_lifecycle::guest::{Guest, GuestError};
 use torpor_protocol::guest::{Exit, FailureCode, HealthState, ProcessStatus, Request, Supervision};
+use torpor_service::Error as ServiceError;
+use torpor_service::Service;
 
 use super::command::{Check, Command, Restart, without_default_user};
 use super::{Refused, Result};
@@ -28,7 +29,7 @@ const STOP_GRACE_MS: u64 = 10_000;
 /// What a process that ran out of time was killed with.
 const SIGKILL: i32 = 9;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/processes", post(start).get(list))
         .route("/processes/{process}", get(look).delete(kill))
@@ -112,7 +113,7 @@ async fn signal(
 // === Standard input ===
 
 async fn write_stdin(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(process): Path<String>,
     Inside(awake): Inside,
     body: axum::body::Body,
@@ -125,17 +126,17 @@ async fn write_stdin(
     let request = Request::WriteStdin { pid, close: false };
     match transfer::deliver(&app, &awake, &request, body).await {
         // It was there: it has just closed its end, or ended.
-        Err(ApiError::Guest(GuestError::Refused {
+        Err(ApiError(ServiceError::Guest(GuestError::Refused {
             code: FailureCode::Invalid | FailureCode::NoSuchProcess,
             ..
-        })) => Err(not_writable(pid)),
+        }))) => Err(not_writable(pid)),
         delivered => Ok(delivered?),
     }
 }
 
 /// Also if it is closed already: clients may ask twice.
 async fn close_stdin(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Path(process): Path<String>,
     Inside(awake): Inside,
 ) -> Result<Response> {

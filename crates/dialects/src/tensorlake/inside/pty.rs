@@ -14,12 +14,13 @@ use axum::{Json, Router};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use torpor_daemon::api::exec::upgraded;
 use torpor_daemon::api::extract::{Path, Query};
-use torpor_daemon::app::App;
-use torpor_daemon::calls::exec::upgraded;
-use torpor_daemon::calls::{Output, RequestId, Upgrade};
+use torpor_daemon::api::extract::{RequestId, Upgrade};
+use torpor_daemon::api::output::Output;
 use torpor_lifecycle::guest::{Guest, GuestError};
 use torpor_protocol::guest::{FailureCode, ProcessSpec, ProcessStatus, Request, TerminalSize};
+use torpor_service::Service;
 
 use super::command::program;
 use super::{Refused, Result, terminal};
@@ -39,7 +40,7 @@ const CONTEXT: &str = "tensorlake pty";
 /// Another way to send a token than the query.
 const TOKEN_HEADER: &str = "x-pty-token";
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/pty", post(start).get(list))
         .route("/pty/{session}", get(look).delete(hang_up))
@@ -122,7 +123,7 @@ fn shown(process: &ProcessStatus) -> Value {
 }
 
 async fn start(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Inside(awake): Inside,
     Body(start): Body<Start>,
 ) -> Result<Response> {
@@ -190,7 +191,7 @@ struct TokenQuery {
 }
 
 async fn attach(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     id: RequestId,
     Path(session): Path<String>,
     Query(query): Query<TokenQuery>,

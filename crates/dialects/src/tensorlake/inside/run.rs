@@ -7,22 +7,24 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
 use tokio::time::Instant;
-use torpor_daemon::api::error::ApiError;
-use torpor_daemon::app::App;
-use torpor_daemon::calls::{self, Awake, Output};
+use torpor_daemon::api::extract::Awake;
+use torpor_daemon::api::output::Output;
 use torpor_protocol::guest::{ProcessSpec, Request};
+use torpor_service::Error as ServiceError;
+use torpor_service::Service;
+use torpor_service::room;
 
 use super::command::{Command, without_default_user};
 use super::{Result, output};
 use crate::tensorlake::extract::Body;
 use crate::tensorlake::gate::Inside;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new().route("/processes/run", post(run))
 }
 
 async fn run(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Inside(awake): Inside,
     Body(command): Body<Command>,
 ) -> Result<Response> {
@@ -31,21 +33,21 @@ async fn run(
     Ok(output::told(app, output, begun))
 }
 
-async fn open(app: &App, awake: Awake, spec: ProcessSpec) -> Result<Output> {
+async fn open(app: &Service, awake: Awake, spec: ProcessSpec) -> Result<Output> {
     let sandbox = awake.sandbox.clone();
     let error = match Output::open(awake, &Request::Run(spec.clone()), None).await {
         Ok(output) => return Ok(output),
         Err(error) => error,
     };
-    let instead = match &error {
-        ApiError::Guest(error) => without_default_user(&spec, error),
-        ApiError::Lifecycle(_)
-        | ApiError::Store(_)
-        | ApiError::TooOften(_)
-        | ApiError::Refused { .. } => None,
+    let instead = match &error.0 {
+        ServiceError::Guest(error) => without_default_user(&spec, error),
+        ServiceError::Lifecycle(_)
+        | ServiceError::Store(_)
+        | ServiceError::RateLimited(_)
+        | ServiceError::Refused { .. } => None,
     };
     let Some(spec) = instead else { return Err(error.into()) };
-    let lease = calls::awake(app, &sandbox).await?;
+    let lease = room::awake(app, &sandbox).await?;
     let awake = Awake { sandbox, lease };
     Ok(Output::open(awake, &Request::Run(spec), None).await?)
 }

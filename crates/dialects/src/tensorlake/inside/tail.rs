@@ -7,7 +7,8 @@
 
 use bytes::Buf;
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::calls::{Awake, Output, Said};
+use torpor_daemon::api::extract::Awake;
+use torpor_daemon::api::output::{Output, Said};
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::api::ExitReport;
 use torpor_protocol::guest::{ProcessStatus, Request};
@@ -154,7 +155,7 @@ impl Tail {
 
     /// The machine is gone, and the process with it. If there was no memory left, that is how it ended.
     fn broke(&mut self, error: &ApiError) -> Option<Said> {
-        if let Some(blame) = error.blame() {
+        if let Some(blame) = error.0.internal() {
             tracing::error!(error = blame, "the output of a process broke off");
         }
         let starved = self.output.as_ref().is_some_and(Output::starved);
@@ -187,5 +188,5 @@ fn wakes(sandbox: &Sandbox) -> u64 {
 
 /// Whether it broke off because somebody put the sandbox to sleep.
 pub(super) fn fell_asleep(error: &ApiError) -> bool {
-    error.told("").code == ErrorCode::SandboxAsleep
+    error.0.to_body("").code == ErrorCode::SandboxAsleep
 }

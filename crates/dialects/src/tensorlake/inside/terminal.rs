@@ -17,12 +17,12 @@ use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::app::App;
-use torpor_daemon::calls::socket::{self, Ear, Heard, Left, Mouth};
-use torpor_daemon::calls::{Output, Said};
+use torpor_daemon::api::output::{Output, Said};
+use torpor_daemon::api::socket::{self, Ear, Heard, Left, Mouth};
 use torpor_lifecycle::guest::{Guest, GuestError, Sender};
 use torpor_protocol::api::ExitReport;
 use torpor_protocol::guest::{Exit, FailureCode, Request};
+use torpor_service::Service;
 
 use super::pty::{COLS_MAX, ROWS_MAX};
 use super::tail::fell_asleep;
@@ -63,7 +63,7 @@ impl From<Left> for Over {
 }
 
 /// Until the process ended, the client left, or the daemon stops.
-pub(super) async fn talk(app: &App, socket: WebSocket, mut output: Output) {
+pub(super) async fn talk(app: &Service, socket: WebSocket, mut output: Output) {
     let (mut ear, mut mouth) = socket::split(socket);
     let hands = Hands {
         sender: output.stream.sender(),
@@ -143,10 +143,10 @@ fn broke(error: &ApiError) -> Over {
         let reason = "the sandbox was put to sleep; connect again";
         return Over::Close(close_code::AWAY, reason.to_owned());
     }
-    if let Some(blame) = error.blame() {
+    if let Some(blame) = error.0.internal() {
         tracing::error!(error = blame, "a terminal broke off");
     }
-    Over::Close(socket::ERROR, error.told("").message)
+    Over::Close(socket::ERROR, error.0.to_body("").message)
 }
 
 // === In ===

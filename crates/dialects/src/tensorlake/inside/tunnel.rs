@@ -11,12 +11,13 @@ use axum::response::Response;
 use axum::routing::get;
 use serde::Deserialize;
 use tokio::time::timeout;
+use torpor_daemon::api::exec::upgraded;
 use torpor_daemon::api::extract::Query;
-use torpor_daemon::app::App;
-use torpor_daemon::calls::exec::upgraded;
-use torpor_daemon::calls::socket::{self, Ear, Heard, Mouth};
-use torpor_daemon::calls::{RequestId, Upgrade, tunnel};
+use torpor_daemon::api::extract::{RequestId, Upgrade};
+use torpor_daemon::api::socket::{self, Ear, Heard, Mouth};
+use torpor_daemon::api::tunnel;
 use torpor_lifecycle::guest::{GuestError, Sender, Stream};
+use torpor_service::Service;
 
 use super::{Refused, Result};
 use crate::tensorlake::gate::Inside;
@@ -24,7 +25,7 @@ use crate::tensorlake::gate::Inside;
 /// How long a server inside may take to read the last of a client that has closed.
 const LAST_BYTES: Duration = Duration::from_secs(10);
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new().route("/tunnels/tcp", get(open))
 }
 
@@ -34,7 +35,7 @@ struct PortQuery {
 }
 
 async fn open(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     id: RequestId,
     Query(PortQuery { port }): Query<PortQuery>,
     Inside(awake): Inside,
@@ -58,7 +59,7 @@ enum Over {
     Close(u16, &'static str),
 }
 
-async fn carry(app: &App, socket: WebSocket, mut stream: Stream) {
+async fn carry(app: &Service, socket: WebSocket, mut stream: Stream) {
     let (mut ear, mut mouth) = socket::split(socket);
     let sender = stream.sender();
     let over = tokio::select! {

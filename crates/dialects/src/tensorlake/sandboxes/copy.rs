@@ -10,9 +10,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_daemon::app::App;
-use torpor_daemon::calls::{self, RequestId};
+use torpor_daemon::api::extract::RequestId;
 use torpor_protocol::snapshot::{FORKS_MAX, Fork};
+use torpor_service::Service;
+use torpor_service::calls;
 
 use super::super::extract::Address;
 use super::super::gate::Named;
@@ -25,7 +26,7 @@ pub(super) struct CopyQuery {
 }
 
 pub(super) async fn copy(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(source): Named,
     address: Address,
     id: RequestId,
@@ -41,7 +42,7 @@ pub(super) async fn copy(
     let (lifetime, standby) = idle(false, timeout_secs(&spec));
     let fork = Fork { count: times, lifetime, standby, ..Fork::default() };
     let copies = calls::copy(&app, &source, &fork).await?;
-    let any = copies.iter().any(Result::is_ok);
+    let any = copies.iter().any(std::result::Result::is_ok);
     let told = copies.into_iter().map(|copy| match copy {
         Ok(copy) => json!(Begun::of(&copy, &address)),
         Err(error) => failed(&error, &id),
@@ -53,11 +54,11 @@ pub(super) async fn copy(
 }
 
 /// A copy that is not there has no id.
-fn failed(error: &ApiError, RequestId(id): &RequestId) -> Value {
-    if let Some(error) = error.blame() {
+fn failed(error: &torpor_service::Error, RequestId(id): &RequestId) -> Value {
+    if let Some(error) = error.internal() {
         tracing::error!(error, "a copy failed");
     }
-    let reason = error.told(id).message;
+    let reason = error.to_body(id).message;
     json!({
         "sandbox_id": "", "status": "failed", "reason": reason,
         "error_details": {"message": reason},

@@ -16,8 +16,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::app::App;
-use torpor_daemon::calls::{self, Unanswered};
 use torpor_lifecycle::ledger::ArchiveLedger as _;
 use torpor_lifecycle::store::{Saves as _, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal, Sandbox};
@@ -26,6 +24,9 @@ use torpor_protocol::{
     Name, Network, SandboxId, SandboxRef, SandboxSpec, SecretName, SnapshotKind,
     State as SandboxState,
 };
+use torpor_service::Error as ServiceError;
+use torpor_service::Service;
+use torpor_service::calls::{self, Unanswered};
 
 use super::super::extract::{Address, Body, Patience};
 use super::super::info::{
@@ -60,7 +61,7 @@ pub(super) struct Wish {
 }
 
 pub(super) async fn create(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     address: Address,
     Patience(patience): Patience,
     Body(wish): Body<Wish>,
@@ -79,25 +80,25 @@ pub(super) async fn create(
 }
 
 /// A name is free when its sandbox is terminated, which includes those that failed.
-async fn begin(app: &App, request: CreateSandbox) -> Result<Sandbox> {
+async fn begin(app: &Service, request: CreateSandbox) -> Result<Sandbox> {
     let again = request.name.is_some().then(|| request.clone());
     let refused = match calls::create(app, request).await {
         Ok(sandbox) => return Ok(sandbox),
         Err(error) => error,
     };
-    if let ApiError::Lifecycle(Error::Refused(Refusal::NameTaken(name))) = &refused
+    if let ServiceError::Lifecycle(Error::Refused(Refusal::NameTaken(name))) = &refused
         && let Some(again) = again
         && let Ok(holder) = app.fleet.find(&SandboxRef::Name(name.clone()))
         && holder.status().state == SandboxState::Failed
     {
         holder.delete().await;
-        return calls::create(app, again).await;
+        return Ok(calls::create(app, again).await?);
     }
-    Err(refused)
+    Err(refused.into())
 }
 
 impl Wish {
-    async fn understood(self, app: &App) -> Result<CreateSandbox> {
+    async fn understood(self, app: &Service) -> Result<CreateSandbox> {
         refuse_file_systems(self.file_systems.as_ref())?;
         if self.cloud_init_base64.is_some() {
             let text = "cloud_init_base64: cloud-init is not run in this version; start commands \
@@ -161,7 +162,7 @@ struct Origin {
 }
 
 impl Origin {
-    async fn find(app: &App, id: &str) -> Result<Self> {
+    async fn find(app: &Service, id: &str) -> Result<Self> {
         let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(&reference(id)?).await?;
         let Some(save) = save else {
             let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
@@ -237,7 +238,7 @@ impl Queued {
 
 /// Returns when it runs; otherwise with what its creator is told.
 pub(in super::super) async fn settled(
-    app: &App,
+    app: &Service,
     sandbox: &Sandbox,
     begun: Instant,
     patience: Duration,
@@ -250,7 +251,7 @@ pub(in super::super) async fn settled(
         // If the daemon stops, the next one goes on with it.
         Err(_)
         | Ok(None)
-        | Ok(Some(Err(ApiError::Lifecycle(Error::Refused(Refusal::Stopping))))) => {
+        | Ok(Some(Err(ServiceError::Lifecycle(Error::Refused(Refusal::Stopping))))) => {
             Err(not_yet(sandbox.id()))
         }
         Ok(Some(Err(error))) => Err(did_not_start(app, sandbox.id(), &error).await),
@@ -265,26 +266,26 @@ fn not_yet(id: &SandboxId) -> Response {
     (StatusCode::GATEWAY_TIMEOUT, Json(body)).into_response()
 }
 
-async fn did_not_start(app: &App, id: &SandboxId, error: &ApiError) -> Response {
+async fn did_not_start(app: &Service, id: &SandboxId, error: &ServiceError) -> Response {
     let (status, reason, message) = match error {
-        ApiError::Lifecycle(Error::Refused(Refusal::Failed { reason, .. })) => {
+        ServiceError::Lifecycle(Error::Refused(Refusal::Failed { reason, .. })) => {
             ("failed", failure(reason), reason.clone())
         }
-        ApiError::Lifecycle(Error::Refused(Refusal::Terminated(_))) => {
+        ServiceError::Lifecycle(Error::Refused(Refusal::Terminated(_))) => {
             let ended = app.ledger.find_archived(id).await.ok().flatten();
             let why = ended.and_then(|ended| ended.reason);
             let reason = termination(why.as_deref()).unwrap_or("cancelled");
             (TERMINATED, reason, why.unwrap_or_else(|| "it was deleted".to_owned()))
         }
-        ApiError::Lifecycle(_)
-        | ApiError::Store(_)
-        | ApiError::Guest(_)
-        | ApiError::TooOften(_)
-        | ApiError::Refused { .. } => {
-            if let Some(error) = error.blame() {
+        ServiceError::Lifecycle(_)
+        | ServiceError::Store(_)
+        | ServiceError::Guest(_)
+        | ServiceError::RateLimited(_)
+        | ServiceError::Refused { .. } => {
+            if let Some(error) = error.internal() {
                 tracing::error!(sandbox = %id, error, "it did not start");
             }
-            ("failed", failure(""), error.told("").message)
+            ("failed", failure(""), error.to_body("").message)
         }
     };
     let body = json!({

@@ -24,10 +24,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_daemon::app::App;
 use torpor_lifecycle::ledger::ArchiveLedger as _;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
+use torpor_service::Service;
 
 use super::extract::{Address, Place};
 use super::gate::{Named, find};
@@ -38,7 +38,7 @@ pub(super) use create::{Begun, settled};
 /// Sandboxes in one page, unless the client asks for another number up to this.
 const PAGE_MAX: usize = 1000;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/sandboxes", get(list).post(create::create))
         .route("/sandboxes/{sandbox}", get(one).patch(update::update).delete(delete))
@@ -71,7 +71,7 @@ pub(super) fn refuse_unborn(sandbox: &Sandbox, verb: &str) -> Result<()> {
 }
 
 async fn one(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Place(text): Place,
     address: Address,
 ) -> Result<Json<SandboxInfo>> {
@@ -100,7 +100,7 @@ struct List {
 }
 
 async fn list(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Query(query): Query<ListQuery>,
     address: Address,
 ) -> Result<Json<List>> {
@@ -117,7 +117,7 @@ async fn list(
 }
 
 /// Whoever is terminated already may be terminated again.
-async fn delete(State(app): State<Arc<App>>, Place(text): Place) -> Result<Json<Value>> {
+async fn delete(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<Value>> {
     let id = match find(&app, &text) {
         Ok(sandbox) => {
             sandbox.delete().await;

@@ -12,10 +12,11 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
-use torpor_daemon::app::App;
-use torpor_daemon::calls::{self, RequestId};
+use torpor_daemon::api::extract::RequestId;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, State as SandboxState, Status};
+use torpor_service::Service;
+use torpor_service::calls;
 
 use super::super::error::refuse;
 use super::super::gate::Named;
@@ -33,7 +34,7 @@ pub(super) struct WaitQuery {
 }
 
 pub(super) async fn suspend(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     id: RequestId,
     Query(query): Query<WaitQuery>,
@@ -53,7 +54,7 @@ pub(super) async fn suspend(
 }
 
 pub(super) async fn resume(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     id: RequestId,
     Query(query): Query<WaitQuery>,
@@ -69,7 +70,7 @@ pub(super) async fn resume(
 }
 
 /// Returns when everybody sees it asleep.
-async fn fall_asleep(app: Arc<App>, sandbox: Sandbox, before: Status) -> Result<()> {
+async fn fall_asleep(app: Arc<Service>, sandbox: Sandbox, before: Status) -> Result<()> {
     calls::sleep(&app, &sandbox, false).await.inspect_err(|error| note(&sandbox, error))?;
     let mut status = sandbox.watch();
     // Somebody may have woken it already.
@@ -79,19 +80,19 @@ async fn fall_asleep(app: Arc<App>, sandbox: Sandbox, before: Status) -> Result<
     Ok(())
 }
 
-async fn wake(app: Arc<App>, sandbox: Sandbox) -> Result<()> {
-    calls::wake(&app, &sandbox).await.inspect_err(|error| note(&sandbox, error))
+async fn wake(app: Arc<Service>, sandbox: Sandbox) -> Result<()> {
+    Ok(calls::wake(&app, &sandbox).await.inspect_err(|error| note(&sandbox, error))?)
 }
 
 /// Perhaps nobody waits who could be told.
-fn note(sandbox: &Sandbox, error: &ApiError) {
-    let error = error.blame().unwrap_or_else(|| error.to_string());
+fn note(sandbox: &Sandbox, error: &torpor_service::Error) {
+    let error = error.internal().unwrap_or_else(|| error.to_string());
     tracing::warn!(sandbox = %sandbox.id(), error, "could not suspend or resume");
 }
 
 /// Waits as long as the client wants to.
 async fn outcome(
-    app: &App,
+    app: &Service,
     task: JoinHandle<Result<()>>,
     sandbox: &Sandbox,
     query: WaitQuery,
@@ -108,7 +109,7 @@ async fn outcome(
         Ok(Some(Ok(Err(error)))) => error,
         Ok(Some(Err(_))) => Error::from(Refusal::Stopping).into(),
     };
-    let told = refused.told(id);
+    let told = refused.0.to_body(id);
     let gone = matches!(
         told.code,
         ErrorCode::SandboxTerminated | ErrorCode::SandboxNotFound | ErrorCode::ShuttingDown

@@ -6,10 +6,10 @@ use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::app::App;
-use torpor_daemon::calls;
 use torpor_protocol::api::{Resize, Standby, UpdateSandbox};
 use torpor_protocol::{ErrorCode, Lifetime, Name, SandboxSpec};
+use torpor_service::Service;
+use torpor_service::calls;
 
 use super::super::extract::{Address, Body};
 use super::super::gate::Named;
@@ -35,7 +35,7 @@ pub(super) struct Wish {
 }
 
 pub(super) async fn update(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     address: Address,
     Body(wish): Body<Wish>,
@@ -49,12 +49,12 @@ pub(super) async fn update(
         must_resolve(network).await?;
     }
     let resizes = update.resources.is_some();
-    calls::update(&app, &sandbox, update).await.map_err(|error| match error.told("") {
+    calls::update(&app, &sandbox, update).await.map_err(|error| match error.describe() {
         // Waiting would not make this host larger.
         told if resizes && told.code == ErrorCode::CapacityReached => {
             ApiError::invalid(told.message)
         }
-        _ => error,
+        _ => error.into(),
     })?;
     Ok(Json(SandboxInfo::of(sandbox.status(), &address)))
 }

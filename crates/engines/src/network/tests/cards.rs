@@ -263,7 +263,7 @@ fn the_card_of_a_machine_that_outlives_a_daemon_stays_and_that_of_a_dead_one_goe
         network.crash();
         drop(dead_card);
         let network = world.network_with(&tag, &[(number, ON), (dead_number, ON)]).await;
-        network.swept();
+        network.swept(&[number, dead_number]);
         drop(comes_back(&network, dead_number).await);
         assert!(!has_card(&network, dead_number));
         let slot = network.adopt(number, &ON).await.expect("adopted");

@@ -3,19 +3,19 @@
 mod connections;
 mod crashes;
 mod particular;
+mod prepared;
 mod resources;
-mod shells;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use torpor_engines::Users;
+use torpor_engines::EngineConfig;
 use torpor_engines::gvisor::build::{Build, Halt};
-use torpor_engines::gvisor::{Gvisor, GvisorConfig, enter, purge};
+use torpor_engines::gvisor::{GvisorConfig, enter};
 use torpor_lifecycle::engine::{Engine, EngineError};
 
-use crate::world::{Installation, Settings, be, keeper_command, told, unfit};
+use crate::world::{Installation, Settings, be, told, unfit};
 
 /// Another runsc to run the whole suite on.
 const OTHER: &str = "TORPOR_TEST_RUNSC";
@@ -37,23 +37,6 @@ impl Installed {
     }
 }
 
-fn config(settings: &Settings) -> GvisorConfig {
-    let Settings { runtime_dir, scratch_dir, tag, shells, registry } = settings.clone();
-    let (runsc, builds_dir) = (runsc(), None);
-    GvisorConfig {
-        runsc,
-        builds_dir,
-        runtime_dir,
-        scratch_dir,
-        tag,
-        keeper_command: keeper_command(),
-        enter_command: be("gvisor::enter_process"),
-        users: Users::default(),
-        shells,
-        registry,
-    }
-}
-
 /// No test, but what starts the tests' runscs: see [`be`].
 #[test]
 #[expect(clippy::disallowed_methods, reason = "it is another program, and has no machines")]
@@ -70,10 +53,12 @@ impl Installation for Installed {
     }
 
     async fn open(&self, settings: &Settings) -> Result<Arc<dyn Engine>, EngineError> {
-        Ok(Arc::new(Gvisor::open(config(settings)).await?))
-    }
-
-    async fn purge(&self, settings: &Settings) -> Result<(), EngineError> {
-        purge(&config(settings)).await.map(drop)
+        let config = GvisorConfig {
+            runsc: runsc(),
+            builds_dir: None,
+            enter_command: be("gvisor::enter_process"),
+            prepared: settings.prepared,
+        };
+        settings.open(EngineConfig::Gvisor(config)).await
     }
 }

@@ -11,12 +11,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use torpor_engines::microvm::{Microvm, MicrovmConfig, purge};
+use torpor_engines::EngineConfig;
+use torpor_engines::microvm::MicrovmConfig;
 use torpor_kernel::Kernel;
 use torpor_lifecycle::engine::{Engine, EngineError};
 use torpor_qemu::build::{Accel, Build};
 
-use crate::world::{Installation, Settings, be, chain, keeper_command, told, unfit};
+use crate::world::{Installation, Settings, be, chain, told, unfit};
 
 /// What runs the machines: `kvm`, which must then work, or nobody said so and they are emulated.
 const ACCEL: &str = "TORPOR_TEST_ACCEL";
@@ -90,26 +91,14 @@ impl Installation for Installed {
     }
 
     async fn open(&self, settings: &Settings) -> Result<Arc<dyn Engine>, EngineError> {
-        let Settings { runtime_dir, scratch_dir, tag, shells: _, registry } = settings.clone();
         let (qemu, kernel) = self.0.get().expect("this host was looked at").clone();
         let config = MicrovmConfig {
             qemu,
             kernel,
-            runtime_dir,
-            scratch_dir,
             templates_dir: templates_dir(),
-            tag,
-            keeper_command: keeper_command(),
             jail_command: be("microvm::jail_process"),
-            users: torpor_engines::Users::default(),
-            registry,
         };
-        Ok(Arc::new(Microvm::open(config).await?))
-    }
-
-    async fn purge(&self, settings: &Settings) -> Result<(), EngineError> {
-        let Settings { runtime_dir, scratch_dir, tag, .. } = settings;
-        purge(runtime_dir, tag, scratch_dir, &templates_dir()).await.map(drop)
+        settings.open(EngineConfig::Microvm(config)).await
     }
 
     fn home(&self, settings: &Settings) -> PathBuf {

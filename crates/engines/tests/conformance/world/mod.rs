@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::Value;
-use torpor_engines::keeper;
 use torpor_engines::limits::{Group, Hierarchy};
+use torpor_engines::{EngineConfig, HostConfig, Users, keeper};
 use torpor_lifecycle::engine::{
     BootPlan, Engine, EngineError, GuestRegistry, Machine, NoGuestRegistry,
 };
@@ -35,8 +35,24 @@ pub(crate) struct Settings {
     pub(crate) runtime_dir: PathBuf,
     pub(crate) scratch_dir: PathBuf,
     pub(crate) tag: String,
-    pub(crate) shells: usize,
+    /// How many containers gVisor prepares ahead.
+    pub(crate) prepared: usize,
     pub(crate) registry: Arc<dyn GuestRegistry>,
+}
+
+impl Settings {
+    /// What all engines of this host are told.
+    pub(crate) fn host(&self) -> HostConfig {
+        let Self { runtime_dir, scratch_dir, tag, prepared: _, registry } = self.clone();
+        let (keeper_command, users) = (keeper_command(), Users::default());
+        HostConfig { runtime_dir, scratch_dir, tag, keeper_command, users, registry }
+    }
+
+    /// The only engine of an installation.
+    pub(crate) async fn open(&self, engine: EngineConfig) -> Result<Arc<dyn Engine>, EngineError> {
+        let mut engines = torpor_engines::open(self.host(), vec![engine]).await?;
+        Ok(engines.remove(0))
+    }
 }
 
 /// What the suite must know of an engine beyond what the engine says itself.
@@ -49,7 +65,9 @@ pub(crate) trait Installation: Send + Sync + 'static {
     async fn open(&self, settings: &Settings) -> Result<Arc<dyn Engine>, EngineError>;
 
     /// Removes everything, without a daemon.
-    async fn purge(&self, settings: &Settings) -> Result<(), EngineError>;
+    async fn purge(&self, settings: &Settings) -> Result<(), EngineError> {
+        torpor_engines::purge(&settings.host()).await.map(drop)
+    }
 
     /// An image that its machines can begin with; `dir` goes away with the test.
     fn root(&self, dir: &Path) -> PathBuf {
@@ -132,7 +150,7 @@ pub(crate) async fn world() -> Option<World> {
         runtime_dir: dir.path().join("run"),
         scratch_dir: dir.path().join("scratch"),
         tag,
-        shells: 0,
+        prepared: 0,
         registry: Arc::new(NoGuestRegistry),
     };
     let root = installed.root(dir.path());

@@ -1,5 +1,7 @@
 //! Ledgers of earlier programs, and the shape of the present one.
 
+use sqlx::migrate::Migrator;
+
 use super::*;
 
 /// A ledger as the program knew it that had so many migrations.

@@ -1,0 +1,359 @@
+//! One request to a preview: may it come, is somebody awake, and what the visitor is told if not.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Request, Response, StatusCode, Uri};
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use torpor_lifecycle::{Lease, Sandbox};
+use torpor_protocol::api::REQUEST_ID_HEADER;
+use torpor_protocol::{ErrorCode, SandboxRef, State};
+use torpor_proxy::{Manner, NotListening, Target, Until};
+use torpor_service::previews::{Entry, Token};
+use torpor_service::{Error, Service, room};
+
+use super::access::{self, Shown};
+use super::page::{Kind, Told, is_browser};
+use super::{PreviewServer, listening, rules};
+use crate::{auth, request_id};
+
+const FORWARDED_PROTO: &str = "x-forwarded-proto";
+
+/// Who comes, and how.
+pub(super) struct Visitor<'a> {
+    pub(super) server: &'a PreviewServer,
+    pub(super) peer: SocketAddr,
+    /// The connection is encrypted.
+    pub(super) secure: bool,
+}
+
+/// A visitor may come in.
+struct Pass {
+    /// Until then.
+    until: CancellationToken,
+    /// For a browser that showed its token in a URL.
+    cookie: Option<HeaderValue>,
+}
+
+/// Keeps a sandbox awake until the proxy has a lease of its own.
+#[expect(dead_code, reason = "they are held, not used")]
+enum Held {
+    Own(Lease),
+    Shared(Arc<Lease>),
+    Nobody,
+}
+
+/// What a visitor is told instead.
+type Instead<T> = Result<T, Box<Told>>;
+
+impl Visitor<'_> {
+    /// Answers in any case.
+    pub(super) async fn visit(
+        &self,
+        entry: &Entry,
+        mut request: Request<Incoming>,
+    ) -> Response<Body> {
+        let browser = is_browser(&request);
+        let origin = request.headers().get(header::ORIGIN).cloned();
+        let id = request_id(request.headers());
+        let id = HeaderValue::try_from(&*id).expect("a request id is plain ASCII");
+        request.headers_mut().insert(REQUEST_ID_HEADER, id.clone());
+        let answer = match rules::preflight(&entry.rules, &request) {
+            _ if self.has_ended(entry) => Err(self.server.ended()),
+            Some(answer) => Ok(answer),
+            None => self.enter(entry, request, browser).await,
+        };
+        let mut response = answer.unwrap_or_else(|mut told| {
+            told.body.request_id = id.to_str().unwrap_or_default().to_owned();
+            told.answer(browser)
+        });
+        response.headers_mut().insert(REQUEST_ID_HEADER, id);
+        rules::finish(&entry.rules, response.headers_mut(), origin.as_ref());
+        response
+    }
+
+    fn has_ended(&self, entry: &Entry) -> bool {
+        entry.preview.is_expired(self.server.service.fleet.clock().now_ms())
+    }
+
+    async fn enter(
+        &self,
+        entry: &Entry,
+        mut request: Request<Incoming>,
+        browser: bool,
+    ) -> Instead<Response<Body>> {
+        let Pass { until, cookie } = self.admit(entry, &mut request).await?;
+        if let Some(cookie) = cookie.filter(|_| browser) {
+            return Ok(redirect(request.uri(), cookie));
+        }
+        let id = SandboxRef::Id(entry.preview.sandbox.clone());
+        let sandbox = self.server.service.fleet.find(&id).map_err(|_| self.server.ended())?;
+        let _held = self.awake(&sandbox, browser).await?;
+        if self.secure {
+            say_secure(request.headers_mut());
+        }
+        rules::dress(&entry.rules, request.headers_mut());
+        request.extensions_mut().insert(Until(until.clone()));
+        let target = Target { port: entry.preview.port, sandbox: id };
+        let manner = Manner { keep_open: entry.preview.keep_open };
+        let asked = self.server.proxy.handle_as(target, request, Some(self.peer), manner);
+        let mut response = tokio::select! {
+            response = asked => response,
+            () = until.cancelled() => return Err(self.server.locked(true)),
+        };
+        if response.extensions().get::<NotListening>().is_some() {
+            return Err(self.nobody_listens(&sandbox, entry.preview.port.get()).await);
+        }
+        access::drop_cookies(response.headers_mut());
+        let until = Box::pin(until.cancelled_owned());
+        Ok(response.map(|inner| Body::new(Limited { inner, until })))
+    }
+
+    // === Who may come ===
+
+    /// What of ours the request carries is taken out, whether or not it is needed.
+    async fn admit(&self, entry: &Entry, request: &mut Request<Incoming>) -> Instead<Pass> {
+        let mut uri = std::mem::take(request.uri_mut());
+        let headers = request.headers_mut();
+        let foreign = is_foreign(&uri, headers);
+        let shown = Shown::take(&mut uri, headers);
+        let free = Pass { until: entry.strangers.clone(), cookie: None };
+        let pass = if entry.preview.public {
+            Some(free)
+        } else if let Some(pass) = self.open(entry, &shown, foreign, headers) {
+            Some(pass)
+        } else {
+            let opened = auth::opens(&self.server.service.keys, headers).await;
+            opened.map_err(|error| self.server.told(&error))?.then_some(free)
+        };
+        let hidden = auth::hide(&self.server.service.keys, &uri, headers);
+        hidden.map_err(|error| self.server.told(&error))?;
+        *request.uri_mut() = uri;
+        pass.ok_or_else(|| self.server.locked(!shown.is_empty()))
+    }
+
+    fn open(
+        &self,
+        entry: &Entry,
+        shown: &Shown,
+        foreign: bool,
+        headers: &HeaderMap,
+    ) -> Option<Pass> {
+        let Service { fleet, vault, .. } = &*self.server.service;
+        let now_ms = fleet.clock().now_ms();
+        let by_text = |text: &Option<String>| entry.opened_by(text.as_deref()?, now_ms);
+        let pass = |token: &Token, cookie| Pass { until: token.cut.clone(), cookie };
+        if let Some(token) = by_text(&shown.header) {
+            return Some(pass(token, None));
+        }
+        if let Some(token) = by_text(&shown.query) {
+            let end_ms = [token.row.expires_at_ms, entry.preview.expires_at_ms];
+            let end_ms = end_ms.into_iter().flatten().min();
+            let lasts = end_ms.map(|end| Duration::from_millis(end.saturating_sub(now_ms)));
+            let value = entry.cookie(vault, token);
+            let secure = self.secure || was_secure(headers);
+            return Some(pass(token, Some(access::cookie(&value, lasts, secure))));
+        }
+        // A page of another preview must not act for whoever looks at it.
+        let origin = headers.get(header::ORIGIN);
+        if foreign && !origin.is_some_and(|origin| entry.rules.trusts(origin.as_bytes())) {
+            return None;
+        }
+        let mut cookies = shown.cookies.iter();
+        let by_cookie = |cookie: &String| entry.opened_by_cookie(vault, cookie, now_ms);
+        cookies.find_map(by_cookie).map(|token| pass(token, None))
+    }
+
+    // === Who is there ===
+
+    /// Who sleeps is woken here, where there is a say in how much may run.
+    async fn awake(&self, sandbox: &Sandbox, browser: bool) -> Instead<Held> {
+        let (state, asleep) = {
+            let watched = sandbox.watch();
+            let status = watched.borrow();
+            (status.state, status.tier.is_some())
+        };
+        if state == State::Running && !asleep {
+            return Ok(Held::Nobody);
+        }
+        if browser {
+            return match self.server.waking.awake(&self.server.service, sandbox).await {
+                Some(Ok(lease)) => Ok(Held::Shared(lease)),
+                Some(Err(error)) => Err(self.server.told(&error)),
+                None => Err(self.server.waiting()),
+            };
+        }
+        if !asleep {
+            return Ok(Held::Nobody);
+        }
+        let lease = room::awake(&self.server.service, sandbox).await;
+        lease.map(Held::Own).map_err(|error| self.server.told(&error))
+    }
+
+    async fn nobody_listens(&self, sandbox: &Sandbox, port: u16) -> Box<Told> {
+        let ports = match room::awake(&self.server.service, sandbox).await {
+            Ok(lease) => listening::ports(&lease).await,
+            Err(_) => Vec::new(),
+        };
+        let message = format!("nothing listens on port {port} in the sandbox");
+        let listed: Vec<_> = ports.iter().map(u16::to_string).collect();
+        let others = match ports.len() {
+            0 => "No other port has a server either.".to_owned(),
+            1 => format!("Port {} has a server.", listed[0]),
+            _ => format!("These ports have a server: {}.", listed.join(", ")),
+        };
+        let hint = format!(
+            "{others} Start one that listens on port {port}, at any address: 127.0.0.1 is enough \
+             (torpor run --detach SANDBOX -- COMMAND)."
+        );
+        let error = Error::with_hint(ErrorCode::PortNotListening, message, hint);
+        let told = self.server.told(&error);
+        Box::new(Told { listening: Some(ports), ..*told })
+    }
+}
+
+/// Whether a page of somebody else made this request. What a person follows to is not.
+fn is_foreign(uri: &Uri, headers: &HeaderMap) -> bool {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let host = uri.authority().map(|authority| authority.as_str()).or_else(|| text("host"));
+    let own = |origin: &str| {
+        let authority = origin.split_once("://").map(|(_, authority)| authority);
+        authority.zip(host).is_some_and(|(one, other)| one.eq_ignore_ascii_case(other))
+    };
+    if headers.contains_key(header::ORIGIN) {
+        return !text("origin").is_some_and(own);
+    }
+    matches!(text("sec-fetch-site"), Some("same-site" | "cross-site"))
+        && text("sec-fetch-mode") != Some("navigate")
+}
+
+/// Tells the application that the visitor's own connection is encrypted. What a proxy before us said
+/// stays: it knows better.
+pub fn say_secure(headers: &mut HeaderMap) {
+    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("https"));
+}
+
+/// Whether somebody before us says that the visitor's own connection is encrypted.
+fn was_secure(headers: &HeaderMap) -> bool {
+    headers
+        .get(FORWARDED_PROTO)
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"https"))
+}
+
+/// To the same page without the token, which stays neither in the address bar nor in anybody's log.
+fn redirect(uri: &Uri, cookie: HeaderValue) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::FOUND;
+    let headers = response.headers_mut();
+    headers.insert(header::LOCATION, access::location(uri));
+    headers.insert(header::SET_COOKIE, cookie);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    response
+}
+
+// === What visitors are told ===
+
+impl PreviewServer {
+    /// The answer to a request for a preview that is not there.
+    pub fn missing<B>(&self, request: &Request<B>) -> Response<Body> {
+        let mut told = self.ended();
+        told.body.request_id = request_id(request.headers()).to_string();
+        told.answer(is_browser(request))
+    }
+
+    fn told(&self, error: &Error) -> Box<Told> {
+        if let Some(error) = error.internal() {
+            tracing::error!(error, "a preview failed");
+        }
+        Box::new(Told::new((self.status_of)(error.code()), error.to_body("")))
+    }
+
+    fn ended(&self) -> Box<Told> {
+        self.told(&Error::new(ErrorCode::NotFound, "there is no such preview, or it has ended"))
+    }
+
+    fn locked(&self, shown: bool) -> Box<Told> {
+        let message = if shown {
+            "the token is not valid, or not any more"
+        } else {
+            "a token is needed to see it"
+        };
+        let hint = "Who owns it makes one with: torpor preview token create. Programs send it in the \
+                    header x-torpor-preview-token.";
+        let told = self.told(&Error::with_hint(ErrorCode::Unauthenticated, message, hint));
+        Box::new(Told { kind: Kind::Locked, ..*told })
+    }
+
+    fn waiting(&self) -> Box<Told> {
+        let message = "the sandbox is waking up; this page comes again by itself";
+        let told = self.told(&Error::new(ErrorCode::SandboxAsleep, message));
+        Box::new(Told { kind: Kind::Waiting, status: StatusCode::SERVICE_UNAVAILABLE, ..*told })
+    }
+}
+
+/// The body of an answer, which breaks off when its visitor may not stay.
+struct Limited {
+    inner: torpor_proxy::Body,
+    until: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl HttpBody for Limited {
+    type Data = Bytes;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if self.until.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Some(Err("the visitor may not stay".into())));
+        }
+        Pin::new(&mut self.inner).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn foreign(headers: &[(&'static str, &str)]) -> bool {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(*name, value.parse().unwrap());
+        }
+        is_foreign(&Uri::from_static("/"), &map)
+    }
+
+    #[test]
+    fn a_page_of_another_preview_is_not_taken_for_its_visitor() {
+        let host = ("host", "a.localhost:8900");
+        assert!(!foreign(&[host]));
+        assert!(!foreign(&[host, ("origin", "http://a.localhost:8900")]));
+        assert!(!foreign(&[
+            host,
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "navigate")
+        ]));
+        assert!(!foreign(&[host, ("sec-fetch-site", "same-origin"), ("sec-fetch-mode", "cors")]));
+        for origin in ["http://b.localhost:8900", "null", "http://a.localhost", ""] {
+            assert!(foreign(&[host, ("origin", origin)]), "{origin}");
+        }
+        assert!(foreign(&[host, ("sec-fetch-site", "same-site"), ("sec-fetch-mode", "no-cors")]));
+    }
+}

@@ -1,0 +1,408 @@
+//! What can be asked, whatever the words: our own API and every dialect translate to these calls, and
+//! decide nothing themselves.
+
+mod network;
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use tokio::time::Instant;
+use torpor_lifecycle::store::PoolRecord;
+use torpor_lifecycle::{Refusal, Sandbox};
+use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, UpdateSandbox};
+use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork};
+use torpor_protocol::{
+    Name, SandboxRef, SandboxSpec, Snapshot, SnapshotKind, SnapshotRef, State, Tier,
+};
+
+use crate::Service;
+use crate::admission::{self, Origin, Resolved};
+use crate::error::{Error, Result};
+use crate::pinned_save::{PinnedSave, parse};
+use crate::room;
+
+/// Stands for the number of a fork in its name.
+const NUMBER: &str = "{n}";
+/// Machines of one pool; an installation has addresses for about as many.
+const POOL_MAX: usize = 1000;
+
+// === Sandboxes ===
+
+/// A sandbox that is recorded, and will run: [`started`] waits for it.
+pub async fn create(app: &Service, request: CreateSandbox) -> Result<Sandbox> {
+    let queue_until_ms = request.queue_secs.map(|secs| deadline(app, secs));
+    let (spec, point) = match (&request.pool, &request.snapshot) {
+        (Some(pool), _) => claimed(app, &app.fleet.pool(pool)?, &request).await?,
+        (None, Some(snapshot)) => {
+            let point = PinnedSave::of(app, &parse(snapshot)?).await?;
+            (admit_at(app, &point, request)?, Some(point))
+        }
+        (None, None) => (admit(app, request).await?, None),
+    };
+    know(app, &spec).await?;
+    if let Some(until_ms) = queue_until_ms {
+        return Ok(app.fleet.enqueue(spec, point.as_deref(), until_ms).await?);
+    }
+    room::make(app, 1, point.as_ref().map_or(0, PinnedSave::memory_mib)).await?;
+    Ok(match &point {
+        Some(point) => app.fleet.begin(point, spec).await?,
+        None => app.fleet.create(spec).await?,
+    })
+}
+
+/// What a sandbox that begins at a restore point is to be.
+fn admit_at(app: &Service, point: &PinnedSave, request: CreateSandbox) -> Result<SandboxSpec> {
+    let network = network::narrowed(request.network, &point.about().spec.network)?;
+    point.admit(app, CreateSandbox { network, ..request })
+}
+
+/// `0` is for ever.
+fn deadline(app: &Service, secs: u64) -> u64 {
+    match secs {
+        0 => u64::MAX,
+        secs => app.fleet.clock().now_ms().saturating_add(secs.saturating_mul(1000)),
+    }
+}
+
+/// Secrets and ways out that are not there are missed at once, not when the sandbox starts.
+async fn know(app: &Service, spec: &SandboxSpec) -> Result<()> {
+    use torpor_lifecycle::store::StoreError;
+    for name in &spec.secrets {
+        if app.vault.find(name).await?.is_none() {
+            return Err(StoreError::NoSuchSecret(name.to_string()).into());
+        }
+    }
+    network::known(app, &spec.network).await
+}
+
+/// What a sandbox of a pool is to be, and where it begins.
+async fn claimed(
+    app: &Service,
+    pool: &PoolRecord,
+    request: &CreateSandbox,
+) -> Result<(SandboxSpec, Option<PinnedSave>)> {
+    let CreateSandbox { name, labels, env, queue_secs, pool: of, .. } = request.clone();
+    let plain = CreateSandbox { name, labels, env, queue_secs, pool: of, ..Default::default() };
+    if *request != plain {
+        let why = "pool: the pool says what its sandboxes are; only a name, labels and variables \
+                   can be asked for besides";
+        return Err(Error::invalid(why));
+    }
+    admission::check_claim(request)?;
+    let mut spec = pool.spec.clone();
+    spec.name.clone_from(&request.name);
+    spec.labels.clone_from(&request.labels);
+    spec.env.extend(request.env.clone());
+    spec.pool = Some(pool.name.clone());
+    let point = match &pool.from {
+        Some((snapshot, _)) => Some(PinnedSave::of(app, &SnapshotRef::Id(snapshot.clone())).await?),
+        None => None,
+    };
+    Ok((spec, point))
+}
+
+/// What a sandbox from an image is to be.
+pub(crate) async fn admit(app: &Service, request: CreateSandbox) -> Result<SandboxSpec> {
+    let name = request.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
+    let id = app.images.resolve(&name).await?;
+    let origin = Origin::Image(Resolved { name, id });
+    Ok(admission::admit(request, origin, &app.terms())?)
+}
+
+/// Returns when it runs. Whoever gets an error has nothing to clean up.
+pub async fn started(app: &Service, sandbox: &Sandbox, begun: Instant) -> Result<()> {
+    if let Err(error) = sandbox.awake().await {
+        sandbox.delete().await;
+        return Err(error.into());
+    }
+    app.metrics.created(begun.elapsed());
+    Ok(())
+}
+
+/// A sandbox without a name that its creator does not know of yet: if the creator goes away now,
+/// nobody will ever ask for it.
+pub struct Unanswered(Option<Sandbox>);
+
+impl Unanswered {
+    pub fn new(sandbox: &Sandbox) -> Self {
+        let named = sandbox.watch().borrow().spec.name.is_some();
+        Self((!named).then(|| sandbox.clone()))
+    }
+
+    pub fn answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(sandbox) = self.0.take() {
+            tokio::spawn(async move { sandbox.delete().await });
+        }
+    }
+}
+
+/// Changes a sandbox while it lives: all that is asked for, or nothing.
+pub async fn update(app: &Service, sandbox: &Sandbox, update: UpdateSandbox) -> Result<()> {
+    let status = sandbox.status();
+    admission::check_update(&update, &status.spec.resources, &app.terms())?;
+    if let Some(network) = &update.network {
+        network::known(app, network).await?;
+    }
+    Ok(app.fleet.update(sandbox, update).await?)
+}
+
+/// Puts it to sleep; returns when all of it is on disk.
+pub async fn sleep(app: &Service, sandbox: &Sandbox, cold: bool) -> Result<()> {
+    let begun = Instant::now();
+    sandbox.sleep(cold).await?;
+    app.metrics.slept(if cold { Tier::Cold } else { Tier::Warm }, begun.elapsed());
+    Ok(())
+}
+
+/// Wakes it, also if requests do not.
+pub async fn wake(app: &Service, sandbox: &Sandbox) -> Result<()> {
+    let (begun, tier) = (Instant::now(), sandbox.watch().borrow().tier);
+    room::wake_room(app, sandbox, true).await?;
+    sandbox.wake().await?;
+    if let Some(tier) = tier {
+        app.metrics.waited(tier, begun.elapsed());
+    }
+    Ok(())
+}
+
+/// Takes it back to a snapshot, with memory and processes if they are in it.
+pub async fn restore(app: &Service, sandbox: &Sandbox, snapshot: &str) -> Result<Sandbox> {
+    let snapshot = parse(snapshot)?;
+    room::wake_room(app, sandbox, true).await?;
+    Ok(app.fleet.restore(&SandboxRef::Id(sandbox.id().clone()), &snapshot).await?)
+}
+
+// === Snapshots and forks ===
+
+/// A snapshot in the making, which goes on if nobody waits for it.
+pub struct Taken {
+    pub begun_as: Snapshot,
+    task: tokio::task::JoinHandle<std::result::Result<Snapshot, torpor_lifecycle::Error>>,
+}
+
+impl Taken {
+    pub async fn done(self) -> Result<Snapshot> {
+        Ok(self.task.await.unwrap_or_else(|_| Err(Refusal::Stopping.into()))?)
+    }
+}
+
+pub async fn snapshot(
+    app: &Arc<Service>,
+    sandbox: &Sandbox,
+    name: Option<Name>,
+    kind: SnapshotKind,
+) -> Result<Taken> {
+    let begun = Instant::now();
+    let of = SandboxRef::Id(sandbox.id().clone());
+    let taking = app.fleet.take_snapshot(&of, name, kind).await?;
+    let begun_as = taking.snapshot.clone();
+    let app = Arc::clone(app);
+    // Counted also when nobody waits for it.
+    let task = tokio::spawn(async move {
+        let snapshot = taking.done().await?;
+        app.metrics.snapshot_taken(begun.elapsed(), snapshot.pause_ms);
+        Ok(snapshot)
+    });
+    Ok(Taken { begun_as, task })
+}
+
+/// Sandboxes that begin at a snapshot, in their order. One that fails takes no other.
+pub async fn fork(app: &Service, of: &SnapshotRef, fork: &Fork) -> Result<Vec<Result<Sandbox>>> {
+    let names = names(fork)?;
+    let point = PinnedSave::of(app, of).await?;
+    begin(app, &point, fork, names).await
+}
+
+/// Sandboxes that begin as another is now. It goes on; if it sleeps, it is not woken.
+pub async fn copy(app: &Service, of: &Sandbox, fork: &Fork) -> Result<Vec<Result<Sandbox>>> {
+    let names = names(fork)?;
+    let ran = of.status().state == State::Running;
+    let point = PinnedSave::now(app, &SandboxRef::Id(of.id().clone())).await?;
+    if ran {
+        app.metrics.paused(point.about().pause_ms);
+    }
+    begin(app, &point, fork, names).await
+}
+
+/// The names of all forks, known to be good before the first begins.
+fn names(fork: &Fork) -> Result<Vec<Option<Name>>> {
+    if !(1..=FORKS_MAX).contains(&fork.count) {
+        return Err(Error::invalid(format!("count must be from 1 to {FORKS_MAX}")));
+    }
+    let Some(pattern) = &fork.name else { return Ok(vec![None; fork.count]) };
+    if fork.count > 1 && !pattern.contains(NUMBER) {
+        let message = format!("name: several forks need {NUMBER} in it, for their number");
+        return Err(Error::invalid(message));
+    }
+    let named = |n: usize| {
+        let name: Name = pattern
+            .replace(NUMBER, &n.to_string())
+            .parse()
+            .map_err(|error| Error::invalid(format!("{error}")))?;
+        Ok(name)
+    };
+    let names = (1..=fork.count).map(named).collect::<Result<Vec<_>>>()?;
+    let distinct: std::collections::HashSet<_> = names.iter().collect();
+    if distinct.len() < names.len() {
+        return Err(Error::invalid("name: two forks would have the same"));
+    }
+    Ok(names.into_iter().map(Some).collect())
+}
+
+/// What a fork asks for, as if it were asked for alone.
+fn wish(fork: &Fork, from: &SandboxSpec) -> CreateSandbox {
+    CreateSandbox {
+        env: fork.env.clone(),
+        labels: fork.labels.clone(),
+        network: fork.network.clone().unwrap_or_else(|| from.network.clone()),
+        lifetime: fork.lifetime,
+        standby: fork.standby.clone(),
+        cpus: fork.cpus,
+        memory_mib: fork.memory_mib,
+        disk_mib: fork.disk_mib,
+        ..CreateSandbox::default()
+    }
+}
+
+async fn begin(
+    app: &Service,
+    point: &PinnedSave,
+    fork: &Fork,
+    names: Vec<Option<Name>>,
+) -> Result<Vec<Result<Sandbox>>> {
+    // A fork that asks for another network says so itself, and is not held to what was saved.
+    let spec = point.admit(app, wish(fork, &point.about().spec))?;
+    know(app, &spec).await?;
+    let needed_mib = point.memory_mib().saturating_mul(names.len() as u64);
+    room::make(app, names.len(), needed_mib).await?;
+    let begun = names.into_iter().map(|name| {
+        let spec = SandboxSpec { name, ..spec.clone() };
+        begin_one(app, point, spec)
+    });
+    let begun = join_all(begun).await.into_iter();
+    let told = begun.map(|begun| {
+        begun.map(|(sandbox, unanswered)| {
+            app.metrics.forked();
+            unanswered.answered();
+            sandbox
+        })
+    });
+    Ok(told.collect())
+}
+
+/// Returns when it runs. On `Err`, and if it is given up, nothing is left of an unnamed one.
+async fn begin_one(
+    app: &Service,
+    point: &PinnedSave,
+    spec: SandboxSpec,
+) -> Result<(Sandbox, Unanswered)> {
+    let sandbox = app.fleet.begin(point, spec).await?;
+    let unanswered = Unanswered::new(&sandbox);
+    if let Err(error) = sandbox.awake().await {
+        sandbox.delete().await;
+        return Err(error.into());
+    }
+    Ok((sandbox, unanswered))
+}
+
+// === Pools ===
+
+pub async fn create_pool(app: &Service, request: CreatePool) -> Result<()> {
+    let record = pool_record(app, request).await?;
+    Ok(app.fleet.create_pool(record).await?)
+}
+
+/// Makes a pool another one of the same name.
+pub async fn update_pool(app: &Service, request: CreatePool) -> Result<()> {
+    let before = app.fleet.pool(&request.name)?;
+    let record = pool_record(app, request).await?;
+    let record = PoolRecord { created_at_ms: before.created_at_ms, ..record };
+    Ok(app.fleet.update_pool(record).await?)
+}
+
+async fn pool_record(app: &Service, request: CreatePool) -> Result<PoolRecord> {
+    let CreatePool { name, size, max, snapshot, .. } = request.clone();
+    if size > POOL_MAX || max == Some(0) {
+        let message = format!("size must be at most {POOL_MAX}, and max at least 1");
+        return Err(Error::invalid(message));
+    }
+    let wish = CreateSandbox {
+        image: request.image,
+        cpus: request.cpus,
+        memory_mib: request.memory_mib,
+        disk_mib: request.disk_mib,
+        network: request.network,
+        ports: request.ports,
+        entrypoint: request.entrypoint,
+        lifetime: request.lifetime,
+        standby: request.standby,
+        ..CreateSandbox::default()
+    };
+    let point = match &snapshot {
+        Some(snapshot) => Some(memory_point(app, snapshot).await?),
+        None => None,
+    };
+    let (spec, from, each_mib) = match &point {
+        Some(point) => {
+            let id = point.snapshot.clone().zip(Some(point.save.id.clone()));
+            (admit_at(app, point, wish)?, id, point.memory_mib())
+        }
+        None => (admit(app, wish).await?, None, room::MACHINE_MIB),
+    };
+    know(app, &spec).await?;
+    if size > 0 {
+        room::make(app, size, each_mib.saturating_mul(size as u64)).await?;
+    }
+    let now_ms = app.fleet.clock().now_ms();
+    Ok(PoolRecord { name, size, spec, from, max, created_at_ms: now_ms, updated_at_ms: now_ms })
+}
+
+async fn memory_point(app: &Service, snapshot: &str) -> Result<PinnedSave> {
+    let point = PinnedSave::of(app, &parse(snapshot)?).await?;
+    match point.about().kind {
+        SnapshotKind::Memory => Ok(point),
+        SnapshotKind::Filesystem => Err(Error::invalid(
+            "snapshot: a pool is of a memory snapshot or an image; this one has files only",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn try_names(count: usize, name: Option<&str>) -> Result<Vec<String>> {
+        let fork = Fork { count, name: name.map(str::to_owned), ..Fork::default() };
+        let names = names(&fork)?;
+        Ok(names.into_iter().map(|name| name.map_or_else(String::new, |n| n.to_string())).collect())
+    }
+
+    #[test]
+    fn forks_are_numbered_from_one() {
+        assert_eq!(try_names(3, Some("agent-{n}")).unwrap(), ["agent-1", "agent-2", "agent-3"]);
+        assert_eq!(try_names(1, Some("agent")).unwrap(), ["agent"]);
+        assert_eq!(try_names(2, None).unwrap(), ["", ""]);
+    }
+
+    #[test]
+    fn a_wrong_number_or_name_is_refused_before_anything_begins() {
+        for (count, name) in [
+            (0, None),
+            (FORKS_MAX + 1, None),
+            (10_000, None),
+            (2, Some("agent")),
+            (2, Some("{n}")),
+            (2, Some("Agent-{n}")),
+            (1, Some("../../etc")),
+            (1000, Some(&*format!("{}{{n}}", "a".repeat(60)))),
+        ] {
+            assert!(try_names(count, name).is_err(), "{count} {name:?}");
+        }
+    }
+}

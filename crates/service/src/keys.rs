@@ -1,0 +1,201 @@
+//! API keys: which are valid, who needs one, and how often each may ask.
+//!
+//! - A key is needed as soon as there is one, and always on an address that is not loopback. It stays
+//!   needed when there is none any more, until the configuration says `require_key = false`.
+//! - No key goes into a sandbox: see [`Keyring::is_in`].
+//! - Who may ask may not ask as often as it likes: see [`crate::throttle`].
+
+mod finder;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq;
+use tokio::time::Instant;
+use torpor_lifecycle::store::StoreError;
+use torpor_protocol::ErrorCode;
+use torpor_store::{KeyRow, Ledger};
+
+use crate::error::{Error, Result};
+use crate::throttle::Throttle;
+use finder::Finder;
+
+/// How long a key that was seen is believed without asking the ledger, which also notes its use.
+const BELIEVED: Duration = Duration::from_secs(60);
+/// Keys remembered at the same time; one more forgets all.
+const REMEMBERED: usize = 1024;
+
+/// SHA-256 of a key.
+type Digest = [u8; 32];
+
+/// Who asks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Caller {
+    Key(Digest),
+    /// No key is needed: all who ask are on this host, and are one.
+    Anybody,
+}
+
+/// What the operator says about keys.
+#[derive(Clone, Copy, Default)]
+pub struct KeySettings<'a> {
+    /// A key of the configuration.
+    pub fixed: Option<&'a str>,
+    /// Whether a key is needed; absent: from the first key on.
+    pub required: Option<bool>,
+    /// Whether strangers can reach the daemon.
+    pub exposed: bool,
+    /// Of each key; 0: any number.
+    pub requests_per_sec: u32,
+}
+
+/// All valid keys. The only writer of keys in the ledger while the daemon runs.
+pub struct Keyring {
+    ledger: Ledger,
+    /// From the configuration.
+    fixed: Option<Digest>,
+    finder: Finder,
+    /// Whether a key is needed even if there is none.
+    closed: AtomicBool,
+    /// Whether the first key closes for good.
+    closing: bool,
+    count: AtomicUsize,
+    seen: Mutex<Seen>,
+    throttle: Throttle<Caller>,
+}
+
+/// Keys that the ledger knew a moment ago.
+#[derive(Default)]
+struct Seen {
+    at: HashMap<Digest, Instant>,
+    /// Grows with each key that is revoked: what was looked up before is not believed after.
+    revocations: u64,
+}
+
+impl Keyring {
+    pub async fn open(
+        ledger: Ledger,
+        settings: KeySettings<'_>,
+    ) -> std::result::Result<Self, StoreError> {
+        let count = ledger.keys().await?.len();
+        let secret = settings.fixed;
+        if secret.is_some() {
+            ledger.require_keys().await?;
+        }
+        let required = match settings.required {
+            Some(required) => required,
+            None => ledger.requires_keys().await?,
+        };
+        if required && count == 0 && secret.is_none() {
+            tracing::warn!(
+                "a key is needed and there is none, so nobody may ask: set api_key, or require_key = false"
+            );
+        }
+        Ok(Self {
+            ledger,
+            fixed: secret.map(hash),
+            finder: Finder::new(secret),
+            closed: AtomicBool::new(settings.exposed || required),
+            closing: settings.required != Some(false),
+            count: AtomicUsize::new(count),
+            seen: Mutex::default(),
+            throttle: Throttle::new(settings.requests_per_sec),
+        })
+    }
+
+    /// Whether a key is needed.
+    pub fn required(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+            || self.fixed.is_some()
+            || self.count.load(Ordering::Relaxed) > 0
+    }
+
+    pub async fn create(&self, label: &str) -> Result<(KeyRow, String)> {
+        let made = self.ledger.create_key(label).await?;
+        self.closed.fetch_or(self.closing, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        Ok(made)
+    }
+
+    pub async fn list(&self) -> Result<Vec<KeyRow>> {
+        Ok(self.ledger.keys().await?)
+    }
+
+    /// Not valid any more when this returns.
+    pub async fn revoke(&self, id: &str) -> Result<()> {
+        if !self.ledger.delete_key(id).await? {
+            return Err(Error::new(ErrorCode::NotFound, "there is no such key"));
+        }
+        let mut seen = self.seen.lock();
+        seen.at.clear();
+        seen.revocations += 1;
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether it is a key that is valid.
+    pub async fn knows(&self, secret: &str) -> Result<bool> {
+        let hash = hash(secret);
+        if self.fixed.is_some_and(|fixed| fixed.ct_eq(&hash).into()) {
+            return Ok(true);
+        }
+        let (at, revocations) = {
+            let seen = self.seen.lock();
+            (seen.at.get(&hash).copied(), seen.revocations)
+        };
+        if at.is_some_and(|at| at.elapsed() < BELIEVED) {
+            return Ok(true);
+        }
+        if self.ledger.find_key(secret).await?.is_none() {
+            self.seen.lock().at.remove(&hash);
+            return Ok(false);
+        }
+        let mut seen = self.seen.lock();
+        if seen.at.len() >= REMEMBERED {
+            seen.at.clear();
+        }
+        if seen.revocations == revocations {
+            seen.at.insert(hash, Instant::now());
+        }
+        Ok(true)
+    }
+
+    /// Who shows this key, or none. Where no key is needed, none is looked at.
+    pub async fn identify(&self, secret: Option<&str>) -> Result<Caller> {
+        if !self.required() {
+            return Ok(Caller::Anybody);
+        }
+        let Some(secret) = secret else {
+            return Err(Error::with_hint(
+                ErrorCode::Unauthenticated,
+                "an API key is needed",
+                "send the header `Authorization: Bearer tpk_…`, or set TORPOR_API_KEY",
+            ));
+        };
+        if self.knows(secret).await? {
+            return Ok(Caller::Key(hash(secret)));
+        }
+        Err(Error::new(ErrorCode::Unauthenticated, "this API key is not valid"))
+    }
+
+    /// Counts a request of somebody who asks; refuses it if there were too many.
+    pub fn count(&self, who: Caller) -> Result<()> {
+        self.throttle.take(who).map_err(Error::RateLimited)
+    }
+
+    /// Whether a text has a key of ours in it, which must not go into a sandbox.
+    pub fn is_in(&self, text: &[u8]) -> bool {
+        self.finder.is_in(text)
+    }
+}
+
+fn hash(secret: &str) -> Digest {
+    hash_bytes(secret.as_bytes())
+}
+
+fn hash_bytes(secret: &[u8]) -> Digest {
+    Sha256::digest(secret).into()
+}

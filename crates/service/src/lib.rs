@@ -1,0 +1,111 @@
+//! What can be asked of Torpor, whoever asks: our own API, foreign clients' dialects, jobs, another node.
+//!
+//! ```text
+//!  api ───────┐
+//!  dialects ──┼──▶ Service: calls ─ admission ─ builds ──▶ fleet, images, saves, vault, egress
+//!  edge ──────┘
+//! ```
+//!
+//! Invariants
+//! - Plain values in, plain values out: nothing here knows HTTP, nor which words its callers use.
+//! - What goes wrong is one closed [`Error`]; whoever asks translates it to their own words.
+//! - Callers decide nothing: what may be is decided here, what happens to a sandbox in `lifecycle`.
+
+pub mod admission;
+pub mod audit;
+pub mod builds;
+pub mod calls;
+pub mod domains;
+pub mod error;
+pub mod headers;
+#[cfg(any(test, fuzzing))]
+#[path = "../../../fuzz/input.rs"]
+mod input;
+pub mod keys;
+pub mod metrics;
+pub mod pinned_save;
+pub mod pressure;
+pub mod previews;
+pub mod room;
+pub mod tally;
+pub mod throttle;
+pub mod upload;
+
+use std::sync::Arc;
+
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use torpor_egress::Egress;
+use torpor_lifecycle::Fleet;
+use torpor_protocol::Resources;
+use torpor_store::{AuditLog, Images, Ledger, Saves, Vault};
+
+use admission::{Host, Terms};
+use builds::jobs::Jobs;
+use domains::Domains;
+pub use error::{Error, Result};
+use keys::Keyring;
+use metrics::Metrics;
+use pressure::Gauge;
+use previews::Previews;
+
+/// What the operator says about sandboxes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// Of sandboxes that do not say.
+    pub defaults: Resources,
+    /// After so long a sandbox that does not say falls asleep.
+    pub idle_after_ms: u64,
+    /// Sandboxes that run or are kept in memory.
+    pub sandboxes_max: usize,
+    /// Free memory below which sleeping sandboxes leave it; 0: a tenth of the host's.
+    pub memory_floor_mib: u64,
+    /// Time that processes may wait for memory before they do; 0: not looked at.
+    pub pressure_percent: u32,
+}
+
+/// What all calls share. One value per daemon, in an `Arc`; nothing in it is configured twice.
+pub struct Service {
+    /// Tells this data directory from others on the same host.
+    pub installation: String,
+    pub settings: Settings,
+    pub fleet: Fleet,
+    pub ledger: Ledger,
+    pub images: Images,
+    pub saves: Saves,
+    pub vault: Vault,
+    /// The way out of proxied sandboxes.
+    pub egress: Egress,
+    /// What sandboxes sent out, on disk.
+    pub audit: AuditLog,
+    /// Images in the making that nobody need wait for.
+    pub builds: Jobs,
+    pub keys: Keyring,
+    pub previews: Previews,
+    /// Host names of their owners that lead to previews.
+    pub domains: Arc<Domains>,
+    pub metrics: Metrics,
+    pub host: Host,
+    pub gauge: Gauge,
+    /// Held by who makes room for a machine.
+    pub making_room: Mutex<()>,
+    pub started: Instant,
+    /// The daemon stops: streams that would go on for ever end.
+    pub stopping: CancellationToken,
+    /// Conversations that outlive their request; shutdown waits for them.
+    pub tasks: TaskTracker,
+}
+
+impl Service {
+    /// What decides about a new sandbox besides its request.
+    pub fn terms(&self) -> Terms<'_> {
+        Terms {
+            defaults: &self.settings.defaults,
+            idle_after_ms: self.settings.idle_after_ms,
+            host: self.host,
+            now_ms: self.fleet.clock().now_ms(),
+        }
+    }
+}
