@@ -92,7 +92,7 @@ fn fifty_sandboxes_created_at_once_all_come_up() {
     // When many are awake for nothing, some fall asleep early; none fails.
     let list = world.get("/v1/sandboxes").json();
     let up = |status: &&serde_json::Value| {
-        ["running", "standby"].contains(&status["state"].as_str().unwrap_or_default())
+        ["running", "asleep"].contains(&status["state"].as_str().unwrap_or_default())
     };
     assert_eq!(list["sandboxes"].as_array().unwrap().iter().filter(up).count(), 50, "{list}");
     assert_eq!(world.sh("box-37", "hostname").ok(), "box-37\n");

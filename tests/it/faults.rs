@@ -71,7 +71,7 @@ struct Stage {
 impl Stage {
     fn set() -> Self {
         let world = World::start();
-        world.create_with("web", &["--memory", "256m", "--idle-after", "0"]);
+        world.create_with("web", &["--memory", "256m", "--idle-after", "never"]);
         let counted = world.start_counter("web");
         Self { world, counted }
     }
@@ -148,7 +148,7 @@ impl Stage {
         // Whatever happened, it is the same sandbox, with all that was acknowledged.
         assert_eq!(world.sh("web", "cat /tmp/mark").ok(), format!("{place}\n"));
         self.counted = world.counts_on("web", self.counted);
-        assert_eq!(world.inspect("web").get("recovered_from_ms"), None, "something was lost");
+        assert_eq!(world.inspect("web").get("recovered_from"), None, "something was lost");
         world.is_tidy();
     }
 
@@ -179,7 +179,7 @@ fn at_rest(world: &World, sandbox: &str) -> Option<Value> {
         let status = answer.json();
         (status["state"] != "creating").then_some(Some(status))
     })?;
-    assert!(status["state"] == "running" || status["state"] == "standby", "{status}");
+    assert!(status["state"] == "running" || status["state"] == "asleep", "{status}");
     Some(status)
 }
 
@@ -234,7 +234,7 @@ fn survives_any_moment(rounds: usize, end: fn(&mut World)) {
         world.start_daemon();
         stage.counted = stage.world.counts_on("web", stage.counted);
         let status = at_rest(&stage.world, "web").unwrap();
-        assert_eq!(status.get("recovered_from_ms"), None, "something was lost: {status}");
+        assert_eq!(status.get("recovered_from"), None, "something was lost: {status}");
         for one in stage.world.get("/v1/sandboxes").json()["sandboxes"].as_array().unwrap() {
             at_rest(&stage.world, one["id"].as_str().unwrap());
         }

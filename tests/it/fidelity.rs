@@ -11,7 +11,7 @@ use torpor_e2e::{GUEST, TIERS, World, request, wait_for};
 /// A sandbox that sleeps only when it is told to, with our programs.
 fn prepared() -> World {
     let world = World::start();
-    world.create_with("web", &["--idle-after", "0"]);
+    world.create_with("web", &["--idle-after", "never"]);
     world.put_guest_programs("web");
     world
 }
@@ -83,7 +83,7 @@ fn everything_is_as_it_was_after_ten_sleeps_warm_and_cold() {
         // From outside the servers are there as well.
         assert_eq!(ask(&world, "web", 7100, "/outside"), "hello /outside\n");
     }
-    assert_eq!(world.inspect("web")["recovered_from_ms"], Value::Null);
+    assert_eq!(world.inspect("web")["recovered_from"], Value::Null);
 }
 
 #[test]

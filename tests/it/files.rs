@@ -49,7 +49,7 @@ fn a_hundred_megabytes_go_both_ways_through_the_api() {
     let file = world.path("big");
     random_file(&file, 100);
     let bytes = fs::read(&file).unwrap();
-    let path = "/v1/sandboxes/web/files?path=/tmp/big";
+    let path = "/v1/sandboxes/web/files/content?path=/tmp/big";
     let sent = request(world.address(), "PUT", path, "", &bytes);
     assert_eq!(sent.status, 200, "{}", sent.text());
     assert!(world.get(path).body == bytes, "what came back differs");
@@ -60,7 +60,7 @@ fn hostile_paths_are_refused_or_stay_inside() {
     let world = World::start();
     world.create("web");
     let put = |path: &str| {
-        let path = format!("/v1/sandboxes/web/files?path={path}");
+        let path = format!("/v1/sandboxes/web/files/content?path={path}");
         request(world.address(), "PUT", &path, "", b"x").status
     };
     assert_eq!(put("/tmp/../../../../tmp/inside"), 200);
@@ -71,10 +71,10 @@ fn hostile_paths_are_refused_or_stay_inside() {
     assert_eq!(put("/tmp/new%0Aline"), 200);
     assert!(put(&format!("/tmp/{}", "x".repeat(4096))) >= 400);
     world.sh("web", "ln -s /etc/passwd /tmp/pw; mkfifo /tmp/fifo").ok();
-    let read = world.get("/v1/sandboxes/web/files?path=/tmp/pw");
+    let read = world.get("/v1/sandboxes/web/files/content?path=/tmp/pw");
     assert!(read.text().contains("tl-user"), "a link leads to the guest's own file");
-    assert_eq!(world.get("/v1/sandboxes/web/files?path=/tmp/fifo").status, 400);
-    assert_eq!(world.get("/v1/sandboxes/web/files?path=/no/such").status, 404);
+    assert_eq!(world.get("/v1/sandboxes/web/files/content?path=/tmp/fifo").status, 400);
+    assert_eq!(world.get("/v1/sandboxes/web/files/content?path=/no/such").status, 404);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn an_upload_cut_short_leaves_the_old_file() {
     let mut socket = TcpStream::connect(world.address()).unwrap();
     write!(
         socket,
-        "PUT /v1/sandboxes/web/files?path=/up/f HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\nnew"
+        "PUT /v1/sandboxes/web/files/content?path=/up/f HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\nnew"
     )
     .unwrap();
     wait_for("the upload to begin", || {

@@ -12,7 +12,7 @@ use crate::network::resolvable_name;
 /// A world with a sandbox `web` that counts, and a memory snapshot `base` of it.
 fn world_with_base() -> (World, Count) {
     let world = World::start();
-    world.create_with("web", &["--memory", "256m", "--idle-after", "0"]);
+    world.create_with("web", &["--memory", "256m", "--idle-after", "never"]);
     let counted = world.start_counter("web");
     world.sh("web", "echo then >/tmp/mark").ok();
     world.torpor(&["snapshot", "web", "--name", "base"]).ok();
@@ -134,7 +134,7 @@ fn a_sleeping_sandbox_is_saved_and_forked_and_sleeps_on() {
             world.counts_on(&format!("{fork}-{tier}"), counted);
         }
         let after = world.inspect("web");
-        for key in ["state", "tier", "durable", "wakes", "last_used_at_ms"] {
+        for key in ["state", "tier", "durable", "wakes", "last_used_at"] {
             assert_eq!(before[key], after[key], "{key}");
         }
     }

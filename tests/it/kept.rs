@@ -134,7 +134,7 @@ fn a_quiet_kept_connection_lets_the_sandbox_fall_asleep() {
     let mut line = Line::by_tunnel(&world);
     for _ in 0..3 {
         line.goes_on();
-        wait_for("sleep", || (world.state("web") == "standby").then_some(()));
+        wait_for("sleep", || (world.state("web") == "asleep").then_some(()));
     }
     line.goes_on();
 }

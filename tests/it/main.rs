@@ -13,6 +13,7 @@ mod files;
 mod forks;
 mod guests;
 mod hostile;
+mod idempotency;
 mod images;
 mod kept;
 mod microvm;

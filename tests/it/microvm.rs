@@ -26,7 +26,7 @@ fn clock_error_ms(world: &World, sandbox: &str) -> i128 {
 #[test]
 fn a_microvm_has_a_kernel_of_its_own_and_wakes_as_it_fell_asleep() {
     let Some(world) = World::on_microvms() else { return };
-    create(&world, "web", &["--idle-after", "0"]);
+    create(&world, "web", &["--idle-after", "never"]);
     let kernel = world.sh("web", "uname -r").ok();
     assert!(kernel.contains("cloud"), "{kernel}");
     assert_eq!(world.get("/v1/info").json()["engine"], "microvm");
@@ -47,7 +47,7 @@ fn a_microvm_has_a_kernel_of_its_own_and_wakes_as_it_fell_asleep() {
 #[test]
 fn forks_of_a_microvm_share_nothing_and_draw_their_own_numbers() {
     let Some(world) = World::on_microvms() else { return };
-    create(&world, "web", &["--idle-after", "0"]);
+    create(&world, "web", &["--idle-after", "never"]);
     // It draws a number from the kernel whenever it can, also right after the fork.
     let draw = "import os, time\nwhile True:\n    \
                 open('/dev/shm/drawn', 'a').write(os.getrandom(8).hex() + chr(10)); time.sleep(0.01)";
@@ -80,7 +80,7 @@ fn forks_of_a_microvm_share_nothing_and_draw_their_own_numbers() {
 #[test]
 fn microvms_outlive_their_daemon_and_its_upgrade() {
     let Some(mut world) = World::on_microvms() else { return };
-    create(&world, "web", &["--idle-after", "0"]);
+    create(&world, "web", &["--idle-after", "never"]);
     let counted = world.start_counter("web");
     let machine = world.machine_of("web");
     world.kill_daemon();

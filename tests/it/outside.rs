@@ -95,7 +95,7 @@ impl Drop for Outside {
 fn a_connection_to_the_outside_ends_and_its_program_is_told() {
     let outside = Outside::new();
     let world = World::start();
-    world.create_with("web", &["--idle-after", "0"]);
+    world.create_with("web", &["--idle-after", "never"]);
     world.put_guest_programs("web");
     let (program, address) = (format!("{GUEST}/outside.py"), outside.address.to_string());
     for tier in TIERS {

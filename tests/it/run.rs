@@ -94,7 +94,7 @@ fn a_background_process_can_be_followed_signalled_and_killed() {
         .post("/v1/sandboxes/web/processes", &json!({"command": ["bash", "-c", script]}))
         .json();
     let pid = started["pid"].as_u64().unwrap().to_string();
-    let logs = || world.torpor(&["logs", "web", "--pid", &pid]).stdout;
+    let logs = || world.torpor(&["output", "web", &pid]).stdout;
     wait_for("its first words", || logs().contains("ready").then_some(()));
     world.torpor(&["kill", "web", &pid, "-s", "USR1"]).ok();
     wait_for("its answer", || logs().contains("got it").then_some(()));

@@ -10,7 +10,7 @@ use torpor_e2e::{Count, World};
 /// A world with a sandbox `web` that counts and has changed a few files.
 fn changed_world() -> (World, Count) {
     let world = World::start();
-    world.create_with("web", &["--memory", "256m", "--idle-after", "0"]);
+    world.create_with("web", &["--memory", "256m", "--idle-after", "never"]);
     let counted = world.start_counter("web");
     let changes = "mkdir -p /srv/data && head -c 1000000 /dev/urandom >/srv/data/big && \
                    echo hello >/srv/greeting && ln -s greeting /srv/link && \
@@ -48,7 +48,7 @@ fn a_memory_snapshot_is_taken_while_the_sandbox_goes_on() {
     assert!(listed.contains("base") && listed.contains("later"), "{listed}");
     let refused = world.torpor(&["snapshot", "web", "--name", "base"]).fails(1);
     assert!(refused.contains("base"), "{refused}");
-    let background = world.post("/v1/sandboxes/web/snapshots", &json!({"in_background": true}));
+    let background = world.post("/v1/sandboxes/web/snapshots?wait=false", &json!({}));
     assert_eq!(background.status, 202);
     let id = background.json()["id"].as_str().unwrap().to_owned();
     torpor_e2e::wait_for("it to complete", || {
@@ -113,7 +113,8 @@ fn a_snapshot_is_looked_into_without_reviving_anything() {
         let release = world.torpor(&["snapshot", "cat", "base", "/usr/lib/os-release"]).ok();
         assert!(release.contains("ID="), "{release}");
         for snapshot in ["base", "later", "files"] {
-            let big = world.get(&format!("/v1/snapshots/{snapshot}/file?path=/srv/data/big"));
+            let big =
+                world.get(&format!("/v1/snapshots/{snapshot}/files/content?path=/srv/data/big"));
             assert_eq!(format!("{}  -\n", sha256(&big.body)), hash, "{snapshot}");
         }
         let diff = world.torpor(&["snapshot", "diff", "base"]).ok();
@@ -235,7 +236,7 @@ fn taken_by(dir: &Path) -> u64 {
 #[test]
 fn files_longer_than_their_disk_are_saved_without_their_holes() {
     let world = World::start();
-    world.create_with("web", &["--memory", "256m", "--disk", "1g", "--idle-after", "0"]);
+    world.create_with("web", &["--memory", "256m", "--disk", "1g", "--idle-after", "never"]);
     let make = "mkdir /srv/holes && truncate -s 30G /srv/a /srv/b && \
                 truncate -s 200M /srv/holes/c && echo middle | \
                 dd of=/srv/b bs=1 seek=20G conv=notrunc status=none && \
@@ -298,7 +299,7 @@ fn hostile_names_reach_nothing() {
         assert_eq!(pool.status, 400, "{name:?}: {pool:?}");
     }
     for path in ["..%2f..%2fetc", "%00", "nothing", ".."] {
-        for request in ["", "/files", "/file?path=/etc/passwd", "/diff", "/export"] {
+        for request in ["", "/files/list", "/files/content?path=/etc/passwd", "/diff", "/export"] {
             let answer = world.get(&format!("/v1/snapshots/{path}{request}"));
             assert!([400, 404].contains(&answer.status), "{path}{request}: {answer:?}");
         }

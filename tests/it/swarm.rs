@@ -57,7 +57,7 @@ const SAMPLES: [(&str, &str); 2] = [
 
 /// A sandbox with the tools and a project, and a snapshot of it while a process runs.
 fn base(world: &World) {
-    world.create_with("base", &["--idle-after", "0"]);
+    world.create_with("base", &["--idle-after", "never"]);
     world.sh("base", "mkdir -p /srv/results").ok();
     world.put("base", "/opt/tools/pyproject.toml", PROJECT.as_bytes());
     world.put("base", "/opt/tools/analysis.py", TOOL.as_bytes());

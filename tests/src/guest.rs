@@ -36,7 +36,7 @@ impl World {
         let args = ["sleep", sandbox, "--cold"];
         self.torpor(if tier == "cold" { &args } else { &args[..2] }).ok();
         let status = self.inspect(sandbox);
-        assert_eq!(status["state"], "standby", "{status}");
+        assert_eq!(status["state"], "asleep", "{status}");
         assert_eq!(status["tier"], tier, "{status}");
         assert_eq!(status["durable"], true, "{status}");
     }

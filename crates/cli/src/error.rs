@@ -256,6 +256,10 @@ fn usual_hint(body: &ErrorBody) -> Option<String> {
         | ErrorCode::TooLarge
         | ErrorCode::CapacityReached
         | ErrorCode::RateLimited
+        | ErrorCode::LimitReached
+        | ErrorCode::IdempotencyKeyReused
+        | ErrorCode::IdempotencyInProgress
+        | ErrorCode::IdempotencyOutcomeUnknown
         | ErrorCode::ImageCorrupt
         | ErrorCode::SnapshotCorrupt
         | ErrorCode::SnapshotIncompatible

@@ -114,12 +114,19 @@ fn lines_trimmed(text: &str) -> String {
 
 /// An API body, indented.
 pub(crate) fn json<T: Serialize>(value: &T) -> Result<()> {
-    let mut text = serde_json::to_string_pretty(value).map_err(|error| Error::Internal {
-        what: "no JSON".into(),
-        why: Some(error.to_string()),
-    })?;
+    let mut text = serde_json::to_string_pretty(value).map_err(no_json)?;
     text.push('\n');
     print(&text)
+}
+
+/// JSON in one line.
+pub(crate) fn compact<T: Serialize>(value: &T) -> Result<String> {
+    serde_json::to_string(value).map_err(no_json)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn no_json(error: serde_json::Error) -> Error {
+    Error::Internal { what: "no JSON".into(), why: Some(error.to_string()) }
 }
 
 /// To standard output, at once.

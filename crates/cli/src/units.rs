@@ -90,7 +90,7 @@ pub(crate) fn parse_time(text: &str) -> Result<u64, String> {
             date.to_zoned(TimeZone::UTC).map_err(|error| error.to_string())?.timestamp()
         }
     };
-    u64::try_from(moment.as_second()).map_err(|_| "that was before 1970".to_owned())
+    u64::try_from(moment.as_millisecond()).map_err(|_| "that was before 1970".to_owned())
 }
 
 /// Permission bits as everybody writes them: octal.
@@ -175,9 +175,9 @@ pub(crate) fn show_stamp(unix_us: u64) -> String {
     }
 }
 
-/// Whole seconds, and nothing becomes 0 that is not 0: that has a meaning of its own.
-pub(crate) fn seconds_up(duration: Duration) -> u64 {
-    duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
+/// In milliseconds, as the API has durations.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The present, Unix milliseconds.
@@ -227,18 +227,12 @@ mod tests {
 
     #[test]
     fn times_are_dates_or_moments() {
-        assert_eq!(parse_time("1970-01-02"), Ok(86_400));
-        assert_eq!(parse_time("1970-01-01T00:01:00Z"), Ok(60));
+        assert_eq!(parse_time("1970-01-02"), Ok(86_400_000));
+        assert_eq!(parse_time("1970-01-01T00:01:00Z"), Ok(60_000));
         assert_eq!(parse_time("1970-01-01T02:00:00+02:00"), Ok(0));
         for text in ["", "tomorrow", "2027-13-01", "2027-02-30", "1969-12-31"] {
             assert!(parse_time(text).is_err(), "{text:?} was accepted");
         }
-    }
-
-    #[test]
-    fn a_short_time_is_not_taken_for_none() {
-        let seconds = ["0", "1ms", "1s", "1001ms"].map(|text| parse_duration(text).map(seconds_up));
-        assert_eq!(seconds, [Ok(0), Ok(1), Ok(1), Ok(2)]);
     }
 
     #[test]
@@ -268,7 +262,7 @@ mod tests {
         #[test]
         fn no_number_makes_a_display_panic(a in any::<u64>(), b in any::<u64>()) {
             let _ = (show_bytes(a), show_mib(a), show_age(a, b), show_time(a));
-            let _ = (show_stamp(a), seconds_up(Duration::from_millis(a)));
+            let _ = show_stamp(a);
             let _ = show_duration(Duration::from_millis(a));
         }
     }

@@ -17,13 +17,16 @@ const KEY_HEADER: &str = "x-api-key";
 /// Whoever watches a busy daemon must not be turned away.
 const METRICS: &str = "/metrics";
 
-/// Whether this request may ask.
-pub async fn admit(keys: &Keyring, uri: &Uri, headers: &HeaderMap) -> Result<()> {
+/// Whether this request may ask, and who does.
+pub async fn admit(keys: &Keyring, uri: &Uri, headers: &HeaderMap) -> Result<Caller> {
     let who = keys.identify(secret(headers)).await?;
     if who == Caller::Anybody {
         pages::refuse_foreign(uri, headers)?;
     }
-    if uri.path() == METRICS { Ok(()) } else { keys.count(who) }
+    if uri.path() != METRICS {
+        keys.count(who)?;
+    }
+    Ok(who)
 }
 
 /// The same for requests whose `Host` is the name of a sandbox below `.local`, which somebody in the

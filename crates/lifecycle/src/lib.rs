@@ -47,7 +47,7 @@ mod world;
 pub use clock::Clock;
 pub use driver::begin::{BAD_ENTRYPOINT, CANCELLED, NO_ROOM};
 pub use error::{Error, Refusal, chain};
-pub use fleet::{Fleet, Parts, RestorePoint, Taking};
+pub use fleet::{Fleet, Parts, Plan, RestorePoint, Taking};
 pub use lease::Lease;
 pub use packet::SeqPacket;
 pub use sandbox::{Keep, Sandbox};

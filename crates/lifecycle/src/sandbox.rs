@@ -205,7 +205,7 @@ impl Keep {
         let mut status = self.sandbox.status.clone();
         let over = |status: &Status| match status.state {
             State::Failed | State::Terminated => true,
-            State::Creating | State::Running | State::Standby => false,
+            State::Creating | State::Running | State::Asleep => false,
         };
         tokio::select! {
             biased;

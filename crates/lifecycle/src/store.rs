@@ -56,6 +56,9 @@ pub struct Facts {
     pub root: Option<String>,
     /// It waits for room on this host until this time; `u64::MAX`: for ever.
     pub queued_until_ms: Option<u64>,
+    /// The request that made it, if its client may repeat that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<String>,
 }
 
 /// What a sandbox can be brought back from after the daemon is gone.

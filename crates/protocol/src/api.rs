@@ -15,16 +15,21 @@ use crate::guest::{
 use crate::id::{Name, SecretName};
 pub use crate::kept::{
     ArchiveList, ArchivedSandbox, Build, BuildKind, BuildList, BuildState, Image, ImageConfig,
-    ImageEvent, ImageList, Log, Secret, SecretList, SetSecret,
+    ImageEvent, ImageList, Log, LogEntry, Secret, SecretList, SetSecret,
 };
 use crate::network::Network;
 use crate::spec::{Hooks, Lifetime, PortAccess, StandbyPolicy};
 use crate::status::Status;
+use crate::time;
 
 /// The image of a sandbox that names none.
 pub const DEFAULT_IMAGE: &str = "torpor/base";
 /// Carries the request id, both ways.
 pub const REQUEST_ID_HEADER: &str = "x-request-id";
+/// Chosen by a client for one request, so that it may be repeated.
+pub const IDEMPOTENCY_HEADER: &str = "idempotency-key";
+/// An answer that was given before carries it.
+pub const REPLAYED_HEADER: &str = "idempotency-replayed";
 /// Routes a request to a port of a sandbox, instead of the `Host` label: `<port>-<name-or-id>`.
 pub const PREVIEW_HEADER: &str = "x-torpor-preview";
 
@@ -57,8 +62,8 @@ pub struct CreateSandbox {
     /// Claim it from this pool: it is what the pool says, and nothing else may be asked for but a
     /// name, labels and variables.
     pub pool: Option<Name>,
-    /// If this host has no room for it, wait so long instead of being refused. 0: for ever.
-    pub queue_secs: Option<u64>,
+    /// If this host has no room for it, wait so long instead of being refused.
+    pub queue_ms: Option<u64>,
 }
 
 /// How a sandbox sleeps; what is absent is the server's default, or stays as it is.
@@ -66,8 +71,10 @@ pub struct CreateSandbox {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Standby {
-    /// Falls asleep when nobody talked to it for so long. 0: never by itself.
-    pub idle_after_ms: Option<u64>,
+    /// Falls asleep when nobody talked to it for so long; null: never by itself.
+    #[serde(deserialize_with = "time::given", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
+    pub idle_after_ms: Option<Option<u64>>,
     pub auto_wake: Option<bool>,
     pub hooks: Option<Hooks>,
 }
@@ -76,7 +83,9 @@ impl Standby {
     /// `policy` with what is given here instead.
     pub fn over(self, policy: StandbyPolicy) -> StandbyPolicy {
         StandbyPolicy {
-            idle_after_ms: self.idle_after_ms.unwrap_or(policy.idle_after_ms),
+            idle_after_ms: self
+                .idle_after_ms
+                .map_or(policy.idle_after_ms, Option::unwrap_or_default),
             auto_wake: self.auto_wake.unwrap_or(policy.auto_wake),
             hooks: self.hooks.unwrap_or(policy.hooks),
         }
@@ -115,9 +124,9 @@ pub struct Resize {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SandboxList {
     pub sandboxes: Vec<Status>,
-    /// Ask for `?after=` this to get the rest.
+    /// Ask for `?cursor=` this to get the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<String>,
+    pub next_cursor: Option<String>,
 }
 
 /// `GET /v1/sandboxes/{sandbox}/usage`
@@ -125,7 +134,8 @@ pub struct SandboxList {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UsageReport {
     pub memory_bytes: u64,
-    pub cpu_micros: u64,
+    /// Processor time.
+    pub cpu_ms: u64,
     pub disk_bytes: u64,
     pub oom_kills: u64,
 }
@@ -259,6 +269,8 @@ impl ExitReport {
 pub enum RunEvent {
     Started {
         pid: u32,
+        #[serde(rename = "started_at", with = "time::instant")]
+        #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
         started_at_ms: u64,
     },
     /// `text`, or `base64` if the bytes are not UTF-8.
@@ -270,17 +282,13 @@ pub enum RunEvent {
         base64: Option<String>,
     },
     /// So many bytes of output were lost because nobody read them in time.
-    Skipped {
-        bytes: u64,
-    },
+    Skipped { bytes: u64 },
     Exited {
         #[serde(flatten)]
         exit: ExitReport,
     },
     /// The stream broke off.
-    Error {
-        message: String,
-    },
+    Error { message: String },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -325,6 +333,9 @@ pub const STDERR_BYTE: u8 = 2;
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ProcessList {
     pub processes: Vec<Process>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// A process that was started through the API.
@@ -337,11 +348,17 @@ pub struct Process {
     pub terminal: bool,
     pub stdin_open: bool,
     pub running: bool,
+    #[serde(rename = "started_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub started_at_ms: u64,
+    #[serde(rename = "ended_at", default, with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at_ms: Option<u64>,
     /// None while it runs.
     pub exit: Option<ExitReport>,
     pub restarts: u32,
+    #[serde(rename = "next_start_at", default, with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub next_start_at_ms: Option<u64>,
     pub output_bytes: u64,
     pub output_dropped: u64,
@@ -351,6 +368,8 @@ pub struct Process {
     pub health: Option<HealthReport>,
     /// How it ended before it was started again.
     pub last_exit: Option<ExitReport>,
+    #[serde(rename = "last_exit_at", default, with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub last_exit_at_ms: Option<u64>,
 }
 
@@ -398,6 +417,8 @@ pub struct FileEntry {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
+    #[serde(rename = "modified_at", with = "time::signed")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub modified_at_ms: i64,
     pub target: Option<String>,
 }
@@ -432,6 +453,19 @@ pub struct FileList {
 
 /// A line of `GET …/files/watch`.
 pub type WatchEvent = FileChange;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct MakeDirectory {
+    pub path: String,
+    /// Permission bits, as a number.
+    #[serde(default)]
+    pub mode: Option<u32>,
+    /// `user`, `user:group` or numbers.
+    #[serde(default)]
+    pub owner: Option<String>,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -479,6 +513,8 @@ pub struct ApiKey {
     pub label: String,
     /// The first characters, to tell keys apart.
     pub prefix: String,
+    #[serde(rename = "created_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
@@ -488,4 +524,7 @@ pub struct ApiKey {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct KeyList {
     pub keys: Vec<ApiKey>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }

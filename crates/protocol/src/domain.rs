@@ -7,6 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::id::{BadName, Name, PreviewId, SandboxRef};
+use crate::time;
 
 /// What stands before a domain in the name of the record that proves it.
 pub const PROOF_LABEL: &str = "_torpor";
@@ -160,12 +161,18 @@ pub struct Domain {
     /// What the last look found, unless it was the proof.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// The last look, Unix milliseconds.
+    /// The last look.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "checked_at", with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub checked_at_ms: Option<u64>,
-    /// When the proof was last seen, Unix milliseconds.
+    /// When the proof was last seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "proven_at", with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub proven_at_ms: Option<u64>,
+    #[serde(rename = "created_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,
 }
 
@@ -175,6 +182,9 @@ pub struct Domain {
 pub struct DomainList {
     /// Sorted by name.
     pub domains: Vec<Domain>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// `POST /v1/domains`

@@ -5,12 +5,15 @@ use std::net::Ipv4Addr;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{Name, SandboxId, SecretName};
+use crate::time;
 
 /// A decision about something that a sandbox wanted to send out. No value of a secret, no query and no
 /// body is ever part of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EgressEvent {
+    #[serde(rename = "at", alias = "at_ms", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub at_ms: u64,
     pub sandbox: SandboxId,
     pub what: EgressKind,
@@ -83,19 +86,22 @@ pub enum Verdict {
     Failed,
 }
 
-/// `GET /v1/sandboxes/{sandbox}/egress`: what is remembered, oldest first.
+/// `GET /v1/sandboxes/{sandbox}/egress`: what is remembered, newest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EgressEvents {
     pub events: Vec<EgressEvent>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// A line of `GET /v1/sandboxes/{sandbox}/egress?follow=true` and `GET /v1/egress?follow=true`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(untagged)]
+#[serde(tag = "event", rename_all = "snake_case")]
 pub enum EgressLine {
-    Event(Box<EgressEvent>),
+    Egress(Box<EgressEvent>),
     /// Who follows was too slow: so many events are missing here.
     Missed {
         missed: u64,
@@ -117,4 +123,7 @@ pub struct Gateway {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GatewayList {
     pub gateways: Vec<Gateway>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }

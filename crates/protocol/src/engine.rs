@@ -5,15 +5,18 @@ use serde::{Deserialize, Serialize};
 /// `GET /v1/engine/builds`
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct BuildList {
+pub struct EngineBuildList {
     /// Those that are here, the current one first, then those that are missed.
-    pub builds: Vec<BuildUse>,
+    pub builds: Vec<EngineBuild>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// A build of the engine's program, and what needs it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct BuildUse {
+pub struct EngineBuild {
     pub engine: String,
     pub version: String,
     /// New machines are started with it.

@@ -47,10 +47,21 @@ pub enum ErrorCode {
     PortNotExposed,
     /// The body is larger than allowed.
     TooLarge,
-    /// The host has not got what was asked for: memory, disk, addresses.
+    /// The host has not got what was asked for now: memory, disk, addresses. `Retry-After` says when to ask
+    /// again.
     CapacityReached,
+    /// More than there may ever be: the sandbox's own disk is full, the host is smaller than what was asked
+    /// for, there are too many of a kind.
+    LimitReached,
     /// Whoever asks has asked too often; `Retry-After` says when it may again.
     RateLimited,
+    /// The `Idempotency-Key` was sent with another request before.
+    IdempotencyKeyReused,
+    /// The request with this `Idempotency-Key` is still under way; `Retry-After` says when to ask again.
+    IdempotencyInProgress,
+    /// The request with this `Idempotency-Key` was begun, and how it ended is not known: the daemon ended
+    /// before it did, or its answer was too large to be kept.
+    IdempotencyOutcomeUnknown,
     /// The image's bytes are not what its manifest says.
     ImageCorrupt,
     /// The snapshot's bytes are not what its manifest says.
@@ -71,7 +82,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, for documentation and tests.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 33] = [
         Self::InvalidRequest,
         Self::Unauthenticated,
         Self::SandboxNotFound,
@@ -92,7 +103,11 @@ impl ErrorCode {
         Self::PortNotExposed,
         Self::TooLarge,
         Self::CapacityReached,
+        Self::LimitReached,
         Self::RateLimited,
+        Self::IdempotencyKeyReused,
+        Self::IdempotencyInProgress,
+        Self::IdempotencyOutcomeUnknown,
         Self::ImageCorrupt,
         Self::SnapshotCorrupt,
         Self::SnapshotIncompatible,

@@ -98,6 +98,14 @@ impl SaveId {
 }
 
 impl SnapshotId {
+    /// Always the same of the same seed, which is random itself.
+    pub fn of_seed(seed: &[u8]) -> Self {
+        let digit =
+            |n: usize| seed.get(n % seed.len().max(1)).map_or(0, |byte| usize::from(byte % 36));
+        let text = (0..SANDBOX_ID_LEN).map(|n| char::from(ALPHABET[digit(n)]));
+        Self(format!("{SNAPSHOT_PREFIX}{}", text.collect::<String>()))
+    }
+
     /// A fresh random id.
     pub fn random() -> Self {
         Self(format!("{SNAPSHOT_PREFIX}{}", random_text()))

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::api::OutputStream;
 use crate::guest::LogLine;
 use crate::id::{BuildId, ImageId, SandboxId, SecretName};
 use crate::network::HostBinding;
 use crate::spec::SandboxSpec;
+use crate::time;
 
 /// A sandbox that is gone, as it last was.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -17,7 +19,11 @@ pub struct ArchivedSandbox {
     pub id: SandboxId,
     #[serde(flatten)]
     pub spec: SandboxSpec,
+    #[serde(rename = "created_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,
+    #[serde(rename = "ended_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub ended_at_ms: u64,
     /// Why, if nobody asked for it.
     pub reason: Option<String>,
@@ -28,9 +34,9 @@ pub struct ArchivedSandbox {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ArchiveList {
     pub sandboxes: Vec<ArchivedSandbox>,
-    /// Ask for `?before=` this to get the rest.
+    /// Ask for `?cursor=` this to get the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<String>,
+    pub next_cursor: Option<String>,
 }
 
 /// `PUT /v1/secrets/{secret}`
@@ -66,7 +72,11 @@ pub struct Secret {
     /// 443.
     #[serde(default)]
     pub hosts: Vec<HostBinding>,
+    #[serde(rename = "created_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,
+    #[serde(rename = "updated_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub updated_at_ms: u64,
 }
 
@@ -75,16 +85,50 @@ pub struct Secret {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SecretList {
     pub secrets: Vec<Secret>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
-/// `GET /v1/sandboxes/{sandbox}/log`: lines of all its processes, oldest first.
+/// A line that a process said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LogEntry {
+    /// To the microsecond; no two lines of a sandbox have the same.
+    #[serde(rename = "at", with = "time::micros")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
+    pub at_us: u64,
+    pub pid: u32,
+    /// Of the process: tells it from another that had the same pid.
+    #[serde(rename = "started_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
+    pub started_at_ms: u64,
+    /// Its program.
+    pub command: String,
+    /// Its name, if it is supervised.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    pub stream: OutputStream,
+    /// Without its end of line. Bytes that are not UTF-8 show as U+FFFD, and long lines are cut.
+    pub text: String,
+}
+
+impl From<LogLine> for LogEntry {
+    fn from(line: LogLine) -> Self {
+        let LogLine { stamp_us: at_us, pid, started_at_ms, command, name, stderr, text } = line;
+        let stream = if stderr { OutputStream::Stderr } else { OutputStream::Stdout };
+        Self { at_us, pid, started_at_ms, command, name, stream, text }
+    }
+}
+
+/// `GET /v1/sandboxes/{sandbox}/logs`: lines of all its processes, oldest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Log {
-    pub lines: Vec<LogLine>,
-    /// Ask for `?after=` this to get the rest.
+    pub lines: Vec<LogEntry>,
+    /// Ask for `?cursor=` this to get the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<u64>,
+    pub next_cursor: Option<String>,
 }
 
 /// `GET /v1/builds/{build}`: an image in the making, whoever waits for it.
@@ -102,7 +146,11 @@ pub struct Build {
     /// The image, when it succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageId>,
+    #[serde(rename = "created_at", alias = "created_at_ms", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,
+    #[serde(rename = "updated_at", alias = "updated_at_ms", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub updated_at_ms: u64,
 }
 
@@ -136,6 +184,9 @@ pub enum BuildState {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct BuildList {
     pub builds: Vec<Build>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// An image on this host.
@@ -145,6 +196,8 @@ pub struct Image {
     pub id: ImageId,
     pub names: Vec<String>,
     pub size_bytes: u64,
+    #[serde(rename = "created_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,
     pub config: ImageConfig,
 }
@@ -166,6 +219,9 @@ pub struct ImageConfig {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ImageList {
     pub images: Vec<Image>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// A line of `POST /v1/images/build`, `…/import` and `…/base`.

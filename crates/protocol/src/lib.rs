@@ -18,10 +18,12 @@ pub mod guest;
 pub mod id;
 pub mod kept;
 pub mod network;
+pub mod page;
 pub mod preview;
 pub mod snapshot;
 pub mod spec;
 pub mod status;
+pub mod time;
 
 pub use domain::{DomainName, PreviewPath};
 pub use error::{ErrorBody, ErrorCode};

@@ -12,6 +12,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::id::{BadName, Name, PreviewId, SandboxId, TokenId};
+use crate::time;
 
 /// Opens a private preview, as a header.
 pub const TOKEN_HEADER: &str = "x-torpor-preview-token";
@@ -122,9 +123,11 @@ pub struct Preview {
     /// Where it is found, the best one first.
     #[serde(default)]
     pub urls: Vec<String>,
-    /// From then on it is not found any more. Unix milliseconds; absent: it lives as long as its
+    /// From then on it is not found any more; absent: it lives as long as its
     /// sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "expires_at", alias = "expires_at_ms", with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub expires_at_ms: Option<u64>,
     /// Put into every request on its way in, whatever the client sent.
     #[serde(default)]
@@ -141,7 +144,11 @@ pub struct Preview {
     /// byte.
     #[serde(default)]
     pub keep_open: bool,
+    #[serde(rename = "created_at", alias = "created_at_ms", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,
+    #[serde(rename = "updated_at", alias = "updated_at_ms", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub updated_at_ms: u64,
 }
 
@@ -157,6 +164,9 @@ impl Preview {
 pub struct PreviewList {
     /// Oldest first.
     pub previews: Vec<Preview>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// `POST /v1/sandboxes/{sandbox}/previews`
@@ -176,10 +186,11 @@ pub struct CreatePreview {
     pub prefix: Option<PreviewLabel>,
     /// How long it lives.
     #[serde(default)]
-    pub ttl_secs: Option<u64>,
-    /// When it ends, Unix seconds; instead of `ttl_secs`.
-    #[serde(default)]
-    pub expires_at: Option<u64>,
+    pub ttl_ms: Option<u64>,
+    /// When it ends; instead of `ttl_ms`.
+    #[serde(rename = "expires_at", default, with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub expires_at_ms: Option<u64>,
     #[serde(default)]
     pub request_headers: BTreeMap<String, String>,
     #[serde(default)]
@@ -197,8 +208,8 @@ impl CreatePreview {
             name: None,
             public: false,
             prefix: None,
-            ttl_secs: None,
-            expires_at: None,
+            ttl_ms: None,
+            expires_at_ms: None,
             request_headers: BTreeMap::new(),
             response_headers: BTreeMap::new(),
             cors: Vec::new(),
@@ -215,10 +226,14 @@ pub struct UpdatePreview {
     #[cfg_attr(feature = "openapi", schema(value_type = Option<u16>, minimum = 1))]
     pub port: Option<NonZeroU16>,
     pub public: Option<bool>,
-    /// How long it lives from now on; 0: as long as its sandbox.
-    pub ttl_secs: Option<u64>,
-    /// When it ends, Unix seconds; instead of `ttl_secs`.
-    pub expires_at: Option<u64>,
+    /// How long it lives from now on; null: as long as its sandbox.
+    #[serde(deserialize_with = "time::given", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
+    pub ttl_ms: Option<Option<u64>>,
+    /// When it ends; instead of `ttl_ms`.
+    #[serde(rename = "expires_at", with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub expires_at_ms: Option<u64>,
     /// Instead of all there were, as are those below.
     pub request_headers: Option<BTreeMap<String, String>>,
     pub response_headers: Option<BTreeMap<String, String>>,
@@ -231,9 +246,13 @@ pub struct UpdatePreview {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PreviewToken {
     pub id: TokenId,
-    /// Not valid from then on, Unix milliseconds; absent: valid as long as the preview lives.
+    /// Not valid from then on; absent: valid as long as the preview lives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "expires_at", with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub expires_at_ms: Option<u64>,
+    #[serde(rename = "created_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,
     /// Whether it is past its time.
     pub expired: bool,
@@ -251,6 +270,9 @@ pub struct PreviewToken {
 pub struct PreviewTokenList {
     /// Oldest first.
     pub tokens: Vec<PreviewToken>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// `POST /v1/sandboxes/{sandbox}/previews/{preview}/tokens`
@@ -259,9 +281,11 @@ pub struct PreviewTokenList {
 #[serde(deny_unknown_fields, default)]
 pub struct CreatePreviewToken {
     /// How long it is valid. Default: as long as the preview lives.
-    pub ttl_secs: Option<u64>,
-    /// When it ends, Unix seconds; instead of `ttl_secs`.
-    pub expires_at: Option<u64>,
+    pub ttl_ms: Option<u64>,
+    /// When it ends; instead of `ttl_ms`.
+    #[serde(rename = "expires_at", default, with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub expires_at_ms: Option<u64>,
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use crate::id::{ImageId, Name, SandboxId, SnapshotId};
 use crate::network::Network;
 use crate::spec::{Lifetime, PortAccess, Resources, StandbyPolicy};
 use crate::status::{State, Status, Tier};
+use crate::time;
 
 /// Most forks of one request.
 pub const FORKS_MAX: usize = 1000;
@@ -74,7 +75,8 @@ pub struct Snapshot {
     pub image: String,
     pub image_id: ImageId,
     pub resources: Resources,
-    /// Unix milliseconds.
+    #[serde(rename = "created_at", alias = "created_at_ms", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,
     /// Bytes on disk; shared with whatever else was saved at the same moment.
     pub size_bytes: u64,
@@ -112,8 +114,6 @@ pub struct Sleep {
 pub struct TakeSnapshot {
     pub name: Option<Name>,
     pub kind: SnapshotKind,
-    /// Answer at once with a snapshot that is in progress.
-    pub in_background: bool,
 }
 
 /// `POST /v1/sandboxes/{sandbox}/restore`: back to a snapshot, memory included.
@@ -130,6 +130,9 @@ pub struct RestoreSandbox {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotList {
     pub snapshots: Vec<Snapshot>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// `GET /v1/snapshots/{snapshot}`
@@ -239,10 +242,12 @@ pub struct ForkList {
     pub forks: Vec<ForkOutcome>,
 }
 
-/// One of both is there.
+/// A sandbox that runs, or why there is none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ForkOutcome {
+    /// The HTTP status that it would have been answered with alone: 201, or that of `error`.
+    pub status: u16,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Box<Status>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -304,8 +309,11 @@ pub struct Pool {
     pub entrypoint: Vec<String>,
     pub lifetime: Lifetime,
     pub standby: StandbyPolicy,
-    /// Unix milliseconds.
+    #[serde(rename = "created_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,
+    #[serde(rename = "updated_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub updated_at_ms: u64,
     /// Sandboxes that were taken from it, and that found it empty.
     pub hits: u64,
@@ -320,6 +328,9 @@ pub struct Pool {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolList {
     pub pools: Vec<Pool>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// `GET /v1/usage`: a line of `torpor top` for every sandbox.
@@ -327,6 +338,9 @@ pub struct PoolList {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UsageList {
     pub sandboxes: Vec<SandboxUsage>,
+    /// Ask for `?cursor=` this to get the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -338,11 +352,14 @@ pub struct SandboxUsage {
     pub tier: Option<Tier>,
     pub memory_bytes: u64,
     pub memory_limit_bytes: u64,
-    pub cpu_micros: u64,
+    /// Processor time.
+    pub cpu_ms: u64,
     /// What its machine wrote on top of its image.
     pub disk_bytes: u64,
     /// Its last save on disk.
     pub saved_bytes: u64,
+    #[serde(rename = "last_used_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub last_used_at_ms: u64,
     pub wakes: u64,
 }

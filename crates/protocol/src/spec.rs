@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::id::{ImageId, Name, SecretName};
 use crate::network::Network;
+use crate::time;
 
 /// Environment variables, labels: sorted, so that the same request is the same bytes.
 pub type Pairs = BTreeMap<String, String>;
@@ -29,7 +30,7 @@ pub struct SandboxSpec {
     pub labels: BTreeMap<String, String>,
     #[serde(default)]
     pub network: Network,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lifetime_of_any_age")]
     pub lifetime: Lifetime,
     #[serde(default)]
     pub standby: StandbyPolicy,
@@ -99,11 +100,32 @@ pub struct PortAccess {
 #[serde(deny_unknown_fields, default)]
 pub struct Lifetime {
     /// Terminate this long after it was created.
-    pub max_age_secs: Option<u64>,
+    pub max_age_ms: Option<u64>,
     /// Terminate when nobody talked to it for so long.
-    pub expire_idle_secs: Option<u64>,
-    /// Terminate at this time (Unix seconds).
-    pub expire_at: Option<u64>,
+    pub expire_idle_ms: Option<u64>,
+    /// Terminate at this time.
+    #[serde(rename = "expires_at", with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub expires_at_ms: Option<u64>,
+}
+
+/// Ledgers and saves of older versions count in seconds.
+fn lifetime_of_any_age<'de, D: Deserializer<'de>>(d: D) -> Result<Lifetime, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Millis(Lifetime),
+        Seconds { max_age_secs: Option<u64>, expire_idle_secs: Option<u64>, expire_at: Option<u64> },
+    }
+    let ms = |secs: Option<u64>| secs.map(|secs| secs.saturating_mul(1000));
+    Ok(match Written::deserialize(d)? {
+        Written::Millis(lifetime) => lifetime,
+        Written::Seconds { max_age_secs, expire_idle_secs, expire_at } => Lifetime {
+            max_age_ms: ms(max_age_secs),
+            expire_idle_ms: ms(expire_idle_secs),
+            expires_at_ms: ms(expire_at),
+        },
+    })
 }
 
 /// When a sandbox falls asleep, and what happens around it.
@@ -111,7 +133,9 @@ pub struct Lifetime {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct StandbyPolicy {
-    /// Falls asleep when nobody talked to it for so long. 0: never by itself.
+    /// Falls asleep when nobody talked to it for so long; null: never by itself, which is 0 in memory.
+    #[serde(with = "time::never")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
     pub idle_after_ms: u64,
     /// Whether a request wakes it. Otherwise requests to a sleeping sandbox are refused until
     /// somebody wakes it.
@@ -142,5 +166,42 @@ pub struct Hooks {
 impl Default for Hooks {
     fn default() -> Self {
         Self { before_sleep: Vec::new(), after_wake: Vec::new(), grace_ms: 5_000 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(lifetime: &str, idle_after_ms: &str) -> SandboxSpec {
+        let text = format!(
+            r#"{{"name":null,"image":"x","image_id":"{}","resources":{{}},"lifetime":{lifetime},
+                "standby":{{"idle_after_ms":{idle_after_ms},"auto_wake":true}}}}"#,
+            "0".repeat(64)
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn specifications_of_older_versions_mean_what_they_meant() {
+        let old = r#"{"max_age_secs":60,"expire_idle_secs":null,"expire_at":1800000000}"#;
+        let old = spec(old, "0");
+        let lifetime = Lifetime {
+            max_age_ms: Some(60_000),
+            expire_idle_ms: None,
+            expires_at_ms: Some(1_800_000_000_000),
+        };
+        assert_eq!((old.lifetime, old.standby.idle_after_ms), (lifetime, 0));
+        let written = serde_json::to_string(&old).unwrap();
+        assert!(written.contains(r#""expires_at":"2027-01-15T08:00:00.000Z""#), "{written}");
+        assert_eq!(serde_json::from_str::<SandboxSpec>(&written).unwrap(), old);
+        assert_eq!(spec("{}", "null").standby.idle_after_ms, 0);
+    }
+
+    #[test]
+    fn a_client_says_times_in_the_present_form_only() {
+        for bad in [r#"{"max_age_secs":1}"#, r#"{"expires_at":"tomorrow"}"#] {
+            assert!(serde_json::from_str::<Lifetime>(bad).is_err(), "{bad}");
+        }
     }
 }

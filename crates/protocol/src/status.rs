@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::{SandboxId, SnapshotId};
 use crate::spec::SandboxSpec;
+use crate::time;
 
 /// Where a sandbox stands in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -15,7 +16,7 @@ pub enum State {
     /// Its machine runs and its agent answered.
     Running,
     /// It sleeps; `tier` says how deeply. The next request wakes it.
-    Standby,
+    Asleep,
     /// It has no machine and can't get one by itself; `reason` says why.
     Failed,
     /// It is gone.
@@ -25,13 +26,13 @@ pub enum State {
 impl State {
     /// All states, for metrics and tests.
     pub const ALL: [Self; 5] =
-        [Self::Creating, Self::Running, Self::Standby, Self::Failed, Self::Terminated];
+        [Self::Creating, Self::Running, Self::Asleep, Self::Failed, Self::Terminated];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Creating => "creating",
             Self::Running => "running",
-            Self::Standby => "standby",
+            Self::Asleep => "asleep",
             Self::Failed => "failed",
             Self::Terminated => "terminated",
         }
@@ -71,16 +72,19 @@ pub struct Status {
     pub reason: Option<String>,
     /// Grows with every change of this status; a watcher asks for "after generation N".
     pub generation: u64,
-    /// Unix milliseconds.
+    #[serde(rename = "created_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,
-    /// When somebody last talked to it, Unix milliseconds; the present while somebody does.
+    /// When somebody last talked to it; the present while somebody does.
+    #[serde(rename = "last_used_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub last_used_at_ms: u64,
     /// The engine that runs it.
     pub engine: String,
-    /// In standby: how deeply it sleeps.
+    /// Asleep: how deeply it sleeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<Tier>,
-    /// In standby: whether all of it is on disk, so that not even the loss of the host loses any.
+    /// Asleep: whether all of it is on disk, so that not even the loss of the host loses any.
     #[serde(default)]
     pub durable: bool,
     /// Size of its last save on disk; 0 if it has none.
@@ -89,14 +93,18 @@ pub struct Status {
     /// How often it woke.
     #[serde(default)]
     pub wakes: u64,
-    /// Its machine was lost and it came back as it was at this time, Unix milliseconds.
+    /// Its machine was lost and it came back as it was at this time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "recovered_from", with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub recovered_from_ms: Option<u64>,
     /// The snapshot it was last forked from, restored to or saved as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<SnapshotId>,
-    /// It waits for room on its host until this time, Unix milliseconds.
+    /// It waits for room on its host until this time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "queued_until", with = "time::maybe")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub queued_until_ms: Option<u64>,
     /// Where the time of its machine's last start or wake went.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

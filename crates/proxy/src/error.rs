@@ -66,6 +66,10 @@ impl Error {
             | ErrorCode::FileRefused
             | ErrorCode::PortNotExposed
             | ErrorCode::TooLarge
+            | ErrorCode::LimitReached
+            | ErrorCode::IdempotencyKeyReused
+            | ErrorCode::IdempotencyInProgress
+            | ErrorCode::IdempotencyOutcomeUnknown
             | ErrorCode::ImageCorrupt
             | ErrorCode::SnapshotCorrupt
             | ErrorCode::SnapshotIncompatible

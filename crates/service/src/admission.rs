@@ -315,12 +315,12 @@ fn check_labels(labels: &Pairs) -> Result<(), Inadmissible> {
 }
 
 fn check_lifetime(lifetime: &Lifetime, now_ms: u64) -> Result<(), Inadmissible> {
-    let Lifetime { max_age_secs, expire_idle_secs, expire_at } = *lifetime;
-    if max_age_secs == Some(0) || expire_idle_secs == Some(0) {
-        return invalid("lifetime", "a time of 0 seconds would end it at once");
+    let Lifetime { max_age_ms, expire_idle_ms, expires_at_ms } = *lifetime;
+    if max_age_ms == Some(0) || expire_idle_ms == Some(0) {
+        return invalid("lifetime", "a time of 0 would end it at once; null is never");
     }
-    if expire_at.is_some_and(|secs| secs.saturating_mul(1000) <= now_ms) {
-        return invalid("lifetime", "expire_at is in the past (it is in Unix seconds)");
+    if expires_at_ms.is_some_and(|at_ms| at_ms <= now_ms) {
+        return invalid("lifetime", "expires_at is in the past");
     }
     Ok(())
 }
@@ -467,8 +467,8 @@ mod tests {
 
     #[test]
     fn a_life_that_is_over_before_it_began_is_refused() {
-        let over = Lifetime { expire_at: Some(NOW_MS / 1000 - 1), ..Lifetime::default() };
-        let none = Lifetime { max_age_secs: Some(0), ..Lifetime::default() };
+        let over = Lifetime { expires_at_ms: Some(NOW_MS - 1), ..Lifetime::default() };
+        let none = Lifetime { max_age_ms: Some(0), ..Lifetime::default() };
         for lifetime in [over, none] {
             assert!(try_admit(CreateSandbox { lifetime, ..Default::default() }).is_err());
             let update = UpdateSandbox { lifetime: Some(lifetime), ..Default::default() };

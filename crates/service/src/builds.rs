@@ -49,7 +49,7 @@ use workbench::Workbench;
 /// Tells builds from other sandboxes.
 const BUILD_LABEL: &str = "torpor.build";
 /// A build that nobody works on is a leftover of a daemon that crashed.
-const LEFTOVER_SECS: u64 = 120;
+const LEFTOVER_MS: u64 = 120_000;
 /// Written by the agent at every start, for the machine and not for the image.
 const WRITTEN_BY_AGENT: [&str; 3] = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"];
 /// Where the context lies in its stage.
@@ -215,7 +215,7 @@ async fn workbench(app: &Service, base: &Image, order: &Order) -> Result<(Workbe
         // More than there is would be refused, and nobody who builds an image cares.
         memory_mib: order.memory_mib.map(|wanted| wanted.min(app.host.memory_mib)),
         labels: [(BUILD_LABEL.to_owned(), "1".to_owned())].into(),
-        lifetime: Lifetime { expire_idle_secs: Some(LEFTOVER_SECS), ..Lifetime::default() },
+        lifetime: Lifetime { expire_idle_ms: Some(LEFTOVER_MS), ..Lifetime::default() },
         ..CreateSandbox::default()
     };
     let spec = crate::calls::admit(app, request).await?;

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use tokio::time::Instant;
-use torpor_lifecycle::store::PoolRecord;
-use torpor_lifecycle::{Refusal, Sandbox};
+use torpor_lifecycle::store::{PoolRecord, SnapshotRecord};
+use torpor_lifecycle::{Plan, Refusal, Sandbox};
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, UpdateSandbox};
 use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork};
 use torpor_protocol::{
-    Name, SandboxRef, SandboxSpec, Snapshot, SnapshotKind, SnapshotRef, State, Tier,
+    Name, SandboxRef, SandboxSpec, Snapshot, SnapshotId, SnapshotKind, SnapshotRef, SnapshotState,
+    State, Tier,
 };
 
 use crate::Service;
@@ -28,9 +29,13 @@ const POOL_MAX: usize = 1000;
 
 // === Sandboxes ===
 
-/// A sandbox that is recorded, and will run: [`started`] waits for it.
-pub async fn create(app: &Service, request: CreateSandbox) -> Result<Sandbox> {
-    let queue_until_ms = request.queue_secs.map(|secs| deadline(app, secs));
+/// A sandbox that is recorded, and will run: [`started`] waits for it. A request that its client may
+/// repeat (`by`) makes it once.
+pub async fn create(app: &Service, request: CreateSandbox, by: Option<&str>) -> Result<Sandbox> {
+    if let Some(made) = made_by(app, by).await? {
+        return Ok(made);
+    }
+    let queued_until_ms = request.queue_ms.map(|ms| app.fleet.clock().now_ms().saturating_add(ms));
     let (spec, point) = match (&request.pool, &request.snapshot) {
         (Some(pool), _) => claimed(app, &app.fleet.pool(pool)?, &request).await?,
         (None, Some(snapshot)) => {
@@ -40,28 +45,24 @@ pub async fn create(app: &Service, request: CreateSandbox) -> Result<Sandbox> {
         (None, None) => (admit(app, request).await?, None),
     };
     know(app, &spec).await?;
-    if let Some(until_ms) = queue_until_ms {
-        return Ok(app.fleet.enqueue(spec, point.as_deref(), until_ms).await?);
+    if queued_until_ms.is_none() {
+        room::make(app, 1, point.as_ref().map_or(0, PinnedSave::memory_mib)).await?;
     }
-    room::make(app, 1, point.as_ref().map_or(0, PinnedSave::memory_mib)).await?;
-    Ok(match &point {
-        Some(point) => app.fleet.begin(point, spec).await?,
-        None => app.fleet.create(spec).await?,
-    })
+    let plan = Plan { queued_until_ms, request: by.map(str::to_owned) };
+    Ok(app.fleet.create_from(spec, point.as_deref(), plan).await?)
+}
+
+/// What an earlier daemon made for the same request, before it could answer.
+async fn made_by(app: &Service, by: Option<&str>) -> Result<Option<Sandbox>> {
+    let Some(by) = by else { return Ok(None) };
+    let made = app.ledger.made_by(by).await?;
+    Ok(made.and_then(|id| app.fleet.find(&SandboxRef::Id(id)).ok()))
 }
 
 /// What a sandbox that begins at a restore point is to be.
 fn admit_at(app: &Service, point: &PinnedSave, request: CreateSandbox) -> Result<SandboxSpec> {
     let network = network::narrowed(request.network, &point.about().spec.network)?;
     point.admit(app, CreateSandbox { network, ..request })
-}
-
-/// `0` is for ever.
-fn deadline(app: &Service, secs: u64) -> u64 {
-    match secs {
-        0 => u64::MAX,
-        secs => app.fleet.clock().now_ms().saturating_add(secs.saturating_mul(1000)),
-    }
 }
 
 /// Secrets and ways out that are not there are missed at once, not when the sandbox starts.
@@ -81,8 +82,8 @@ async fn claimed(
     pool: &PoolRecord,
     request: &CreateSandbox,
 ) -> Result<(SandboxSpec, Option<PinnedSave>)> {
-    let CreateSandbox { name, labels, env, queue_secs, pool: of, .. } = request.clone();
-    let plain = CreateSandbox { name, labels, env, queue_secs, pool: of, ..Default::default() };
+    let CreateSandbox { name, labels, env, queue_ms, pool: of, .. } = request.clone();
+    let plain = CreateSandbox { name, labels, env, queue_ms, pool: of, ..Default::default() };
     if *request != plain {
         let why = "pool: the pool says what its sandboxes are; only a name, labels and variables \
                    can be asked for besides";
@@ -197,10 +198,15 @@ pub async fn snapshot(
     sandbox: &Sandbox,
     name: Option<Name>,
     kind: SnapshotKind,
+    by: Option<&str>,
 ) -> Result<Taken> {
     let begun = Instant::now();
+    let id = by.map_or_else(SnapshotId::random, |by| SnapshotId::of_seed(by.as_bytes()));
+    if let Some(taken) = taken_before(app, &id).await? {
+        return Ok(taken);
+    }
     let of = SandboxRef::Id(sandbox.id().clone());
-    let taking = app.fleet.take_snapshot(&of, name, kind).await?;
+    let taking = app.fleet.take_snapshot_as(id, &of, name, kind).await?;
     let begun_as = taking.snapshot.clone();
     let app = Arc::clone(app);
     // Counted also when nobody waits for it.
@@ -212,22 +218,46 @@ pub async fn snapshot(
     Ok(Taken { begun_as, task })
 }
 
+/// What an earlier daemon took for the same request. What it could not finish is taken anew.
+async fn taken_before(app: &Service, id: &SnapshotId) -> Result<Option<Taken>> {
+    let of = SnapshotRef::Id(id.clone());
+    let Ok(SnapshotRecord { snapshot, .. }) = app.fleet.find_snapshot(&of).await else {
+        return Ok(None);
+    };
+    if snapshot.state != SnapshotState::Completed {
+        app.fleet.erase_snapshot(&of).await?;
+        return Ok(None);
+    }
+    let task = tokio::spawn(std::future::ready(Ok(snapshot.clone())));
+    Ok(Some(Taken { begun_as: snapshot, task }))
+}
+
 /// Sandboxes that begin at a snapshot, in their order. One that fails takes no other.
-pub async fn fork(app: &Service, of: &SnapshotRef, fork: &Fork) -> Result<Vec<Result<Sandbox>>> {
+pub async fn fork(
+    app: &Service,
+    of: &SnapshotRef,
+    fork: &Fork,
+    by: Option<&str>,
+) -> Result<Vec<Result<Sandbox>>> {
     let names = names(fork)?;
     let point = PinnedSave::of(app, of).await?;
-    begin(app, &point, fork, names).await
+    begin(app, &point, fork, names, by).await
 }
 
 /// Sandboxes that begin as another is now. It goes on; if it sleeps, it is not woken.
-pub async fn copy(app: &Service, of: &Sandbox, fork: &Fork) -> Result<Vec<Result<Sandbox>>> {
+pub async fn copy(
+    app: &Service,
+    of: &Sandbox,
+    fork: &Fork,
+    by: Option<&str>,
+) -> Result<Vec<Result<Sandbox>>> {
     let names = names(fork)?;
     let ran = of.status().state == State::Running;
     let point = PinnedSave::now(app, &SandboxRef::Id(of.id().clone())).await?;
     if ran {
         app.metrics.paused(point.about().pause_ms);
     }
-    begin(app, &point, fork, names).await
+    begin(app, &point, fork, names, by).await
 }
 
 /// The names of all forks, known to be good before the first begins.
@@ -275,15 +305,16 @@ async fn begin(
     point: &PinnedSave,
     fork: &Fork,
     names: Vec<Option<Name>>,
+    by: Option<&str>,
 ) -> Result<Vec<Result<Sandbox>>> {
     // A fork that asks for another network says so itself, and is not held to what was saved.
     let spec = point.admit(app, wish(fork, &point.about().spec))?;
     know(app, &spec).await?;
     let needed_mib = point.memory_mib().saturating_mul(names.len() as u64);
     room::make(app, names.len(), needed_mib).await?;
-    let begun = names.into_iter().map(|name| {
+    let begun = names.into_iter().enumerate().map(|(n, name)| {
         let spec = SandboxSpec { name, ..spec.clone() };
-        begin_one(app, point, spec)
+        begin_one(app, point, spec, by.map(|by| format!("{by}-{n}")))
     });
     let begun = join_all(begun).await.into_iter();
     let told = begun.map(|begun| {
@@ -301,8 +332,15 @@ async fn begin_one(
     app: &Service,
     point: &PinnedSave,
     spec: SandboxSpec,
+    request: Option<String>,
 ) -> Result<(Sandbox, Unanswered)> {
-    let sandbox = app.fleet.begin(point, spec).await?;
+    let sandbox = match made_by(app, request.as_deref()).await? {
+        Some(made) => made,
+        None => {
+            let plan = Plan { request, ..Plan::default() };
+            app.fleet.create_from(spec, Some(&**point), plan).await?
+        }
+    };
     let unanswered = Unanswered::new(&sandbox);
     if let Err(error) = sandbox.awake().await {
         sandbox.delete().await;

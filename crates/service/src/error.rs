@@ -135,7 +135,10 @@ impl From<Inadmissible> for Error {
     fn from(error: Inadmissible) -> Self {
         let hint = match error {
             Inadmissible::Invalid { .. } => return Self::invalid(error.to_string()),
-            Inadmissible::Memory { .. } => "ask for less memory_mib, or use a larger host",
+            Inadmissible::Memory { .. } => {
+                let hint = "ask for less memory_mib, or use a larger host";
+                return Self::with_hint(ErrorCode::LimitReached, error.to_string(), hint);
+            }
             Inadmissible::NoMemory { .. } => {
                 "put sandboxes to sleep (`torpor sleep --cold`), delete some, or use a larger host"
             }
@@ -268,7 +271,7 @@ fn failure(code: FailureCode) -> ErrorCode {
         | FailureCode::Denied
         | FailureCode::Io => ErrorCode::FileRefused,
         FailureCode::Exists => ErrorCode::AlreadyExists,
-        FailureCode::DiskFull | FailureCode::Limit => ErrorCode::CapacityReached,
+        FailureCode::DiskFull | FailureCode::Limit => ErrorCode::LimitReached,
         FailureCode::CannotStart => ErrorCode::CommandFailed,
         FailureCode::NotListening => ErrorCode::PortNotListening,
     }

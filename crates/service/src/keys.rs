@@ -39,6 +39,16 @@ pub enum Caller {
     Anybody,
 }
 
+impl Caller {
+    /// A name that tells callers apart, and no key.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Key(digest) => digest.iter().map(|byte| format!("{byte:02x}")).collect(),
+            Self::Anybody => String::new(),
+        }
+    }
+}
+
 /// What the operator says about keys.
 #[derive(Clone, Copy, Default)]
 pub struct KeySettings<'a> {

@@ -337,7 +337,7 @@ impl Metrics {
     pub fn entered(&self, state: State) {
         match state {
             State::Creating | State::Running => {}
-            State::Standby => {
+            State::Asleep => {
                 self.sleeps.inc();
             }
             State::Failed => {

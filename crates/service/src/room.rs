@@ -123,7 +123,7 @@ fn in_memory(status: &Status) -> bool {
     match status.state {
         State::Creating => status.queued_until_ms.is_none(),
         State::Running => true,
-        State::Standby => status.tier == Some(Tier::Warm),
+        State::Asleep => status.tier == Some(Tier::Warm),
         State::Failed | State::Terminated => false,
     }
 }

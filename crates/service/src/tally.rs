@@ -47,7 +47,7 @@ fn note(metrics: &Metrics, seen: &mut HashMap<SandboxId, Seen>, status: &Status)
     let now = Seen::from(status);
     let before = match now.state {
         State::Terminated => seen.remove(&status.id),
-        State::Creating | State::Running | State::Standby | State::Failed => {
+        State::Creating | State::Running | State::Asleep | State::Failed => {
             seen.insert(status.id.clone(), now)
         }
     };
@@ -89,9 +89,9 @@ mod tests {
         let (metrics, mut seen) = (Metrics::new("fake", "0"), HashMap::new());
         for (state, tier, wakes) in [
             (State::Running, None, 0),
-            (State::Standby, Some(Tier::Warm), 0),
+            (State::Asleep, Some(Tier::Warm), 0),
             (State::Running, None, 1),
-            (State::Standby, Some(Tier::Cold), 1),
+            (State::Asleep, Some(Tier::Cold), 1),
             (State::Running, None, 2),
             (State::Running, None, 4),
         ] {

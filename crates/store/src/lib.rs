@@ -41,4 +41,4 @@ pub use journals::Journals;
 pub use layout::{Layout, Stage};
 pub use ledger::{DomainRow, KeyRow, Ledger, TokenRow};
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError};
-pub use vault::Vault;
+pub use vault::{KeptAnswer, Repeated, RequestKey, Vault};

@@ -18,7 +18,7 @@ pub(super) const ATTEMPTS: &[Attempt<World>] = &[
 
 /// Says it in a sandbox of its own.
 fn says(world: &World, what: &str) {
-    world.create_with("bad", &["--memory", "256m", "--disk", "1g", "--idle-after", "0"]);
+    world.create_with("bad", &["--memory", "256m", "--disk", "1g", "--idle-after", "never"]);
     let program = include_bytes!("../../guest/hostile_channel.py");
     world.put("bad", &format!("{GUEST}/hostile_channel.py"), program);
     let engine = world.get("/v1/info").json()["engine"].as_str().unwrap().to_owned();

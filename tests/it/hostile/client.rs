@@ -35,7 +35,7 @@ pub(super) const ATTEMPTS: &[Attempt<World>] = &[
 /// A daemon with [`KEY`] and a sandbox with a server that mirrors.
 pub(super) fn keyed(key: &str) -> World {
     let world = World::with_env(&[("TORPOR_API_KEY", key)]);
-    world.create_with("web", &["--memory", "256m", "--idle-after", "0"]);
+    world.create_with("web", &["--memory", "256m", "--idle-after", "never"]);
     world.put("web", &format!("{GUEST}/mirror.py"), include_bytes!("../../guest/mirror.py"));
     world.start_process("web", &["python3", &format!("{GUEST}/mirror.py")]);
     wait_for("the server", || {

@@ -155,17 +155,18 @@ fn a_web_page_wakes(world: &World) {
     for head in [PORT.to_owned(), "x-torpor-preview: 3000-web\r\n".to_owned()] {
         ask(world, "GET", "/", &format!("{head}{page}"), b"");
     }
-    for path in ["/v1/sandboxes/web/files?path=/etc/passwd", "/v1/sandboxes/web/processes"] {
+    for path in ["/v1/sandboxes/web/files/content?path=/etc/passwd", "/v1/sandboxes/web/processes"]
+    {
         ask(world, "GET", path, page, b"");
         ask(world, "GET", path, &format!("host: web.local\r\n{page}"), b"");
     }
-    assert_eq!((world.state("web").as_str(), world.wakes("web")), ("standby", wakes));
+    assert_eq!((world.state("web").as_str(), world.wakes("web")), ("asleep", wakes));
 }
 
 fn sparse_files((): &()) {
     // A small disk, so that whoever is wrong here does not fill a large one.
     let world = World::on_small_disk(600);
-    world.create_with("web", &["--memory", "256m", "--idle-after", "0"]);
+    world.create_with("web", &["--memory", "256m", "--idle-after", "never"]);
     world.sh("web", "truncate -s 30G /root/one /root/two; echo kept >/root/file").ok();
     let before = used(&world.data_dir());
     world.torpor(&["snapshot", "web", "--filesystem", "--name", "sparse"]).ok();
@@ -238,7 +239,7 @@ fn user_of(world: &World, sandbox: &str) -> u32 {
 fn users_of_machines((): &()) {
     for world in [Some(World::start()), World::on_microvms()].into_iter().flatten() {
         for name in ["one", "two"] {
-            world.create_with(name, &["--memory", "256m", "--disk", "1g", "--idle-after", "0"]);
+            world.create_with(name, &["--memory", "256m", "--disk", "1g", "--idle-after", "never"]);
         }
         let users = [user_of(&world, "one"), user_of(&world, "two")];
         assert!(users.iter().all(|uid| ![0, 65534].contains(uid)), "{users:?}");
@@ -264,7 +265,7 @@ fn garbage_in_errors((): &()) {
     let world = World::start();
     let program = include_bytes!("../../guest/hostile_channel.py");
     for what in ["failed", "reply", "deep"] {
-        world.create_with("bad", &["--memory", "256m", "--idle-after", "0"]);
+        world.create_with("bad", &["--memory", "256m", "--idle-after", "never"]);
         world.put("bad", &format!("{GUEST}/hostile_channel.py"), program);
         let line = format!("python3 {GUEST}/hostile_channel.py {what} gvisor; touch /tmp/said");
         world.start_process("bad", &["sh", "-c", &line]);
@@ -292,7 +293,7 @@ fn doors_of_a_daemon_with_a_key_are_closed() {
 #[test]
 fn doors_of_a_daemon_without_keys_are_closed() {
     let world = World::start();
-    world.create_with("web", &["--memory", "256m", "--idle-after", "0"]);
+    world.create_with("web", &["--memory", "256m", "--idle-after", "never"]);
     all_hold(&world, OPEN);
 }
 

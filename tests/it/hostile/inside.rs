@@ -77,8 +77,8 @@ fn tries_everything(world: &World, groups: &[&str], surroundings: Value) {
     let began = (SystemTime::now(), uptime());
     let before = Host::look(&flag, began);
     let memory = format!("{MEMORY_MIB}m");
-    world.create_with("bad", &["--memory", &memory, "--disk", "1g", "--idle-after", "0"]);
-    world.create_with("good", &["--memory", "256m", "--disk", "1g", "--idle-after", "0"]);
+    world.create_with("bad", &["--memory", &memory, "--disk", "1g", "--idle-after", "never"]);
+    world.create_with("good", &["--memory", "256m", "--disk", "1g", "--idle-after", "never"]);
     world.put_guest_programs("bad");
     let mut config = surroundings;
     config["flag_path"] = json!(flag);

@@ -29,7 +29,7 @@ pub(super) const ATTEMPTS: &[Attempt<World>] = &[
 ];
 
 fn files(world: &World, path: &str) -> Answer {
-    world.get(&format!("/v1/sandboxes/bad/files?path={path}"))
+    world.get(&format!("/v1/sandboxes/bad/files/content?path={path}"))
 }
 
 /// It still runs, and answers.
@@ -116,7 +116,12 @@ fn uploads_through_links(world: &World) {
     for path in
         ["/tmp/to-flag", "/tmp/to-dir/flag", "/tmp/to-dir/new", &format!("/tmp/to-root{flag}")]
     {
-        world.request("PUT", &format!("/v1/sandboxes/bad/files?path={path}"), "", b"written");
+        world.request(
+            "PUT",
+            &format!("/v1/sandboxes/bad/files/content?path={path}"),
+            "",
+            b"written",
+        );
         world.post("/v1/sandboxes/bad/files/mkdir", &json!({ "path": format!("{path}/deeper") }));
     }
     assert_eq!(fs::read_to_string(world.path("flag")).unwrap(), "as it was");
@@ -251,7 +256,7 @@ fn ignores_signals(world: &World) {
     let process = world.start_process("bad", &["python3", "-c", stubborn]);
     let pid = process["pid"].to_string();
     wait_for("it to be deaf", || {
-        world.torpor(&["logs", "bad", "--pid", &pid]).stdout.contains("deaf").then_some(())
+        world.torpor(&["output", "bad", &pid]).stdout.contains("deaf").then_some(())
     });
     let killed = world.delete(&format!("/v1/sandboxes/bad/processes/{pid}?grace_ms=500"));
     assert!(killed.status < 300, "{killed:?}");
@@ -375,7 +380,7 @@ fn many_ports(world: &World) {
     let process = world.start_process("bad", &["python3", "-c", listen]);
     let pid = process["pid"].to_string();
     wait_for("all of them", || {
-        world.torpor(&["logs", "bad", "--pid", &pid]).stdout.contains("all").then_some(())
+        world.torpor(&["output", "bad", &pid]).stdout.contains("all").then_some(())
     });
     let answer = request(
         world.address(),
@@ -399,7 +404,7 @@ fn another_host_name(world: &World) {
 #[test]
 fn what_comes_out_of_a_hostile_sandbox_does_no_harm() {
     let world = World::start();
-    world.create_with("bad", &["--memory", "512m", "--disk", "2g", "--idle-after", "0"]);
+    world.create_with("bad", &["--memory", "512m", "--disk", "2g", "--idle-after", "never"]);
     world.create_with("good", &["--memory", "256m"]);
     all_hold(&world, ATTEMPTS);
     assert_eq!(world.sh("good", "echo fine").ok(), "fine\n");

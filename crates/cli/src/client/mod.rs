@@ -24,6 +24,7 @@ use tokio_tungstenite::tungstenite::handshake::{client::generate_key, derive_acc
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use torpor_protocol::ErrorBody;
 use torpor_protocol::api::PREVIEW_HEADER;
+use torpor_protocol::page::Page;
 
 use crate::error::{Error, Result};
 use body::Body;
@@ -84,6 +85,18 @@ impl Client {
 
     pub(crate) async fn get<T: DeserializeOwned>(&self, route: &Route) -> Result<T> {
         within(async { read_json(self.send(Method::GET, route, body::empty()).await?).await }).await
+    }
+
+    /// All pages of a list.
+    pub(crate) async fn list<T: Page + DeserializeOwned>(&self, route: &Route) -> Result<T> {
+        let (mut all, mut cursor) = self.get::<T>(route).await?.into_parts();
+        while let Some(next) = cursor {
+            let page: T = self.get(&route.clone().query("cursor", &next)).await?;
+            let (more, after) = page.into_parts();
+            all.extend(more);
+            cursor = after;
+        }
+        Ok(T::new(all, None))
     }
 
     pub(crate) async fn post<T: DeserializeOwned>(

@@ -22,7 +22,7 @@ pub(super) struct Cat {
 impl Cat {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
         let (sandbox, path) = self.place.inside()?;
-        let route = Route::sandbox(&sandbox).then("/files").query("path", &path);
+        let route = Route::sandbox(&sandbox).then("/files/content").query("path", &path);
         print_body(client, &route, |_| ()).await?;
         Ok(ExitCode::SUCCESS)
     }

@@ -57,8 +57,8 @@ pub(super) struct Create {
     standby: StandbyArgs,
     #[command(flatten)]
     lifetime: LifetimeArgs,
-    /// If this host has no room for it, wait so long instead of being refused; 0 is for ever.
-    #[arg(long, value_name = "DURATION", value_parser = units::parse_duration)]
+    /// If this host has no room for it, wait so long, or `forever`, instead of being refused.
+    #[arg(long, value_name = "DURATION", value_parser = queue::parse)]
     queue: Option<Duration>,
     /// Do not wait until it runs.
     #[arg(long)]
@@ -75,7 +75,7 @@ async fn create(client: &Client, request: &CreateSandbox, wait: bool) -> Result<
     let what = request.name.as_ref().map_or("a sandbox", Name::as_str);
     let progress = Progress::waiting(format!("creating {what}"));
     // Who may have to wait is watched, so that one can say what for.
-    let watched = wait && request.queue_secs.is_some();
+    let watched = wait && request.queue_ms.is_some();
     let mut route = Route::new("/v1/sandboxes");
     if watched || !wait {
         route = route.query("wait", "false");
@@ -133,7 +133,7 @@ impl Create {
             secrets: self.secret,
             ports: self.ports.access(),
             pool: self.pool,
-            queue_secs: self.queue.map(units::seconds_up),
+            queue_ms: self.queue.map(units::millis),
         }
     }
 }

@@ -1,15 +1,13 @@
 //! Sandboxes that are gone, as several verbs need them.
 
 use torpor_protocol::api::{ArchiveList, ArchivedSandbox};
+use torpor_protocol::page::PAGE_MAX;
 use torpor_protocol::{ErrorCode, SandboxId};
 
 use crate::client::{Client, Route};
 use crate::error::Result;
 
-/// The daemon gives no more in one page.
-const PAGE_MAX: usize = 1000;
-
-/// The last `limit` (0: all) with these labels, page by page; `next` is there if there are more.
+/// The last `limit` (0: all) with these labels, page by page; `next_cursor` is there if there are more.
 pub(super) async fn list(
     client: &Client,
     labels: &[(String, String)],
@@ -19,30 +17,30 @@ pub(super) async fn list(
     let matches = |ended: &ArchivedSandbox| {
         labels.iter().all(|(key, value)| ended.spec.labels.get(key) == Some(value))
     };
-    let mut list = ArchiveList { sandboxes: Vec::new(), next: None };
+    let mut list = ArchiveList { sandboxes: Vec::new(), next_cursor: None };
     loop {
         // Who looks for labels may have to look at many.
         let wanted = if labels.is_empty() { limit - list.sandboxes.len() } else { PAGE_MAX };
-        let page = page(client, wanted.min(PAGE_MAX), list.next.as_deref()).await?;
+        let page = page(client, wanted.min(PAGE_MAX), list.next_cursor.as_deref()).await?;
         let mut found = page.sandboxes.into_iter().filter(matches).peekable();
         while let Some(ended) = found.next_if(|_| list.sandboxes.len() < limit) {
             list.sandboxes.push(ended);
         }
         let more = found.peek().is_some();
-        list.next = match list.sandboxes.last() {
+        list.next_cursor = match list.sandboxes.last() {
             Some(last) if more => Some(last.id.to_string()),
-            Some(_) | None => page.next,
+            Some(_) | None => page.next_cursor,
         };
-        if list.next.is_none() || more || list.sandboxes.len() >= limit {
+        if list.next_cursor.is_none() || more || list.sandboxes.len() >= limit {
             return Ok(list);
         }
     }
 }
 
-async fn page(client: &Client, limit: usize, before: Option<&str>) -> Result<ArchiveList> {
+async fn page(client: &Client, limit: usize, cursor: Option<&str>) -> Result<ArchiveList> {
     let route = Route::new("/v1/archive").query("limit", &limit.to_string());
-    let route = match before {
-        Some(before) => route.query("before", before),
+    let route = match cursor {
+        Some(cursor) => route.query("cursor", cursor),
         None => route,
     };
     client.get(&route).await

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use torpor_protocol::engine::{BuildList, BuildUse, MigrateEngine, Migrated, Migration};
+use torpor_protocol::engine::{EngineBuild, EngineBuildList, MigrateEngine, Migrated, Migration};
 
 use crate::client::{Client, Route};
 use crate::error::Result;
@@ -53,7 +53,7 @@ impl Engine {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
         match self.action {
             Action::Ls { json } => {
-                let list: BuildList = client.get(&Route::new("/v1/engine/builds")).await?;
+                let list: EngineBuildList = client.list(&Route::new("/v1/engine/builds")).await?;
                 match json {
                     true => output::json(&list)?,
                     false => output::print(&builds(&list.builds))?,
@@ -77,8 +77,8 @@ impl Engine {
     }
 }
 
-fn builds(builds: &[BuildUse]) -> String {
-    let row = |build: &BuildUse| {
+fn builds(builds: &[EngineBuild]) -> String {
+    let row = |build: &EngineBuild| {
         let state = match (build.current, build.present) {
             (true, _) => "current",
             (false, true) => "kept",

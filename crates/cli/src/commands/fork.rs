@@ -134,7 +134,7 @@ fn report(list: &ForkList, took_ms: f64) -> Result<()> {
                 made += 1;
                 output::line(sandboxes::title(status))?;
             }
-            ForkOutcome { sandbox: None, error } => {
+            ForkOutcome { sandbox: None, error, .. } => {
                 output::note(&format!("fork {}: {}", index + 1, failure(error.as_ref())));
             }
         }

@@ -226,7 +226,7 @@ pub(super) fn describe_sleep(policy: &StandbyPolicy) -> String {
 /// What became of it so far, where there is something to say.
 fn describe_past(status: &Status) -> Fields {
     let mut fields = Vec::new();
-    if status.state == State::Standby {
+    if status.state == State::Asleep {
         let durable = if status.durable { "yes" } else { "not yet" };
         fields.push(("on disk", durable.to_owned()));
     }
@@ -247,16 +247,16 @@ fn describe_past(status: &Status) -> Fields {
 }
 
 pub(super) fn describe_end(lifetime: &Lifetime) -> String {
-    let show = |seconds: u64| units::show_duration(Duration::from_secs(seconds));
+    let show = |ms: u64| units::show_duration(Duration::from_millis(ms));
     let mut ends = Vec::new();
-    if let Some(age) = lifetime.max_age_secs {
+    if let Some(age) = lifetime.max_age_ms {
         ends.push(format!("{} after its creation", show(age)));
     }
-    if let Some(idle) = lifetime.expire_idle_secs {
+    if let Some(idle) = lifetime.expire_idle_ms {
         ends.push(format!("{} after its last use", show(idle)));
     }
-    if let Some(at) = lifetime.expire_at {
-        ends.push(format!("at {}", units::show_time(at.saturating_mul(1000))));
+    if let Some(at_ms) = lifetime.expires_at_ms {
+        ends.push(format!("at {}", units::show_time(at_ms)));
     }
     if ends.is_empty() { "when it is removed".to_owned() } else { ends.join(", or ") }
 }
@@ -265,7 +265,7 @@ fn describe_usage(usage: &UsageReport) -> Fields {
     vec![
         ("memory used", units::show_bytes(usage.memory_bytes)),
         ("disk used", units::show_bytes(usage.disk_bytes)),
-        ("cpu used", units::show_duration(Duration::from_micros(usage.cpu_micros))),
+        ("cpu used", units::show_duration(Duration::from_millis(usage.cpu_ms))),
         ("out of memory", format!("{} times", usage.oom_kills)),
     ]
 }

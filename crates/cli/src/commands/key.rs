@@ -57,7 +57,7 @@ impl Key {
                 }
             }
             Action::Ls { json } => {
-                let list: KeyList = client.get(&route).await?;
+                let list: KeyList = client.list(&route).await?;
                 match json {
                     true => output::json(&list)?,
                     false => output::print(&table(&list, units::now_ms()))?,

@@ -8,12 +8,12 @@ use http::Method;
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::SendSignal;
 
-use super::policy::millis;
 use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::output::plain;
 use crate::progress::Progress;
 use crate::units;
+use crate::units::millis;
 
 /// End a process and everything it started, or send it a signal.
 #[derive(Debug, Args)]

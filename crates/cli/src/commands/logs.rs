@@ -1,141 +1,105 @@
 //! `torpor logs`
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use clap::Args;
 use http::Method;
-use tokio::sync::mpsc;
 use torpor_protocol::SandboxRef;
-use torpor_protocol::api::{OutputStream, Process, RunEvent};
+use torpor_protocol::api::{Log, LogEntry, OutputStream};
+use torpor_protocol::page::PAGE_MAX;
 
-use super::processes;
-use crate::client::{Client, Lines, Route, body};
-use crate::error::{Error, Result};
-use crate::{output, units};
+use crate::client::{Client, Route, body};
+use crate::error::Result;
+use crate::output::{self, plain};
+use crate::units;
 
-/// Longest command in a header line.
-const COMMAND_WIDTH: usize = 60;
-/// Events of several processes on their way to the screen.
-const DEPTH: usize = 64;
-
-/// Show what the processes of a sandbox have printed.
+/// Show what all processes of a sandbox said, in the order they said it. Wakes nobody.
 ///
-/// All processes in the order they were started, each under a header line; with --pid the output of
-/// one process and nothing else, its standard error on ours. It wakes the sandbox; `torpor log` tells
-/// what was said without that.
+/// The newest lines of each sandbox are kept on the host, also while it sleeps, and for a while
+/// after it is gone; then it is named by its id. Terminals are not in it. `torpor output` shows what
+/// one process printed, to the byte.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  torpor logs web -n 20 -f\n  \
+    torpor logs web --grep timeout --stderr\n  torpor logs web --json | jq -r '.lines[].text'")]
 pub(super) struct Logs {
-    /// Name or id.
+    /// Name or id; of one that is gone, its id.
     sandbox: SandboxRef,
-    /// Only this process: its id, or its name if it is supervised.
-    #[arg(long, value_name = "PID")]
-    pid: Option<String>,
-    /// Go on with what is printed from now on, until the processes end.
+    /// Only the newest so many lines.
+    #[arg(
+        short = 'n', long, value_name = "N",
+        value_parser = clap::value_parser!(u64).range(1..=PAGE_MAX as u64)
+    )]
+    lines: Option<u64>,
+    /// Only lines with this text in them.
+    #[arg(long, value_name = "TEXT")]
+    grep: Option<String>,
+    /// Only standard error.
+    #[arg(long)]
+    stderr: bool,
+    /// Only standard output.
+    #[arg(long, conflicts_with = "stderr")]
+    stdout: bool,
+    /// Go on with what is said from now on, until the sandbox ends.
     #[arg(short, long)]
     follow: bool,
+    /// As JSON; with --follow, one line a line.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Logs {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        if let Some(pid) = &self.pid {
-            let mut events = open(client, &self.sandbox, pid, self.follow).await?;
-            while let Some(event) = events.next().await? {
-                show(event)?;
-            }
-            return Ok(ExitCode::SUCCESS);
+        if self.follow {
+            return self.follow(client).await;
         }
-        let mut list = processes::list(client, &self.sandbox).await?.processes;
-        list.sort_by_key(|process| (process.started_at_ms, process.pid));
-        let (followed, past): (Vec<Process>, Vec<Process>) =
-            list.into_iter().partition(|process| self.follow && process.running);
-        for process in past {
-            output::line(&header(&process))?;
-            let mut events = open(client, &self.sandbox, &process.pid.to_string(), false).await?;
-            while let Some(event) = events.next().await? {
-                show(event)?;
-            }
+        let log: Log = match self.lines {
+            Some(_) => client.get(&self.route()).await?,
+            None => client.list(&self.route()).await?,
+        };
+        match self.json {
+            true => output::json(&log)?,
+            false => output::print(&log.lines.iter().map(show).collect::<String>())?,
         }
-        follow_all(client, &self.sandbox, followed).await?;
         Ok(ExitCode::SUCCESS)
     }
-}
 
-/// Several processes at once; a header line says when the speaker changes.
-async fn follow_all(client: &Client, sandbox: &SandboxRef, processes: Vec<Process>) -> Result<()> {
-    let (sender, mut receiver) = mpsc::channel(DEPTH);
-    for (index, process) in processes.iter().enumerate() {
-        let mut events = open(client, sandbox, &process.pid.to_string(), true).await?;
-        let sender = sender.clone();
-        tokio::spawn(async move {
-            while let Some(event) = events.next().await.transpose() {
-                if sender.send((index, event)).await.is_err() {
-                    return;
-                }
+    async fn follow(&self, client: &Client) -> Result<ExitCode> {
+        let route = self.route().query("follow", "true");
+        let mut lines = client.lines::<LogEntry>(Method::GET, &route, body::empty()).await?;
+        while let Some(line) = lines.next().await? {
+            match self.json {
+                true => output::line(&output::compact(&line)?)?,
+                false => output::print(&show(&line))?,
             }
-        });
-    }
-    drop(sender);
-    let mut speaker = None;
-    while let Some((index, event)) = receiver.recv().await {
-        if speaker != Some(index) {
-            speaker = Some(index);
-            output::line(&header(&processes[index]))?;
         }
-        show(event?)?;
+        Ok(ExitCode::SUCCESS)
     }
-    Ok(())
-}
 
-async fn open(
-    client: &Client,
-    sandbox: &SandboxRef,
-    pid: &str,
-    follow: bool,
-) -> Result<Lines<RunEvent>> {
-    let follow = if follow { "true" } else { "false" };
-    let route = Route::sandbox(sandbox).then("/processes").part(pid).then("/output");
-    client.lines(Method::GET, &route.query("follow", follow), body::empty()).await
-}
-
-fn header(process: &Process) -> String {
-    let command = output::command_line(&process.command, COMMAND_WIDTH);
-    let state = processes::state(process, units::now_ms());
-    format!("==> {}: {command} ({state}) <==", process.pid)
-}
-
-fn show(event: RunEvent) -> Result<()> {
-    match event {
-        RunEvent::Started { .. } | RunEvent::Exited { .. } => Ok(()),
-        RunEvent::Output { stream, text, base64 } => {
-            let bytes = decode(text, base64)?;
-            let written = match stream {
-                OutputStream::Stdout => put(&mut io::stdout().lock(), &bytes),
-                OutputStream::Stderr => put(&mut io::stderr().lock(), &bytes),
-            };
-            written.map_err(|error| Error::local("write the output", error))
+    fn route(&self) -> Route {
+        let mut route = Route::sandbox(&self.sandbox).then("/logs");
+        if let Some(lines) = self.lines {
+            route = route.query("limit", &lines.to_string()).query("newest", "true");
         }
-        RunEvent::Skipped { bytes } => {
-            output::note(&format!("torpor: {bytes} bytes of output are not kept any more"));
-            Ok(())
+        if let Some(text) = &self.grep {
+            route = route.query("contains", text);
         }
-        RunEvent::Error { message } => Err(Error::failed(message)),
+        for (given, stream) in [(self.stderr, "stderr"), (self.stdout, "stdout")] {
+            if given {
+                route = route.query("stream", stream);
+            }
+        }
+        route
     }
 }
 
-fn decode(text: Option<String>, base64: Option<String>) -> Result<Vec<u8>> {
-    match (text, base64) {
-        (Some(text), _) => Ok(text.into_bytes()),
-        (None, Some(base64)) => BASE64_STANDARD
-            .decode(base64)
-            .map_err(|error| Error::garbled("can't read the daemon's answer", error)),
-        (None, None) => Ok(Vec::new()),
-    }
-}
-
-fn put(to: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
-    to.write_all(bytes)?;
-    to.flush()
+/// When, who, and what; a line can't look like another one.
+fn show(line: &LogEntry) -> String {
+    let who = line.name.as_deref().unwrap_or(&line.command);
+    let stream = match line.stream {
+        OutputStream::Stdout => "",
+        OutputStream::Stderr => " err",
+    };
+    let when = units::show_stamp(line.at_us);
+    let columns: Vec<String> = line.text.split('\t').map(plain).collect();
+    format!("{when} {}[{}]{stream}: {}\n", plain(who), line.pid, columns.join("\t"))
 }

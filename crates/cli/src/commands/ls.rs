@@ -28,9 +28,10 @@ pub(super) struct Ls {
 impl Ls {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
         let (sandbox, path) = self.place.inside()?;
-        let depth = if self.recursive { "0" } else { "1" };
         let route = Route::sandbox(&sandbox).then("/files/list").query("path", &path);
-        let list: FileList = client.get(&route.query("depth", depth)).await?;
+        let list: FileList = client
+            .get(&if self.recursive { route.query("recursive", "true") } else { route })
+            .await?;
         match self.json {
             true => output::json(&list)?,
             false => output::print(&table(&list.entries))?,

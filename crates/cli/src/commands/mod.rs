@@ -24,10 +24,10 @@ mod keeper;
 mod kernel;
 mod key;
 mod kill;
-mod log;
 mod logs;
 mod ls;
 mod map;
+mod output;
 mod policy;
 mod pool;
 mod port_forward;
@@ -118,8 +118,8 @@ enum Command {
     Cat(cat::Cat),
     Ps(ps::Ps),
     Inspect(inspect::Inspect),
-    Log(log::Log),
     Logs(logs::Logs),
+    Output(output::Output),
     Processes(processes::Processes),
     Kill(kill::Kill),
     Update(update::Update),
@@ -171,8 +171,8 @@ impl Cli {
             Command::Cat(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Ps(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Inspect(verb) => online(client()?, async |client| verb.run(client).await),
-            Command::Log(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Logs(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Output(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Processes(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Kill(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Update(verb) => online(client()?, async |client| verb.run(client).await),

@@ -62,11 +62,10 @@ pub(super) struct LifetimeArgs {
 impl LifetimeArgs {
     /// What is given here, instead of what is in `lifetime`.
     pub(super) fn over(self, lifetime: Lifetime) -> Lifetime {
-        let seconds = |duration: Option<Duration>| duration.map(|duration| duration.as_secs());
         Lifetime {
-            max_age_secs: seconds(self.max_age).or(lifetime.max_age_secs),
-            expire_idle_secs: seconds(self.expire_idle).or(lifetime.expire_idle_secs),
-            expire_at: self.expire_at.or(lifetime.expire_at),
+            max_age_ms: self.max_age.map(units::millis).or(lifetime.max_age_ms),
+            expire_idle_ms: self.expire_idle.map(units::millis).or(lifetime.expire_idle_ms),
+            expires_at_ms: self.expire_at.or(lifetime.expires_at_ms),
         }
     }
 
@@ -78,9 +77,9 @@ impl LifetimeArgs {
 /// How a sandbox sleeps.
 #[derive(Debug, Clone, Default, Args)]
 pub(super) struct StandbyArgs {
-    /// Let it sleep when nobody used it for so long; 0 is never [new sandboxes: 15s].
-    #[arg(long, value_name = "DURATION", value_parser = units::parse_duration)]
-    idle_after: Option<Duration>,
+    /// Let it sleep when nobody used it for so long, or `never` [new sandboxes: 15s].
+    #[arg(long, value_name = "DURATION", value_parser = parse_idle)]
+    idle_after: Option<Idle>,
     /// Requests do not wake it; only `torpor wake` does.
     #[arg(long)]
     no_auto_wake: bool,
@@ -100,7 +99,7 @@ impl StandbyArgs {
     pub(super) fn standby(self) -> Standby {
         let auto_wake = self.no_auto_wake.then_some(false);
         Standby {
-            idle_after_ms: self.idle_after.map(millis),
+            idle_after_ms: self.idle_after.map(|Idle(ms)| ms),
             auto_wake,
             hooks: self.hooks(Hooks::default()),
         }
@@ -110,7 +109,11 @@ impl StandbyArgs {
     pub(super) fn instead_of(self, policy: &StandbyPolicy) -> Standby {
         let hooks = policy.hooks.clone();
         let auto_wake = self.no_auto_wake.then_some(false);
-        Standby { idle_after_ms: self.idle_after.map(millis), auto_wake, hooks: self.hooks(hooks) }
+        Standby {
+            idle_after_ms: self.idle_after.map(|Idle(ms)| ms),
+            auto_wake,
+            hooks: self.hooks(hooks),
+        }
     }
 
     pub(super) fn are_given(&self) -> bool {
@@ -126,8 +129,22 @@ impl StandbyArgs {
         self.mentions_hooks().then(|| Hooks {
             before_sleep: self.before_sleep.map_or(were.before_sleep, shell),
             after_wake: self.after_wake.map_or(were.after_wake, shell),
-            grace_ms: self.hook_grace.map_or(were.grace_ms, millis),
+            grace_ms: self.hook_grace.map_or(were.grace_ms, units::millis),
         })
+    }
+}
+
+/// After how many milliseconds; none: never.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Idle(Option<u64>);
+
+fn parse_idle(text: &str) -> Result<Idle, String> {
+    if text == "never" {
+        return Ok(Idle(None));
+    }
+    match units::millis(units::parse_duration(text)?) {
+        0 => Err("it would sleep at once, always; `never` is never".to_owned()),
+        ms => Ok(Idle(Some(ms))),
     }
 }
 
@@ -136,10 +153,6 @@ fn shell(command: String) -> Vec<String> {
         return Vec::new();
     }
     vec!["/bin/sh".to_owned(), "-c".to_owned(), command]
-}
-
-pub(super) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -168,11 +181,11 @@ mod tests {
 
     #[test]
     fn a_lifetime_keeps_what_is_not_mentioned() {
-        let were = Lifetime { max_age_secs: Some(5), ..Lifetime::default() };
+        let were = Lifetime { max_age_ms: Some(5), ..Lifetime::default() };
         let args = LifetimeArgs { expire_at: Some(9), ..LifetimeArgs::default() };
         let now = args.over(were);
         assert_eq!(
-            (now.max_age_secs, now.expire_idle_secs, now.expire_at),
+            (now.max_age_ms, now.expire_idle_ms, now.expires_at_ms),
             (Some(5), None, Some(9))
         );
     }

@@ -45,7 +45,7 @@ impl Processes {
 }
 
 pub(super) async fn list(client: &Client, sandbox: &SandboxRef) -> Result<ProcessList> {
-    client.get(&Route::sandbox(sandbox).then("/processes")).await
+    client.list(&Route::sandbox(sandbox).then("/processes")).await
 }
 
 fn table(processes: &[Process], now_ms: u64) -> String {

@@ -68,7 +68,7 @@ impl Ps {
             return print_ids(list.sandboxes.iter().map(|ended| &ended.id));
         }
         output::print(&table_of_ended(&list.sandboxes, units::now_ms()))?;
-        if list.next.is_some() {
+        if list.next_cursor.is_some() {
             output::note("there are more: --limit N shows so many, --limit 0 all");
         }
         Ok(())
@@ -103,17 +103,18 @@ fn sorted(raw: Vec<Box<RawValue>>, shown: impl Fn(State) -> bool) -> Result<Vec<
     #[derive(Deserialize)]
     struct Key {
         state: State,
-        created_at_ms: u64,
+        /// It sorts as text.
+        created_at: String,
     }
     let mut rows = Vec::with_capacity(raw.len());
     for row in raw {
         let key: Key = serde_json::from_str(row.get())
             .map_err(|error| Error::garbled("can't read the daemon's answer", error))?;
         if shown(key.state) {
-            rows.push((Reverse(key.created_at_ms), row));
+            rows.push((Reverse(key.created_at), row));
         }
     }
-    rows.sort_by_key(|(newest, _)| *newest);
+    rows.sort_by(|(one, _), (other, _)| one.cmp(other));
     Ok(rows.into_iter().map(|(_, row)| row).collect())
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use torpor_protocol::time::FOREVER_MS;
 use torpor_protocol::{ErrorCode, State, Status};
 
 use super::{ended, sandboxes};
@@ -15,7 +16,12 @@ use crate::units;
 const NEWS_MS: &str = "30000";
 /// What to do about a host that stays full.
 const MAKE_ROOM: &str =
-    "make room (torpor sleep --cold, torpor rm), or wait longer: --queue 0 is for ever";
+    "make room (torpor sleep --cold, torpor rm), or wait longer: --queue forever";
+
+/// How long to wait for room.
+pub(super) fn parse(text: &str) -> std::result::Result<Duration, String> {
+    if text == "forever" { Ok(Duration::MAX) } else { units::parse_duration(text) }
+}
 
 /// Returns when it runs. If it never does nothing is left of it; if we are told to leave, one without
 /// a name goes with us, because nobody would ever ask for it.
@@ -44,7 +50,7 @@ pub(super) async fn until_it_runs(
 async fn watch(client: &Client, mut status: Status, progress: &Progress) -> Result<Status> {
     loop {
         match status.state {
-            State::Running | State::Standby => return Ok(status),
+            State::Running | State::Asleep => return Ok(status),
             State::Failed => {
                 let message = format!("{} did not start", sandboxes::title(&status));
                 drop(client.delete(&Route::sandbox(&status.id)).await);
@@ -69,7 +75,7 @@ fn describe(status: &Status, now_ms: u64) -> String {
     let title = sandboxes::title(status);
     match status.queued_until_ms {
         None => format!("creating {title}"),
-        Some(u64::MAX) => format!("{title} waits for room on this host"),
+        Some(FOREVER_MS..) => format!("{title} waits for room on this host"),
         Some(until_ms) => {
             let left = Duration::from_millis(until_ms.saturating_sub(now_ms));
             format!("{title} waits for room on this host, at most {}", units::show_duration(left))

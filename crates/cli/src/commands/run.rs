@@ -7,12 +7,12 @@ use clap::Args;
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::{Command, ExecInput, Process};
 
-use super::policy::millis;
 use super::process::{self, ProcessArgs};
 use super::supervision::SuperviseArgs;
 use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::session::{self, Input, Seat};
+use crate::units::millis;
 use crate::{output, terminal, units};
 
 /// Run a command in a sandbox; its output, its input and its exit code become ours.

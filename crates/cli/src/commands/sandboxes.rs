@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use torpor_protocol::page as protocol;
 use torpor_protocol::{State, Status, Tier};
 
 use crate::client::{Client, Route};
@@ -19,35 +20,35 @@ pub(super) async fn list(
 #[derive(Deserialize)]
 struct Page<T> {
     sandboxes: Vec<T>,
-    next: Option<String>,
+    next_cursor: Option<String>,
 }
 
-/// As [`list`], page by page, with as much of each as `T` has.
+impl<T> protocol::Page for Page<T> {
+    type Entry = T;
+
+    fn new(sandboxes: Vec<T>, next_cursor: Option<String>) -> Self {
+        Self { sandboxes, next_cursor }
+    }
+
+    fn into_parts(self) -> (Vec<T>, Option<String>) {
+        (self.sandboxes, self.next_cursor)
+    }
+}
+
+/// As [`list`], with as much of each as `T` has.
 pub(super) async fn rows<T: DeserializeOwned>(
     client: &Client,
     labels: &[(String, String)],
     state: Option<&str>,
 ) -> Result<Vec<T>> {
-    let mut all = Vec::new();
-    let mut after: Option<String> = None;
-    loop {
-        let mut route = Route::new("/v1/sandboxes");
-        for (key, value) in labels {
-            route = route.query("label", &format!("{key}={value}"));
-        }
-        if let Some(state) = state {
-            route = route.query("state", state);
-        }
-        if let Some(after) = &after {
-            route = route.query("after", after);
-        }
-        let page: Page<T> = client.get(&route).await?;
-        all.extend(page.sandboxes);
-        match page.next {
-            Some(next) => after = Some(next),
-            None => return Ok(all),
-        }
+    let mut route = Route::new("/v1/sandboxes");
+    for (key, value) in labels {
+        route = route.query("label", &format!("{key}={value}"));
     }
+    if let Some(state) = state {
+        route = route.query("state", state);
+    }
+    Ok(client.list::<Page<T>>(&route).await?.sandboxes)
 }
 
 /// What people call it: its name, else its id.
@@ -58,7 +59,7 @@ pub(super) fn title(status: &Status) -> &str {
     }
 }
 
-/// `running`, `standby (warm)`.
+/// `running`, `asleep (warm)`.
 pub(super) fn show_state(state: State, tier: Option<Tier>) -> String {
     match tier {
         Some(tier) => format!("{} ({})", state.as_str(), tier.as_str()),

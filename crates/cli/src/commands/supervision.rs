@@ -7,8 +7,8 @@ use serde_json::json;
 use torpor_protocol::api::Supervise;
 use torpor_protocol::guest::{HealthCheck, RestartPolicy};
 
-use super::policy::millis;
 use crate::units;
+use crate::units::millis;
 
 /// What is asked of a server that does not say.
 const DEFAULT_PATH: &str = "/";

@@ -28,7 +28,7 @@ fn a_sandbox_that_is_gone_is_listed_and_shown_by_its_id() {
     for line in ["name:        web", "state:       terminated", "labels:      team=x"] {
         assert!(shown.lines().any(|shown| shown == line), "{line:?} is not in\n{shown}");
     }
-    assert!(world.torpor(["inspect", &id, "--json"]).json()["ended_at_ms"].is_u64());
+    assert!(world.torpor(["inspect", &id, "--json"]).json()["ended_at"].is_string());
 }
 
 #[test]
@@ -56,11 +56,11 @@ fn archive(asked: &Asked, ended: usize) -> Option<Value> {
         json!({
             "id": id(n), "name": null, "image": "x", "image_id": "ab".repeat(32), "resources": {},
             "labels": if n.is_multiple_of(3) { json!({"third": "yes"}) } else { json!({}) },
-            "created_at_ms": 1000, "ended_at_ms": 2000, "reason": null,
+            "created_at": 1000, "ended_at": 2000, "reason": null,
         })
     };
     let next = (last < ended).then(|| id(last));
-    Some(json!({ "sandboxes": (first..=last).map(one).collect::<Vec<_>>(), "next": next }))
+    Some(json!({ "sandboxes": (first..=last).map(one).collect::<Vec<_>>(), "next_cursor": next }))
 }
 
 #[test]
@@ -73,12 +73,12 @@ fn those_that_are_gone_come_in_pages() {
     assert_eq!(stub.asked(), ["GET /v1/archive?limit=100"]);
     assert_eq!(counted(&["ps", "--ended", "-q", "--limit", "1001"]), 1001);
     assert_eq!(stub.asked()[1], "GET /v1/archive?limit=1000");
-    assert!(stub.asked()[2].starts_with("GET /v1/archive?limit=1&before=001000"));
+    assert!(stub.asked()[2].starts_with("GET /v1/archive?limit=1&cursor=001000"));
     assert_eq!(counted(&["ps", "--ended", "-q", "--limit", "0"]), 2500);
     assert_eq!(counted(&["ps", "--ended", "-q", "--limit", "0", "-l", "third=yes"]), 833);
     let list = stub.torpor(["ps", "--ended", "--json", "--limit", "2", "-l", "third=yes"]).json();
     assert_eq!(list["sandboxes"].as_array().unwrap().len(), 2);
-    assert!(list["next"].as_str().unwrap().starts_with("000006"), "{list}");
+    assert!(list["next_cursor"].as_str().unwrap().starts_with("000006"), "{list}");
 }
 
 #[test]

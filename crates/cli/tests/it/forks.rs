@@ -20,8 +20,8 @@ fn play(asked: &Asked) -> Option<Answer> {
             let count = asked.json()["count"].as_u64().unwrap();
             let forks: Vec<_> = (1..=count)
                 .map(|n| match n {
-                    3 => json!({"error": error(ErrorCode::CapacityReached, "no memory is left")}),
-                    n => json!({"sandbox": sandbox(&format!("agent-{n}"), json!({}))}),
+                    3 => json!({"status": 503, "error": error(ErrorCode::CapacityReached, "no memory is left")}),
+                    n => json!({"status": 201, "sandbox": sandbox(&format!("agent-{n}"), json!({}))}),
                 })
                 .collect();
             Some(ok(json!({"forks": forks})))

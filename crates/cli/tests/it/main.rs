@@ -16,7 +16,7 @@ mod https;
 mod images;
 mod kernels;
 mod keys;
-mod log;
+mod logs;
 mod map;
 mod perpetual;
 mod pools;

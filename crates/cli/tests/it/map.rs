@@ -32,11 +32,11 @@ fn host_with(
             let outcomes: Vec<Value> = (1..=request["count"].as_u64().unwrap())
                 .map(|n| {
                     if n == 3 {
-                        return json!({"error": error(ErrorCode::CapacityReached, "full")});
+                        return json!({"status": 503, "error": error(ErrorCode::CapacityReached, "full")});
                     }
                     let fork = sandbox(&format!("f-{n}"), json!({"labels": request["labels"]}));
                     forks.lock().push(fork.clone());
-                    json!({"sandbox": fork})
+                    json!({"status": 201, "sandbox": fork})
                 })
                 .collect();
             Some(ok(json!({"forks": outcomes})))
@@ -82,7 +82,7 @@ fn every_fork_runs_its_part_and_is_removed() {
     assert_eq!(deletions(&stub), 2);
     let asked = stub.body_of("POST /v1/snapshots/base/fork");
     assert_eq!(asked["labels"]["torpor.map"].as_str().unwrap().len(), 21);
-    assert_eq!(asked["lifetime"]["expire_idle_secs"], 3600);
+    assert_eq!(asked["lifetime"]["expire_idle_ms"], 3_600_000);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn forks_can_be_kept() {
     stub.torpor(["map", "base", "-n", "2", "--keep", "--", "true"]).ok();
     assert_eq!(deletions(&stub), 0);
     let asked = stub.body_of("POST /v1/snapshots/base/fork");
-    assert_eq!(asked["lifetime"]["expire_idle_secs"], json!(null));
+    assert_eq!(asked["lifetime"]["expire_idle_ms"], json!(null));
 }
 
 /// A `map` in two forks that is interrupted as soon as this many of these were asked for; then

@@ -13,7 +13,7 @@ fn what_sleeps_is_woken_by_the_next_request() {
     let world = World::with_sandbox();
     let shown = world.torpor(["sleep", "web", "--cold"]).ok();
     assert!(shown.starts_with("web sleeps (cold, "), "{shown}");
-    assert_eq!(state(&world), "standby");
+    assert_eq!(state(&world), "asleep");
     assert_eq!(world.sh("echo awake").ok(), "awake\n");
     assert_eq!(state(&world), "running");
     world.torpor(["sleep", "web"]).ok();
@@ -25,7 +25,7 @@ fn what_sleeps_is_woken_by_the_next_request() {
 #[test]
 fn who_wants_no_automatic_wake_gets_none() {
     let world = World::with_sandbox();
-    world.torpor(["update", "web", "--no-auto-wake", "--idle-after", "0"]).ok();
+    world.torpor(["update", "web", "--no-auto-wake", "--idle-after", "never"]).ok();
     world.torpor(["sleep", "web"]).ok();
     let done = world.sh("true");
     assert_eq!(done.code, 1, "{done:?}");

@@ -11,8 +11,8 @@ fn pool(name: &str) -> Value {
         "name": name, "size": 4, "ready": 3, "image": "torpor/base", "snapshot": null,
         "resources": {}, "network": {"deny": ["198.51.100.7"]}, "max": 5,
         "claimed": [SandboxId::random(), SandboxId::random()], "entrypoint": ["serve"],
-        "lifetime": {"max_age_secs": 60}, "standby": {"idle_after_ms": 1000},
-        "created_at_ms": 1000, "updated_at_ms": 2000,
+        "lifetime": {"max_age_ms": 60_000}, "standby": {"idle_after_ms": 1000},
+        "created_at": 1000, "updated_at": 2000,
         "hits": 9, "misses": 1, "reason": "no memory is left"
     })
 }
@@ -72,7 +72,7 @@ fn what_is_not_mentioned_of_a_pool_stays_as_it_is() {
         "name": "plain", "size": 9, "max": null, "image": "torpor/base", "snapshot": null, "ports": null,
         "cpus": 2.0, "memory_mib": 1024, "disk_mib": 10240,
         "network": {"internet": false, "deny": ["198.51.100.7"]}, "entrypoint": ["serve"],
-        "lifetime": {"max_age_secs": 60, "expire_idle_secs": null, "expire_at": null},
+        "lifetime": {"max_age_ms": 60_000, "expire_idle_ms": null, "expires_at": null},
         "standby": {"idle_after_ms": 5000, "auto_wake": true, "hooks": hooks},
     });
     assert_eq!(stub.body_of("PUT /v1/pools/plain"), whole);
@@ -86,7 +86,7 @@ fn a_pool_is_changed_to_another_snapshot_and_entrypoint() {
     let asked = stub.body_of("PUT /v1/pools/plain");
     assert_eq!((&asked["image"], &asked["snapshot"]), (&json!(null), &json!("base")));
     assert_eq!(asked["entrypoint"], json!(["npm", "start"]));
-    assert_eq!(asked["lifetime"]["max_age_secs"], json!(null));
+    assert_eq!(asked["lifetime"]["max_age_ms"], json!(null));
     assert_eq!(asked["max"], 5);
     let (code, words) = stub.torpor(["pool", "update", "plain", "--size", "4"]).failed();
     assert_eq!((code, &*words), (2, "error: nothing is to be changed\n"));

@@ -11,7 +11,7 @@ fn shown(name: &str, public: bool, more: Value) -> Value {
         "id": format!("preview-{}", "a".repeat(21)), "name": name, "sandbox": "b".repeat(21),
         "port": 3000, "public": public, "label": "my-app", "prefix": true,
         "urls": ["http://my-app.localhost:8900/", "http://my-app.127-0-0-1.sslip.io:8900/"],
-        "created_at_ms": 1000, "updated_at_ms": 1000,
+        "created_at": 1000, "updated_at": 1000,
     });
     preview.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     preview
@@ -25,14 +25,14 @@ fn stub() -> Stub {
             Some(ok(shown(&name, body["public"].as_bool().unwrap(), json!({}))))
         }
         "POST /v1/sandboxes/web/previews/port-3000/tokens" => Some(ok(json!({
-            "id": format!("token-{}", "c".repeat(21)), "created_at_ms": 1000, "expired": false,
+            "id": format!("token-{}", "c".repeat(21)), "created_at": 1000, "expired": false,
             "token": "tpv_1", "urls": ["http://my-app.localhost:8900/?torpor_preview_token=tpv_1"],
         }))),
         "GET /v1/sandboxes/web/previews/a" => Some(ok(shown(
             "a",
             false,
             json!({
-                "expires_at_ms": 1000, "request_headers": {"x-in": "1\u{1b}[2J"}, "keep_open": true,
+                "expires_at": 1000, "request_headers": {"x-in": "1\u{1b}[2J"}, "keep_open": true,
                 "cors": ["https://a.example", "https://b.example"],
             }),
         ))),
@@ -71,7 +71,7 @@ fn what_a_preview_is_asked_to_be_is_passed_on() {
     stub.torpor(words.split_whitespace()).ok();
     let asked = stub.body_of("POST /v1/sandboxes/web/previews");
     let whole = json!({
-        "port": 3000, "name": "a", "public": true, "prefix": "my-app", "ttl_secs": 3600,
+        "port": 3000, "name": "a", "public": true, "prefix": "my-app", "ttl_ms": 3_600_000,
         "expires_at": null, "request_headers": {"x-in": "1"},
         "response_headers": {"x-frame-options": ""},
         "cors": ["https://a.example", "https://b.example"], "keep_open": true,

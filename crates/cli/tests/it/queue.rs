@@ -10,7 +10,7 @@ use crate::world::{World, until};
 /// A host with room for one sandbox, which is taken and stays so.
 fn full() -> World {
     let world = World::of_size(1);
-    world.torpor(["create", "--name", "web", "--idle-after", "0"]).ok();
+    world.torpor(["create", "--name", "web", "--idle-after", "never"]).ok();
     world
 }
 
@@ -46,7 +46,7 @@ fn who_waits_in_vain_is_told_why() {
 #[test]
 fn a_nameless_sandbox_does_not_wait_on_without_its_creator() {
     let world = full();
-    let mut seat = watched(&world, &["create", "--queue", "0"]);
+    let mut seat = watched(&world, &["create", "--queue", "forever"]);
     seat.sees("waits for room on this host (");
     seat.signal(Signal::INT);
     assert_eq!(seat.end(world.runtime()), 130);
@@ -56,12 +56,12 @@ fn a_nameless_sandbox_does_not_wait_on_without_its_creator() {
 #[test]
 fn a_named_sandbox_waits_on_and_its_creator_need_not() {
     let world = full();
-    let mut seat = watched(&world, &["create", "--name", "late", "--queue", "0"]);
+    let mut seat = watched(&world, &["create", "--name", "late", "--queue", "forever"]);
     seat.sees("late waits for room on this host (");
     seat.signal(Signal::TERM);
     assert_eq!(seat.end(world.runtime()), 143);
     seat.sees("late goes on without us; torpor rm late ends it");
-    let args = ["create", "--name", "third", "--queue", "0", "--no-wait"];
+    let args = ["create", "--name", "third", "--queue", "forever", "--no-wait"];
     assert_eq!(world.torpor(args).ok(), "third\n");
     world.torpor(["rm", "web", "third"]).ok();
     until("room for it", || {
@@ -74,7 +74,8 @@ fn a_named_sandbox_waits_on_and_its_creator_need_not() {
 fn one_that_fails_after_its_wait_is_not_left_behind() {
     let stub = Stub::new(|asked| match asked.what.split('?').next()? {
         "POST /v1/sandboxes" => {
-            let waits = json!({"id": ID, "state": "creating", "queued_until_ms": u64::MAX});
+            let waits =
+                json!({"id": ID, "state": "creating", "queued_until": "9999-12-30T22:00:00.999Z"});
             Some(ok(sandbox("web", waits)))
         }
         what if what == format!("GET /v1/sandboxes/{ID}/status") => {
@@ -83,14 +84,14 @@ fn one_that_fails_after_its_wait_is_not_left_behind() {
         }
         _ => None,
     });
-    let (code, words) = stub.torpor(["create", "--name", "web", "--queue", "0"]).failed();
+    let (code, words) = stub.torpor(["create", "--name", "web", "--queue", "forever"]).failed();
     assert_eq!(code, 1);
     assert!(words.starts_with("error: web did not start: no such image\n"), "{words}");
     assert!(!words.contains("hint"), "{words}");
     let asked = stub.asked();
     assert_eq!(asked[0], "POST /v1/sandboxes?wait=false");
     assert_eq!(asked[2], format!("DELETE /v1/sandboxes/{ID}"));
-    assert_eq!(stub.body_of("POST /v1/sandboxes?wait=false")["queue_secs"], 0);
+    assert_eq!(stub.body_of("POST /v1/sandboxes?wait=false")["queue_ms"], u64::MAX);
 }
 
 const ID: &str = "aaaaaaaaaaaaaaaaaaaaa";

@@ -48,9 +48,9 @@ fn what_was_asked_for_is_what_is() {
     assert_eq!(made["env"]["A"], "b=c");
     assert_eq!(made["labels"]["team"], "x");
     assert_eq!(made["network"]["internet"], false);
-    assert_eq!(made["lifetime"]["max_age_secs"], 30 * 86_400);
-    assert_eq!(made["lifetime"]["expire_idle_secs"], 7 * 86_400);
-    assert_eq!(made["lifetime"]["expire_at"], 4_102_444_800_u64);
+    assert_eq!(made["lifetime"]["max_age_ms"], 30 * 86_400_000_u64);
+    assert_eq!(made["lifetime"]["expire_idle_ms"], 7 * 86_400_000);
+    assert_eq!(made["lifetime"]["expires_at"], "2100-01-01T00:00:00.000Z");
 }
 
 #[test]
@@ -165,14 +165,15 @@ fn version_knows_both_sides() {
 #[test]
 fn ps_lists_all_pages_newest_first_and_as_json_all_that_the_daemon_says() {
     let stub = Stub::new(|asked| {
-        let one = |name: &str, created_at_ms: u64, state: &str| {
-            let more = json!({"created_at_ms": created_at_ms, "state": state, "unheard_of": [1]});
+        let one = |name: &str, second: u64, state: &str| {
+            let created_at = format!("1970-01-01T00:00:{second:02}.000Z");
+            let more = json!({"created_at": created_at, "state": state, "unheard_of": [1]});
             sandbox(name, more)
         };
         Some(ok(match asked.what.as_str() {
             "GET /v1/sandboxes" => {
-                let page = [one("old", 1, "running"), one("new", 3, "standby")];
-                json!({"sandboxes": page, "next": "a".repeat(21)})
+                let page = [one("old", 1, "running"), one("new", 3, "asleep")];
+                json!({"sandboxes": page, "next_cursor": "a".repeat(21)})
             }
             _ => json!({"sandboxes": [one("going", 4, "terminated"), one("middle", 2, "failed")]}),
         }))
@@ -184,7 +185,7 @@ fn ps_lists_all_pages_newest_first_and_as_json_all_that_the_daemon_says() {
     let list = stub.torpor(["ps", "--json"]).json();
     assert_eq!(
         stub.asked(),
-        ["GET /v1/sandboxes", &format!("GET /v1/sandboxes?after={}", "a".repeat(21))]
+        ["GET /v1/sandboxes", &format!("GET /v1/sandboxes?cursor={}", "a".repeat(21))]
     );
     assert_eq!(names(&list), ["new", "middle", "old"]);
     assert_eq!(list["sandboxes"][0]["unheard_of"], json!([1]));

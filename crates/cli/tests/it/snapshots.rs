@@ -27,16 +27,16 @@ fn a_snapshot_prints_its_name_and_says_what_it_cost() {
         (0, "base\n", "memory, 41.2 MiB; web stood still for 35 ms. Next: torpor fork base\n")
     );
     let asked = stub.body_of("POST /v1/sandboxes/web/snapshots");
-    assert_eq!(asked, json!({"name": "base", "kind": "memory", "in_background": false}));
+    assert_eq!(asked, json!({"name": "base", "kind": "memory"}));
 }
 
 #[test]
 fn an_unnamed_snapshot_prints_its_id() {
     let stub = taker();
-    let id = stub.torpor(["snapshot", "web", "--filesystem", "--background"]).ok();
+    let id = stub.torpor(["snapshot", "web", "--filesystem", "--no-wait"]).ok();
     assert!(id.starts_with("snap-"), "{id}");
     let asked = stub.body_of("POST /v1/sandboxes/web/snapshots");
-    assert_eq!(asked, json!({"name": null, "kind": "filesystem", "in_background": true}));
+    assert_eq!(asked, json!({"name": null, "kind": "filesystem"}));
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn options_of_all_verbs_go_before_a_command_too() {
 #[test]
 fn ls_is_a_table_newest_first() {
     let stub = Stub::new(|_| {
-        let old = snapshot(None, json!({"kind": "filesystem", "created_at_ms": 1}));
+        let old = snapshot(None, json!({"kind": "filesystem", "created_at": 1}));
         let list = json!({"snapshots": [old, snapshot(Some("base"), json!({}))]});
         Some(ok(list))
     });
@@ -122,10 +122,10 @@ fn show_says_what_ran_and_what_it_consists_of() {
 fn files_are_listed_and_printed_without_a_sandbox() {
     let entry = json!({
         "path": "/app/a", "kind": "file", "size": 5, "mode": 0o644, "uid": 0, "gid": 0,
-        "modified_at_ms": 1000, "target": null
+        "modified_at": "1970-01-01T00:00:01Z", "target": null
     });
     let stub = Stub::new(move |asked| match asked.what.as_str() {
-        "GET /v1/snapshots/base/file?path=%2Fapp%2Fa" => {
+        "GET /v1/snapshots/base/files/content?path=%2Fapp%2Fa" => {
             Some(Answer::Now(200, Bytes::from_static(b"\x00raw\xff")))
         }
         _ => Some(ok(json!({"entries": [entry]}))),
@@ -136,8 +136,8 @@ fn files_are_listed_and_printed_without_a_sandbox() {
     assert_eq!(
         stub.asked(),
         [
-            "GET /v1/snapshots/base/files?path=%2Fapp&depth=2",
-            "GET /v1/snapshots/base/files?path=%2F&depth=1"
+            "GET /v1/snapshots/base/files/list?path=%2Fapp&depth=2",
+            "GET /v1/snapshots/base/files/list?path=%2F&depth=1"
         ]
     );
     let mut command = stub.command(["snapshot", "cat", "base", "/app/a"]);

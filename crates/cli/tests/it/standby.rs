@@ -9,8 +9,8 @@ fn asleep(tier: &str, auto_wake: bool) -> serde_json::Value {
     sandbox(
         "web",
         json!({
-            "state": "standby", "tier": tier, "durable": true, "saved_bytes": 42_991_616, "wakes": 2,
-            "recovered_from_ms": 1_000, "parent": format!("snap-{}", "a1".repeat(11)).get(..26),
+            "state": "asleep", "tier": tier, "durable": true, "saved_bytes": 42_991_616, "wakes": 2,
+            "recovered_from": 1_000, "parent": format!("snap-{}", "a1".repeat(11)).get(..26),
             "standby": {
                 "auto_wake": auto_wake,
                 "hooks": { "before_sleep": ["sync"], "after_wake": [], "grace_ms": 5000 }
@@ -99,7 +99,7 @@ fn create_passes_on_how_it_sleeps() {
     });
     let standby = json!({"idle_after_ms": 60_000, "auto_wake": false, "hooks": hooks});
     assert_eq!(asked["standby"], standby);
-    assert_eq!(asked["lifetime"]["expire_idle_secs"], 7 * 86_400);
+    assert_eq!(asked["lifetime"]["expire_idle_ms"], 7 * 86_400_000);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn update_leaves_what_is_not_mentioned() {
     assert_eq!(asked["standby"]["idle_after_ms"], json!(null));
     assert_eq!(asked["standby"]["hooks"]["before_sleep"], json!(["sync"]));
     assert_eq!(asked["standby"]["hooks"]["after_wake"], json!(["/bin/sh", "-c", "date"]));
-    assert_eq!(asked["lifetime"]["max_age_secs"], 86_400);
+    assert_eq!(asked["lifetime"]["max_age_ms"], 86_400_000);
     assert_eq!(asked["labels"], json!({"a": "b"}));
     let (code, words) = stub.torpor(["update", "web"]).failed();
     assert_eq!((code, &*words), (2, "error: nothing is to be changed\n"));
@@ -147,7 +147,7 @@ fn inspect_says_how_it_sleeps() {
     let stub = Stub::new(|_| Some(ok(asleep("warm", true))));
     let shown = stub.torpor(["inspect", "web"]).ok();
     for line in [
-        "state:        standby (warm)",
+        "state:        asleep (warm)",
         "sleeps:       15s after its last use; wakes at a request",
         "wakes:        2",
         "on disk:      yes",
@@ -164,7 +164,7 @@ fn inspect_says_how_it_sleeps() {
 #[test]
 fn ps_shows_how_deep_they_sleep() {
     let stub = Stub::new(|_| Some(ok(json!({"sandboxes": [asleep("cold", true)]}))));
-    let table = stub.torpor(["ps", "--state", "standby"]).ok();
-    assert!(table.contains("   standby (cold)   "), "{table}");
+    let table = stub.torpor(["ps", "--state", "asleep"]).ok();
+    assert!(table.contains("   asleep (cold)   "), "{table}");
     assert_eq!(stub.asked(), ["GET /v1/sandboxes?state=standby"]);
 }

@@ -154,7 +154,7 @@ pub(crate) fn sandbox(name: &str, more: Value) -> Value {
     let mut status = json!({
         "id": SandboxId::random(), "name": name, "image": "torpor/base",
         "image_id": "ab".repeat(32), "resources": {}, "state": "running", "generation": 1,
-        "created_at_ms": 1000, "last_used_at_ms": 2000, "engine": "fake",
+        "created_at": 1000, "last_used_at": 2000, "engine": "fake",
     });
     merge(&mut status, more);
     status
@@ -166,7 +166,7 @@ pub(crate) fn snapshot(name: Option<&str>, more: Value) -> Value {
         "id": SnapshotId::random(), "name": name, "kind": "memory", "state": "completed",
         "sandbox": SandboxId::random(), "sandbox_name": "web", "parent": null,
         "image": "torpor/base", "image_id": "ab".repeat(32), "resources": {},
-        "created_at_ms": 1000, "size_bytes": 43_253_760, "pause_ms": 34.6, "engine": "fake",
+        "created_at": 1000, "size_bytes": 43_253_760, "pause_ms": 34.6, "engine": "fake",
         "engine_version": "1",
         "files": [], "ancestors": [], "processes": [], "needed_by": [],
     });

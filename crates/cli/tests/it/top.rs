@@ -11,9 +11,9 @@ use crate::stub::{Answer, Stub, ok, refuse};
 
 fn usage(wakes: u64) -> Value {
     json!({"sandboxes": [{
-        "id": SandboxId::random(), "name": "web", "state": "standby", "tier": "warm",
-        "memory_bytes": 1048576, "memory_limit_bytes": 1073741824, "cpu_micros": 5,
-        "disk_bytes": 0, "saved_bytes": 0, "last_used_at_ms": 0, "wakes": wakes
+        "id": SandboxId::random(), "name": "web", "state": "asleep", "tier": "warm",
+        "memory_bytes": 1048576, "memory_limit_bytes": 1073741824, "cpu_ms": 5,
+        "disk_bytes": 0, "saved_bytes": 0, "last_used_at": 0, "wakes": wakes
     }]})
 }
 
@@ -28,7 +28,7 @@ fn in_a_pipe_it_prints_once() {
     let stub = stub();
     let shown = stub.torpor(["top"]).ok();
     assert!(shown.starts_with("1 sandboxes: 0 running, 1 warm, 0 cold; "), "{shown}");
-    assert!(shown.contains("\nweb    standby (warm)   1.0 MiB / 1 GiB   -  "), "{shown}");
+    assert!(shown.contains("\nweb    asleep (warm)   1.0 MiB / 1 GiB   -  "), "{shown}");
     assert!(!shown.contains('\x1b'), "{shown:?}");
     assert_eq!(stub.asked(), ["GET /v1/usage"]);
     assert_eq!(stub.torpor(["top", "--json"]).json()["sandboxes"][0]["name"], "web");
@@ -67,7 +67,7 @@ fn on_a_terminal_once_is_once() {
     let stub = stub();
     let mut seat = Seat::new(stub.runtime(), stub.command(["top", "--once"]));
     assert_eq!(seat.end(stub.runtime()), 0);
-    seat.sees("standby (warm)");
+    seat.sees("asleep (warm)");
     assert!(!seat.seen.lock().contains('\x1b'));
 }
 

@@ -99,7 +99,7 @@ fn a_taken_name_is_refused_and_nothing_is_changed() {
 #[test]
 fn one_that_sleeps_on_disk_is_to_be_woken_before_it_is_resized() {
     let stub = Stub::new(|asked| match asked.what.as_str() {
-        "GET /v1/sandboxes/web" => Some(ok(sandbox("web", json!({"state": "standby"})))),
+        "GET /v1/sandboxes/web" => Some(ok(sandbox("web", json!({"state": "asleep"})))),
         _ => Some(refuse(409, ErrorCode::SandboxAsleep, "web sleeps on disk")),
     });
     let (code, words) = stub.torpor(["update", "web", "--memory", "2g"]).failed();

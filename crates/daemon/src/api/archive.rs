@@ -9,46 +9,33 @@ use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::{ArchiveList, ArchivedSandbox};
 use torpor_protocol::{SandboxId, SandboxRef};
 use torpor_service::Service;
-use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
 use super::extract::{Json, Path, Query};
-
-/// Sandboxes in one page, unless the client asks for another number up to this.
-const PAGE_MAX: usize = 1000;
+use super::page::{Cut, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(get))
 }
 
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct ListQuery {
-    /// Only those that ended before this one: `next` of the page before.
-    #[param(value_type = Option<String>)]
-    before: Option<SandboxId>,
-    /// Default and maximum: 1000.
-    limit: Option<usize>,
-}
-
 /// List sandboxes that are gone.
 #[utoipa::path(
-    get, path = "/v1/archive", params(ListQuery),
+    get, path = "/v1/archive", params(PageQuery),
     responses((status = 200, description = "Last ended first.", body = ArchiveList))
 )]
 async fn list(
     State(app): State<Arc<Service>>,
-    Query(query): Query<ListQuery>,
+    Query(query): Query<PageQuery>,
 ) -> Answer<ArchiveList> {
-    let limit = query.limit.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX);
-    let mut sandboxes = app.ledger.archived(query.before.as_ref(), limit + 1).await?;
-    let more = sandboxes.len() > limit;
-    sandboxes.truncate(limit);
-    let next = sandboxes.last().filter(|_| more).map(|last| last.id.to_string());
-    Ok(Json(ArchiveList { sandboxes, next }))
+    let cut = Cut::try_from(query)?;
+    let before: Option<SandboxId> = cut.parsed()?;
+    let mut sandboxes = app.ledger.archived(before.as_ref(), cut.limit + 1).await?;
+    let more = sandboxes.len() > cut.limit;
+    sandboxes.truncate(cut.limit);
+    let next_cursor = sandboxes.last().filter(|_| more).map(|last| last.id.to_string());
+    Ok(Json(ArchiveList { sandboxes, next_cursor }))
 }
 
 #[derive(Debug, Deserialize)]

@@ -11,7 +11,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
-use super::extract::{Json, Path};
+use super::extract::{Json, Path, Query};
+use super::page::{Cut, PageQuery, dated};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(get))
@@ -24,11 +25,16 @@ struct BuildPath {
 
 /// List the newest builds.
 #[utoipa::path(
-    get, path = "/v1/builds",
-    responses((status = 200, description = "At most a hundred, newest first.", body = BuildList))
+    get, path = "/v1/builds", params(PageQuery),
+    responses((status = 200, description = "Newest first; the last hundred are known.", body = BuildList))
 )]
-async fn list(State(app): State<Arc<Service>>) -> Answer<BuildList> {
-    Ok(Json(BuildList { builds: app.builds.list().await? }))
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<BuildList> {
+    let cut = Cut::try_from(query)?;
+    let builds = app.builds.list().await?;
+    Ok(Json(cut.newest_first(builds, |build| dated(build.created_at_ms, &build.id))))
 }
 
 /// How a build stands.

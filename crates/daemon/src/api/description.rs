@@ -1,12 +1,31 @@
-//! What the description of the API says about all routes alike, so that no handler has to.
+//! What the description of the API says about all routes alike, so that no handler has to, in the form that
+//! generators of clients want: names of their own for operations and schemas, a discriminator for every choice.
 
+use serde_json::{Map, Value, json};
 use torpor_protocol::ErrorBody;
-use utoipa::openapi::path::{Operation, ParameterIn};
-use utoipa::openapi::schema::{Schema, SchemaType, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{ContentBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr};
-use utoipa::openapi::{Required, Response};
+use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder};
 use utoipa::{PartialSchema, ToSchema};
+
+use super::operations::OPERATIONS;
+
+/// Schemas whose names in the code say less, or something else, to who sees the description only.
+const RENAMED: [(&str, &str); 11] = [
+    ("Status", "Sandbox"),
+    ("State", "SandboxState"),
+    ("Tier", "SandboxTier"),
+    ("Step", "StartStep"),
+    ("ErrorBody", "Error"),
+    ("Fork", "ForkRequest"),
+    ("Sleep", "SleepRequest"),
+    ("Log", "LogList"),
+    ("EgressEvents", "EgressEventList"),
+    ("UsageReport", "Usage"),
+    ("Size", "TerminalSize"),
+];
+/// Tells the kinds of a choice apart.
+const TAG: &str = "event";
+const SCHEMAS: &str = "#/components/schemas/";
 
 /// What stands before the routes.
 pub(super) fn begin() -> OpenApi {
@@ -15,7 +34,7 @@ pub(super) fn begin() -> OpenApi {
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(
             "Sandboxes for agents. {sandbox} and {snapshot} are an id or a name everywhere. Every answer has the \
-             header x-request-id; every error has the body ErrorBody.",
+             header x-request-id; every error has the body Error. A POST with an Idempotency-Key may be repeated.",
         ))
         .build();
     let mut openapi = OpenApiBuilder::new().info(info).build();
@@ -33,17 +52,35 @@ pub(super) fn begin() -> OpenApi {
 }
 
 /// What is known once all routes are there.
-pub(super) fn complete(mut openapi: OpenApi) -> OpenApi {
-    for (path, item) in &mut openapi.paths.paths {
-        let methods =
-            [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
-        for operation in methods.into_iter().flatten() {
-            name(operation, noun(path));
+pub(super) fn complete(openapi: &OpenApi) -> Value {
+    let mut api = serde_json::to_value(openapi).unwrap_or_default();
+    for (path, item) in object(&mut api["paths"]) {
+        for (method, operation) in object(item) {
+            name(operation, method, path);
             add_errors(operation);
             free_lists(operation);
+            if method == "post" {
+                add_idempotency(operation);
+            }
         }
     }
-    openapi
+    let schemas = object(&mut api["components"]["schemas"]);
+    let pairs = schemas.remove("BTreeMap");
+    name_choices(schemas);
+    for (from, to) in RENAMED {
+        if let Some(schema) = schemas.remove(from) {
+            schemas.insert(to.to_owned(), schema);
+        }
+    }
+    refine(&mut api, pairs.as_ref());
+    api
+}
+
+fn object(value: &mut Value) -> &mut Map<String, Value> {
+    if !value.is_object() {
+        *value = json!({});
+    }
+    value.as_object_mut().expect("it was made one")
 }
 
 /// What a path is about: `processes` for `/v1/sandboxes/{sandbox}/processes/{pid}/stdin`.
@@ -56,33 +93,110 @@ fn noun(path: &str) -> &str {
     fixed.find(|part| ["files", "processes", "previews"].contains(part)).unwrap_or(first)
 }
 
-/// Handlers of different nouns have the same verbs; ids must differ.
-fn name(operation: &mut Operation, noun: &str) {
-    let verb = operation.operation_id.take().unwrap_or_default();
-    let id = if verb == noun { verb } else { format!("{noun}_{verb}") };
-    operation.operation_id = Some(id);
-    operation.tags = Some(vec![noun.to_owned()]);
+fn name(operation: &mut Value, method: &str, path: &str) {
+    let place = format!("{method} {path}");
+    let id = OPERATIONS.iter().find(|(of, _)| *of == place).map(|(_, id)| *id);
+    operation["operationId"] = json!(id);
+    operation["tags"] = json!([noun(path)]);
 }
 
 /// Every operation fails in the same form.
-fn add_errors(operation: &mut Operation) {
-    let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("ErrorBody"))).build();
-    let mut response = Response::new("It was not done; `code` says why.");
-    response.content.insert("application/json".to_owned(), RefOr::T(content));
-    operation.responses.responses.insert("default".to_owned(), RefOr::T(response));
+fn add_errors(operation: &mut Value) {
+    operation["responses"]["default"] = json!({
+        "description": "It was not done; `code` says why.",
+        "content": {"application/json": {"schema": {"$ref": format!("{SCHEMAS}ErrorBody")}}},
+    });
+}
+
+fn add_idempotency(operation: &mut Value) {
+    let header = json!({
+        "name": "Idempotency-Key", "in": "header", "required": false,
+        "description": "Chosen by the client, for this request only: sent again with it, the same request is \
+                        done once and answered alike, for 24 hours.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+    });
+    match operation["parameters"].as_array_mut() {
+        Some(parameters) => parameters.push(header),
+        None => operation["parameters"] = json!([header]),
+    }
 }
 
 /// A parameter that may be repeated may also be left out.
-fn free_lists(operation: &mut Operation) {
-    for parameter in operation.parameters.iter_mut().flatten() {
-        let RefOr::T(parameter) = parameter else { continue };
-        let list = matches!(
-            &parameter.schema,
-            Some(RefOr::T(Schema::Array(array)))
-                if array.schema_type == SchemaType::Type(Type::Array)
-        );
-        if list && parameter.parameter_in == ParameterIn::Query {
-            parameter.required = Required::False;
+fn free_lists(operation: &mut Value) {
+    for parameter in operation["parameters"].as_array_mut().into_iter().flatten() {
+        if parameter["in"] == "query" && parameter["schema"]["type"] == "array" {
+            parameter["required"] = json!(false);
         }
     }
+}
+
+/// Gives every kind of a choice a schema of its own, and the choice a discriminator.
+fn name_choices(schemas: &mut Map<String, Value>) {
+    let mut named = Vec::new();
+    for (name, schema) in schemas.iter_mut() {
+        let Some(Value::Array(kinds)) = schema.get_mut("oneOf") else { continue };
+        let mut mapping = Map::new();
+        for kind in kinds {
+            let Some(tag) = tag_of(kind).map(str::to_owned) else { continue };
+            let own = format!("{name}{}", capitalized(&tag));
+            let reference = format!("{SCHEMAS}{own}");
+            mapping.insert(tag, json!(reference));
+            named.push((own, std::mem::replace(kind, json!({"$ref": reference}))));
+        }
+        schema["discriminator"] = json!({"propertyName": TAG, "mapping": mapping});
+    }
+    schemas.extend(named);
+}
+
+/// The value that says which kind it is, of an object or of an object with something flattened into it.
+fn tag_of(kind: &Value) -> Option<&str> {
+    let parts = kind["allOf"].as_array().map_or(std::slice::from_ref(kind), Vec::as_slice);
+    parts.iter().find_map(|part| part["properties"][TAG]["enum"][0].as_str())
+}
+
+fn capitalized(word: &str) -> String {
+    let mut letters = word.chars();
+    letters.next().into_iter().flat_map(char::to_uppercase).chain(letters).collect()
+}
+
+/// Names and forms that are the same everywhere.
+fn refine(value: &mut Value, pairs: Option<&Value>) {
+    match value {
+        Value::Object(map) => {
+            if map.get("$ref").and_then(Value::as_str) == Some("#/components/schemas/BTreeMap") {
+                *value = pairs.cloned().unwrap_or_default();
+                return refine(value, None);
+            }
+            if let Some(Value::String(reference)) = map.get_mut("$ref") {
+                rename(reference);
+            }
+            // No generator needs to be told that keys are text.
+            map.remove("propertyNames");
+            or_null(map);
+            map.values_mut().for_each(|value| refine(value, pairs));
+        }
+        Value::Array(list) => list.iter_mut().for_each(|value| refine(value, pairs)),
+        Value::String(text) if text.starts_with(SCHEMAS) => rename(text),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+fn rename(reference: &mut String) {
+    let renamed = RENAMED.iter().find(|(from, _)| reference.strip_prefix(SCHEMAS) == Some(from));
+    if let Some((_, to)) = renamed {
+        *reference = format!("{SCHEMAS}{to}");
+    }
+}
+
+/// A schema or null is no choice between kinds.
+fn or_null(map: &mut Map<String, Value>) {
+    let Some(Value::Array(kinds)) = map.get("oneOf") else { return };
+    let null = json!({"type": "null"});
+    let [first, other] = kinds.as_slice() else { return };
+    if *first != null && *other != null {
+        return;
+    }
+    let real = if *first == null { other.clone() } else { first.clone() };
+    map.remove("oneOf");
+    map.insert("anyOf".to_owned(), json!([real, null]));
 }

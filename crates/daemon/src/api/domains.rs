@@ -14,7 +14,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
-use super::extract::{Json, Path};
+use super::extract::{Json, Path, Query};
+use super::page::{Cut, PageQuery};
 use super::{Answer, no_content, with_status};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -31,12 +32,16 @@ struct DomainPath {
 
 /// List the domains, with the records that they need.
 #[utoipa::path(
-    get, path = "/v1/domains",
+    get, path = "/v1/domains", params(PageQuery),
     responses((status = 200, description = "Sorted by name.", body = DomainList))
 )]
-async fn list(State(app): State<Arc<Service>>) -> Answer<DomainList> {
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<DomainList> {
+    let cut = Cut::try_from(query)?;
     let domains = app.domains.list().into_iter().map(|row| shown(&app, row)).collect();
-    Ok(Json(DomainList { domains }))
+    Ok(Json(cut.of(domains, |domain: &Domain| domain.name.to_string())))
 }
 
 /// Add a domain that shall lead to a preview. It leads nowhere until it is verified.

@@ -1,5 +1,7 @@
 //! What became of what sandboxes sent out. Nobody is woken for it.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -9,6 +11,7 @@ use serde::Deserialize;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use torpor_protocol::egress::{EgressEvent, EgressEvents, EgressLine, Verdict};
+use torpor_protocol::page::PAGE_MAX;
 use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
 use torpor_service::Service;
 use utoipa::IntoParams;
@@ -18,10 +21,10 @@ use utoipa_axum::routes;
 use super::error::Result;
 use super::extract::{Json, Path, Query};
 use super::output::ndjson;
+use super::page::Cut;
 
-/// Events in one answer, unless the client asks for another number up to the other.
-const EVENTS: usize = 100;
-const EVENTS_MAX: usize = 1000;
+/// Events of one millisecond that a cursor can stand between.
+const TOLD_MAX: usize = 100_000;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(of_one)).routes(routes!(of_all))
@@ -36,12 +39,14 @@ struct EgressPath {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct EgressQuery {
-    /// The newest so many. Default 100, at most 1000.
+    /// The newest so many, 1 to 1000; default 1000.
     limit: Option<usize>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
     /// Only those with this verdict.
     #[param(inline)]
     verdict: Option<Verdict>,
-    /// Go on with what happens from now on: one event a line (NDJSON).
+    /// Go on with what happens from now on: one EgressLine a line (NDJSON), oldest first.
     #[serde(default)]
     follow: bool,
 }
@@ -51,10 +56,10 @@ struct EgressQuery {
     get, path = "/v1/sandboxes/{sandbox}/egress",
     params(("sandbox" = String, Path, description = "Id or name"), EgressQuery),
     responses((
-        status = 200, body = EgressEvents,
-        description = "Oldest first. With `follow`, lines of events (`application/x-ndjson`), until the \
-                       sandbox ends or the daemon stops; `{\"missed\": 3}` stands for events that a \
-                       client was too slow for.",
+        status = 200,
+        description = "Newest first. With `follow`, until the sandbox ends or the daemon stops; `missed` \
+                       stands for events that a client was too slow for.",
+        content((EgressEvents = "application/json"), (EgressLine = "application/x-ndjson")),
     ))
 )]
 async fn of_one(
@@ -67,10 +72,10 @@ async fn of_one(
         (Err(_), SandboxRef::Id(id)) => (id, None),
         (Err(error), SandboxRef::Name(_)) => return Err(error.into()),
     };
-    let feed = Feed::begin(&app, Some(id), &query).await?;
     if !query.follow {
-        return Ok(feed.listed());
+        return listed(&app, Some(id), query).await;
     }
+    let feed = Feed::begin(&app, Some(id), &query).await?;
     let mut status = living.map(|sandbox| sandbox.watch());
     let ended = async move {
         // Of one that is gone there is nothing to come.
@@ -85,20 +90,71 @@ async fn of_one(
 #[utoipa::path(
     get, path = "/v1/egress", params(EgressQuery),
     responses((
-        status = 200, body = EgressEvents,
-        description = "Oldest first. With `follow`, lines of events (`application/x-ndjson`), until the \
-                       daemon stops.",
+        status = 200, description = "Newest first. With `follow`, until the daemon stops.",
+        content((EgressEvents = "application/json"), (EgressLine = "application/x-ndjson")),
     ))
 )]
 async fn of_all(
     State(app): State<Arc<Service>>,
     Query(query): Query<EgressQuery>,
 ) -> Result<Response> {
-    let feed = Feed::begin(&app, None, &query).await?;
-    Ok(match query.follow {
-        true => feed.followed(&app, std::future::pending()),
-        false => feed.listed(),
-    })
+    if !query.follow {
+        return listed(&app, None, query).await;
+    }
+    Ok(Feed::begin(&app, None, &query).await?.followed(&app, std::future::pending()))
+}
+
+/// A page, back in time.
+async fn listed(app: &Service, of: Option<SandboxId>, query: EgressQuery) -> Result<Response> {
+    let cut = Cut::new(query.limit, query.cursor)?;
+    let place = cut.parsed()?.unwrap_or(Place { at_ms: u64::MAX, told: 0 });
+    let wanted = place.told + cut.limit + 1;
+    let mut events = remembered(app, of.as_ref(), query.verdict, place.at_ms, wanted).await?;
+    events.reverse();
+    let (events, next) = place.page(events, cut.limit);
+    let next_cursor = next.map(|place| place.to_string());
+    Ok(Json(EgressEvents { events, next_cursor }).into_response())
+}
+
+/// Where a page ends: so many of the events of that millisecond were told.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    at_ms: u64,
+    told: usize,
+}
+
+impl Place {
+    /// What follows here of `events`, which are those until then, newest first.
+    fn page(&self, events: Vec<EgressEvent>, limit: usize) -> (Vec<EgressEvent>, Option<Self>) {
+        let mut rest: Vec<_> = events.into_iter().skip(self.told).collect();
+        let more = rest.len() > limit;
+        rest.truncate(limit);
+        let next = rest.last().filter(|_| more).map(|last| {
+            let told = rest.iter().rev().take_while(|event| event.at_ms == last.at_ms).count();
+            let before = if last.at_ms == self.at_ms { self.told } else { 0 };
+            Self { at_ms: last.at_ms, told: told + before }
+        });
+        (rest, next)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.at_ms, self.told)
+    }
+}
+
+impl FromStr for Place {
+    type Err = ();
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        let (at_ms, told) = text.split_once('-').ok_or(())?;
+        let told = told.parse().map_err(drop)?;
+        // As many as can be of one millisecond in a log of its size.
+        if told > TOLD_MAX {
+            return Err(());
+        }
+        Ok(Self { at_ms: at_ms.parse().map_err(drop)?, told })
+    }
 }
 
 /// What is remembered, and then what happens.
@@ -113,22 +169,16 @@ impl Feed {
     async fn begin(app: &Service, of: Option<SandboxId>, query: &EgressQuery) -> Result<Self> {
         // Before what is remembered is read, so that nothing falls in between.
         let news = app.egress.audit().follow();
-        let limit = query.limit.unwrap_or(EVENTS).min(EVENTS_MAX);
+        // Who follows may want nothing of what was.
+        let limit = query.limit.unwrap_or(PAGE_MAX).min(PAGE_MAX);
         let verdict = query.verdict;
-        let remembered = match &of {
-            Some(id) => remembered(app, id, verdict, limit).await?,
-            None => app.audit.recent(None, verdict, limit).await?,
-        };
+        let remembered = remembered(app, of.as_ref(), verdict, u64::MAX, limit).await?;
         Ok(Self { of, verdict, remembered, news })
-    }
-
-    fn listed(self) -> Response {
-        Json(EgressEvents { events: self.remembered }).into_response()
     }
 
     fn followed(self, app: &Service, ended: impl Future<Output = ()> + Send + 'static) -> Response {
         let before = self.remembered.clone();
-        let before = before.into_iter().map(|event| EgressLine::Event(Box::new(event)));
+        let before = before.into_iter().map(|event| EgressLine::Egress(Box::new(event)));
         let news = futures_util::stream::unfold(self, async |mut feed| {
             let line = feed.next().await?;
             Some((line, feed))
@@ -147,7 +197,7 @@ impl Feed {
         loop {
             match self.news.recv().await {
                 Ok(event) if self.wants(&event) => {
-                    return Some(EgressLine::Event(Box::new((*event).clone())));
+                    return Some(EgressLine::Egress(Box::new((*event).clone())));
                 }
                 Ok(_) => {}
                 Err(RecvError::Lagged(missed)) => return Some(EgressLine::Missed { missed }),
@@ -168,16 +218,20 @@ impl Feed {
     }
 }
 
-/// The newest are in memory; what an earlier daemon saw, and what was pushed out, is in the log.
+/// The newest until then, oldest first. The newest of all are in memory; what an earlier daemon saw, and what was pushed out, is in the log.
 async fn remembered(
     app: &Service,
-    id: &SandboxId,
+    of: Option<&SandboxId>,
     verdict: Option<Verdict>,
+    until_ms: u64,
     limit: usize,
 ) -> Result<Vec<EgressEvent>> {
+    let Some(id) = of else { return Ok(app.audit.recent(None, verdict, until_ms, limit).await?) };
     let in_memory = || {
         let mut events = app.egress.audit().recent(id, usize::MAX);
-        events.retain(|event| verdict.is_none_or(|verdict| event.verdict == verdict));
+        events.retain(|event| {
+            verdict.is_none_or(|verdict| event.verdict == verdict) && event.at_ms <= until_ms
+        });
         events.drain(..events.len().saturating_sub(limit));
         events
     };
@@ -185,7 +239,7 @@ async fn remembered(
     if newest.len() == limit {
         return Ok(newest.iter().map(|event| (**event).clone()).collect());
     }
-    let logged = app.audit.recent(Some(id), verdict, limit).await?;
+    let logged = app.audit.recent(Some(id), verdict, until_ms, limit).await?;
     // Looked at once more: what came to the log meanwhile is here, too.
     let newest = in_memory();
     let mut events: Vec<_> =
@@ -193,4 +247,36 @@ async fn remembered(
     events.extend(newest.iter().map(|event| (**event).clone()));
     events.drain(..events.len().saturating_sub(limit));
     Ok(events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(at_ms: u64, port: u16) -> EgressEvent {
+        let sandbox = "a".repeat(21);
+        let event = serde_json::json!({
+            "at_ms": at_ms, "sandbox": sandbox, "what": "tcp", "verdict": "allowed", "rule": "r",
+            "port": port,
+        });
+        serde_json::from_value(event).unwrap()
+    }
+
+    #[test]
+    fn pages_back_in_time_repeat_and_miss_nothing_of_one_millisecond() {
+        let all: Vec<_> = (0..7).map(|n| event(9 - n / 5, n as u16)).collect();
+        let mut place = Place { at_ms: u64::MAX, told: 0 };
+        let mut seen = Vec::new();
+        loop {
+            let until: Vec<_> =
+                all.iter().filter(|event| event.at_ms <= place.at_ms).cloned().collect();
+            let (page, next) = place.page(until, 2);
+            seen.extend(page.into_iter().map(|event| event.port.unwrap()));
+            match next {
+                Some(next) => place = next.to_string().parse().unwrap(),
+                None => break,
+            }
+        }
+        assert_eq!(seen, [0, 1, 2, 3, 4, 5, 6]);
+    }
 }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use torpor_protocol::engine::{BuildList, MigrateEngine, Migration};
+use torpor_protocol::engine::{EngineBuildList, MigrateEngine, Migration};
 use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
-use super::extract::Json;
+use super::extract::{Json, Query};
+use super::page::{Cut, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(builds)).routes(routes!(migrate))
@@ -17,11 +18,16 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
 
 /// List the builds of the engine that are here or needed.
 #[utoipa::path(
-    get, path = "/v1/engine/builds",
-    responses((status = 200, description = "Builds, and what needs them.", body = BuildList))
+    get, path = "/v1/engine/builds", params(PageQuery),
+    responses((status = 200, description = "Builds, and what needs them.", body = EngineBuildList))
 )]
-async fn builds(State(app): State<Arc<Service>>) -> Answer<BuildList> {
-    Ok(Json(BuildList { builds: app.fleet.builds().await? }))
+async fn builds(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<EngineBuildList> {
+    let cut = Cut::try_from(query)?;
+    let builds = app.fleet.builds().await?;
+    Ok(Json(cut.of(builds, |build| format!("{} {}", build.engine, build.version))))
 }
 
 /// Go on with the files alone of what needs a build.

@@ -4,12 +4,16 @@
 //! writes the log line.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
 use http::header::RETRY_AFTER;
 use http::{HeaderValue, StatusCode};
 use torpor_protocol::ErrorCode;
 use torpor_service::Error;
+
+/// When there may be room, or another daemon: what sleeps in memory leaves it within this time.
+const ROOM: Duration = Duration::from_secs(5);
 
 pub type Result<T> = std::result::Result<T, ApiError>;
 
@@ -43,13 +47,28 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let Self(error) = self;
         let mut response = status_of(error.code()).into_response();
-        if let Error::RateLimited(wait) = &error {
+        if let Some(wait) = retry_after(&error) {
             // Whole seconds only can be said there.
             let secs = wait.as_secs_f64().ceil().max(1.0) as u64;
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(secs));
         }
         response.extensions_mut().insert(Arc::new(error));
         response
+    }
+}
+
+/// When to ask again, if that may help.
+fn retry_after(error: &Error) -> Option<Duration> {
+    match error {
+        Error::RateLimited(wait) => Some(*wait),
+        Error::Lifecycle(_) | Error::Store(_) | Error::Guest(_) | Error::Refused { .. } => {
+            let later = [
+                ErrorCode::CapacityReached,
+                ErrorCode::ShuttingDown,
+                ErrorCode::IdempotencyInProgress,
+            ];
+            later.contains(&error.code()).then_some(ROOM)
+        }
     }
 }
 
@@ -69,18 +88,22 @@ pub fn status_of(code: ErrorCode) -> StatusCode {
         | ErrorCode::InUse
         | ErrorCode::SandboxFailed
         | ErrorCode::SandboxAsleep
+        | ErrorCode::IdempotencyInProgress
+        | ErrorCode::IdempotencyOutcomeUnknown
         | ErrorCode::SnapshotIncompatible
         | ErrorCode::SnapshotNotReady => StatusCode::CONFLICT,
         ErrorCode::SandboxTerminated => StatusCode::GONE,
-        ErrorCode::CommandFailed | ErrorCode::FileRefused => StatusCode::UNPROCESSABLE_ENTITY,
+        ErrorCode::CommandFailed
+        | ErrorCode::FileRefused
+        | ErrorCode::LimitReached
+        | ErrorCode::IdempotencyKeyReused => StatusCode::UNPROCESSABLE_ENTITY,
         ErrorCode::PortNotListening => StatusCode::BAD_GATEWAY,
         ErrorCode::PortNotExposed => StatusCode::FORBIDDEN,
         ErrorCode::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-        ErrorCode::CapacityReached => StatusCode::INSUFFICIENT_STORAGE,
         ErrorCode::RateLimited => StatusCode::TOO_MANY_REQUESTS,
         ErrorCode::Timeout => StatusCode::GATEWAY_TIMEOUT,
         ErrorCode::Unsupported => StatusCode::NOT_IMPLEMENTED,
-        ErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorCode::CapacityReached | ErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
         ErrorCode::ImageCorrupt | ErrorCode::SnapshotCorrupt | ErrorCode::Internal => {
             StatusCode::INTERNAL_SERVER_ERROR
         }

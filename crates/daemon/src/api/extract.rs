@@ -16,11 +16,13 @@ use futures_util::{StreamExt, TryStreamExt};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use torpor_lifecycle::{Lease, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef, SnapshotRef};
 use torpor_service::Service;
 use torpor_service::upload::Pieces;
+use utoipa::IntoParams;
 
 use super::error::ApiError;
 
@@ -127,6 +129,23 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
         let parsed = axum::extract::Query::<T>::from_request_parts(parts, state).await;
         let refuse = |error: QueryRejection| ApiError::invalid(error.body_text());
         parsed.map(|axum::extract::Query(value)| Self(value)).map_err(refuse)
+    }
+}
+
+/// For what takes a while and can be looked at meanwhile.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct WaitQuery {
+    /// Answer when it is done (default), or at once with 202.
+    #[serde(default = "WaitQuery::waits")]
+    #[param(required = false)]
+    pub(super) wait: bool,
+}
+
+impl WaitQuery {
+    fn waits() -> bool {
+        true
     }
 }
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::Error;
 use torpor_lifecycle::guest::{Guest, GuestError, Item, Stream, unexpected};
 use torpor_protocol::ErrorCode;
-use torpor_protocol::api::{ChangeMode, FileEntry, FileList, MoveFile, WatchEvent};
+use torpor_protocol::api::{ChangeMode, FileEntry, FileList, MakeDirectory, MoveFile, WatchEvent};
 use torpor_protocol::guest::{Reply, Request};
 use torpor_service::Service;
 use utoipa::IntoParams;
@@ -114,8 +114,21 @@ async fn remove(
 struct ListQuery {
     #[param(value_type = String)]
     path: PathText,
-    /// Levels of directories; 1 (default): the entries of `path` only, 0: all.
+    /// Levels of directories; 1 (default): the entries of `path` only.
     depth: Option<u32>,
+    /// All levels, instead of `depth`.
+    #[serde(default)]
+    recursive: bool,
+}
+
+/// How many levels of directories are listed.
+pub(super) fn levels(depth: Option<u32>, recursive: bool) -> Result<u32> {
+    match (depth, recursive) {
+        (None, false) => Ok(1),
+        (None, true) => Ok(u32::MAX),
+        (Some(depth), false) if depth > 0 => Ok(depth),
+        (Some(_), _) => Err(ApiError::invalid("depth is at least 1; recursive=true is all levels")),
+    }
 }
 
 /// List a directory.
@@ -126,14 +139,10 @@ struct ListQuery {
         description = "Sorted; paths are relative to the directory."))
 )]
 async fn list(
-    Query(ListQuery { path, depth }): Query<ListQuery>,
+    Query(ListQuery { path, depth, recursive }): Query<ListQuery>,
     awake: Awake,
 ) -> Answer<FileList> {
-    let depth = match depth {
-        None => 1,
-        Some(0) => u32::MAX,
-        Some(depth) => depth,
-    };
+    let depth = levels(depth, recursive)?;
     let request = Request::List { path: path.0, depth };
     let listing = entries(awake.lease.guest(), &request);
     let entries = tokio::time::timeout(LIST_DEADLINE, listing).await;
@@ -171,29 +180,16 @@ async fn stat(Query(PathQuery { path }): Query<PathQuery>, awake: Awake) -> Answ
     Ok(Json(awake.lease.guest().stat(&Request::Stat { path: path.0 }).await?.into()))
 }
 
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct MakeQuery {
-    #[param(value_type = String)]
-    path: PathText,
-    /// Permission bits, in octal.
-    #[param(value_type = Option<String>)]
-    mode: Option<Mode>,
-    /// `user`, `user:group` or numbers.
-    owner: Option<String>,
-}
-
 /// Make a directory and its parents; one that exists is fine.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{sandbox}/files/mkdir",
-    params(("sandbox" = String, Path, description = "Id or name"), MakeQuery),
+    params(("sandbox" = String, Path, description = "Id or name")),
+    request_body = MakeDirectory,
     responses((status = 200, description = "The directory.", body = FileEntry))
 )]
-async fn mkdir(Query(query): Query<MakeQuery>, awake: Awake) -> Answer<FileEntry> {
-    let MakeQuery { path, mode, owner } = query;
-    let mode = mode.map(|mode| mode.0);
-    let request = Request::MakeDir { path: path.0, mode, owner };
+async fn mkdir(awake: Awake, Json(request): Json<MakeDirectory>) -> Answer<FileEntry> {
+    let MakeDirectory { path, mode, owner } = request;
+    let request = Request::MakeDir { path: checked(path)?, mode, owner };
     Ok(Json(awake.lease.guest().stat(&request).await?.into()))
 }
 

@@ -8,7 +8,9 @@ use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::extract::Json;
+use super::Answer;
+use super::extract::{Json, Query};
+use super::page::{Cut, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(list))
@@ -16,9 +18,13 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
 
 /// List the gateways that the configuration has, without their passwords.
 #[utoipa::path(
-    get, path = "/v1/gateways",
+    get, path = "/v1/gateways", params(PageQuery),
     responses((status = 200, description = "Sorted by name.", body = GatewayList))
 )]
-async fn list(State(app): State<Arc<Service>>) -> Json<GatewayList> {
-    Json(GatewayList { gateways: app.egress.gateways() })
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<GatewayList> {
+    let cut = Cut::try_from(query)?;
+    Ok(Json(cut.of(app.egress.gateways(), |gateway| gateway.name.to_string())))
 }

@@ -27,6 +27,7 @@ use utoipa_axum::routes;
 use super::error::{ApiError, Result};
 use super::extract::{Json, Path, Query, RequestId, pieces};
 use super::output::ndjson;
+use super::page::{Cut, PageQuery, dated};
 use super::{Answer, no_content};
 
 /// Bytes of an archive that is imported: as many as an image may have.
@@ -53,12 +54,16 @@ fn shown(image: torpor_store::Image) -> Image {
 
 /// List the images.
 #[utoipa::path(
-    get, path = "/v1/images",
-    responses((status = 200, description = "All images, oldest first.", body = ImageList))
+    get, path = "/v1/images", params(PageQuery),
+    responses((status = 200, description = "Oldest first.", body = ImageList))
 )]
-async fn list(State(app): State<Arc<Service>>) -> Answer<ImageList> {
-    let images = app.images.list().await?;
-    Ok(Json(ImageList { images: images.into_iter().map(shown).collect() }))
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<ImageList> {
+    let cut = Cut::try_from(query)?;
+    let images = app.images.list().await?.into_iter().map(shown).collect();
+    Ok(Json(cut.of(images, |image: &Image| dated(image.created_at_ms, &image.id))))
 }
 
 /// Inspect an image.

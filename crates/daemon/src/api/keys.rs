@@ -12,7 +12,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
-use super::extract::{Json, Path};
+use super::extract::{Json, Path, Query};
+use super::page::{Cut, PageQuery, dated};
 use super::{Answer, no_content, with_status};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -39,12 +40,13 @@ async fn create(
 
 /// List the keys.
 #[utoipa::path(
-    get, path = "/v1/keys",
-    responses((status = 200, description = "All keys, oldest first.", body = KeyList))
+    get, path = "/v1/keys", params(PageQuery),
+    responses((status = 200, description = "Oldest first.", body = KeyList))
 )]
-async fn list(State(app): State<Arc<Service>>) -> Answer<KeyList> {
-    let keys = app.keys.list().await?;
-    Ok(Json(KeyList { keys: keys.into_iter().map(|row| shown(row, None)).collect() }))
+async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<KeyList> {
+    let cut = Cut::try_from(query)?;
+    let keys = app.keys.list().await?.into_iter().map(|row| shown(row, None)).collect();
+    Ok(Json(cut.of(keys, |key: &ApiKey| dated(key.created_at_ms, &key.id))))
 }
 
 /// Revoke a key.

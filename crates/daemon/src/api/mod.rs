@@ -19,10 +19,13 @@ pub mod extract;
 pub mod files;
 mod forks;
 mod gateways;
+pub mod idempotency;
 pub(crate) mod images;
 mod keys;
-mod log;
+mod logs;
+mod operations;
 pub mod output;
+mod page;
 mod pools;
 mod previews;
 mod processes;
@@ -48,7 +51,6 @@ use http::{HeaderValue, StatusCode};
 use torpor_edge::auth;
 use torpor_protocol::ErrorCode;
 use torpor_service::Service;
-use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::parts::Dialect;
@@ -59,6 +61,7 @@ pub fn router(app: &Arc<Service>, dialects: &[Dialect]) -> Router {
     let (guarded, _) = routes().split_for_parts();
     let dialects = dialects.iter().fold(Router::new(), |all, dialect| all.merge(dialect(app)));
     guarded
+        .layer(from_fn_with_state((Arc::clone(app), Arc::default()), idempotency::once))
         .layer(from_fn(retry::retry_after_suspend))
         .route("/metrics", get(system::metrics))
         .route_layer(from_fn_with_state(Arc::clone(app), authenticate))
@@ -78,10 +81,11 @@ pub fn router(app: &Arc<Service>, dialects: &[Dialect]) -> Router {
 /// Lets nobody through who may not ask.
 async fn authenticate(
     State(app): State<Arc<Service>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Result<Response> {
-    auth::admit(&app.keys, request.uri(), request.headers()).await?;
+    let caller = auth::admit(&app.keys, request.uri(), request.headers()).await?;
+    request.extensions_mut().insert(caller);
     Ok(next.run(request).await)
 }
 
@@ -107,16 +111,16 @@ fn routes() -> OpenApiRouter<Arc<Service>> {
         .merge(secrets::routes())
         .merge(domains::routes())
         .merge(archive::routes())
-        .merge(log::routes())
+        .merge(logs::routes())
         .merge(egress::routes())
         .merge(gateways::routes())
         .merge(engine::routes())
 }
 
 /// The description of the API.
-pub fn openapi() -> OpenApi {
+pub fn openapi() -> serde_json::Value {
     let (_, openapi) = routes().split_for_parts();
-    description::complete(openapi)
+    description::complete(&openapi)
 }
 
 /// Browsers must not guess what bytes out of a sandbox are.

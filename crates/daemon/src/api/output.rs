@@ -125,7 +125,7 @@ impl Output {
         let refusal = match (status.state, status.reason.clone()) {
             (State::Failed, Some(reason)) => Refusal::Failed { id, reason },
             (State::Terminated, _) => Refusal::Terminated(id),
-            (State::Standby, _) => return self.slept(),
+            (State::Asleep, _) => return self.slept(),
             (State::Creating | State::Running | State::Failed, _) => {
                 return GuestError::Gone.into();
             }

@@ -15,7 +15,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
-use super::extract::{Json, Path};
+use super::extract::{Json, Path, Query};
+use super::page::{Cut, PageQuery};
 use super::{Answer, no_content, with_status};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -70,11 +71,11 @@ fn find(app: &Service, name: &Name) -> Result<Pool> {
 
 /// List the pools.
 #[utoipa::path(
-    get, path = "/v1/pools",
-    responses((status = 200, description = "All pools.", body = PoolList))
+    get, path = "/v1/pools", params(PageQuery),
+    responses((status = 200, description = "Sorted by name.", body = PoolList))
 )]
-async fn list(State(app): State<Arc<Service>>) -> Json<PoolList> {
-    Json(PoolList { pools: app.fleet.pools() })
+async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<PoolList> {
+    Ok(Json(Cut::try_from(query)?.of(app.fleet.pools(), |pool| pool.name.to_string())))
 }
 
 /// Get a pool.

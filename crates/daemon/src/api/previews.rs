@@ -16,7 +16,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
-use super::extract::{Json, Named, Path};
+use super::extract::{Json, Named, Path, Query};
+use super::page::{Cut, PageQuery, dated};
 use super::{Answer, no_content, with_status};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -41,11 +42,14 @@ struct TokenPath {
 
 /// List the previews of all sandboxes.
 #[utoipa::path(
-    get, path = "/v1/previews",
+    get, path = "/v1/previews", params(PageQuery),
     responses((status = 200, description = "Oldest first.", body = PreviewList))
 )]
-async fn all(State(app): State<Arc<Service>>) -> Json<PreviewList> {
-    Json(PreviewList { previews: app.previews.list(None) })
+async fn all(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<PreviewList> {
+    listed(query, app.previews.list(None))
 }
 
 /// Give a port of a sandbox an address. Without `public`, who comes needs a token or an API key.
@@ -68,11 +72,20 @@ async fn create(
 /// List the previews of a sandbox.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{sandbox}/previews",
-    params(("sandbox" = String, Path, description = "Id or name")),
+    params(("sandbox" = String, Path, description = "Id or name"), PageQuery),
     responses((status = 200, description = "Oldest first.", body = PreviewList))
 )]
-async fn list(State(app): State<Arc<Service>>, Named(sandbox): Named) -> Json<PreviewList> {
-    Json(PreviewList { previews: app.previews.list(Some(sandbox.id())) })
+async fn list(
+    State(app): State<Arc<Service>>,
+    Named(sandbox): Named,
+    Query(query): Query<PageQuery>,
+) -> Answer<PreviewList> {
+    listed(query, app.previews.list(Some(sandbox.id())))
+}
+
+fn listed(query: PageQuery, previews: Vec<Preview>) -> Answer<PreviewList> {
+    let cut = Cut::try_from(query)?;
+    Ok(Json(cut.of(previews, |preview| dated(preview.created_at_ms, &preview.id))))
 }
 
 /// Get a preview.
@@ -158,6 +171,7 @@ async fn create_token(
     params(
         ("sandbox" = String, Path, description = "Id or name"),
         ("preview" = String, Path, description = "Name"),
+        PageQuery,
     ),
     responses((status = 200, description = "Oldest first.", body = PreviewTokenList))
 )]
@@ -165,9 +179,11 @@ async fn tokens(
     State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
+    Query(query): Query<PageQuery>,
 ) -> Answer<PreviewTokenList> {
+    let cut = Cut::try_from(query)?;
     let tokens = app.previews.tokens(sandbox.id(), &preview)?;
-    Ok(Json(PreviewTokenList { tokens }))
+    Ok(Json(cut.of(tokens, |token| dated(token.created_at_ms, &token.id))))
 }
 
 /// Revoke a token. Connections that it opened are cut off.

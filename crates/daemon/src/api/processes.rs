@@ -18,6 +18,7 @@ use super::command::{self, ProcessPath};
 use super::error::Result;
 use super::extract::{Awake, Json, Path, Query};
 use super::output::Output;
+use super::page::{Cut, PageQuery, dated};
 use super::transfer::deliver;
 use super::{Answer, no_content, with_status};
 
@@ -47,13 +48,14 @@ async fn start(awake: Awake, Json(command): Json<Command>) -> Result<Response> {
 /// List the processes that were started through the API.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{sandbox}/processes",
-    params(("sandbox" = String, Path, description = "Id or name")),
+    params(("sandbox" = String, Path, description = "Id or name"), PageQuery),
     responses((status = 200, description = "Running ones, and those that ended lately.",
         body = ProcessList))
 )]
-async fn list(awake: Awake) -> Answer<ProcessList> {
-    let processes = awake.lease.guest().processes().await?;
-    Ok(Json(ProcessList { processes: processes.into_iter().map(Process::from).collect() }))
+async fn list(Query(query): Query<PageQuery>, awake: Awake) -> Answer<ProcessList> {
+    let cut = Cut::try_from(query)?;
+    let processes = awake.lease.guest().processes().await?.into_iter().map(Process::from).collect();
+    Ok(Json(cut.of(processes, |process: &Process| dated(process.started_at_ms, &process.pid))))
 }
 
 /// Get a process.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
-use serde::Deserialize;
 use tokio::time::Instant;
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Sandbox};
@@ -19,11 +18,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
-use super::extract::{Json, Named, Query};
+use super::extract::{Json, Named, Query, WaitQuery};
+use super::idempotency::RepeatKey;
+use super::page::{Cut, PageQuery};
 use super::{Answer, no_content, with_status};
-
-/// Sandboxes in one page of a listing, unless the client asks for another number up to this.
-const PAGE_MAX: usize = 1000;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
@@ -33,17 +31,9 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
         .routes(routes!(usages))
 }
 
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct CreateQuery {
-    /// Answer when it runs (default), or at once.
-    wait: Option<bool>,
-}
-
 /// Create a sandbox.
 #[utoipa::path(
-    post, path = "/v1/sandboxes", params(CreateQuery), request_body = CreateSandbox,
+    post, path = "/v1/sandboxes", params(WaitQuery), request_body = CreateSandbox,
     responses(
         (status = 201, description = "It runs.", body = Status),
         (status = 202, description = "It will run (`wait=false`).", body = Status),
@@ -51,13 +41,14 @@ struct CreateQuery {
 )]
 async fn create(
     State(app): State<Arc<Service>>,
-    Query(query): Query<CreateQuery>,
+    Query(WaitQuery { wait }): Query<WaitQuery>,
+    RepeatKey(by): RepeatKey,
     request: Option<Json<CreateSandbox>>,
 ) -> Result<Response> {
     let begun = Instant::now();
     let request = request.map(|Json(request)| request).unwrap_or_default();
-    let sandbox = calls::create(&app, request).await?;
-    if query.wait == Some(false) {
+    let sandbox = calls::create(&app, request, by.as_deref()).await?;
+    if !wait {
         return Ok(with_status(StatusCode::ACCEPTED, sandbox.status()));
     }
     let unanswered = Unanswered::new(&sandbox);
@@ -74,11 +65,10 @@ struct ListQuery {
     label: Vec<String>,
     #[param(inline)]
     state: Option<SandboxState>,
-    /// Only those after this id: `next` of the page before.
-    #[param(value_type = Option<String>)]
-    after: Option<SandboxId>,
-    /// Default and maximum: 1000.
+    /// 1 to 1000; default 1000.
     limit: Option<usize>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
 }
 
 impl ListQuery {
@@ -92,7 +82,7 @@ impl ListQuery {
                     let state = SandboxState::ALL.into_iter().find(|s| s.as_str() == value);
                     query.state = Some(state.ok_or_else(bad)?);
                 }
-                "after" => query.after = Some(value.parse().map_err(|_| bad())?),
+                "cursor" => query.cursor = Some(value),
                 "limit" => query.limit = Some(value.parse().map_err(|_| bad())?),
                 _ => return Err(bad()),
             }
@@ -109,12 +99,13 @@ impl ListQuery {
                 .all(|(key, value)| status.spec.labels.get(key).is_some_and(|has| has == value))
     }
 
-    fn page(&self, fleet: &Fleet) -> SandboxList {
-        let limit = self.limit.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX);
+    fn page(&self, fleet: &Fleet) -> Result<SandboxList> {
+        let cut = Cut::new(self.limit, self.cursor.clone())?;
+        let after: Option<SandboxId> = cut.parsed()?;
         let admits = |status: &Status| self.admits(status);
-        let (sandboxes, more) = fleet.page(self.after.as_ref(), limit, admits);
-        let next = sandboxes.last().filter(|_| more).map(|last| last.id.to_string());
-        SandboxList { sandboxes, next }
+        let (sandboxes, more) = fleet.page(after.as_ref(), cut.limit, admits);
+        let next_cursor = sandboxes.last().filter(|_| more).map(|last| last.id.to_string());
+        Ok(SandboxList { sandboxes, next_cursor })
     }
 }
 
@@ -127,8 +118,7 @@ async fn list(
     State(app): State<Arc<Service>>,
     Query(pairs): Query<Vec<(String, String)>>,
 ) -> Answer<SandboxList> {
-    let query = ListQuery::parse(pairs)?;
-    Ok(Json(query.page(&app.fleet)))
+    Ok(Json(ListQuery::parse(pairs)?.page(&app.fleet)?))
 }
 
 /// Get a sandbox.
@@ -178,7 +168,7 @@ async fn usage(Named(sandbox): Named) -> Json<UsageReport> {
     let (usage, oom_kills) = sandbox.usage().unwrap_or_default();
     Json(UsageReport {
         memory_bytes: usage.memory_bytes,
-        cpu_micros: usage.cpu_micros,
+        cpu_ms: usage.cpu_micros / 1000,
         disk_bytes: usage.disk_bytes,
         oom_kills,
     })
@@ -186,16 +176,20 @@ async fn usage(Named(sandbox): Named) -> Json<UsageReport> {
 
 /// What every sandbox uses, and how it sleeps.
 #[utoipa::path(
-    get, path = "/v1/usage",
+    get, path = "/v1/usage", params(PageQuery),
     responses((status = 200, description = "Sorted by id. Nothing is woken.", body = UsageList))
 )]
-async fn usages(State(app): State<Arc<Service>>) -> Answer<UsageList> {
+async fn usages(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<UsageList> {
+    let cut = Cut::try_from(query)?;
     let sandboxes = app.fleet.sandboxes();
     // Each is some small files of the host's.
-    let read = move || sandboxes.iter().map(usage_of).collect();
+    let read = move || sandboxes.iter().map(usage_of).collect::<Vec<_>>();
     let sandboxes = tokio::task::spawn_blocking(read).await;
     let sandboxes = sandboxes.map_err(StoreError::failed("read what sandboxes use"))?;
-    Ok(Json(UsageList { sandboxes }))
+    Ok(Json(cut.of(sandboxes, |usage| usage.id.to_string())))
 }
 
 fn usage_of(sandbox: &Sandbox) -> SandboxUsage {
@@ -208,7 +202,7 @@ fn usage_of(sandbox: &Sandbox) -> SandboxUsage {
         tier: status.tier,
         memory_bytes: usage.memory_bytes,
         memory_limit_bytes: status.spec.resources.memory_mib.saturating_mul(1024 * 1024),
-        cpu_micros: usage.cpu_micros,
+        cpu_ms: usage.cpu_micros / 1000,
         disk_bytes: usage.disk_bytes,
         saved_bytes: status.saved_bytes,
         last_used_at_ms: status.last_used_at_ms,
@@ -260,9 +254,7 @@ mod tests {
 
     #[test]
     fn what_can_not_be_read_is_refused() {
-        for pair in
-            [("label", "team"), ("state", "asleep"), ("after", "x"), ("limit", "-1"), ("lim", "1")]
-        {
+        for pair in [("label", "team"), ("state", "tired"), ("limit", "-1"), ("after", "x")] {
             assert!(parse(&[pair]).is_err(), "{pair:?}");
         }
     }

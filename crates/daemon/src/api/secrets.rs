@@ -13,7 +13,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
-use super::extract::{Json, Path};
+use super::extract::{Json, Path, Query};
+use super::page::{Cut, PageQuery};
 use super::{Answer, no_content};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -27,11 +28,15 @@ struct SecretPath {
 
 /// List the secrets, without their values.
 #[utoipa::path(
-    get, path = "/v1/secrets",
+    get, path = "/v1/secrets", params(PageQuery),
     responses((status = 200, description = "Sorted by name.", body = SecretList))
 )]
-async fn list(State(app): State<Arc<Service>>) -> Answer<SecretList> {
-    Ok(Json(SecretList { secrets: app.vault.list().await? }))
+async fn list(
+    State(app): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<SecretList> {
+    let cut = Cut::try_from(query)?;
+    Ok(Json(cut.of(app.vault.list().await?, |secret| secret.name.to_string())))
 }
 
 /// Give a secret a value. Sandboxes that start, are forked or wake from now on get it.

@@ -10,7 +10,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
-use torpor_lifecycle::ledger::SnapshotFilter;
+use torpor_lifecycle::ledger::{SnapshotFilter, SnapshotPlace};
 use torpor_lifecycle::store::{PinOwner, Saves, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::snapshot::{SnapshotDetails, SnapshotList, TakeSnapshot, Verified};
@@ -21,7 +21,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::Result;
-use super::extract::{Json, Named, Query, SnapshotPath};
+use super::extract::{Json, Named, Query, SnapshotPath, WaitQuery};
+use super::idempotency::RepeatKey;
+use super::page::{Cut, dated};
 use super::{Answer, no_content, with_status};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -37,22 +39,23 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
 /// Take a snapshot of a sandbox. If it sleeps, it sleeps on.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{sandbox}/snapshots",
-    params(("sandbox" = String, Path, description = "Id or name")),
+    params(("sandbox" = String, Path, description = "Id or name"), WaitQuery),
     request_body = TakeSnapshot,
     responses(
         (status = 201, description = "It is complete.", body = Snapshot),
-        (status = 202, description = "It is in progress (`in_background`).", body = Snapshot),
+        (status = 202, description = "It is in progress (`wait=false`).", body = Snapshot),
     )
 )]
 async fn take_snapshot(
     State(app): State<Arc<Service>>,
     Named(sandbox): Named,
+    Query(WaitQuery { wait }): Query<WaitQuery>,
+    RepeatKey(by): RepeatKey,
     request: Option<Json<TakeSnapshot>>,
 ) -> Result<Response> {
-    let request = request.map(|Json(request)| request).unwrap_or_default();
-    let TakeSnapshot { name, kind, in_background } = request;
-    let taken = calls::snapshot(&app, &sandbox, name, kind).await?;
-    if in_background {
+    let TakeSnapshot { name, kind } = request.map(|Json(request)| request).unwrap_or_default();
+    let taken = calls::snapshot(&app, &sandbox, name, kind, by.as_deref()).await?;
+    if !wait {
         return Ok(with_status(StatusCode::ACCEPTED, taken.begun_as));
     }
     Ok(with_status(StatusCode::CREATED, taken.done().await?))
@@ -65,6 +68,10 @@ struct ListQuery {
     /// Only those of this sandbox: id or name, also of one that is gone.
     #[param(value_type = Option<String>)]
     sandbox: Option<SandboxRef>,
+    /// 1 to 1000; default 1000.
+    limit: Option<usize>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
 }
 
 impl ListQuery {
@@ -91,9 +98,16 @@ async fn list(
     State(app): State<Arc<Service>>,
     Query(query): Query<ListQuery>,
 ) -> Answer<SnapshotList> {
-    let all = app.fleet.snapshots(&query.filter(&app), None, usize::MAX).await?;
-    let snapshots = all.into_iter().map(|record| record.snapshot).collect();
-    Ok(Json(SnapshotList { snapshots }))
+    let cut = Cut::new(query.limit, query.cursor.clone())?;
+    let after = cut.parsed_date()?;
+    let after = after.map(|(created_at_ms, id)| SnapshotPlace { created_at_ms, id });
+    let page = app.fleet.snapshots(&query.filter(&app), after.as_ref(), cut.limit + 1).await?;
+    let mut snapshots: Vec<_> = page.into_iter().map(|record| record.snapshot).collect();
+    let more = snapshots.len() > cut.limit;
+    snapshots.truncate(cut.limit);
+    let next_cursor =
+        snapshots.last().filter(|_| more).map(|last| dated(last.created_at_ms, &last.id));
+    Ok(Json(SnapshotList { snapshots, next_cursor }))
 }
 
 /// Get a snapshot, with what ran in it and what needs it.

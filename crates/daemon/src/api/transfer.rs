@@ -184,7 +184,7 @@ pub struct ReadQuery {
 
 /// Download a file.
 #[utoipa::path(
-    get, path = "/v1/sandboxes/{sandbox}/files",
+    get, path = "/v1/sandboxes/{sandbox}/files/content",
     params(("sandbox" = String, Path, description = "Id or name"), ReadQuery),
     responses((
         status = 200, body = String, content_type = "application/octet-stream",
@@ -234,7 +234,7 @@ struct WriteQuery {
 
 /// Upload a file. It is replaced when the last byte is there, or stays as it was.
 #[utoipa::path(
-    put, path = "/v1/sandboxes/{sandbox}/files",
+    put, path = "/v1/sandboxes/{sandbox}/files/content",
     params(("sandbox" = String, Path, description = "Id or name"), WriteQuery),
     request_body(content = String, content_type = "application/octet-stream"),
     responses((status = 200, description = "The file as it is now.", body = FileEntry))

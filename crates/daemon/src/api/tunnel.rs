@@ -103,7 +103,7 @@ pub async fn connect(awake: &Awake, port: u16) -> Result<Stream> {
 async fn connect_kept(app: &Arc<Service>, awake: &Awake, port: u16) -> Result<Option<Kept>> {
     let full = || {
         let message = format!("the sandbox already has {KEPT_MAX} connections that are kept");
-        ApiError::new(ErrorCode::CapacityReached, message)
+        ApiError::new(ErrorCode::LimitReached, message)
     };
     let keep = awake.sandbox.keep().ok_or_else(full)?;
     let connect = async {

@@ -48,10 +48,15 @@ async fn happened(world: &World, name: &str, at_ms: u64, verdict: Verdict) {
     world.egress.as_ref().unwrap().audit().record(event);
 }
 
+fn at_ms(event: &Value) -> u64 {
+    torpor_protocol::time::parse(event["at"].as_str().unwrap()).unwrap()
+}
+
+/// Oldest first.
 async fn times(world: &World, path: &str) -> Vec<u64> {
     let list = world.get(path).await.expect(200);
     let events = list["events"].as_array().unwrap();
-    events.iter().map(|event| event["at_ms"].as_u64().unwrap()).collect()
+    events.iter().rev().map(at_ms).collect()
 }
 
 // === Policies ===
@@ -135,7 +140,7 @@ async fn what_begins_at_a_snapshot_keeps_its_restrictions_and_a_fork_its_policy(
     assert_eq!(made["network"], network);
     let other = json!({"snapshot": "base", "network": {"gateway": "proxy"}});
     world.create(other).await.expect_error(400, "invalid_request");
-    let forked = world.post("/v1/sandboxes/web/fork", json!({})).await.expect(200);
+    let forked = world.post("/v1/sandboxes/web/fork", json!({})).await.expect(201);
     assert_eq!(forked["forks"][0]["sandbox"]["network"], network);
 }
 
@@ -181,7 +186,7 @@ async fn what_a_sandbox_sent_out_is_listed_without_waking_it() {
     assert_eq!(times(&world, "/v1/sandboxes/web/egress?limit=3").await, [2, 3, 4]);
     assert_eq!(times(&world, "/v1/sandboxes/web/egress?verdict=denied").await, [2, 4]);
     assert_eq!(times(&world, "/v1/sandboxes/web/egress?verdict=denied&limit=1").await, [4]);
-    assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["state"], "standby");
+    assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["state"], "asleep");
     let first = world.get("/v1/sandboxes/web/egress?limit=1").await.expect(200);
     assert_eq!(first["events"][0]["secrets"], json!(["KEY"]));
     world.get("/v1/sandboxes/nobody/egress").await.expect_error(404, "sandbox_not_found");
@@ -217,6 +222,11 @@ async fn the_next_daemon_still_knows_it_also_of_a_sandbox_that_is_gone() {
     happened(&world, "web", 3, Verdict::Allowed).await;
     assert_eq!(times(&world, "/v1/sandboxes/web/egress").await, [1, 2, 3]);
     assert_eq!(times(&world, "/v1/sandboxes/web/egress?limit=2").await, [2, 3]);
+    let page = world.get("/v1/sandboxes/web/egress?limit=2").await.expect(200);
+    let cursor = page["next_cursor"].as_str().unwrap();
+    let rest = format!("/v1/sandboxes/web/egress?limit=2&cursor={cursor}");
+    assert_eq!(times(&world, &rest).await, [1]);
+    assert_eq!(world.get(&rest).await.expect(200)["next_cursor"], Value::Null);
     world.delete("/v1/sandboxes/web").await.expect(204);
     assert_eq!(times(&world, &format!("/v1/sandboxes/{id}/egress")).await, [1, 2, 3]);
 }
@@ -229,10 +239,10 @@ async fn who_follows_a_sandbox_hears_what_was_and_what_comes_until_it_ends() {
     happened(&world, "web", 2, Verdict::Denied).await;
     let mut open = world.open("/v1/sandboxes/web/egress?follow=true&limit=1").await;
     assert_eq!(open.headers["content-type"], "application/x-ndjson");
-    assert_eq!(open.event().await.unwrap()["at_ms"], 2);
+    assert_eq!(at_ms(&open.event().await.unwrap()), 2);
     happened(&world, "other", 3, Verdict::Denied).await;
     happened(&world, "web", 4, Verdict::Allowed).await;
-    assert_eq!(open.event().await.unwrap()["at_ms"], 4);
+    assert_eq!(at_ms(&open.event().await.unwrap()), 4);
     world.delete("/v1/sandboxes/web").await.expect(204);
     assert!(open.event().await.is_none(), "it ends with the sandbox");
 }
@@ -245,8 +255,8 @@ async fn who_follows_all_hears_all_until_the_daemon_stops() {
     happened(&world, "web", 1, Verdict::Denied).await;
     happened(&world, "other", 2, Verdict::Allowed).await;
     happened(&world, "other", 3, Verdict::Denied).await;
-    assert_eq!(open.event().await.unwrap()["at_ms"], 1);
-    assert_eq!(open.event().await.unwrap()["at_ms"], 3);
+    assert_eq!(at_ms(&open.event().await.unwrap()), 1);
+    assert_eq!(at_ms(&open.event().await.unwrap()), 3);
     world.stop(ShutdownMode::Running).await.unwrap();
     assert!(open.event().await.is_none());
 }

@@ -12,10 +12,14 @@ const FILES: &str = "/v1/sandboxes/web/files";
 #[tokio::test]
 async fn a_directory_is_made_listed_and_removed() {
     let world = World::with_sandbox().await;
-    let deep = world.query("a/b/c");
-    let made = world.post(&format!("{FILES}/mkdir?path={deep}&mode=0700"), json!({})).await;
+    let made = world
+        .post(&format!("{FILES}/mkdir"), json!({"path": world.path("a/b/c"), "mode": 0o700}))
+        .await;
     assert_eq!(made.expect(200)["kind"], "directory");
-    world.put(&format!("{FILES}?path={}", world.query("a/file")), "12345").await.expect(200);
+    world
+        .put(&format!("{FILES}/content?path={}", world.query("a/file")), "12345")
+        .await
+        .expect(200);
     let top = world.query("a");
     let paths = async |query: &str| {
         let list = world.get(&format!("{FILES}/list?path={top}{query}")).await.expect(200);
@@ -24,7 +28,7 @@ async fn a_directory_is_made_listed_and_removed() {
     };
     assert_eq!(paths("").await, ["b", "file"]);
     assert_eq!(paths("&depth=2").await, ["b", "b/c", "file"]);
-    assert_eq!(paths("&depth=0").await, ["b", "b/c", "file"]);
+    assert_eq!(paths("&recursive=true").await, ["b", "b/c", "file"]);
     let full = world.delete(&format!("{FILES}?path={top}")).await;
     full.expect_error(422, "file_refused");
     world.delete(&format!("{FILES}?path={top}&recursive=true")).await.expect(204);
@@ -58,18 +62,18 @@ async fn hostile_paths_are_refused_or_taken_literally() {
     let long = format!("/{}", "x/".repeat(2100));
     for bad in ["", "/a\0b", &long] {
         let path = encoded(bad);
-        for route in [format!("{FILES}?path={path}"), format!("{FILES}/stat?path={path}")] {
+        for route in [format!("{FILES}/content?path={path}"), format!("{FILES}/stat?path={path}")] {
             world.get(&route).await.expect_error(400, "invalid_request");
         }
-        let put = world.put(&format!("{FILES}?path={path}"), "x").await;
+        let put = world.put(&format!("{FILES}/content?path={path}"), "x").await;
         put.expect_error(400, "invalid_request");
     }
     world.get(FILES).await.expect_error(400, "invalid_request");
-    world.get(&format!("{FILES}?path=%ff")).await.expect_error(400, "invalid_request");
+    world.get(&format!("{FILES}/content?path=%ff")).await.expect_error(400, "invalid_request");
     for odd in ["a\nb", "sp ace", "ä€", "..", "%2e%2e", "a&b=c", "-rf"] {
         let path = world.query(&format!("x/../{odd}.txt"));
         std::fs::create_dir_all(world.dir.join("x")).unwrap();
-        world.put(&format!("{FILES}?path={path}"), odd.to_owned()).await.expect(200);
+        world.put(&format!("{FILES}/content?path={path}"), odd.to_owned()).await.expect(200);
         let written = std::fs::read_to_string(world.dir.join(format!("{odd}.txt"))).unwrap();
         assert_eq!(written, odd);
     }
@@ -80,7 +84,7 @@ async fn bad_modes_and_parameters_are_refused() {
     let world = World::with_sandbox().await;
     let path = world.query("f");
     for query in ["&mode=rwx", "&mode=99999", "&apend=true", "&append=maybe"] {
-        let put = world.put(&format!("{FILES}?path={path}{query}"), "x").await;
+        let put = world.put(&format!("{FILES}/content?path={path}{query}"), "x").await;
         put.expect_error(400, "invalid_request");
     }
     assert!(!world.dir.join("f").exists());

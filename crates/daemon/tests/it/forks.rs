@@ -17,7 +17,7 @@ async fn five_forks_of_a_snapshot_run_and_have_its_memory() {
     world.host.set_memory(&world.id("web").await, "thoughts");
     world.snapshot("base").await;
     let body = json!({"count": 5, "name": "agent-{n}", "labels": {"swarm": "1"}});
-    let forks = world.post("/v1/snapshots/base/fork", body).await.expect(200);
+    let forks = world.post("/v1/snapshots/base/fork", body).await.expect(201);
     assert_eq!(names(&forks), ["agent-1", "agent-2", "agent-3", "agent-4", "agent-5"]);
     for fork in forks["forks"].as_array().unwrap() {
         let sandbox = &fork["sandbox"];
@@ -34,7 +34,7 @@ async fn five_forks_of_a_snapshot_run_and_have_its_memory() {
 async fn a_running_sandbox_is_forked_as_it_is_and_leaves_no_snapshot() {
     let world = World::with_sandbox().await;
     world.host.set_memory(&world.id("web").await, "thoughts");
-    let forks = world.post("/v1/sandboxes/web/fork", json!({"count": 2})).await.expect(200);
+    let forks = world.post("/v1/sandboxes/web/fork", json!({"count": 2})).await.expect(201);
     assert_eq!(names(&forks), ["", ""]);
     assert_eq!(world.host.alive().len(), 3);
     let list = world.get("/v1/snapshots").await.expect(200);
@@ -46,7 +46,7 @@ async fn a_running_sandbox_is_forked_as_it_is_and_leaves_no_snapshot() {
 async fn a_sleeping_sandbox_is_forked_without_waking_it() {
     let world = World::with_sandbox().await;
     world.post("/v1/sandboxes/web/sleep", json!({"cold": true})).await.expect(200);
-    world.tell("/v1/sandboxes/web/fork").await.expect(200);
+    world.tell("/v1/sandboxes/web/fork").await.expect(201);
     assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["tier"], "cold");
     assert_eq!(world.host.alive().len(), 1);
 }
@@ -57,13 +57,14 @@ async fn a_fork_that_fails_takes_no_other() {
     world.snapshot("base").await;
     world.create(json!({"name": "agent-2"})).await.expect(201);
     let body = json!({"count": 3, "name": "agent-{n}"});
-    let forks = world.post("/v1/snapshots/base/fork", body).await.expect(200);
+    let forks = world.post("/v1/snapshots/base/fork", body).await.expect(207);
     assert_eq!(names(&forks), ["agent-1", "", "agent-3"]);
+    assert_eq!([201, 409, 201], [0, 1, 2].map(|n| forks["forks"][n]["status"].as_u64().unwrap()));
     let error = &forks["forks"][1]["error"];
     assert_eq!(error["code"], "already_exists");
     assert!(!error["request_id"].as_str().unwrap().is_empty());
     world.host.fail_starts(1);
-    let forks = world.post("/v1/snapshots/base/fork", json!({"count": 3})).await.expect(200);
+    let forks = world.post("/v1/snapshots/base/fork", json!({"count": 3})).await.expect(207);
     let forks = forks["forks"].as_array().unwrap().clone();
     assert_eq!(forks.iter().filter(|fork| fork.get("error").is_some()).count(), 1);
     // Nothing is left of the one that failed.
@@ -86,7 +87,7 @@ async fn a_wrong_wish_begins_nothing() {
         json!({"cpus": 7.5}),
         json!({"count": 2, "memory_mib": 4096}),
         json!({"env": {"": "x"}}),
-        json!({"lifetime": {"max_age_secs": 0}}),
+        json!({"lifetime": {"max_age_ms": 0}}),
         json!({"what": 1}),
         json!([1]),
     ] {
@@ -124,7 +125,7 @@ async fn forks_inherit_how_their_sandbox_sleeps() {
     let standby = json!({"idle_after_ms": 77_000, "hooks": {"after_wake": ["true"]}});
     world.create(json!({"name": "web", "standby": standby})).await.expect(201);
     let body = json!({"standby": {"auto_wake": false}});
-    let forks = world.post("/v1/sandboxes/web/fork", body).await.expect(200);
+    let forks = world.post("/v1/sandboxes/web/fork", body).await.expect(201);
     let standby = &forks["forks"][0]["sandbox"]["standby"];
     assert_eq!(standby["idle_after_ms"], 77_000);
     assert_eq!(standby["auto_wake"], false);

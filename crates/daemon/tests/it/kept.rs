@@ -58,7 +58,7 @@ async fn a_change_that_makes_no_sense_is_refused_by_field() {
         (json!({"ports": {"exposed": [0]}}), "port"),
     ] {
         let answer = world.patch("/v1/sandboxes/web", change).await;
-        assert!(answer.status.is_client_error() || answer.status == 507, "{}", answer.status);
+        assert!(answer.status.is_client_error() || answer.status == 503, "{}", answer.status);
         assert!(answer.text().contains(field), "{}", answer.text());
     }
 }
@@ -69,11 +69,11 @@ async fn a_change_that_makes_no_sense_is_refused_by_field() {
 async fn who_waits_for_room_gets_it_when_somebody_goes() {
     let limits = Limits { sandboxes: 1, ..Config::default().limits };
     let mut world = World::with(Config { limits, ..Config::default() }).await;
-    world.create(json!({"name": "web", "standby": {"idle_after_ms": 0}})).await.expect(201);
-    let asked = json!({"name": "next", "queue_secs": 0});
+    world.create(json!({"name": "web", "standby": {"idle_after_ms": null}})).await.expect(201);
+    let asked = json!({"name": "next", "queue_ms": 3_600_000});
     world.post("/v1/sandboxes?wait=false", asked).await.expect(202);
     world.wait("next", "reason", json!("it waits for room on this host")).await;
-    world.create(json!({"name": "third"})).await.expect(507);
+    world.create(json!({"name": "third"})).await.expect(503);
     world.restart(ShutdownMode::Running).await;
     world.wait("next", "state", json!("creating")).await;
     world.delete("/v1/sandboxes/web").await.expect(204);
@@ -131,7 +131,7 @@ async fn what_processes_said_is_kept_beyond_their_sandbox() {
     let world = World::with_sandbox().await;
     let id = world.id("web").await;
     world.sh("echo one; echo two >&2").await;
-    let path = format!("/v1/sandboxes/{id}/log");
+    let path = format!("/v1/sandboxes/{id}/logs");
     let texts = |log: &Value| -> Vec<String> {
         let lines = log["lines"].as_array().unwrap().iter();
         let mut texts: Vec<_> =
@@ -141,12 +141,12 @@ async fn what_processes_said_is_kept_beyond_their_sandbox() {
     };
     assert_eq!(texts(&world.get(&path).await.expect(200)), ["one", "two"]);
     world.post("/v1/sandboxes/web/sleep", json!({"cold": true})).await.expect(200);
-    let errors = world.get("/v1/sandboxes/web/log?stream=stderr").await.expect(200);
+    let errors = world.get("/v1/sandboxes/web/logs?stream=stderr").await.expect(200);
     assert_eq!(texts(&errors), ["two"]);
     assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["tier"], "cold");
     world.delete("/v1/sandboxes/web").await.expect(204);
     assert_eq!(texts(&world.get(&format!("{path}?contains=on")).await.expect(200)), ["one"]);
-    world.get("/v1/sandboxes/web/log").await.expect(404);
+    world.get("/v1/sandboxes/web/logs").await.expect(404);
 }
 
 #[tokio::test]
@@ -161,8 +161,8 @@ async fn sandboxes_that_are_gone_are_listed_in_pages_last_ended_first() {
         let page = world.get(&path).await.expect(200);
         let sandboxes = page["sandboxes"].as_array().unwrap();
         names.extend(sandboxes.iter().map(|ended| ended["name"].as_str().unwrap().to_owned()));
-        let Some(next) = page["next"].as_str() else { break };
-        path = format!("/v1/archive?limit=2&before={next}");
+        let Some(next) = page["next_cursor"].as_str() else { break };
+        path = format!("/v1/archive?limit=2&cursor={next}");
     }
     assert_eq!(names, ["third", "second", "first"]);
     world.get(&format!("/v1/archive/{}", "x".repeat(21))).await.expect(404);
@@ -180,7 +180,7 @@ async fn a_sandbox_is_claimed_from_a_pool_and_is_what_the_pool_says() {
         (&claimed["pool"], &claimed["resources"]["memory_mib"]),
         (&json!("ready"), &json!(512))
     );
-    let full = world.create(json!({"pool": "ready"})).await.expect(507);
+    let full = world.create(json!({"pool": "ready"})).await.expect(503);
     assert!(full["message"].as_str().unwrap().contains("ready"), "{full}");
     world.create(json!({"pool": "ready", "cpus": 2.0})).await.expect(400);
     world.create(json!({"pool": "nobody"})).await.expect(404);

@@ -121,8 +121,8 @@ async fn a_web_page_can_not_ask_in_the_name_of_its_visitor() {
 async fn a_picture_in_a_page_of_others_wakes_nobody() {
     let world = World::with_sandbox().await;
     world.tell("/v1/sandboxes/web/sleep").await;
-    world.wait("web", "state", json!("standby")).await;
-    let path = format!("/v1/sandboxes/web/files?path={}", world.query("picture"));
+    world.wait("web", "state", json!("asleep")).await;
+    let path = format!("/v1/sandboxes/web/files/content?path={}", world.query("picture"));
     for (path, host) in [(path.as_str(), "localhost"), ("/", "80-web.localhost")] {
         let mut asked = request(Method::GET, path, "");
         for (name, value) in
@@ -132,5 +132,5 @@ async fn a_picture_in_a_page_of_others_wakes_nobody() {
         }
         assert_eq!(send(world.address, asked).await.status, 401, "{host}");
     }
-    assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["state"], "standby");
+    assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["state"], "asleep");
 }

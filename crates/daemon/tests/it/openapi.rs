@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 fn described() -> Value {
-    serde_json::to_value(torpor_daemon::api::openapi()).unwrap()
+    torpor_daemon::api::openapi()
 }
 
 #[test]
@@ -31,6 +31,26 @@ fn every_reference_leads_somewhere() {
         }
     });
     assert!(found > 50, "{found}");
+}
+
+#[test]
+fn every_choice_says_how_its_kinds_are_told_apart_and_no_name_is_of_our_language() {
+    let api = described();
+    let mut choices = 0;
+    visit(&api, &mut |value| {
+        let Some(kinds) = value.get("oneOf").and_then(Value::as_array) else { return };
+        let mapping = value["discriminator"]["mapping"].as_object().unwrap();
+        assert_eq!(mapping.len(), kinds.len(), "{value}");
+        choices += 1;
+    });
+    assert!(choices >= 2, "{choices}");
+    let schemas = api["components"]["schemas"].as_object().unwrap();
+    for name in ["Sandbox", "Snapshot", "Error", "SandboxList", "RunEventExited"] {
+        assert!(schemas.contains_key(name), "{name}");
+    }
+    for name in ["BTreeMap", "Status", "Vec", "Option"] {
+        assert!(!schemas.contains_key(name), "{name}");
+    }
 }
 
 fn visit(value: &Value, look: &mut impl FnMut(&Value)) {
@@ -75,7 +95,7 @@ fn only_paths_and_the_names_of_files_are_required() {
             })
         {
             // The root of a snapshot is where one begins to look.
-            let rooted = path == "/v1/snapshots/{snapshot}/files";
+            let rooted = path == "/v1/snapshots/{snapshot}/files/list";
             let named = parameter["name"] == "path" && !rooted;
             let required = parameter["in"] == "path" || named;
             assert_eq!(parameter["required"], required, "{path}: {parameter}");

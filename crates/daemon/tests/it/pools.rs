@@ -53,7 +53,7 @@ async fn forks_come_out_of_a_pool_of_their_snapshot() {
     let pool = world.post("/v1/pools", body).await.expect(201);
     assert_eq!(pool["snapshot"], base["id"]);
     world.full("warm").await;
-    let forks = world.post("/v1/snapshots/base/fork", json!({"count": 2})).await.expect(200);
+    let forks = world.post("/v1/snapshots/base/fork", json!({"count": 2})).await.expect(201);
     for fork in forks["forks"].as_array().unwrap() {
         let id = fork["sandbox"]["id"].as_str().unwrap().parse().unwrap();
         assert_eq!(world.host.memory(&id).unwrap(), "thoughts");
@@ -90,7 +90,7 @@ async fn a_wrong_pool_is_refused() {
         ),
         (json!({"name": "p", "size": 1, "snapshot": "none"}), 404, "snapshot_not_found"),
         (json!({"name": "p", "size": 1, "image": "none"}), 404, "image_not_found"),
-        (json!({"name": "p", "size": 1, "memory_mib": 1u64 << 40}), 507, "capacity_reached"),
+        (json!({"name": "p", "size": 1, "memory_mib": 1u64 << 40}), 422, "limit_reached"),
     ] {
         let answer = world.post("/v1/pools", body.clone()).await;
         assert_eq!(answer.status, status, "{body}: {}", answer.text());

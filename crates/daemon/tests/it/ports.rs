@@ -76,9 +76,9 @@ async fn a_sandbox_is_not_woken_for_a_port_that_is_not_exposed() {
     let world = World::new().await;
     world.create(json!({"name": "web", "ports": {"exposed": []}})).await.expect(201);
     world.tell("/v1/sandboxes/web/sleep").await;
-    world.wait("web", "state", json!("standby")).await;
+    world.wait("web", "state", json!("asleep")).await;
     assert_eq!(visit(&world, 80, &[]).await.status, 403);
-    assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["state"], "standby");
+    assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["state"], "asleep");
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ async fn cold_sandboxes_take_no_room_and_warm_ones_make_some() {
     let world = World::with(limited(2)).await;
     world.create(json!({"name": "a"})).await.expect(201);
     world.create(json!({"name": "b"})).await.expect(201);
-    world.create(json!({"name": "c"})).await.expect_error(507, "capacity_reached");
+    world.create(json!({"name": "c"})).await.expect_error(503, "capacity_reached");
     world.tell("/v1/sandboxes/a/sleep").await.expect(200);
     world.create(json!({"name": "c"})).await.expect(201);
     assert_eq!(world.get("/v1/sandboxes/a").await.expect(200)["tier"], "cold");
@@ -29,8 +29,8 @@ async fn cold_sandboxes_take_no_room_and_warm_ones_make_some() {
     assert!(text.contains("torpor_demotions_total{cause=\"room\"} 1"), "{text}");
     // There is no room for it to wake, and it says so and sleeps on.
     let refused = world.get("/v1/sandboxes/a/processes").await;
-    refused.expect_error(507, "capacity_reached");
-    world.tell("/v1/sandboxes/a/wake").await.expect_error(507, "capacity_reached");
+    refused.expect_error(503, "capacity_reached");
+    world.tell("/v1/sandboxes/a/wake").await.expect_error(503, "capacity_reached");
     world.tell("/v1/sandboxes/b/sleep").await.expect(200);
     world.get("/v1/sandboxes/a/processes").await.expect(200);
     assert_eq!(world.get("/v1/sandboxes/b").await.expect(200)["tier"], "cold");
@@ -41,11 +41,11 @@ async fn more_forks_than_there_is_room_for_are_refused_before_the_first() {
     let world = World::with(limited(3)).await;
     world.create(json!({"name": "web"})).await.expect(201);
     let refused = world.post("/v1/sandboxes/web/fork", json!({"count": 3})).await;
-    refused.expect_error(507, "capacity_reached");
+    refused.expect_error(503, "capacity_reached");
     assert_eq!(world.host.alive().len(), 1);
-    world.post("/v1/sandboxes/web/fork", json!({"count": 2})).await.expect(200);
+    world.post("/v1/sandboxes/web/fork", json!({"count": 2})).await.expect(201);
     let refused = world.post("/v1/pools", json!({"name": "p", "size": 5})).await;
-    refused.expect_error(507, "capacity_reached");
+    refused.expect_error(503, "capacity_reached");
 }
 
 /// A host whose free memory the test sets.
@@ -85,7 +85,7 @@ async fn a_host_without_memory_refuses_to_start_more() {
     let world = World::made(Config::default(), Inside::RealAgent, gauge).await;
     world.create(json!({"name": "web"})).await.expect(201);
     free.store(10, Ordering::Relaxed);
-    let refused = world.create(json!({})).await.expect_error(507, "capacity_reached");
+    let refused = world.create(json!({})).await.expect_error(503, "capacity_reached");
     assert!(refused["message"].as_str().unwrap().contains("10 left"), "{refused}");
     world.sh("true").await;
 }

@@ -67,14 +67,14 @@ async fn what_can_not_be_is_refused_and_nothing_is_left() {
         (json!({"memory": 512}), "memory"),
         (json!({"env": {"A=B": "x"}}), "env"),
         (json!({"labels": {"k": "v".repeat(300)}}), "labels"),
-        (json!({"lifetime": {"expire_at": 1}}), "lifetime"),
+        (json!({"lifetime": {"expires_at": "1970-01-01T00:00:01Z"}}), "lifetime"),
         (json!([]), "list"),
     ] {
         let error = world.create(body).await.expect_error(400, "invalid_request");
         assert!(error["message"].as_str().unwrap().contains(says), "{error}");
     }
     let huge = world.create(json!({"memory_mib": 1u64 << 40})).await;
-    huge.expect_error(507, "capacity_reached");
+    huge.expect_error(422, "limit_reached");
     let list = world.get("/v1/sandboxes").await.expect(200);
     assert_eq!(list["sandboxes"].as_array().unwrap().len(), 0);
     assert_eq!(world.host.boots(), 0);
@@ -148,8 +148,8 @@ async fn a_listing_filters_by_label_and_state_and_comes_in_pages() {
     assert_eq!(names("state=failed").await, [""; 0]);
     let page = world.get("/v1/sandboxes?limit=2").await.expect(200);
     assert_eq!(page["sandboxes"].as_array().unwrap().len(), 2);
-    let next = page["next"].as_str().unwrap();
-    assert_eq!(names(&format!("after={next}")).await.len(), 1);
+    let next = page["next_cursor"].as_str().unwrap();
+    assert_eq!(names(&format!("cursor={next}")).await.len(), 1);
     world.get("/v1/sandboxes?state=asleep").await.expect_error(400, "invalid_request");
     world.get("/v1/sandboxes?bogus=1").await.expect_error(400, "invalid_request");
 }
@@ -157,12 +157,12 @@ async fn a_listing_filters_by_label_and_state_and_comes_in_pages() {
 #[tokio::test]
 async fn labels_and_lifetime_can_be_changed() {
     let world = World::with_sandbox().await;
-    let body = json!({"labels": {"a": "b"}, "lifetime": {"max_age_secs": 3600}});
+    let body = json!({"labels": {"a": "b"}, "lifetime": {"max_age_ms": 3_600_000}});
     let changed = world.patch("/v1/sandboxes/web", body).await.expect(200);
     assert_eq!(changed["labels"], json!({"a": "b"}));
     let changed = world.patch("/v1/sandboxes/web", json!({"labels": {}})).await.expect(200);
     assert_eq!(changed["labels"], json!({}));
-    assert_eq!(changed["lifetime"]["max_age_secs"], 3600);
+    assert_eq!(changed["lifetime"]["max_age_ms"], 3_600_000);
     let bad = world.patch("/v1/sandboxes/web", json!({"image": "other"})).await;
     bad.expect_error(400, "invalid_request");
 }
@@ -170,7 +170,7 @@ async fn labels_and_lifetime_can_be_changed() {
 #[tokio::test]
 async fn a_sandbox_ends_at_its_age() {
     let world = World::new().await;
-    world.create(json!({"name": "web", "lifetime": {"max_age_secs": 1}})).await.expect(201);
+    world.create(json!({"name": "web", "lifetime": {"max_age_ms": 1000}})).await.expect(201);
     until("it ends", || world.host.alive().is_empty()).await;
 }
 

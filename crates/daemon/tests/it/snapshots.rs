@@ -58,14 +58,14 @@ async fn snapshots_know_their_ancestors() {
 }
 
 #[tokio::test]
-async fn a_snapshot_in_the_background_is_answered_at_once() {
+async fn a_snapshot_that_nobody_waits_for_is_answered_at_once() {
     let world = World::with_sandbox().await;
     // Longer than a busy host needs for the questions.
     world.host.save_takes(Duration::from_secs(3));
-    let body = json!({"name": "base", "in_background": true});
-    let begun = world.post("/v1/sandboxes/web/snapshots", body).await.expect(202);
+    let body = json!({"name": "base"});
+    let begun = world.post("/v1/sandboxes/web/snapshots?wait=false", body).await.expect(202);
     assert_eq!(begun["state"], "in_progress");
-    let early = world.get("/v1/snapshots/base/files").await;
+    let early = world.get("/v1/snapshots/base/files/list").await;
     early.expect_error(409, "snapshot_not_ready");
     world.tell("/v1/snapshots/base/verify").await.expect_error(409, "snapshot_not_ready");
     let early = world.post("/v1/snapshots/base/fork", json!({})).await;
@@ -81,7 +81,7 @@ async fn a_snapshot_that_fails_says_why_and_the_sandbox_goes_on() {
     let world = World::with_sandbox().await;
     world.host.fail_saves(1);
     let refused = world.post("/v1/sandboxes/web/snapshots", json!({"name": "base"})).await;
-    refused.expect_error(507, "capacity_reached");
+    refused.expect_error(503, "capacity_reached");
     let failed = world.get("/v1/snapshots/base").await.expect(200);
     assert_eq!(failed["state"], "failed");
     assert!(failed["reason"].as_str().unwrap().contains("disk is full"), "{failed}");
@@ -126,16 +126,18 @@ async fn files_are_listed_read_and_compared_without_a_machine() {
     world.host.set_memory(&id, "two");
     world.snapshot("second").await;
     world.delete("/v1/sandboxes/web").await.expect(204);
-    let list = world.get("/v1/snapshots/first/files").await.expect(200);
+    let list = world.get("/v1/snapshots/first/files/list").await.expect(200);
     let paths: Vec<_> = list["entries"].as_array().unwrap().iter().map(|e| &e["path"]).collect();
     assert!(paths.contains(&&json!("memory")) && paths.contains(&&json!("tmp")), "{list}");
-    let file = world.get("/v1/snapshots/first/file?path=/memory").await;
+    let file = world.get("/v1/snapshots/first/files/content?path=/memory").await;
     assert_eq!((file.text().as_str(), file.header("content-length")), ("one", "3"));
     let diff = world.get("/v1/snapshots/first/diff").await.expect(200);
     assert_eq!(diff["changes"][0]["path"], "/memory");
     assert_eq!(diff["changes"][0]["change"], "added");
     let diff = world.get("/v1/snapshots/first/diff?to=second").await.expect(200);
     assert_eq!(diff["changes"][0]["change"], "modified");
+    let stat = world.get("/v1/snapshots/first/files/stat?path=/memory").await.expect(200);
+    assert_eq!((stat["kind"].as_str(), stat["size"].as_u64()), (Some("file"), Some(3)));
     assert!(world.host.alive().is_empty());
 }
 
@@ -144,17 +146,17 @@ async fn paths_that_lead_out_of_a_snapshot_lead_nowhere() {
     let world = World::with_sandbox().await;
     world.snapshot("base").await;
     for (query, status, code) in [
-        ("file?path=../../etc/passwd", 400, "invalid_request"),
-        ("file?path=/../../etc/passwd", 404, "file_not_found"),
-        ("file?path=/%2e%2e/%2e%2e/etc/passwd", 404, "file_not_found"),
-        ("file?path=/nothing", 404, "file_not_found"),
-        ("file?path=/tmp", 422, "file_refused"),
-        ("file?path=/a%00b", 400, "invalid_request"),
-        ("file", 400, "invalid_request"),
-        ("files?path=etc", 400, "invalid_request"),
-        ("files?path=/memory", 422, "file_refused"),
-        ("files?depth=-1", 400, "invalid_request"),
-        ("files?deep=1", 400, "invalid_request"),
+        ("files/content?path=../../etc/passwd", 400, "invalid_request"),
+        ("files/content?path=/../../etc/passwd", 404, "file_not_found"),
+        ("files/content?path=/%2e%2e/%2e%2e/etc/passwd", 404, "file_not_found"),
+        ("files/content?path=/nothing", 404, "file_not_found"),
+        ("files/content?path=/tmp", 422, "file_refused"),
+        ("files/content?path=/a%00b", 400, "invalid_request"),
+        ("files/content", 400, "invalid_request"),
+        ("files/list?path=etc", 400, "invalid_request"),
+        ("files/list?path=/memory", 422, "file_refused"),
+        ("files/list?depth=0", 400, "invalid_request"),
+        ("files/list?deep=1", 400, "invalid_request"),
         ("diff?to=nothing", 404, "snapshot_not_found"),
         ("diff?to=../x", 400, "invalid_request"),
     ] {
@@ -167,7 +169,8 @@ async fn paths_that_lead_out_of_a_snapshot_lead_nowhere() {
 #[tokio::test]
 async fn unknown_and_hostile_names_are_refused_on_every_route() {
     let world = World::with_sandbox().await;
-    for verb in ["", "/files", "/file?path=/x", "/diff", "/export"] {
+    let files = ["/files/list", "/files/content?path=/x", "/files/stat?path=/x"];
+    for verb in ["", "/diff", "/export"].into_iter().chain(files) {
         let answer = world.get(&format!("/v1/snapshots/nothing{verb}")).await;
         answer.expect_error(404, "snapshot_not_found");
         for name in HOSTILE {
@@ -183,7 +186,7 @@ async fn unknown_and_hostile_names_are_refused_on_every_route() {
         json!({"kind": "both"}),
         json!({"name": "No Name"}),
         json!({"name": 7}),
-        json!({"in_background": 1}),
+        json!({"in_background": true}),
         json!({"what": 1}),
     ] {
         let answer = world.post("/v1/sandboxes/web/snapshots", body).await;
@@ -236,7 +239,7 @@ async fn a_filesystem_snapshot_boots_with_any_resources() {
     let made = world.create(json!({"snapshot": "base", "memory_mib": 2048})).await.expect(201);
     assert_eq!(made["resources"]["memory_mib"], 2048);
     assert_eq!((world.host.boots(), world.host.revives()), (boots + 1, 0));
-    let file = world.get("/v1/snapshots/base/file?path=/memory").await;
+    let file = world.get("/v1/snapshots/base/files/content?path=/memory").await;
     assert_eq!(file.status, 200, "{}", file.text());
 }
 
@@ -247,7 +250,7 @@ async fn a_sandbox_cut_off_from_the_internet_stays_so_in_its_copies() {
     world.snapshot("base").await;
     let made = world.create(json!({"snapshot": "base"})).await.expect(201);
     assert_eq!(made["network"]["internet"], false);
-    let forked = world.tell("/v1/snapshots/base/fork").await.expect(200);
+    let forked = world.tell("/v1/snapshots/base/fork").await.expect(201);
     assert_eq!(forked["forks"][0]["sandbox"]["network"]["internet"], false);
 }
 

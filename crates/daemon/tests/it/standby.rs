@@ -27,7 +27,7 @@ fn sleepy() -> Config {
 async fn a_sandbox_that_was_put_to_sleep_is_durable_and_the_next_request_wakes_it() {
     let world = World::with_sandbox().await;
     let asleep = world.tell("/v1/sandboxes/web/sleep").await.expect(200);
-    assert_eq!((&asleep["state"], &asleep["tier"]), (&json!("standby"), &json!("warm")));
+    assert_eq!((&asleep["state"], &asleep["tier"]), (&json!("asleep"), &json!("warm")));
     assert_eq!(asleep["durable"], true);
     assert_eq!(world.sh("echo hello").await["stdout"], "hello\n");
     let awake = world.get("/v1/sandboxes/web").await.expect(200);
@@ -81,7 +81,7 @@ async fn what_needs_the_inside_wakes_it() {
     std::fs::write(world.dir.join("f"), "content").unwrap();
     let (dir, file) = (world.query(""), world.query("f"));
     for path in [
-        format!("/v1/sandboxes/web/files?path={file}"),
+        format!("/v1/sandboxes/web/files/content?path={file}"),
         format!("/v1/sandboxes/web/files/list?path={dir}"),
         format!("/v1/sandboxes/web/files/stat?path={file}"),
         "/v1/sandboxes/web/processes".to_owned(),
@@ -151,7 +151,7 @@ async fn who_asks_while_it_is_put_to_sleep_gets_an_answer() {
 async fn a_sandbox_nobody_talks_to_falls_asleep_and_leaves_memory() {
     let world = World::with(sleepy()).await;
     world.create(json!({"name": "web"})).await.expect(201);
-    world.create(json!({"name": "busy", "standby": {"idle_after_ms": 0}})).await.expect(201);
+    world.create(json!({"name": "busy", "standby": {"idle_after_ms": null}})).await.expect(201);
     let asleep = world.wait("web", "tier", json!("cold")).await;
     assert_eq!(asleep["durable"], true);
     assert_eq!(world.get("/v1/sandboxes/busy").await.expect(200)["state"], "running");
@@ -226,7 +226,7 @@ async fn bad_wishes_about_sleep_are_refused() {
     for (path, body) in [
         ("/v1/sandboxes/web/sleep", json!({"cold": "yes"})),
         ("/v1/sandboxes/web/sleep", json!({"deep": true})),
-        ("/v1/sandboxes", json!({"standby": {"idle_after_ms": -1}})),
+        ("/v1/sandboxes", json!({"standby": {"idle_after_ms": 0}})),
         ("/v1/sandboxes", json!({"standby": {"hooks": {"before_sleep": [""]}}})),
         ("/v1/sandboxes", json!({"standby": {"hooks": {"grace_ms": 10_000_000}}})),
         ("/v1/sandboxes/web/restore", json!({})),
@@ -245,7 +245,7 @@ async fn a_sandbox_that_can_not_be_saved_goes_on_and_says_why() {
     let world = World::with_sandbox().await;
     world.host.fail_saves(1);
     let refused = world.tell("/v1/sandboxes/web/sleep").await;
-    refused.expect_error(507, "capacity_reached");
+    refused.expect_error(503, "capacity_reached");
     world.sh("true").await;
 }
 
@@ -263,7 +263,7 @@ async fn standby_shows_in_events_and_metrics() {
             seen.push(status["state"].clone());
         }
     }
-    assert!(seen.contains(&json!("standby")), "{seen:?}");
+    assert!(seen.contains(&json!("asleep")), "{seen:?}");
     // Each figure is counted on its own, so a reader may come in between.
     for line in [
         "torpor_wakes_total{tier=\"cold\"} 1",

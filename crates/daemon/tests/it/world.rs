@@ -190,6 +190,22 @@ impl World {
         status["id"].as_str().unwrap().parse().unwrap()
     }
 
+    /// Every file of the daemon's, below its data directory.
+    pub(crate) fn data_files(&self) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        let mut directories = vec![self.temp.path().join("data")];
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(directory).unwrap() {
+                let entry = entry.unwrap();
+                let list =
+                    if entry.file_type().unwrap().is_dir() { &mut directories } else { &mut files };
+                list.push(entry.path());
+            }
+        }
+        assert!(!files.is_empty());
+        files
+    }
+
     /// Bends a byte of every file of that name in the saves.
     pub(crate) fn spoil(&self, file: &str) {
         let saves = std::fs::read_dir(self.temp.path().join("data/saves")).unwrap();

@@ -77,6 +77,10 @@ fn api_status(code: ErrorCode) -> (StatusCode, &'static str) {
         | ErrorCode::PortNotListening
         | ErrorCode::PortNotExposed
         | ErrorCode::TooLarge
+        | ErrorCode::LimitReached
+        | ErrorCode::IdempotencyKeyReused
+        | ErrorCode::IdempotencyInProgress
+        | ErrorCode::IdempotencyOutcomeUnknown
         | ErrorCode::ImageCorrupt
         | ErrorCode::SnapshotCorrupt
         | ErrorCode::SnapshotIncompatible
@@ -113,6 +117,10 @@ fn inside_status(code: ErrorCode) -> (StatusCode, &'static str) {
         | ErrorCode::TooLarge
         | ErrorCode::CapacityReached
         | ErrorCode::RateLimited
+        | ErrorCode::LimitReached
+        | ErrorCode::IdempotencyKeyReused
+        | ErrorCode::IdempotencyInProgress
+        | ErrorCode::IdempotencyOutcomeUnknown
         | ErrorCode::ImageCorrupt
         | ErrorCode::SnapshotCorrupt
         | ErrorCode::SnapshotIncompatible
@@ -166,6 +174,10 @@ fn name_of(code: ErrorCode) -> &'static str {
         ErrorCode::TooLarge => "TOO_LARGE",
         ErrorCode::CapacityReached => "CAPACITY_REACHED",
         ErrorCode::RateLimited => "RATE_LIMITED",
+        ErrorCode::LimitReached => "LIMIT_REACHED",
+        ErrorCode::IdempotencyKeyReused => "IDEMPOTENCY_KEY_REUSED",
+        ErrorCode::IdempotencyInProgress => "IDEMPOTENCY_IN_PROGRESS",
+        ErrorCode::IdempotencyOutcomeUnknown => "IDEMPOTENCY_OUTCOME_UNKNOWN",
         ErrorCode::ImageCorrupt => "IMAGE_CORRUPT",
         ErrorCode::SnapshotCorrupt => "SNAPSHOT_CORRUPT",
         ErrorCode::SnapshotIncompatible => "SNAPSHOT_INCOMPATIBLE",

@@ -60,7 +60,7 @@ pub(super) async fn inside(
     let admitted = if named {
         auth::admit_local(&app.keys, headers).await
     } else {
-        auth::admit(&app.keys, request.uri(), headers).await
+        auth::admit(&app.keys, request.uri(), headers).await.map(drop)
     };
     match admitted {
         Ok(()) => next.run(request).await,

@@ -112,7 +112,7 @@ pub(super) fn word(state: State) -> &'static str {
     match state {
         State::Creating => PENDING,
         State::Running => RUNNING,
-        State::Standby => SUSPENDED,
+        State::Asleep => SUSPENDED,
         State::Failed | State::Terminated => TERMINATED,
     }
 }
@@ -121,14 +121,14 @@ pub(super) fn pending_reason(status: &Status) -> Option<&'static str> {
     match (status.state, status.queued_until_ms) {
         (State::Creating, Some(_)) => Some("no_resources_available"),
         (State::Creating, None) => Some("scheduling"),
-        (State::Running | State::Standby | State::Failed | State::Terminated, _) => None,
+        (State::Running | State::Asleep | State::Failed | State::Terminated, _) => None,
     }
 }
 
 /// Where a sandbox is reached, if it is.
 pub(super) fn sandbox_url(state: State, Address(address): &Address) -> Option<String> {
     match state {
-        State::Running | State::Standby => address.clone(),
+        State::Running | State::Asleep => address.clone(),
         State::Creating | State::Failed | State::Terminated => None,
     }
 }

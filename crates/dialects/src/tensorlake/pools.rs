@@ -123,7 +123,7 @@ impl PoolInfo {
             namespace: NAMESPACE,
             image: shown_image(&pool.image),
             resources: (&pool.resources).into(),
-            timeout_secs: pool.lifetime.expire_idle_secs.unwrap_or(0).min(i64::MAX as u64),
+            timeout_secs: (pool.lifetime.expire_idle_ms.unwrap_or(0) / 1000).min(i64::MAX as u64),
             entrypoint: Some(pool.entrypoint).filter(|words| !words.is_empty()),
             max_containers: pool.max,
             warm_containers: pool.size,
@@ -214,7 +214,7 @@ async fn claim(
     let pool_id = find(&app, &text)?.name;
     refuse_file_systems(wish.file_systems.as_ref())?;
     let request = CreateSandbox { pool: Some(pool_id.clone()), ..CreateSandbox::default() };
-    let sandbox = calls::create(&app, request).await?;
+    let sandbox = calls::create(&app, request, None).await?;
     if let Err(response) = settled(&app, &sandbox, begun, patience).await {
         return Ok(response);
     }

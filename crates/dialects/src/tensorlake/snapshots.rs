@@ -87,7 +87,7 @@ async fn take(
 ) -> Result<Response> {
     refuse_unborn(&sandbox, "saved")?;
     let kind = wish.snapshot_type.unwrap_or(SnapshotKind::Filesystem);
-    let begun = calls::snapshot(&app, &sandbox, None, kind).await?.begun_as;
+    let begun = calls::snapshot(&app, &sandbox, None, kind, None).await?.begun_as;
     let body = json!({"snapshot_id": begun.id, "status": begun.state.as_str()});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }

@@ -100,13 +100,10 @@ pub(super) fn no_file_systems() -> ApiError {
 /// What becomes of a sandbox that nobody used for so long (0: nothing): one with a name falls asleep,
 /// one without ends.
 pub(super) fn idle(named: bool, secs: u64) -> (Lifetime, Standby) {
-    let (sleeps_after_ms, ends_after) = match (named, secs) {
-        (true, secs) => (secs.saturating_mul(1000), None),
-        (false, 0) => (0, None),
-        (false, secs) => (0, Some(secs)),
-    };
-    let lifetime = Lifetime { expire_idle_secs: ends_after, ..Lifetime::default() };
-    let standby = Standby { idle_after_ms: Some(sleeps_after_ms), ..Standby::default() };
+    let idle_ms = Some(secs.saturating_mul(1000)).filter(|ms| *ms > 0);
+    let (sleeps_after, ends_after) = if named { (idle_ms, None) } else { (None, idle_ms) };
+    let lifetime = Lifetime { expire_idle_ms: ends_after, ..Lifetime::default() };
+    let standby = Standby { idle_after_ms: Some(sleeps_after), ..Standby::default() };
     (lifetime, standby)
 }
 
@@ -114,7 +111,7 @@ pub(super) fn idle(named: bool, secs: u64) -> (Lifetime, Standby) {
 pub(super) fn timeout_secs(spec: &SandboxSpec) -> u64 {
     let secs = match spec.name {
         Some(_) => spec.standby.idle_after_ms.div_ceil(1000),
-        None => spec.lifetime.expire_idle_secs.unwrap_or(0),
+        None => spec.lifetime.expire_idle_ms.unwrap_or(0).div_ceil(1000),
     };
     // Clients read a number with a sign.
     secs.min(i64::MAX as u64)
@@ -299,14 +296,14 @@ mod tests {
     #[test]
     fn an_idle_time_puts_a_named_sandbox_to_sleep_and_ends_an_unnamed_one() {
         let (lifetime, standby) = idle(true, 600);
-        assert_eq!((lifetime.expire_idle_secs, standby.idle_after_ms), (None, Some(600_000)));
+        assert_eq!((lifetime.expire_idle_ms, standby.idle_after_ms), (None, Some(Some(600_000))));
         let (lifetime, standby) = idle(false, 600);
-        assert_eq!((lifetime.expire_idle_secs, standby.idle_after_ms), (Some(600), Some(0)));
+        assert_eq!((lifetime.expire_idle_ms, standby.idle_after_ms), (Some(600_000), Some(None)));
         for named in [true, false] {
             let (lifetime, standby) = idle(named, 0);
-            assert_eq!((lifetime.expire_idle_secs, standby.idle_after_ms), (None, Some(0)));
+            assert_eq!((lifetime.expire_idle_ms, standby.idle_after_ms), (None, Some(None)));
         }
-        assert_eq!(idle(true, u64::MAX).1.idle_after_ms, Some(u64::MAX));
+        assert_eq!(idle(true, u64::MAX).1.idle_after_ms, Some(Some(u64::MAX)));
     }
 
     #[test]

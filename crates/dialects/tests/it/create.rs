@@ -69,8 +69,8 @@ async fn nothing_at_all_is_a_sandbox_with_the_defaults() {
     // An unnamed one does not fall asleep: it ends.
     let own = world.own("GET", &format!("/sandboxes/{}", info["id"].as_str().unwrap()), None).await;
     let own = own.expect(200);
-    assert_eq!(own["lifetime"]["expire_idle_secs"], 600);
-    assert_eq!(own["standby"]["idle_after_ms"], 0);
+    assert_eq!(own["lifetime"]["expire_idle_ms"], 600_000);
+    assert_eq!(own["standby"]["idle_after_ms"], Value::Null);
     assert_eq!(own["ports"], json!({"exposed": [], "public": false}));
 }
 
@@ -100,7 +100,7 @@ async fn the_time_of_a_named_sandbox_is_until_it_sleeps() {
         assert_eq!(world.info(name).await["timeout_secs"], secs);
         let own = world.own("GET", &format!("/sandboxes/{name}"), None).await.expect(200);
         assert_eq!(own["standby"]["idle_after_ms"], secs * 1000);
-        assert_eq!(own["lifetime"]["expire_idle_secs"], Value::Null);
+        assert_eq!(own["lifetime"]["expire_idle_ms"], Value::Null);
     }
 }
 

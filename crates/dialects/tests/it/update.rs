@@ -12,7 +12,7 @@ async fn a_name_makes_an_idle_end_an_idle_sleep_and_the_id_stays() {
     assert_eq!((&info["id"], &info["name"]), (&json!(id), &json!("kept")));
     assert_eq!(info["timeout_secs"], 300);
     let own = world.own("GET", "/sandboxes/kept", None).await.expect(200);
-    assert_eq!(own["lifetime"]["expire_idle_secs"], Value::Null);
+    assert_eq!(own["lifetime"]["expire_idle_ms"], Value::Null);
     assert_eq!(own["standby"]["idle_after_ms"], 300_000);
     world.suspend("kept").await;
     let renamed = world.patch("/sandboxes/kept", json!({"name": "other"})).await.expect(200);

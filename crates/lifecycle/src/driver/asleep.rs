@@ -23,7 +23,7 @@ impl Driver {
 
     pub(super) async fn warm(&mut self, mut sleeper: Sleeper) -> Phase {
         self.gate.measure(Some(sleeper.machine.meter()));
-        self.publish_as(State::Standby, Some(Tier::Warm), sleeper.durable, None);
+        self.publish_as(State::Asleep, Some(Tier::Warm), sleeper.durable, None);
         loop {
             match self.next_alarm(&mut sleeper).await {
                 Alarm::Save => {
@@ -137,7 +137,7 @@ impl Driver {
         discard(&self.record.id, sleeper.machine).await;
         fault::point("demote.killed");
         // Before anybody who waits for the sleep is told: they look at once.
-        self.publish_as(State::Standby, Some(Tier::Cold), true, None);
+        self.publish_as(State::Asleep, Some(Tier::Cold), true, None);
         Phase::Cold { reason: None }
     }
 
@@ -239,7 +239,7 @@ impl Driver {
         self.gate.measure(None);
         let told = { self.status.borrow().tier == Some(Tier::Cold) } && reason.is_none();
         if !told {
-            self.publish_as(State::Standby, Some(Tier::Cold), true, reason);
+            self.publish_as(State::Asleep, Some(Tier::Cold), true, reason);
         }
         self.expect_wake().await;
         Phase::Dormant

@@ -246,14 +246,12 @@ impl Driver {
 
     /// Until it expires, if nobody uses it.
     pub(crate) fn time_left(&self) -> Option<Duration> {
-        let Lifetime { max_age_secs, expire_idle_secs, expire_at } = self.record.spec.lifetime;
-        let after = |secs: Option<u64>, from_ms: u64| {
-            secs.map(|secs| from_ms.saturating_add(secs.saturating_mul(1000)))
-        };
+        let Lifetime { max_age_ms, expire_idle_ms, expires_at_ms } = self.record.spec.lifetime;
+        let after = |ms: Option<u64>, from_ms: u64| ms.map(|ms| from_ms.saturating_add(ms));
         let ends = [
-            after(max_age_secs, self.record.created_at_ms),
-            after(expire_idle_secs, self.gate.last_used_ms()),
-            after(expire_at, 0),
+            after(max_age_ms, self.record.created_at_ms),
+            after(expire_idle_ms, self.gate.last_used_ms()),
+            expires_at_ms,
         ];
         ends.into_iter().flatten().min().map(|at_ms| self.world.clock.until(at_ms))
     }
@@ -323,22 +321,20 @@ fn show(status: &mut Status, record: &Record) {
 /// Resolves with the reason when the sandbox's time is up.
 async fn expiry(record: &Record, clock: &Clock, gate: &Gate) -> &'static str {
     let lifetime = record.spec.lifetime;
-    let by_age = lifetime
-        .max_age_secs
-        .map(|secs| record.created_at_ms.saturating_add(secs.saturating_mul(1000)));
+    let by_age = lifetime.max_age_ms.map(|ms| record.created_at_ms.saturating_add(ms));
     let at = async |at_ms: Option<u64>| match at_ms {
         Some(at_ms) => tokio::time::sleep(clock.until(at_ms)).await,
         None => std::future::pending().await,
     };
     let idle = async {
-        match lifetime.expire_idle_secs {
-            Some(secs) => gate.idle_for(Duration::from_secs(secs)).await,
+        match lifetime.expire_idle_ms {
+            Some(ms) => gate.idle_for(Duration::from_millis(ms)).await,
             None => std::future::pending().await,
         }
     };
     tokio::select! {
         () = at(by_age) => "it reached its maximum age",
-        () = at(lifetime.expire_at.map(|secs| secs.saturating_mul(1000))) => "it reached its date",
+        () = at(lifetime.expires_at_ms) => "it reached its date",
         () = idle => "nobody used it for its idle time",
     }
 }

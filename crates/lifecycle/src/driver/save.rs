@@ -105,14 +105,14 @@ impl Driver {
             Ok(save) => {
                 sleeper.durable = true;
                 sleeper.machine.page_out();
-                self.publish_as(State::Standby, Some(Tier::Warm), true, None);
+                self.publish_as(State::Asleep, Some(Tier::Warm), true, None);
                 Ok(save)
             }
             Err(error) => {
                 let reason = format!("could not be saved: {}", chain(&error));
                 tracing::error!(sandbox = %self.record.id, reason, "persist failed, keeping sandbox warm");
                 sleeper.save_at = Instant::now() + self.world.policy.persist_after;
-                self.publish_as(State::Standby, Some(Tier::Warm), false, Some(reason));
+                self.publish_as(State::Asleep, Some(Tier::Warm), false, Some(reason));
                 Err(error)
             }
         }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use torpor_protocol::engine::{BuildUse, Migrated, MigratedKind};
+use torpor_protocol::engine::{EngineBuild, Migrated, MigratedKind};
 use torpor_protocol::{SandboxId, SandboxRef, SaveId, SnapshotKind, SnapshotRef, State};
 
 use super::Fleet;
@@ -30,28 +30,28 @@ enum Who {
 
 impl Fleet {
     /// The builds that are here, the current one first, and those that something needs.
-    pub async fn builds(&self) -> Result<Vec<BuildUse>, Error> {
+    pub async fn builds(&self) -> Result<Vec<EngineBuild>, Error> {
         let (here, kind) = (self.inner.world.engine.builds(), self.about().kind);
-        let mut uses: Vec<BuildUse> = Vec::new();
+        let mut uses: Vec<EngineBuild> = Vec::new();
         for build in here {
-            uses.push(BuildUse {
+            uses.push(EngineBuild {
                 engine: kind.to_owned(),
                 current: uses.is_empty(),
                 present: true,
                 machines: build.machines,
                 version: build.version,
-                ..BuildUse::default()
+                ..EngineBuild::default()
             });
         }
-        let mut absent: BTreeMap<SavedBy, BuildUse> = BTreeMap::new();
+        let mut absent: BTreeMap<SavedBy, EngineBuild> = BTreeMap::new();
         for need in self.needs().await? {
             let by = self.reviver(&need.by);
             let using = match uses.iter_mut().find(|using| Some(&using.version) == by.as_ref()) {
                 Some(using) => using,
-                None => absent.entry(need.by.clone()).or_insert_with(|| BuildUse {
+                None => absent.entry(need.by.clone()).or_insert_with(|| EngineBuild {
                     engine: need.by.engine.clone(),
                     version: need.by.version.clone(),
-                    ..BuildUse::default()
+                    ..EngineBuild::default()
                 }),
             };
             match need.who {
@@ -167,7 +167,7 @@ impl Fleet {
     async fn migrate_sandbox(&self, id: &SandboxId, save: &SaveId) -> Result<(), String> {
         let told = |error: Error| chain(&error);
         let sandbox = self.find(&SandboxRef::Id(id.clone())).map_err(told)?;
-        if sandbox.status().state != State::Standby {
+        if sandbox.status().state != State::Asleep {
             return Err("it is awake: put it to sleep first (torpor sleep)".to_owned());
         }
         sandbox.sleep(true).await.map_err(told)?;

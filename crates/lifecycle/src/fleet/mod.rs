@@ -78,6 +78,15 @@ struct Register {
     by_name: HashMap<Name, SandboxId>,
 }
 
+/// How a sandbox comes to be.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    /// It waits until this host has room for it, or until this time.
+    pub queued_until_ms: Option<u64>,
+    /// The request that makes it, recorded with it.
+    pub request: Option<String>,
+}
+
 impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
@@ -149,31 +158,20 @@ impl Fleet {
     /// Creates a sandbox from its image. When this returns it is recorded; it runs when `awake`
     /// returns.
     pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox, Error> {
-        self.create_record(spec, None, None).await
-    }
-
-    /// Creates a sandbox that waits until this host has room for it, or until this time.
-    pub async fn enqueue(
-        &self,
-        spec: SandboxSpec,
-        from: Option<&RestorePoint>,
-        until_ms: u64,
-    ) -> Result<Sandbox, Error> {
-        match from {
-            Some(point) => {
-                self.create_record(self.fitting(spec, point)?, from, Some(until_ms)).await
-            }
-            None => self.create_record(spec, None, Some(until_ms)).await,
-        }
+        self.create_from(spec, None, Plan::default()).await
     }
 
     /// Creates a sandbox from its image or from a restore point; out of a pool if one fits.
-    async fn create_record(
+    pub async fn create_from(
         &self,
         spec: SandboxSpec,
         from: Option<&RestorePoint>,
-        queued_until_ms: Option<u64>,
+        Plan { queued_until_ms, request }: Plan,
     ) -> Result<Sandbox, Error> {
+        let spec = match from {
+            Some(point) => self.fitting(spec, point)?,
+            None => spec,
+        };
         if self.inner.world.stopping.is_cancelled() {
             return Err(Refusal::Stopping.into());
         }
@@ -202,7 +200,7 @@ impl Fleet {
         };
         // What is ready has its room already.
         let queued_until_ms = queued_until_ms.filter(|_| ready.is_none());
-        let facts = Facts { parent, root, queued_until_ms, ..Facts::default() };
+        let facts = Facts { parent, root, queued_until_ms, request, ..Facts::default() };
         let record =
             Record { id, spec, state, save, facts, created_at_ms: now, last_used_at_ms: now };
         // A caller that gives up now must not leave a name that is taken by nobody.

@@ -9,7 +9,7 @@ use torpor_protocol::{
     SnapshotState,
 };
 
-use super::Fleet;
+use super::{Fleet, Plan};
 use crate::engine::Changes;
 use crate::error::chain;
 use crate::ledger::{PAGE, SnapshotFilter, SnapshotPlace};
@@ -80,8 +80,19 @@ impl Fleet {
         name: Option<Name>,
         kind: SnapshotKind,
     ) -> Result<Taking, Error> {
+        self.take_snapshot_as(SnapshotId::random(), of, name, kind).await
+    }
+
+    /// The same, with an id that nobody else has.
+    pub async fn take_snapshot_as(
+        &self,
+        id: SnapshotId,
+        of: &SandboxRef,
+        name: Option<Name>,
+        kind: SnapshotKind,
+    ) -> Result<Taking, Error> {
         let sandbox = self.find(of)?;
-        let snapshot = self.unfinished(&sandbox, name, kind);
+        let snapshot = Snapshot { id, ..self.unfinished(&sandbox, name, kind) };
         let record = SnapshotRecord { snapshot: snapshot.clone(), save: None };
         self.inner.world.ledger.record_snapshot(&record).await.map_err(named)?;
         fault::point("snapshot.recorded");
@@ -275,7 +286,7 @@ impl Fleet {
 
     /// Creates a sandbox that begins at `point`.
     pub async fn begin(&self, point: &RestorePoint, spec: SandboxSpec) -> Result<Sandbox, Error> {
-        self.create_record(self.fitting(spec, point)?, Some(point), None).await
+        self.create_from(spec, Some(point), Plan::default()).await
     }
 
     /// The specification of a sandbox that begins at `point`.

@@ -1,6 +1,6 @@
 //! After the engine's program was replaced by another build.
 
-use torpor_protocol::engine::{BuildUse, Migrated, MigratedKind};
+use torpor_protocol::engine::{EngineBuild, Migrated, MigratedKind};
 use torpor_protocol::{SnapshotKind, Tier};
 
 use super::snapshots::{named, snapshot, written};
@@ -17,7 +17,7 @@ impl World {
 
     async fn builds(&self) -> Vec<(String, bool, usize, usize)> {
         let count =
-            |b: BuildUse| (b.version, b.present && b.machines == 0, b.sandboxes, b.snapshots);
+            |b: EngineBuild| (b.version, b.present && b.machines == 0, b.sandboxes, b.snapshots);
         self.fleet.builds().await.unwrap().into_iter().map(count).collect()
     }
 }

@@ -9,7 +9,7 @@ use torpor_protocol::{Network, PortAccess, SandboxSpec, StandbyPolicy, State, Ti
 use super::{SOON, World, reference, refusal, spec, until};
 use crate::ledger::ArchiveLedger as _;
 use crate::store::{PoolRecord, Search};
-use crate::{CANCELLED, Error, NO_ROOM, Refusal};
+use crate::{CANCELLED, Error, NO_ROOM, Plan, Refusal, Sandbox};
 
 fn named(name: &str) -> UpdateSandbox {
     UpdateSandbox { name: Some(name.parse().unwrap()), ..UpdateSandbox::default() }
@@ -118,11 +118,17 @@ async fn a_cold_sandbox_has_its_network_changed_for_its_wake_and_keeps_its_resou
 
 // === Queues ===
 
+/// One that waits for room until then.
+async fn enqueue(world: &World, name: &str, until_ms: u64) -> Result<Sandbox, Error> {
+    let plan = Plan { queued_until_ms: Some(until_ms), ..Plan::default() };
+    world.fleet.create_from(spec(Some(name)), None, plan).await
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_sandbox_waits_for_room_and_runs_when_there_is_some() {
     let world = World::new().await;
     world.room.set(0);
-    let sandbox = world.fleet.enqueue(spec(Some("web")), None, u64::MAX).await.unwrap();
+    let sandbox = enqueue(&world, "web", u64::MAX).await.unwrap();
     let mut status = sandbox.watch();
     let waits = status.wait_for(|status| status.reason.is_some()).await.unwrap().clone();
     assert_eq!((waits.state, waits.queued_until_ms), (State::Creating, Some(u64::MAX)));
@@ -140,8 +146,8 @@ async fn who_waits_for_room_in_vain_ends_and_is_remembered_with_the_reason() {
     let world = World::new().await;
     world.room.set(0);
     let until_ms = world.fleet.clock().now_ms() + 60_000;
-    let late = world.fleet.enqueue(spec(Some("late")), None, until_ms).await.unwrap();
-    let given_up = world.fleet.enqueue(spec(Some("given-up")), None, u64::MAX).await.unwrap();
+    let late = enqueue(&world, "late", until_ms).await.unwrap();
+    let given_up = enqueue(&world, "given-up", u64::MAX).await.unwrap();
     given_up.delete().await;
     until(&late, State::Terminated).await;
     for (sandbox, reason) in [(&late, NO_ROOM), (&given_up, CANCELLED)] {

@@ -76,7 +76,7 @@ async fn a_request_that_is_given_up_leaves_no_driver_for_long() {
 async fn its_time_runs_out_without_a_driver() {
     let world = World::new().await;
     let sandbox = cold(&world, "web").await;
-    let lifetime = Some(Lifetime { expire_idle_secs: Some(3600), ..Lifetime::default() });
+    let lifetime = Some(Lifetime { expire_idle_ms: Some(3_600_000), ..Lifetime::default() });
     sandbox.update(UpdateSandbox { lifetime, ..UpdateSandbox::default() }).await.unwrap();
     alone(&sandbox).await;
     tokio::time::sleep(Duration::from_secs(3000)).await;
@@ -84,7 +84,7 @@ async fn its_time_runs_out_without_a_driver() {
     let keep = sandbox.keep().unwrap();
     keep.used();
     tokio::time::sleep(Duration::from_secs(3500)).await;
-    assert_eq!(sandbox.status().state, State::Standby);
+    assert_eq!(sandbox.status().state, State::Asleep);
     alone(&sandbox).await;
     let reason = until(&sandbox, State::Terminated).await.reason.unwrap();
     assert!(reason.contains("idle"), "{reason}");

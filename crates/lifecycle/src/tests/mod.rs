@@ -250,7 +250,7 @@ async fn a_machine_that_dies_fails_its_sandbox_and_says_why() {
 async fn a_sandbox_ends_at_its_maximum_age() {
     let world = World::new().await;
     let mut spec = spec(Some("web"));
-    spec.lifetime.max_age_secs = Some(3600);
+    spec.lifetime.max_age_ms = Some(3_600_000);
     let sandbox = world.fleet.create(spec).await.unwrap();
     drop(sandbox.awake().await.unwrap());
     tokio::time::sleep(Duration::from_secs(3590)).await;
@@ -264,7 +264,7 @@ async fn a_sandbox_ends_at_its_maximum_age() {
 async fn a_leased_sandbox_is_not_idle() {
     let world = World::new().await;
     let mut spec = spec(Some("web"));
-    spec.lifetime.expire_idle_secs = Some(60);
+    spec.lifetime.expire_idle_ms = Some(60_000);
     let sandbox = world.fleet.create(spec).await.unwrap();
     let lease = sandbox.awake().await.unwrap();
     tokio::time::sleep(Duration::from_secs(3600)).await;
@@ -279,7 +279,7 @@ async fn a_leased_sandbox_is_not_idle() {
 async fn a_date_in_the_past_ends_a_sandbox_at_once() {
     let world = World::new().await;
     let mut spec = spec(None);
-    spec.lifetime.expire_at = Some(1);
+    spec.lifetime.expires_at_ms = Some(1000);
     let sandbox = world.fleet.create(spec).await.unwrap();
     until(&sandbox, State::Terminated).await;
     assert_eq!(world.recorded(), 0);
@@ -289,10 +289,10 @@ async fn a_date_in_the_past_ends_a_sandbox_at_once() {
 async fn a_longer_life_can_be_given_while_it_runs() {
     let world = World::new().await;
     let mut spec = spec(Some("web"));
-    spec.lifetime.max_age_secs = Some(100);
+    spec.lifetime.max_age_ms = Some(100_000);
     let sandbox = world.fleet.create(spec).await.unwrap();
     drop(sandbox.awake().await.unwrap());
-    let lifetime = Some(Lifetime { max_age_secs: Some(1000), ..Lifetime::default() });
+    let lifetime = Some(Lifetime { max_age_ms: Some(1_000_000), ..Lifetime::default() });
     sandbox.update(UpdateSandbox { lifetime, ..UpdateSandbox::default() }).await.unwrap();
     tokio::time::sleep(Duration::from_secs(500)).await;
     assert_eq!(sandbox.status().state, State::Running);

@@ -169,7 +169,7 @@ async fn a_snapshot_that_a_sandbox_needs_can_go_without_harm() {
     world.fleet.erase_snapshot(&named("base")).await.unwrap();
     original.delete().await;
     world.host.crash(copy.id(), "killed");
-    until(&copy, State::Standby).await;
+    until(&copy, State::Asleep).await;
     drop(copy.awake().await.unwrap());
     assert_eq!(world.host.memory(copy.id()).as_deref(), Some("base"));
     copy.delete().await;

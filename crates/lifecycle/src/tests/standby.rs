@@ -212,7 +212,7 @@ async fn a_wake_that_fails_loses_nothing_and_is_tried_at_the_next_request() {
     sandbox.sleep(true).await.unwrap();
     world.host.fail_starts(1);
     assert!(sandbox.awake().await.is_err());
-    assert_eq!(sandbox.status().state, State::Standby);
+    assert_eq!(sandbox.status().state, State::Asleep);
     drop(sandbox.awake().await.unwrap());
     assert_eq!(world.host.memory(sandbox.id()).as_deref(), Some("remember"));
 }
@@ -355,7 +355,7 @@ async fn a_sleeping_sandbox_can_be_changed_and_ends_when_its_time_is_up_without_
     let world = World::new().await;
     let sandbox = sleeper(&world, "web").await;
     sandbox.sleep(true).await.unwrap();
-    let lifetime = Some(Lifetime { max_age_secs: Some(100_000), ..Lifetime::default() });
+    let lifetime = Some(Lifetime { max_age_ms: Some(100_000_000), ..Lifetime::default() });
     sandbox.update(UpdateSandbox { lifetime, ..UpdateSandbox::default() }).await.unwrap();
     let mut status = sandbox.watch();
     let over = status.wait_for(|status| status.state == State::Terminated);

@@ -86,7 +86,7 @@ async fn who_waited_for_a_wake_is_served_although_it_is_told_to_sleep_meanwhile(
         tokio::time::sleep(Duration::from_millis(10)).await;
         sandbox.sleep(false).await.unwrap();
         waiting.await.unwrap().unwrap();
-        assert_eq!(sandbox.status().state, State::Standby);
+        assert_eq!(sandbox.status().state, State::Asleep);
     }
 }
 

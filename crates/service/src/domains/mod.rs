@@ -317,7 +317,7 @@ impl From<Refused> for Error {
                 let hint = "names below `previews.domain` are chosen with --prefix of a preview";
                 Self::with_hint(ErrorCode::InvalidRequest, message, hint)
             }
-            Refused::Full => Self::with_hint(ErrorCode::CapacityReached, message, "remove some"),
+            Refused::Full => Self::with_hint(ErrorCode::LimitReached, message, "remove some"),
         }
     }
 }

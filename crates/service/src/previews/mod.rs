@@ -30,6 +30,7 @@ use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Sandbox};
 use torpor_protocol::domain::DomainState;
 use torpor_protocol::preview::{CreatePreview, Preview, PreviewLabel, UpdatePreview};
+use torpor_protocol::time::FOREVER_MS;
 use torpor_protocol::{ErrorCode, Name, PreviewId, SandboxId, SandboxRef};
 use torpor_store::Ledger;
 
@@ -46,8 +47,6 @@ const PREVIEWS_MAX: usize = 64;
 const ENDED_KEPT_MS: u64 = 24 * 60 * 60 * 1000;
 /// How soon those whose time is over are cut off.
 const SWEEP: Duration = Duration::from_secs(1);
-/// The farthest end that can be asked for: the year 9999, in seconds.
-const END_MAX: u64 = 253_402_300_799;
 
 /// All previews of this daemon.
 pub struct Previews {
@@ -197,7 +196,7 @@ impl Previews {
             prefix: request.prefix.is_some(),
             label: request.prefix.unwrap_or_else(PreviewLabel::random),
             urls: Vec::new(),
-            expires_at_ms: end(now_ms, request.ttl_secs, request.expires_at)?,
+            expires_at_ms: end(now_ms, request.ttl_ms, request.expires_at_ms)?,
             request_headers: request.request_headers,
             response_headers: request.response_headers,
             cors: request.cors,
@@ -238,7 +237,7 @@ impl Previews {
         }
         if count >= PREVIEWS_MAX {
             let message = format!("a sandbox has at most {PREVIEWS_MAX} previews");
-            return Err(Error::with_hint(ErrorCode::CapacityReached, message, "delete some"));
+            return Err(Error::with_hint(ErrorCode::LimitReached, message, "delete some"));
         }
         Ok(())
     }
@@ -255,10 +254,10 @@ impl Previews {
         let old = self.find(sandbox, name)?;
         let now_ms = self.now_ms();
         let was = &old.preview;
-        let expires_at_ms = match (update.ttl_secs, update.expires_at) {
+        let expires_at_ms = match (update.ttl_ms, update.expires_at_ms) {
             (None, None) => was.expires_at_ms,
-            (Some(0), None) => None,
-            (ttl, at) => end(now_ms, ttl, at)?,
+            (Some(None), None) => None,
+            (ttl, at) => end(now_ms, ttl.flatten(), at)?,
         };
         let preview = Preview {
             port: update.port.unwrap_or(was.port),
@@ -355,23 +354,21 @@ pub async fn look_after(app: Arc<Service>) {
 }
 
 /// When something ends that was asked for like this, Unix milliseconds.
-fn end(now_ms: u64, ttl_secs: Option<u64>, expires_at: Option<u64>) -> Result<Option<u64>> {
-    let end_secs = match (ttl_secs, expires_at) {
+fn end(now_ms: u64, ttl_ms: Option<u64>, expires_at_ms: Option<u64>) -> Result<Option<u64>> {
+    let end_ms = match (ttl_ms, expires_at_ms) {
         (None, None) => return Ok(None),
-        (Some(0), None) => return Err(Error::invalid("ttl_secs: 0 would end it at once")),
-        (Some(ttl), None) => (now_ms / 1000).saturating_add(ttl),
+        (Some(0), None) => return Err(Error::invalid("ttl_ms: 0 would end it at once")),
+        (Some(ttl), None) => now_ms.saturating_add(ttl),
         (None, Some(at)) => at,
         (Some(_), Some(_)) => {
-            return Err(Error::invalid("ttl_secs and expires_at: one of them says when it ends"));
+            return Err(Error::invalid("ttl_ms and expires_at: one of them says when it ends"));
         }
     };
-    if end_secs.saturating_mul(1000) <= now_ms {
+    if end_ms <= now_ms {
         return Err(Error::invalid("expires_at: that is over"));
     }
-    if end_secs > END_MAX {
+    if end_ms > FOREVER_MS {
         return Err(Error::invalid("it would end after the year 9999: leave the end out"));
     }
-    // A time to live counts from now, not from the last full second.
-    let rest = if ttl_secs.is_some() { now_ms % 1000 } else { 0 };
-    Ok(Some(end_secs * 1000 + rest))
+    Ok(Some(end_ms))
 }

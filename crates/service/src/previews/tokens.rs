@@ -41,14 +41,14 @@ impl Previews {
         }
         if tokens.len() >= TOKENS_MAX {
             let message = format!("a preview has at most {TOKENS_MAX} tokens");
-            return Err(Error::with_hint(ErrorCode::CapacityReached, message, "delete some"));
+            return Err(Error::with_hint(ErrorCode::LimitReached, message, "delete some"));
         }
         let text = fresh();
         let row = TokenRow {
             id: TokenId::random(),
             preview: entry.preview.id.clone(),
             hash: hash(&text),
-            expires_at_ms: end(now_ms, request.ttl_secs, request.expires_at)?,
+            expires_at_ms: end(now_ms, request.ttl_ms, request.expires_at_ms)?,
             created_at_ms: now_ms,
         };
         self.ledger.record_preview_token(&row).await?;

@@ -100,12 +100,13 @@ impl AuditLog {
         }
     }
 
-    /// The newest events, of this sandbox or of all, with this verdict or any, oldest first; at most so
-    /// many.
+    /// The newest events, of this sandbox or of all, with this verdict or any, until then, oldest first;
+    /// at most so many.
     pub async fn recent(
         &self,
         of: Option<&SandboxId>,
         verdict: Option<Verdict>,
+        until_ms: u64,
         limit: usize,
     ) -> Result<Vec<EgressEvent>, StoreError> {
         if limit == 0 {
@@ -113,7 +114,7 @@ impl AuditLog {
         }
         self.flush().await;
         let (layout, shared) = (self.layout.clone(), self.shared.clone());
-        let wanted = Wanted { of: of.cloned(), verdict };
+        let wanted = Wanted { of: of.cloned(), verdict, until_ms };
         blocking(move || {
             let opened = open_all(&layout, &shared).map_err(files::failed("open the audit log"))?;
             let found = newest(opened, &wanted, limit);
@@ -175,6 +176,7 @@ fn newest_of(file: File, wanted: &Wanted, limit: usize) -> io::Result<VecDeque<E
 struct Wanted {
     of: Option<SandboxId>,
     verdict: Option<Verdict>,
+    until_ms: u64,
 }
 
 impl Wanted {
@@ -188,6 +190,7 @@ impl Wanted {
         }
         let event: EgressEvent = serde_json::from_slice(line).ok()?;
         let wanted = self.of.as_ref().is_none_or(|id| event.sandbox == *id)
+            && event.at_ms <= self.until_ms
             && self.verdict.is_none_or(|verdict| event.verdict == verdict);
         wanted.then_some(event)
     }

@@ -49,7 +49,7 @@ fn event(sandbox: &SandboxId, at_ms: u64) -> Arc<EgressEvent> {
 }
 
 async fn times(log: &AuditLog, of: Option<&SandboxId>, limit: usize) -> Vec<u64> {
-    log.recent(of, None, limit).await.unwrap().iter().map(|event| event.at_ms).collect()
+    log.recent(of, None, u64::MAX, limit).await.unwrap().iter().map(|event| event.at_ms).collect()
 }
 
 #[tokio::test]
@@ -64,9 +64,12 @@ async fn events_are_found_again_by_sandbox_and_by_all() {
     assert_eq!(times(&log, Some(&other), 10).await, [1, 3, 5]);
     assert_eq!(times(&log, None, 4).await, [3, 4, 5, 6]);
     assert_eq!(times(&log, Some(&SandboxId::random()), 4).await, [0; 0]);
-    assert_eq!(log.recent(Some(&one), None, 1).await.unwrap(), [(*event(&one, 6)).clone()]);
-    assert_eq!(log.recent(Some(&one), Some(Verdict::Denied), 1).await.unwrap(), []);
-    assert_eq!(log.recent(None, Some(Verdict::Allowed), 9).await.unwrap().len(), 6);
+    assert_eq!(
+        log.recent(Some(&one), None, u64::MAX, 1).await.unwrap(),
+        [(*event(&one, 6)).clone()]
+    );
+    assert_eq!(log.recent(Some(&one), Some(Verdict::Denied), u64::MAX, 1).await.unwrap(), []);
+    assert_eq!(log.recent(None, Some(Verdict::Allowed), u64::MAX, 9).await.unwrap().len(), 6);
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ mod keys;
 mod migrations;
 mod pools;
 mod previews;
+mod requests;
 mod sandboxes;
 mod saves;
 mod secrets;
@@ -37,6 +38,7 @@ pub(crate) use images::{ImageRow, Removed};
 pub use keys::KeyRow;
 use migrations::MIGRATIONS;
 pub use previews::TokenRow;
+pub(crate) use requests::Begun;
 pub(crate) use secrets::Sealed;
 
 /// Readers at the same time; more only queue for the same two cores.

@@ -7,6 +7,7 @@
 //! - Neither a value nor the key shows in what is printed for debugging.
 
 mod key;
+mod requests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use torpor_protocol::{HostBinding, SecretName};
 
 use crate::{Layout, Ledger};
 use key::Key;
+
+pub use requests::{KeptAnswer, Repeated, RequestKey};
 
 /// Longest value, in bytes: with its name it fits into the 128 KiB that Linux gives one variable.
 const VALUE_MAX: usize = 64 * 1024;

@@ -261,3 +261,41 @@ async fn a_seal_depends_on_the_key_the_context_and_every_part() {
         assert!(!world.vault.sealed("upload", &["ab", "c"], wrong), "{wrong}");
     }
 }
+
+// === Requests that may be repeated ===
+
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+
+fn kept(body: &str) -> KeptAnswer {
+    KeptAnswer { status: 201, content_type: Some("application/json".into()), body: body.into() }
+}
+
+#[tokio::test]
+async fn a_request_is_known_for_a_day_with_its_answer_and_by_its_key_only() {
+    let world = world().await;
+    let request = world.vault.request_key("me", "k", &["/v1/sandboxes", "{}"]);
+    assert_eq!(world.vault.begin_request(&request, 1).await.unwrap(), Repeated::New);
+    assert_eq!(world.vault.begin_request(&request, 2).await.unwrap(), Repeated::Unanswered);
+    world.vault.keep_answer(&request, &kept("secret")).await.unwrap();
+    let answered = Repeated::Answered(kept("secret"));
+    assert_eq!(world.vault.begin_request(&request, DAY_MS).await.unwrap(), answered);
+    let other = world.vault.request_key("me", "k", &["/v1/sandboxes", "{ }"]);
+    assert_eq!(world.vault.begin_request(&other, 3).await.unwrap(), Repeated::Other);
+    let theirs = world.vault.request_key("them", "k", &["/v1/sandboxes", "{}"]);
+    assert_eq!(world.vault.begin_request(&theirs, 3).await.unwrap(), Repeated::New);
+    assert_eq!(world.vault.begin_request(&request, DAY_MS + 2).await.unwrap(), Repeated::New);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_too_large_or_under_another_secret_key_is_not_known() {
+    let world = world().await;
+    let large = world.vault.request_key("me", "large", &[]);
+    world.vault.begin_request(&large, 1).await.unwrap();
+    world.vault.keep_answer(&large, &kept(&"x".repeat(300 * 1024))).await.unwrap();
+    assert_eq!(world.vault.begin_request(&large, 1).await.unwrap(), Repeated::Unanswered);
+    let request = world.vault.request_key("me", "k", &[]);
+    world.vault.begin_request(&request, 1).await.unwrap();
+    world.vault.keep_answer(&request, &kept("{}")).await.unwrap();
+    let stranger = world.with_key(&"ab".repeat(32)).unwrap();
+    assert_eq!(stranger.begin_request(&request, 1).await.unwrap(), Repeated::Unanswered);
+}

@@ -15,7 +15,7 @@ const LISTENING: &str = "0A";
 
 /// Processor time and memory of these sandboxes.
 pub(super) async fn usage(client: &Client, ids: &[SandboxId]) -> Result<Vec<SandboxUsage>> {
-    let list: UsageList = client.get(&Route::new("/v1/usage")).await?;
+    let list: UsageList = client.list(&Route::new("/v1/usage")).await?;
     Ok(list.sandboxes.into_iter().filter(|usage| ids.contains(&usage.id)).collect())
 }
 

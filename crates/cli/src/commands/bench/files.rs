@@ -18,7 +18,7 @@ const ROUNDS: usize = 5;
 
 pub(super) async fn measure(bench: &Bench, client: &Client, report: &mut Report) -> Result<()> {
     let status = bench.create(client).await?;
-    let route = Route::sandbox(&status.id).then("/files").query("path", "/tmp/bench");
+    let route = Route::sandbox(&status.id).then("/files/content").query("path", "/tmp/bench");
     // Not zeros: nobody may be clever about them.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let bytes = std::iter::repeat_with(|| {

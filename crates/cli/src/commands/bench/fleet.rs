@@ -196,17 +196,17 @@ async fn idle(
     report: &mut Report,
 ) -> Result<()> {
     let processes = cost::Processes::of_daemon(&client.server().to_string(), &info.installation);
-    let micros = async || -> Result<u64> {
+    let millis = async || -> Result<u64> {
         let usage = cost::usage(client, &crowd.ids).await?;
-        Ok(usage.iter().map(|usage| usage.cpu_micros).sum())
+        Ok(usage.iter().map(|usage| usage.cpu_ms).sum())
     };
-    let sandboxes = micros().await?;
+    let sandboxes = millis().await?;
     let daemon = processes.as_ref().map(cost::Processes::cpu);
     let begun = Instant::now();
     tokio::time::sleep(if bench.quick { QUICK_IDLE } else { IDLE }).await;
     let span = begun.elapsed().as_secs_f64();
     let daemon = processes.as_ref().zip(daemon).map(|(now, before)| now.cpu() - before);
-    let sandboxes = Duration::from_micros(micros().await?.saturating_sub(sandboxes));
+    let sandboxes = Duration::from_millis(millis().await?.saturating_sub(sandboxes));
     let percent = |time: Duration| time.as_secs_f64() / span * 100.0;
     let count = crowd.ids.len();
     report.at_most(&format!("{count} idle sandboxes: processor"), percent(sandboxes), 0.1, "%");

@@ -117,7 +117,7 @@ pub(super) async fn forks(
         ForkOutcome { error: Some(body), .. } => {
             Err(Error::Refused { body: Box::new(body), about: None })
         }
-        ForkOutcome { sandbox: None, error: None } => Err(Error::failed("a fork is missing")),
+        ForkOutcome { sandbox: None, error: None, .. } => Err(Error::failed("a fork is missing")),
     });
     let forks = forks.collect::<Result<Vec<_>>>()?;
     let guests: Vec<_> = ids(&forks).map(|id| Guest { id }).collect();

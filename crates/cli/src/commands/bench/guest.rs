@@ -73,7 +73,7 @@ impl Guest {
 
     /// The smallest thing that needs the agent: reads a small file.
     pub(super) async fn ask(&self, client: &Client) -> Result<()> {
-        let route = self.route().then("/files").query("path", FILE);
+        let route = self.route().then("/files/content").query("path", FILE);
         let mut body = client.send(Method::GET, &route, body::empty()).await?.into_body();
         let mut said = Vec::new();
         while let Some(frame) = body.frame().await {
@@ -108,7 +108,7 @@ impl Guest {
         let wish = Sleep { cold: tier == Tier::Cold };
         let _: Status = client.post(&self.route().then("/sleep"), &wish).await?;
         // The answer may tell the moment before.
-        let status = self.wait(client, State::Standby).await?;
+        let status = self.wait(client, State::Asleep).await?;
         if status.tier == Some(tier) && status.durable {
             return Ok(());
         }

@@ -256,12 +256,15 @@ impl Bench {
 
 /// As sandboxes are by default.
 fn usual() -> Standby {
-    Standby { idle_after_ms: Some(StandbyPolicy::default().idle_after_ms), ..Standby::default() }
+    Standby {
+        idle_after_ms: Some(Some(StandbyPolicy::default().idle_after_ms)),
+        ..Standby::default()
+    }
 }
 
 /// Never asleep by itself.
 fn awake() -> Standby {
-    Standby { idle_after_ms: Some(0), ..Standby::default() }
+    Standby { idle_after_ms: Some(None), ..Standby::default() }
 }
 
 fn write(path: &std::path::Path, bytes: &[u8]) -> Result<()> {
@@ -283,14 +286,14 @@ async fn interrupted() -> Result<()> {
 }
 
 async fn clean_up(client: &Client) -> Result<()> {
-    let pools: PoolList = client.get(&Route::new("/v1/pools")).await?;
+    let pools: PoolList = client.list(&Route::new("/v1/pools")).await?;
     for pool in pools.pools.iter().filter(|pool| pool.name.as_str().starts_with(PREFIX)) {
         client.delete(&Route::new("/v1/pools").part(pool.name.as_str())).await?;
     }
     let label = (LABEL.0.to_owned(), LABEL.1.to_owned());
     let left = super::sandboxes::list(client, &[label], None).await?;
     remove(client, left.into_iter().map(|status| status.id)).await?;
-    let snapshots: SnapshotList = client.get(&Route::new("/v1/snapshots")).await?;
+    let snapshots: SnapshotList = client.list(&Route::new("/v1/snapshots")).await?;
     for snapshot in snapshots.snapshots {
         if snapshot.name.is_some_and(|name| name.as_str().starts_with(PREFIX)) {
             client.delete(&Route::snapshot(&snapshot.id)).await?;

@@ -51,7 +51,7 @@ async fn frozen(
     for _ in 0..bench.slow_rounds() {
         guest.ask(client).await?;
         let due = Instant::now() + Duration::from_millis(IDLE_AFTER_MS);
-        let status = guest.wait(client, State::Standby).await?;
+        let status = guest.wait(client, State::Asleep).await?;
         if status.durable {
             return Err(Error::failed("it was saved before anybody could see it frozen"));
         }
@@ -68,7 +68,7 @@ async fn frozen(
 
 /// Frozen soon after the last request.
 pub(super) fn soon() -> Standby {
-    Standby { idle_after_ms: Some(IDLE_AFTER_MS), ..Standby::default() }
+    Standby { idle_after_ms: Some(Some(IDLE_AFTER_MS)), ..Standby::default() }
 }
 
 pub(super) async fn update(client: &Client, guest: &Guest, standby: Standby) -> Result<Status> {

@@ -55,7 +55,7 @@ async fn warm(
     let mut times = Vec::new();
     update(client, guest, soon()).await?;
     for _ in 0..bench.rounds * WARM_PER_ROUND {
-        guest.wait(client, State::Standby).await?;
+        guest.wait(client, State::Asleep).await?;
         times.push(timed(guest.ask(client)).await?);
     }
     update(client, guest, super::awake()).await?;

@@ -42,7 +42,7 @@ pub(super) async fn to_path(
 }
 
 fn file_route(sandbox: &SandboxRef, path: &str) -> Route {
-    Route::sandbox(sandbox).then("/files").query("path", path)
+    Route::sandbox(sandbox).then("/files/content").query("path", path)
 }
 
 fn archive_route(sandbox: &SandboxRef, path: &str) -> Route {

@@ -44,7 +44,7 @@ pub(super) async fn from_stdin(client: &Client, sandbox: &SandboxRef, path: &str
         There::Directory => send_archive(client, sandbox, path, body).await,
         There::Nothing if path.ends_with('/') => Err(no_directory(path)),
         There::Nothing | There::File(_) => {
-            let route = Route::sandbox(sandbox).then("/files").query("path", path);
+            let route = Route::sandbox(sandbox).then("/files/content").query("path", path);
             client.upload(Method::PUT, &route, body).await.map(|_: FileEntry| ())
         }
     }
@@ -61,7 +61,8 @@ async fn file(
     let total = found.is_file().then_some(found.len());
     let progress = Progress::bytes(total, from.display().to_string());
     let mode = units::show_mode(found.mode() & 0o777);
-    let route = Route::sandbox(sandbox).then("/files").query("path", to).query("mode", &mode);
+    let route =
+        Route::sandbox(sandbox).then("/files/content").query("path", to).query("mode", &mode);
     let body = body::reader(file, progress.counter());
     client.upload(Method::PUT, &route, body).await.map(|_: FileEntry| ())
 }

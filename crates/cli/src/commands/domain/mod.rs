@@ -74,7 +74,7 @@ impl Domain {
         match self.action {
             Action::Add { domain, preview, json } => add(client, domain, preview, json).await?,
             Action::Ls { json } => {
-                let list: DomainList = client.get(&route()).await?;
+                let list: DomainList = client.list(&route()).await?;
                 match json {
                     true => output::json(&list)?,
                     false => output::print(&table(&list.domains, units::now_ms()))?,

@@ -10,7 +10,7 @@ use torpor_protocol::SandboxRef;
 use torpor_protocol::egress::{EgressEvents, EgressLine, Gateway, GatewayList};
 
 use crate::client::{Client, Route, body};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::output::{self, plain};
 
 /// Events of one answer of the daemon at most.
@@ -91,7 +91,8 @@ impl Egress {
                 tail(client, &route, sandbox.is_none(), json).await?;
             }
             Action::Ls { sandbox, which, json } => {
-                let list: EgressEvents = client.get(&which.route(Some(&sandbox), 100)).await?;
+                let mut list: EgressEvents = client.get(&which.route(Some(&sandbox), 100)).await?;
+                list.events.reverse();
                 match json {
                     true => output::json(&list)?,
                     false => {
@@ -101,7 +102,7 @@ impl Egress {
                 }
             }
             Action::Gateways { json } => {
-                let list: GatewayList = client.get(&Route::new("/v1/gateways")).await?;
+                let list: GatewayList = client.list(&Route::new("/v1/gateways")).await?;
                 match json {
                     true => output::json(&list)?,
                     false => output::print(&table(&list.gateways))?,
@@ -117,19 +118,14 @@ async fn tail(client: &Client, route: &Route, whose: bool, json: bool) -> Result
     let mut lines = client.lines::<EgressLine>(Method::GET, route, body::empty()).await?;
     while let Some(line) = lines.next().await? {
         match line {
-            line if json => output::line(&one_line(&line)?)?,
-            EgressLine::Event(event) => output::print(&show::line(&event, whose))?,
+            line if json => output::line(&output::compact(&line)?)?,
+            EgressLine::Egress(event) => output::print(&show::line(&event, whose))?,
             EgressLine::Missed { missed } => {
                 output::note(&format!("{missed} events came faster than they could be shown"));
             }
         }
     }
     Ok(())
-}
-
-fn one_line(line: &EgressLine) -> Result<String> {
-    serde_json::to_string(line)
-        .map_err(|error| Error::Internal { what: "no JSON".into(), why: Some(error.to_string()) })
 }
 
 fn table(gateways: &[Gateway]) -> String {

@@ -63,7 +63,7 @@ mod tests {
 
     fn event(changes: serde_json::Value) -> EgressEvent {
         let mut event = json!({
-            "at_ms": 1_800_000_000_250_u64, "sandbox": "0".repeat(21), "what": "tls",
+            "at": "2027-01-15T08:00:00.250Z", "sandbox": "0".repeat(21), "what": "tls",
             "verdict": "denied", "rule": "allow",
         });
         event.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());

@@ -23,7 +23,7 @@ pub(super) struct Ls {
 
 impl Ls {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        let list: ImageList = client.get(&Route::new("/v1/images")).await?;
+        let list: ImageList = client.list(&Route::new("/v1/images")).await?;
         if self.json {
             output::json(&list)?;
         } else if self.quiet {

@@ -23,19 +23,19 @@ use torpor_protocol::{ErrorCode, Lifetime, SandboxId, Status};
 use self::tally::{Outcome, Tally};
 use super::base::{Base, BaseArgs};
 use super::fork::{NUMBER, check_name, failure, fork, parse_count};
-use super::policy::millis;
 use super::process::ProcessArgs;
 use super::{parse_pair, sandboxes};
 use crate::client::{Client, Route};
 use crate::error::{EXIT_FAILED, Error, Result};
 use crate::progress::Progress;
 use crate::signals::Signals;
+use crate::units::millis;
 use crate::{output, units};
 
 /// The label of the forks of one run.
 const LABEL: &str = "torpor.map";
 /// Forks that we can't remove any more end by themselves when unused for so long.
-const EXPIRE_IDLE_SECS: u64 = 3600;
+const EXPIRE_IDLE_MS: u64 = 3_600_000;
 /// Forks that are being made when we are interrupted are waited for, so that they can be removed.
 const FORK_PATIENCE: Duration = Duration::from_secs(60);
 /// Removals under way at once.
@@ -111,12 +111,12 @@ impl Map {
     fn begin(&self, client: &Client, base: Base, tag: &str) -> JoinHandle<Result<ForkList>> {
         let mut labels: torpor_protocol::spec::Pairs = self.label.iter().cloned().collect();
         labels.insert(LABEL.to_owned(), tag.to_owned());
-        let expire_idle_secs = (!self.keep).then_some(EXPIRE_IDLE_SECS);
+        let expire_idle_ms = (!self.keep).then_some(EXPIRE_IDLE_MS);
         let request = Fork {
             count: self.count,
             name: self.name.clone(),
             labels,
-            lifetime: Lifetime { expire_idle_secs, ..Lifetime::default() },
+            lifetime: Lifetime { expire_idle_ms, ..Lifetime::default() },
             ..Fork::default()
         };
         let client = client.clone();

@@ -64,7 +64,7 @@ impl Pool {
             Action::Create(verb) => verb.run(client).await?,
             Action::Update(verb) => verb.run(client).await?,
             Action::Ls { json } => {
-                let list: PoolList = client.get(&route()).await?;
+                let list: PoolList = client.list(&route()).await?;
                 match json {
                     true => output::json(&list)?,
                     false => output::print(&table(&list.pools))?,

@@ -137,7 +137,7 @@ fn as_it_is(pool: &Pool) -> CreatePool {
 
 fn as_given(policy: torpor_protocol::StandbyPolicy) -> Standby {
     Standby {
-        idle_after_ms: Some(policy.idle_after_ms),
+        idle_after_ms: Some(Some(policy.idle_after_ms).filter(|ms| *ms > 0)),
         auto_wake: Some(policy.auto_wake),
         hooks: Some(policy.hooks),
     }

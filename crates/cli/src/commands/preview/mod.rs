@@ -100,7 +100,7 @@ impl Preview {
 
 async fn list(client: &Client, sandbox: Option<&SandboxRef>, json: bool) -> Result<()> {
     let route = sandbox.map_or_else(|| Route::new("/v1/previews"), route);
-    let list: PreviewList = client.get(&route).await?;
+    let list: PreviewList = client.list(&route).await?;
     if json {
         return output::json(&list);
     }

@@ -56,14 +56,14 @@ impl Token {
     pub(super) async fn run(self, client: &Client) -> Result<()> {
         match self {
             Self::Create { sandbox, preview, ttl, json } => {
-                let ttl_secs = ttl.map(units::seconds_up);
-                let request = CreatePreviewToken { ttl_secs, expires_at: None };
+                let ttl_ms = ttl.map(units::millis);
+                let request = CreatePreviewToken { ttl_ms, expires_at_ms: None };
                 let made = client.post(&route(&sandbox, &preview), &request).await;
                 let made: PreviewToken = made.map_err(|e| super::not_found(e, &sandbox))?;
                 if json { output::json(&made) } else { show(&made) }
             }
             Self::Ls { sandbox, preview, json } => {
-                let list = client.get(&route(&sandbox, &preview)).await;
+                let list = client.list(&route(&sandbox, &preview)).await;
                 let list: PreviewTokenList = list.map_err(|e| super::not_found(e, &sandbox))?;
                 match json {
                     true => output::json(&list),

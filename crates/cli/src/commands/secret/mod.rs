@@ -59,7 +59,7 @@ impl Secret {
         match self.action {
             Action::Set(set) => set.run(client).await?,
             Action::Ls { json } => {
-                let list: SecretList = client.get(&route()).await?;
+                let list: SecretList = client.list(&route()).await?;
                 match json {
                     true => output::json(&list)?,
                     false => output::print(&table(&list.secrets, units::now_ms()))?,

@@ -20,7 +20,8 @@ pub(super) struct Cat {
 
 impl Cat {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        let route = Route::snapshot(&self.snapshot).then("/file").query("path", &self.path);
+        let route =
+            Route::snapshot(&self.snapshot).then("/files/content").query("path", &self.path);
         print_body(client, &route, |_| ()).await?;
         Ok(ExitCode::SUCCESS)
     }

@@ -22,10 +22,13 @@ pub(super) struct Files {
     /// The directory.
     #[arg(default_value = "/")]
     path: String,
-    /// How deep to go; 0 is to the ground.
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    /// How deep to go.
+    #[arg(
+        long, default_value_t = 1, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     depth: u32,
-    /// The whole tree below it, as --depth 0.
+    /// The whole tree below it.
     #[arg(short = 'R', long, conflicts_with = "depth")]
     recursive: bool,
     /// As JSON.
@@ -35,10 +38,13 @@ pub(super) struct Files {
 
 impl Files {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        let depth = if self.recursive { 0 } else { self.depth };
         let progress = Progress::waiting(format!("reading {}", self.snapshot));
-        let route = Route::snapshot(&self.snapshot).then("/files").query("path", &self.path);
-        let list: FileList = client.get(&route.query("depth", &depth.to_string())).await?;
+        let route = Route::snapshot(&self.snapshot).then("/files/list").query("path", &self.path);
+        let route = match self.recursive {
+            true => route.query("recursive", "true"),
+            false => route.query("depth", &self.depth.to_string()),
+        };
+        let list: FileList = client.get(&route).await?;
         drop(progress);
         match self.json {
             true => output::json(&list)?,

@@ -86,7 +86,7 @@ pub(super) async fn list(client: &Client, sandbox: Option<&SandboxRef>) -> Resul
         Some(sandbox) => route.query("sandbox", &sandbox.to_string()),
         None => route,
     };
-    client.get(&route).await
+    client.list(&route).await
 }
 
 /// What people call it: its name, else its id.

@@ -32,7 +32,7 @@ pub(super) struct Take {
     name: Option<Name>,
     /// Do not wait until it is on disk.
     #[arg(long)]
-    background: bool,
+    no_wait: bool,
     /// Print all about it as JSON.
     #[arg(long)]
     json: bool,
@@ -46,7 +46,7 @@ impl Take {
             || self.name.is_some()
             || self.memory
             || self.filesystem
-            || self.background
+            || self.no_wait
             || self.json
     }
 
@@ -57,10 +57,10 @@ impl Take {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
         let sandbox = self.sandbox();
         let kind = if self.filesystem { SnapshotKind::Filesystem } else { SnapshotKind::Memory };
-        let request =
-            TakeSnapshot { name: self.name.clone(), kind, in_background: self.background };
+        let request = TakeSnapshot { name: self.name.clone(), kind };
         let progress = Progress::waiting(format!("saving {sandbox}"));
         let route = Route::sandbox(sandbox).then("/snapshots");
+        let route = if self.no_wait { route.query("wait", "false") } else { route };
         let taken: Snapshot = client.post(&route, &request).await?;
         drop(progress);
         if taken.state == SnapshotState::Failed {

@@ -29,12 +29,12 @@ impl Meter {
         for usage in usages {
             if let Some((then, before)) = self.last.get(&usage.id)
                 // Less than before: it has a new machine.
-                && let Some(used) = usage.cpu_micros.checked_sub(*before)
+                && let Some(used) = usage.cpu_ms.checked_sub(*before)
             {
-                let passed = at.saturating_duration_since(*then).as_micros().max(1);
-                percents.insert(usage.id.clone(), used as f64 * 100.0 / passed as f64);
+                let passed = at.saturating_duration_since(*then).as_secs_f64().max(0.001);
+                percents.insert(usage.id.clone(), used as f64 / 10.0 / passed);
             }
-            readings.insert(usage.id.clone(), (at, usage.cpu_micros));
+            readings.insert(usage.id.clone(), (at, usage.cpu_ms));
         }
         self.last = readings;
         percents
@@ -73,8 +73,8 @@ pub(super) fn draw(
 fn rank(usage: &SandboxUsage) -> u8 {
     match (usage.state, usage.tier) {
         (State::Creating | State::Running, _) => 0,
-        (State::Standby, Some(Tier::Warm) | None) => 1,
-        (State::Standby, Some(Tier::Cold)) => 2,
+        (State::Asleep, Some(Tier::Warm) | None) => 1,
+        (State::Asleep, Some(Tier::Cold)) => 2,
         (State::Failed, _) => 3,
         (State::Terminated, _) => 4,
     }
@@ -135,7 +135,7 @@ mod tests {
             tier,
             memory_bytes: 10 * MIB,
             memory_limit_bytes: 1024 * MIB,
-            cpu_micros: 0,
+            cpu_ms: 0,
             disk_bytes: 2048,
             saved_bytes: 41 * MIB,
             last_used_at_ms: 58_000,
@@ -145,8 +145,8 @@ mod tests {
 
     fn three() -> Vec<SandboxUsage> {
         vec![
-            usage("cold", State::Standby, Some(Tier::Cold)),
-            usage("warm", State::Standby, Some(Tier::Warm)),
+            usage("cold", State::Asleep, Some(Tier::Cold)),
+            usage("warm", State::Asleep, Some(Tier::Warm)),
             usage("busy", State::Running, None),
         ]
     }
@@ -157,10 +157,10 @@ mod tests {
         let expected = "\
 3 sandboxes: 1 running, 1 warm, 1 cold; memory 30.0 MiB, saved 123.0 MiB
 
-NAME   STATE            MEMORY             CPU   DISK      SAVED      LAST USE   WAKES
-busy   running          10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s         3
-warm   standby (warm)   10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s         3
-cold   standby (cold)   10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s         3
+NAME   STATE           MEMORY             CPU   DISK      SAVED      LAST USE   WAKES
+busy   running         10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s         3
+warm   asleep (warm)   10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s         3
+cold   asleep (cold)   10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s         3
 ";
         assert_eq!(text, expected);
     }
@@ -170,11 +170,11 @@ cold   standby (cold)   10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s        
         let mut meter = Meter::default();
         let (start, mut list) = (Instant::now(), three());
         assert!(meter.read(&list, start).is_empty());
-        list[2].cpu_micros = 1_500_000;
+        list[2].cpu_ms = 1_500;
         let percents = meter.read(&list, start + Duration::from_secs(2));
         assert_eq!(percents[&list[2].id], 75.0);
         assert!(draw(list.clone(), &percents, 60_000, None).contains("  75%  "));
-        list[2].cpu_micros = 0;
+        list[2].cpu_ms = 0;
         let percents = meter.read(&list, start + Duration::from_secs(3));
         assert!(!percents.contains_key(&list[2].id), "a new machine begins at nothing");
     }

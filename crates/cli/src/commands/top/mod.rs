@@ -70,7 +70,7 @@ impl Top {
 }
 
 async fn look(client: &Client) -> Result<UsageList> {
-    client.get(&Route::new("/v1/usage")).await
+    client.list(&Route::new("/v1/usage")).await
 }
 
 /// What is on the screen.

@@ -24,10 +24,14 @@ use super::parcel::poured;
 use crate::api::Answer;
 use crate::api::error::{ApiError, Result};
 use crate::api::extract::{Json, Query, SnapshotPath};
-use crate::api::files::PathText;
+use crate::api::files::{PathText, levels};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
-    OpenApiRouter::new().routes(routes!(files)).routes(routes!(file)).routes(routes!(diff))
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(stat))
+        .routes(routes!(content))
+        .routes(routes!(diff))
 }
 
 /// The files of a snapshot, and what keeps them where they are.
@@ -68,28 +72,27 @@ struct FilesQuery {
     /// A directory. Default: `/`.
     #[param(value_type = Option<String>)]
     path: Option<PathText>,
-    /// Levels of directories; 1 (default): the entries of `path` only, 0: all.
+    /// Levels of directories; 1 (default): the entries of `path` only.
     depth: Option<u32>,
+    /// All levels, instead of `depth`.
+    #[serde(default)]
+    recursive: bool,
 }
 
 /// List a directory of a snapshot.
 #[utoipa::path(
-    get, path = "/v1/snapshots/{snapshot}/files",
+    get, path = "/v1/snapshots/{snapshot}/files/list",
     params(("snapshot" = String, Path, description = "Id or name"), FilesQuery),
     responses((status = 200, body = FileList,
         description = "Sorted; paths are relative to the directory."))
 )]
-async fn files(
+async fn list(
     State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
-    Query(FilesQuery { path, depth }): Query<FilesQuery>,
+    Query(FilesQuery { path, depth, recursive }): Query<FilesQuery>,
 ) -> Answer<FileList> {
+    let depth = levels(depth, recursive)?;
     let files = Files::open(&app, &of).await?;
-    let depth = match depth {
-        None => 1,
-        Some(0) => u32::MAX,
-        Some(depth) => depth,
-    };
     let path = path.map_or_else(|| "/".to_owned(), |path| path.0);
     let entries = blocking(move || Ok(files.tree.list(&path, depth)?)).await?;
     Ok(Json(FileList { entries }))
@@ -103,16 +106,31 @@ struct FileQuery {
     path: PathText,
 }
 
+/// Look at a file of a snapshot; a last symbolic link is not followed.
+#[utoipa::path(
+    get, path = "/v1/snapshots/{snapshot}/files/stat",
+    params(("snapshot" = String, Path, description = "Id or name"), FileQuery),
+    responses((status = 200, description = "The file.", body = FileEntry))
+)]
+async fn stat(
+    State(app): State<Arc<Service>>,
+    SnapshotPath(of): SnapshotPath,
+    Query(FileQuery { path }): Query<FileQuery>,
+) -> Answer<FileEntry> {
+    let files = Files::open(&app, &of).await?;
+    Ok(Json(blocking(move || Ok(files.tree.stat(&path.0)?)).await?))
+}
+
 /// Download a file of a snapshot.
 #[utoipa::path(
-    get, path = "/v1/snapshots/{snapshot}/file",
+    get, path = "/v1/snapshots/{snapshot}/files/content",
     params(("snapshot" = String, Path, description = "Id or name"), FileQuery),
     responses((
         status = 200, body = String, content_type = "application/octet-stream",
         description = "The bytes.",
     ))
 )]
-async fn file(
+async fn content(
     State(app): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(FileQuery { path }): Query<FileQuery>,

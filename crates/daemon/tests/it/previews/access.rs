@@ -93,7 +93,7 @@ async fn a_revoked_token_opens_nothing_and_neither_do_its_cookies() {
     let made = preview(&world, json!({"port": port})).await;
     let (opens, other) = (
         token(&world, &made, json!({})).await,
-        token(&world, &made, json!({"ttl_secs": 60})).await,
+        token(&world, &made, json!({"ttl_ms": 60_000})).await,
     );
     let had = cookie(&world, &made, text(&opens)).await;
     let tokens = format!("{PREVIEWS}/port-{port}/tokens");
@@ -185,7 +185,7 @@ async fn a_websocket_is_cut_off_when_the_time_of_its_token_is_over() {
     let world = World::with_sandbox().await;
     let (port, _server) = socket_echo().await;
     let made = preview(&world, json!({"port": port})).await;
-    let opens = token(&world, &made, json!({"ttl_secs": 1})).await;
+    let opens = token(&world, &made, json!({"ttl_ms": 1000})).await;
     let mut socket = socket(&world, &made, &opens).await;
     let ended = tokio::time::timeout(PATIENCE, socket.next()).await.expect("it is cut off");
     assert!(!matches!(ended, Some(Ok(_))), "{ended:?}");

@@ -96,7 +96,7 @@ async fn cookie(world: &World, preview: &Value, token: &str) -> String {
 
 async fn sleep(world: &World) {
     world.tell("/v1/sandboxes/web/sleep").await;
-    world.wait("web", "state", json!("standby")).await;
+    world.wait("web", "state", json!("asleep")).await;
 }
 
 async fn state(world: &World) -> Value {
@@ -166,9 +166,9 @@ async fn names_are_unique_in_a_sandbox_and_prefixes_everywhere() {
         json!({"port": 80, "prefix": "3000-web"}),
         json!({"port": 80, "cors": ["example.org"]}),
         json!({"port": 80, "request_headers": {"host": "x"}}),
-        json!({"port": 80, "ttl_secs": 0}),
-        json!({"port": 80, "ttl_secs": 1, "expires_at": 1}),
-        json!({"port": 80, "expires_at": 1}),
+        json!({"port": 80, "ttl_ms": 0}),
+        json!({"port": 80, "ttl_ms": 1, "expires_at": "2999-01-01T00:00:00Z"}),
+        json!({"port": 80, "expires_at": "1970-01-01T00:00:01Z"}),
         json!({"port": 80, "colour": "red"}),
     ] {
         world.post(PREVIEWS, body).await.expect_error(400, "invalid_request");
@@ -228,7 +228,7 @@ async fn a_server_is_reached_at_whatever_address_it_listens_on() {
 async fn a_preview_whose_time_is_over_is_not_found_and_in_nobodys_way() {
     let world = World::with_sandbox().await;
     let (port, _server) = echo().await;
-    let short = json!({"port": port, "public": true, "prefix": "shop", "ttl_secs": 1});
+    let short = json!({"port": port, "public": true, "prefix": "shop", "ttl_ms": 1000});
     let made = preview(&world, short).await;
     assert_eq!(visit(&world, &made, "/", &[]).await.status, 200);
     let over = async {
@@ -252,13 +252,13 @@ async fn a_preview_whose_time_is_over_is_not_found_and_in_nobodys_way() {
 async fn a_preview_is_changed_in_place_and_deleted() {
     let world = World::with_sandbox().await;
     let ((one, _one), (two, _two)) = (echo().await, echo().await);
-    let made = preview(&world, json!({"port": one, "name": "a", "ttl_secs": 3600})).await;
+    let made = preview(&world, json!({"port": one, "name": "a", "ttl_ms": 3_600_000})).await;
     let path = format!("{PREVIEWS}/a");
     let rules = json!({"x-to": "two"});
-    let update = json!({"port": two, "public": true, "request_headers": rules, "ttl_secs": 0});
+    let update = json!({"port": two, "public": true, "request_headers": rules, "ttl_ms": null});
     let changed = world.patch(&path, update).await.expect(200);
     assert_eq!((&changed["id"], &changed["label"]), (&made["id"], &made["label"]));
-    assert!(made["expires_at_ms"].is_u64() && changed["expires_at_ms"].is_null(), "{changed}");
+    assert!(made["expires_at"].is_string() && changed["expires_at"].is_null(), "{changed}");
     assert!(visit(&world, &made, "/", &[]).await.text().contains("x-to: two"));
     assert_eq!(world.get(&path).await.expect(200), changed);
     world.patch(&path, json!({"prefix": "x"})).await.expect_error(400, "invalid_request");

@@ -43,11 +43,11 @@ async fn a_preflight_is_answered_without_waking_anybody_or_asking_for_a_token() 
     assert_eq!(answer.header("access-control-allow-origin"), "https://app.example.com");
     assert_eq!(answer.header("access-control-allow-headers"), "x-torpor-preview-token");
     assert_eq!(answer.header("vary"), "Origin");
-    assert_eq!(state(&world).await, "standby");
+    assert_eq!(state(&world).await, "asleep");
     let refused = visit(&world, &made, "/", &[ask[0]]).await;
     assert_eq!(refused.status, 401);
     assert_eq!(refused.header("access-control-allow-origin"), "https://app.example.com");
-    assert_eq!(state(&world).await, "standby", "who may not come wakes nobody");
+    assert_eq!(state(&world).await, "asleep", "who may not come wakes nobody");
 }
 
 #[tokio::test]
@@ -73,7 +73,7 @@ async fn a_sandbox_that_does_not_wake_by_itself_is_left_asleep_and_people_are_to
     let page = visit(&world, &made, "/", &[BROWSER]).await;
     assert_eq!(page.status, 409);
     assert!(page.text().contains("torpor wake") && !page.text().contains("refresh"));
-    assert_eq!(state(&world).await, "standby");
+    assert_eq!(state(&world).await, "asleep");
 }
 
 #[tokio::test]

@@ -115,7 +115,7 @@ impl Tail {
             // Until it sleeps it still counts as running, with the wakes that we know.
             State::Running => status.wakes > wakes_before,
             State::Failed | State::Terminated => true,
-            State::Creating | State::Standby => false,
+            State::Creating | State::Asleep => false,
         };
         let state = self.sandbox.watch().wait_for(over).await.ok()?.state;
         if state != State::Running {

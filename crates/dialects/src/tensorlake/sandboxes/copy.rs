@@ -41,7 +41,7 @@ pub(super) async fn copy(
     // Copies have no name, so an idle one ends where its original would fall asleep.
     let (lifetime, standby) = idle(false, timeout_secs(&spec));
     let fork = Fork { count: times, lifetime, standby, ..Fork::default() };
-    let copies = calls::copy(&app, &source, &fork).await?;
+    let copies = calls::copy(&app, &source, &fork, None).await?;
     let any = copies.iter().any(std::result::Result::is_ok);
     let told = copies.into_iter().map(|copy| match copy {
         Ok(copy) => json!(Begun::of(&copy, &address)),

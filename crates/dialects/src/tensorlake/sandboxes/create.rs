@@ -82,7 +82,7 @@ pub(super) async fn create(
 /// A name is free when its sandbox is terminated, which includes those that failed.
 async fn begin(app: &Service, request: CreateSandbox) -> Result<Sandbox> {
     let again = request.name.is_some().then(|| request.clone());
-    let refused = match calls::create(app, request).await {
+    let refused = match calls::create(app, request, None).await {
         Ok(sandbox) => return Ok(sandbox),
         Err(error) => error,
     };
@@ -92,7 +92,7 @@ async fn begin(app: &Service, request: CreateSandbox) -> Result<Sandbox> {
         && holder.status().state == SandboxState::Failed
     {
         holder.delete().await;
-        return Ok(calls::create(app, again).await?);
+        return Ok(calls::create(app, again, None).await?);
     }
     Err(refused.into())
 }
@@ -144,15 +144,15 @@ impl Wish {
             entrypoint,
             secrets: self.secret_names.unwrap_or_default(),
             ports: Some(access),
-            queue_secs: Some(queue_secs(self.max_pending_secs)),
+            queue_ms: Some(queue_ms(self.max_pending_secs)),
             ..CreateSandbox::default()
         })
     }
 }
 
-/// For ever, unless it is said; and then at least for a moment, as 0 is our word for ever.
-fn queue_secs(max_pending: Option<u64>) -> u64 {
-    max_pending.map_or(0, |secs| secs.max(1))
+/// For ever, unless it is said.
+fn queue_ms(max_pending: Option<u64>) -> u64 {
+    max_pending.map_or(u64::MAX, |secs| secs.saturating_mul(1000))
 }
 
 /// The snapshot that a sandbox begins from.
@@ -301,8 +301,8 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_ever_who_did_not_want_to() {
-        assert_eq!(queue_secs(None), 0);
-        assert_eq!(queue_secs(Some(0)), 1);
-        assert_eq!(queue_secs(Some(60)), 60);
+        assert_eq!(queue_ms(None), u64::MAX);
+        assert_eq!(queue_ms(Some(0)), 0);
+        assert_eq!(queue_ms(Some(60)), 60_000);
     }
 }

@@ -63,7 +63,7 @@ pub(super) fn page_size(limit: Option<usize>) -> Result<usize> {
 pub(super) fn refuse_unborn(sandbox: &Sandbox, verb: &str) -> Result<()> {
     let state = sandbox.watch().borrow().state;
     let why = match state {
-        SandboxState::Running | SandboxState::Standby => return Ok(()),
+        SandboxState::Running | SandboxState::Asleep => return Ok(()),
         SandboxState::Creating => "is pending",
         SandboxState::Failed | SandboxState::Terminated => "is terminated",
     };

@@ -46,7 +46,7 @@ pub(super) async fn suspend(
         return Err(ApiError::invalid(text));
     }
     // One that fell asleep by itself may not be on disk yet.
-    if status.state == SandboxState::Standby && status.durable {
+    if status.state == SandboxState::Asleep && status.durable {
         return Ok(answer(StatusCode::OK, &sandbox, SUSPENDED));
     }
     let task = app.tasks.spawn(fall_asleep(Arc::clone(&app), sandbox.clone(), status));

@@ -108,10 +108,10 @@ impl Wish {
 }
 
 /// An idle sandbox without a name ends; with one it falls asleep after the same time.
-fn promoted(now: &SandboxSpec) -> (Option<Lifetime>, Option<u64>) {
-    let Some(secs) = now.lifetime.expire_idle_secs else { return (None, None) };
-    let lifetime = Lifetime { expire_idle_secs: None, ..now.lifetime };
-    (Some(lifetime), Some(secs.saturating_mul(1000)))
+fn promoted(now: &SandboxSpec) -> (Option<Lifetime>, Option<Option<u64>>) {
+    let Some(idle_ms) = now.lifetime.expire_idle_ms else { return (None, None) };
+    let lifetime = Lifetime { expire_idle_ms: None, ..now.lifetime };
+    (Some(lifetime), Some(Some(idle_ms)))
 }
 
 fn resize(wish: &ResourcesWish, now: &SandboxSpec) -> Result<Resize> {
@@ -138,7 +138,7 @@ mod tests {
     fn spec(changes: &Value) -> SandboxSpec {
         let mut spec = json!({
             "name": null, "image": "x", "image_id": "0".repeat(64), "resources": {},
-            "lifetime": {"expire_idle_secs": 600}, "standby": {"idle_after_ms": 0},
+            "lifetime": {"expire_idle_ms": 600_000}, "standby": {"idle_after_ms": null},
         });
         for (key, value) in changes.as_object().unwrap() {
             spec[key] = value.clone();
@@ -153,8 +153,8 @@ mod tests {
     #[test]
     fn a_name_makes_an_idle_end_an_idle_sleep() {
         let update = understood(&json!({"name": "kept"}), &spec(&json!({}))).unwrap();
-        assert_eq!(update.lifetime.unwrap().expire_idle_secs, None);
-        assert_eq!(update.standby.unwrap().idle_after_ms, Some(600_000));
+        assert_eq!(update.lifetime.unwrap().expire_idle_ms, None);
+        assert_eq!(update.standby.unwrap().idle_after_ms, Some(Some(600_000)));
         let named = spec(&json!({"name": "old", "lifetime": {}}));
         let update = understood(&json!({"name": "new"}), &named).unwrap();
         assert_eq!((update.lifetime, update.standby), (None, None));

@@ -304,6 +304,7 @@ async fn what_a_sandbox_sleeps_in_comes_back_with_it() {
         recovered_from_ms: Some(12),
         root: Some("a.erofs".to_owned()),
         queued_until_ms: Some(u64::MAX),
+        request: Some("r".to_owned()),
     };
     world.record(&one).await.unwrap();
     assert_eq!(world.all().await, [one]);
