@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use torpor_lifecycle::ledger::SnapshotLedger as _;
-use torpor_lifecycle::store::{LocalSave, Saves as _};
+use torpor_lifecycle::store::{LocalSave, PinOwner, Saves as _};
 use torpor_protocol::ImageId;
 
 use crate::crash::sqlite;
@@ -146,4 +146,17 @@ async fn a_blob_that_no_save_names_goes_at_the_next_start() {
     let world = world.reopen(AGENT).await;
     settled(&world, &[&id]).await;
     world.saves.verify(&id).await.unwrap();
+}
+
+#[tokio::test]
+async fn whoever_keeps_a_save_is_known() {
+    let (world, image) = pictured().await;
+    let save = commit(&world, &image).await;
+    let id = save.id.clone();
+    assert_eq!(world.saves.pins(&id).await.unwrap(), [PinOwner::Reader]);
+    let snapshot = keep(&world, &image, &save).await.snapshot.id;
+    drop(save);
+    assert_eq!(world.saves.pins(&id).await.unwrap(), [PinOwner::Snapshot(snapshot.clone())]);
+    world.ledger.erase_snapshot(&snapshot).await.unwrap();
+    assert_eq!(world.saves.pins(&id).await.unwrap(), []);
 }
