@@ -4,7 +4,6 @@
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use torpor_lifecycle::ledger::SnapshotLedger as _;
 use torpor_lifecycle::store::{LocalSave, PinOwner, Saves as _};
 use torpor_protocol::ImageId;
 
@@ -59,7 +58,7 @@ async fn a_save_of_an_older_program_opens_as_it_is_and_becomes_blobs() {
     for sql in [
         "DROP VIEW save_pins",
         "DROP TABLE save_files",
-        "DELETE FROM _sqlx_migrations WHERE description = 'blobs'",
+        "DELETE FROM _sqlx_migrations WHERE version = 12",
     ] {
         sqlite(&ledger, sql).await;
     }

@@ -6,7 +6,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 
 use torpor_lifecycle::fault;
-use torpor_lifecycle::ledger::{SandboxLedger as _, SnapshotLedger as _};
 use torpor_lifecycle::store::{Saves as _, StoreError};
 use torpor_store::{Layout, Ledger, Limits};
 

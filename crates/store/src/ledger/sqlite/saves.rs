@@ -6,9 +6,9 @@ use std::collections::{HashMap, HashSet};
 use torpor_lifecycle::store::{Manifest, PinOwner, SavedBy, StoreError};
 use torpor_protocol::{SaveId, SnapshotKind};
 
-use super::{Ledger, column, parsed, to_column};
+use super::{SqliteLedger, column, parsed, to_column};
 
-impl Ledger {
+impl SqliteLedger {
     /// Records a manifest, and what each of its files takes on disk.
     pub(crate) async fn commit_save(
         &self,
