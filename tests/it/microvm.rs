@@ -134,3 +134,34 @@ fn a_microvm_serves_previews_and_reaches_what_its_policy_says() {
     let refused = request(world.address(), "PATCH", "/v1/sandboxes/web", head, larger.as_bytes());
     assert!(refused.status >= 400, "memory of a microVM can't be changed while it lives");
 }
+
+#[test]
+fn sandboxes_of_both_engines_sleep_wake_and_are_adopted_side_by_side() {
+    let Some(mut world) = World::on_microvms() else { return };
+    create(&world, "vm", &["--idle-after", "0"]);
+    create(&world, "box", &["--idle-after", "0", "--engine", "gvisor"]);
+    let engine = |world: &World, name: &str| world.inspect(name)["spec"]["engine"].clone();
+    assert_eq!((engine(&world, "vm"), engine(&world, "box")), (json!("microvm"), json!("gvisor")));
+    assert!(world.sh("vm", "uname -r").ok().contains("cloud"));
+    assert!(!world.sh("box", "uname -r").ok().contains("cloud"));
+    let mut counters = ["vm", "box"].map(|name| (name, world.start_counter(name)));
+    for (name, count) in &mut counters {
+        world.torpor(&["sleep", name, "--cold"]).ok();
+        *count = world.counts_on(name, *count);
+    }
+    world.kill_daemon();
+    world.start_daemon();
+    for (name, count) in counters {
+        world.counts_on(name, count);
+    }
+    world.torpor(&["snapshot", "vm", "--name", "moment"]).ok();
+    let refused = world.torpor(&["create", "--snapshot", "moment", "--engine", "gvisor"]).fails(1);
+    assert!(refused.contains("the microvm engine saved its memory"), "{refused}");
+    let listed = world.get("/v1/engine/builds").json();
+    let current: Vec<_> = listed["builds"].as_array().unwrap().iter().collect();
+    assert!(current.iter().all(|build| build["machines"] == 1), "{listed}");
+    for name in ["vm", "box"] {
+        world.torpor(&["rm", name]).ok();
+    }
+    assert_eq!(world.traces().of_machines(), std::collections::BTreeSet::new());
+}

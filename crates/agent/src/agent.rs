@@ -18,7 +18,7 @@ use crate::Mode;
 use crate::channel::Channel;
 use crate::kept;
 use crate::process::{Lines, Table};
-use crate::rest::{GROUP, Rest};
+use crate::quiesce::{GROUP, Quiesce};
 use crate::stream::Streams;
 
 pub(crate) struct Agent {
@@ -26,7 +26,7 @@ pub(crate) struct Agent {
     pub(crate) channel: Rc<Channel>,
     pub(crate) streams: Streams,
     pub(crate) processes: Table,
-    pub(crate) rest: Rest,
+    pub(crate) quiesce: Quiesce,
     /// Connections that outlive sessions.
     pub(crate) kept: kept::Table,
     /// What they said lately.
@@ -53,7 +53,7 @@ impl Agent {
             channel: Rc::new(Channel::new(channel)?),
             streams: Streams::default(),
             processes: Table::default(),
-            rest: Rest::new((mode == Mode::Init).then_some(Path::new(GROUP))),
+            quiesce: Quiesce::new((mode == Mode::Init).then_some(Path::new(GROUP))),
             kept: kept::Table::default(),
             lines: Rc::default(),
             identity: RefCell::new(no_identity()),
@@ -87,7 +87,8 @@ pub(crate) fn no_identity() -> Identity {
         workdir: None,
         entropy: String::new(),
         boot_id: None,
-        trust: None,
+        ca: None,
+        extra_ca: Vec::new(),
     }
 }
 

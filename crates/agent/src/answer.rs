@@ -11,7 +11,7 @@ use crate::agent::Agent;
 use crate::failure::failure;
 use crate::kept::{keep, resume};
 use crate::stream::Stream;
-use crate::{archive, files, identity, ports, process, rest};
+use crate::{archive, files, identity, ports, process, quiesce};
 
 /// Answers completely, but for the `End`; or says why not.
 pub(crate) async fn answer(
@@ -25,8 +25,12 @@ pub(crate) async fn answer(
     let reply = match request {
         Request::Identify(identity) => identify(agent, identity).map(done),
         Request::Health => Ok(Reply::Health(agent.health())),
-        Request::Rest => rest::rest(agent).await.map(|processes| Reply::Rested { processes }),
-        Request::Rise { now_us, entropy } => rest::rise(agent, now_us, &entropy).map(done),
+        Request::Quiesce => {
+            quiesce::quiesce(agent).await.map(|processes| Reply::Quiesced { processes })
+        }
+        Request::Unquiesce { now_us, entropy } => {
+            quiesce::unquiesce(agent, now_us, &entropy).map(done)
+        }
 
         Request::Run(spec) => return process::run(agent, stream, spec).await,
         Request::Start(spec) => process::start(agent, spec, false).map(status),

@@ -5,8 +5,8 @@
 //!        ▲                                │                  ├─ process/   run, attach, supervise
 //!        └────────── turn, credit ────────┘                  ├─ files/     read, write, list, watch
 //!                                                            ├─ archive/   tar in, tar out
-//!                                                            ├─ ports, identity ─▶ trust/
-//!                                                            └─ rest/      stand still, go on
+//!                                                            ├─ ports, identity ─▶ ca/
+//!                                                            └─ quiesce/   stand still, go on
 //!   line (threads, where the channel is a serial port) ─▶ channel
 //!   sudo/ (its socket inside the machine) ─▶ process/
 //! ```
@@ -21,6 +21,7 @@
 mod agent;
 mod answer;
 mod archive;
+mod ca;
 mod channel;
 mod descriptor;
 mod failure;
@@ -31,12 +32,11 @@ mod line;
 mod listeners;
 mod ports;
 mod process;
-mod rest;
+mod quiesce;
 mod session;
 mod stream;
 mod sudo;
 mod terminal;
-mod trust;
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -110,7 +110,7 @@ async fn open(agent: &Rc<Agent>, frame: Frame<'_>) {
 
 async fn complete(agent: &Rc<Agent>, stream: &Rc<Stream>, request: Request) {
     if let Request::Run(_) | Request::Start(_) | Request::Restart { .. } = request {
-        agent.rest.risen().await;
+        agent.quiesce.unquiesced().await;
     }
     match answer(agent, stream, request).await {
         Ok(()) => stream.end().await,

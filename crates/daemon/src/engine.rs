@@ -1,4 +1,4 @@
-//! Which isolation engine serves this host; nobody else knows one by name.
+//! Which isolation engines serve this host; nobody else knows one by name.
 
 mod choice;
 
@@ -11,7 +11,8 @@ use torpor_engines::microvm::{self, MicrovmConfig};
 use torpor_engines::probe::kvm::{self, Kvm};
 use torpor_engines::{EngineConfig, HostConfig};
 use torpor_kernel::KernelError;
-use torpor_lifecycle::engine::{Engine, EngineError, GuestRegistry, NoGuestRegistry};
+use torpor_lifecycle::Engines;
+use torpor_lifecycle::engine::{EngineError, GuestRegistry, NoGuestRegistry};
 use torpor_protocol::AddressRange;
 use torpor_qemu::build::{Accel, Build, BuildError};
 use torpor_store::Layout;
@@ -28,20 +29,43 @@ const JAIL: &str = "jail";
 /// The hidden command that starts runsc.
 const ENTER: &str = "enter";
 
+/// The default engine, and the others that work here unless the operator wants none.
 pub(crate) async fn open(
     config: &Config,
     layout: &Layout,
     registry: Arc<dyn GuestRegistry>,
-) -> Result<Arc<dyn Engine>, ServeError> {
+) -> Result<Engines, ServeError> {
     let (choice, reason) = choose(config, &layout.kernels()).await?;
     tracing::info!(engine = choice.name(), reason, "isolation engine");
+    let other = match config.engine.others {
+        true => other_than(&choice, config, layout).await,
+        false => None,
+    };
     let host = host_config(config, layout, registry)?;
-    refuse_strangers(&choice, &host)?;
-    let engine = match choice {
+    let default = match choice {
         Choice::Gvisor => EngineConfig::Gvisor(gvisor_config(config, layout, &reason)?),
         Choice::Microvm(parts) => EngineConfig::Microvm(microvm_config(layout, *parts)?),
     };
-    Ok(torpor_engines::open(host, vec![engine]).await?.remove(0))
+    refuse_strangers([Some(&default), other.as_ref()], &host)?;
+    Ok(torpor_engines::open(host, default, other.into_iter().collect()).await?)
+}
+
+/// The engine that was not chosen, if it works here: for sandboxes that ask for it.
+async fn other_than(choice: &Choice, config: &Config, layout: &Layout) -> Option<EngineConfig> {
+    match choice {
+        Choice::Microvm(_) => {
+            let config = gvisor_config(config, layout, "sandboxes may ask for it").ok()?;
+            // A runsc that is refused is as good as none.
+            gvisor::build::Build::of(&config.runsc).await.ok()?;
+            Some(EngineConfig::Gvisor(config))
+        }
+        Choice::Gvisor if probe_kvm().await.works() => {
+            let found = find_parts(config, &layout.kernels(), Accel::Kvm).await;
+            let parts = Parts { qemu: found.qemu.ok()?, kernel: found.kernel.ok()? };
+            Some(EngineConfig::Microvm(microvm_config(layout, parts).ok()?))
+        }
+        Choice::Gvisor => None,
+    }
 }
 
 /// What all engines of this installation are told.
@@ -103,15 +127,19 @@ fn microvm_config(layout: &Layout, parts: Parts) -> Result<MicrovmConfig, ServeE
     Ok(MicrovmConfig { qemu, kernel, templates_dir: layout.templates(), jail_command })
 }
 
-/// What one engine left alive another can neither serve nor end.
-fn refuse_strangers(choice: &Choice, host: &HostConfig) -> Result<(), ServeError> {
-    let (stranger, there) = match choice {
-        Choice::Gvisor => ("microvm", microvm::has_machines(host)),
-        Choice::Microvm(_) => ("gvisor", gvisor::has_machines(host)),
+/// What an engine left alive that is not opened nobody can serve or end.
+fn refuse_strangers(
+    opened: [Option<&EngineConfig>; 2],
+    host: &HostConfig,
+) -> Result<(), ServeError> {
+    let opens = |is: fn(&EngineConfig) -> bool| opened.into_iter().flatten().any(is);
+    let gvisor = opens(|engine| matches!(engine, EngineConfig::Gvisor(_)));
+    let microvm = opens(|engine| matches!(engine, EngineConfig::Microvm(_)));
+    let stranger = match (gvisor, microvm) {
+        (false, _) if gvisor::has_machines(host) => "gvisor",
+        (_, false) if microvm::has_machines(host) => "microvm",
+        (true | false, true | false) => return Ok(()),
     };
-    if !there {
-        return Ok(());
-    }
     Err(ServeError::NoEngine(format!(
         "machines of the {stranger} engine are still on this host: start the daemon once more with \
          engine.kind = {stranger} and stop it in the ordinary way, so that they are saved, or remove \

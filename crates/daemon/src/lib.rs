@@ -1,9 +1,9 @@
 //! `torpor serve`: configuration, HTTP API, wiring.
 //!
 //! ```text
-//!  listen ──▶ preview? ──▶ proxy ──┐
-//!     │                            ├──▶ lease ──▶ agent
-//!     └─────▶ router ──▶ handlers ─┘
+//!  listen ──▶ dispatcher ──▶ preview or port ──▶ proxy ──┐
+//!                 │                                      ├──▶ lease ──▶ agent
+//!                 └──▶ dialect ──▶ routes ──▶ handlers ──┘
 //! ```
 //!
 //! Invariants
@@ -15,7 +15,8 @@
 pub mod api;
 pub mod config;
 pub mod cores;
-mod desk;
+pub mod dialect;
+mod dispatcher;
 mod doctor;
 pub mod egress;
 mod engine;
@@ -50,11 +51,12 @@ use torpor_service::{Service, admission, audit, caches, pressure, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 
 pub use config::Config;
-use desk::Desk;
+use dialect::Dialect;
+use dispatcher::Dispatcher;
 pub use doctor::{Finding, Verdict, doctor, production};
 use listen::Listeners;
 pub use listen::bind;
-pub use parts::{Dialect, Parts};
+pub use parts::Parts;
 pub use torpor_edge::tls::{BadCertificate, TlsError};
 pub use torpor_lifecycle::ShutdownMode;
 
@@ -114,25 +116,27 @@ impl ServeError {
 /// Serves until `shutdown` resolves, and leaves the sandboxes as it says.
 pub async fn serve(
     config: Config,
-    dialects: Vec<Dialect>,
+    dialects: Vec<Arc<dyn Dialect>>,
     listener: TcpListener,
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     config::arm_fault();
+    let guest = config.guest.load()?;
     let layout = Arc::new(Layout::open(&config.data_dir)?);
     let ledger = Ledger::open(&layout).await?;
     let images = Images::open(Arc::clone(&layout), ledger.clone(), torpor_engines::AGENT).await?;
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await?;
-    let listeners = Listeners::open(listener, &config).await?;
+    let listeners = Listeners::open(listener, &config, &dialects).await?;
     refuse_exposed(&config, &listeners, &ledger).await?;
     let vault =
         Vault::open(ledger.clone(), &layout, config.secret_key.as_ref().map(|key| &*key.0))?;
-    let settings = Settings { near: engine::near().await?, ..config.egress.settings()? };
+    let (near, extra_ca) = (engine::near().await?, guest.extra_ca);
+    let settings = Settings { near, extra_ca, ..config.egress.settings()? };
     let egress = egress::open(settings, &config.data_dir, &vault)?;
-    let engine = engine::open(&config, &layout, Arc::new(egress.clone())).await?;
+    let engines = engine::open(&config, &layout, Arc::new(egress.clone())).await?;
     let parts = Parts {
         installation: layout.tag().to_owned(),
-        engine,
+        engines,
         vault,
         egress,
         audit: AuditLog::open(Arc::clone(&layout))?,
@@ -153,7 +157,7 @@ pub async fn serve_with(
     listener: TcpListener,
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
-    let listeners = Listeners::open(listener, &config).await?;
+    let listeners = Listeners::open(listener, &config, &parts.dialects).await?;
     refuse_exposed(&config, &listeners, &parts.ledger).await?;
     serve_at(listeners, parts, config, shutdown).await
 }
@@ -165,7 +169,9 @@ async fn serve_at(
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     let exposed = listeners.exposed()?.is_some();
-    let _egress_proxy = egress::listen(&parts.egress, parts.engine.about().egress_proxy);
+    // All engines lead their guests to the same one.
+    let egress_proxy = parts.engines.default_engine().about().egress_proxy;
+    let _egress_proxy = egress::listen(&parts.egress, egress_proxy);
     let dialects = parts.dialects.clone();
     let app = open(parts, &config, exposed).await?;
     app.previews.found_at(listeners.address()?, listeners.encrypted()?);
@@ -186,8 +192,8 @@ async fn serve_at(
         let kept = tls.keep(move |valid| app.metrics.certificates(valid));
         AbortOnDropHandle::new(tokio::spawn(kept))
     });
-    let (desk, most) = (Desk::new(&app, &dialects), config.limits.connections);
-    let mode = listen::serve(&app, desk, listeners, tls.clone(), most, shutdown).await;
+    let (dispatcher, most) = (Dispatcher::new(&app, dialects), config.limits.connections);
+    let mode = listen::serve(&app, dispatcher, listeners, tls.clone(), most, shutdown).await;
     drop(renewals);
     tls.inspect(|tls| tls.stop());
     drop(tasks);
@@ -221,8 +227,7 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
     let room = Arc::new(HostRoom::default());
     let ledger = parts.ledger.clone();
     let keys = Keyring::open(ledger.clone(), config.keys(exposed)).await?;
-    let about = parts.engine.about();
-    let metrics = Metrics::new(about.kind, &about.version);
+    let metrics = Metrics::new(parts.engines.abouts());
     let fleet = recover(&parts, config, &room).await?;
     fleet.retain_builds().await?;
     parts.journals.sweep(&remembered(&fleet, &ledger).await?).await?;
@@ -269,7 +274,7 @@ async fn recover(
         wakes_at_once: cores() * WAKES_PER_CORE,
     };
     let fleet = Fleet::recover(torpor_lifecycle::Parts {
-        engine: Arc::clone(&parts.engine),
+        engines: parts.engines.clone(),
         ledger: parts.ledger.fleet(),
         images: Arc::new(parts.images.clone()),
         saves: Arc::new(parts.saves.clone()),
@@ -277,6 +282,7 @@ async fn recover(
         vault: Arc::new(parts.vault.clone()),
         room: Arc::clone(room) as _,
         ca: Some(parts.egress.certificate().to_owned()),
+        guest: config.guest.load()?,
         policy,
     });
     Ok(fleet.await?)

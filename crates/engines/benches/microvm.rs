@@ -1,6 +1,6 @@
 //! What a microVM's standby costs in the engine alone: `cargo bench -p torpor-engines --bench microvm`.
 //!
-//! Suspending (rest, pause, save, kill) with 34 MB written, reviving until the agent answers and has risen,
+//! Suspending (quiesce, pause, save, kill) with 34 MB written, reviving until the agent answers and goes on,
 //! and the private memory of ten copies right after the agent first answered. Under emulation figures show
 //! that the mechanism is sound and say nothing about speed with KVM; the first line says which it was.
 //!
@@ -64,8 +64,9 @@ async fn bench() -> Outcome<()> {
     let (templates_dir, jail_command) = (path("templates"), vec![me, "jail".into()]);
     let config = MicrovmConfig { qemu, kernel, templates_dir, jail_command };
     let root = root(dir.path())?;
-    let engines = torpor_engines::open(host.clone(), vec![EngineConfig::Microvm(config)]).await?;
-    let measured = measure(&*engines[0], accel, root, dir.path()).await;
+    let engine = EngineConfig::Microvm(config);
+    let engines = torpor_engines::open(host.clone(), engine, Vec::new()).await?;
+    let measured = measure(&**engines.default_engine(), accel, root, dir.path()).await;
     drop(engines);
     torpor_engines::purge(&host).await?;
     measured
@@ -88,7 +89,7 @@ async fn measure(engine: &dyn Engine, accel: Accel, root: PathBuf, dir: &Path) -
         let save = dir.join(format!("save-{round}"));
         std::fs::create_dir(&save)?;
         let begun = Instant::now();
-        guest.rest().await?;
+        guest.quiesce().await?;
         machine.pause().await?;
         machine.save(&save).await?;
         suspends.push(begun.elapsed());
@@ -100,8 +101,8 @@ async fn measure(engine: &dyn Engine, accel: Accel, root: PathBuf, dir: &Path) -
         revives.push(begun.elapsed());
         let _ = std::fs::remove_dir_all(dir.join(format!("save-{}", round.wrapping_sub(1))));
     }
-    tell("suspend: rest, pause, save", &mut suspends);
-    tell("revive until risen", &mut revives);
+    tell("suspend: quiesce, pause, save", &mut suspends);
+    tell("revive until it goes on", &mut revives);
     copies(engine, &plan, &mut machine, &guest, dir).await?;
     machine.kill().await?;
     engine.close().await;
@@ -118,9 +119,9 @@ async fn copies(
 ) -> Outcome<()> {
     let save = dir.join("base");
     std::fs::create_dir(&save)?;
-    guest.rest().await?;
+    guest.quiesce().await?;
     let saved = machine.save(&save).await?;
-    guest.rise().await?;
+    guest.unquiesce().await?;
     println!("pause of a live save: {} ms", saved.pause.as_millis());
     let mut machines = Vec::new();
     let (mut own, mut times) = (Vec::new(), Vec::new());
@@ -131,7 +132,7 @@ async fn copies(
         let guest = Guest::connect(machine.channel(), PATIENCE).await?;
         times.push(begun.elapsed());
         own.push(private_kib(dir, &plan.id)?);
-        guest.rise().await?;
+        guest.unquiesce().await?;
         machines.push((machine, guest));
     }
     tell("copy until its agent answers", &mut times);
@@ -181,6 +182,7 @@ fn plan(root: &Path) -> BootPlan {
         entrypoint: Vec::new(),
         secrets: Vec::new(),
         ports: None,
+        engine: None,
         pool: None,
     };
     BootPlan { id: SandboxId::random(), spec, root: root.to_owned() }
@@ -188,7 +190,7 @@ fn plan(root: &Path) -> BootPlan {
 
 async fn greet(machine: Box<dyn Machine>) -> Outcome<(Box<dyn Machine>, Guest)> {
     let guest = Guest::connect(machine.channel(), PATIENCE).await?;
-    guest.rise().await?;
+    guest.unquiesce().await?;
     Ok((machine, guest))
 }
 

@@ -24,6 +24,7 @@ pub use machines::Users;
 pub mod microvm;
 mod mountinfo;
 pub mod network;
+mod packet;
 pub use torpor_qemu::jail::start as jail;
 pub mod probe;
 mod program;

@@ -102,12 +102,12 @@ pub struct Abilities {
     /// Reading the files of a saved machine without reviving it.
     pub saved_files: bool,
     /// Whether the guest has a kernel of its own, which does not notice that it was saved, copied or
-    /// revived: it must be told before ([`Request::Rest`]) and after ([`Request::Rise`]), or its clock
+    /// revived: it must be told before ([`Request::Quiesce`]) and after ([`Request::Unquiesce`]), or its clock
     /// is wrong and its copies have the same randomness.
     ///
-    /// [`Request::Rest`]: torpor_protocol::guest::Request::Rest
-    /// [`Request::Rise`]: torpor_protocol::guest::Request::Rise
-    pub rests: bool,
+    /// [`Request::Quiesce`]: torpor_protocol::guest::Request::Quiesce
+    /// [`Request::Unquiesce`]: torpor_protocol::guest::Request::Unquiesce
+    pub quiesces: bool,
 }
 
 impl About {

@@ -23,6 +23,7 @@
 //!   stays while a sandbox, a snapshot or a pool in the ledger names it.
 
 pub mod engine;
+mod engines;
 pub mod guest;
 pub mod ledger;
 pub mod store;
@@ -36,8 +37,8 @@ pub mod fault;
 mod fleet;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod guest_defaults;
 mod lease;
-mod packet;
 mod sandbox;
 mod steps;
 #[cfg(test)]
@@ -45,10 +46,10 @@ mod tests;
 mod world;
 
 pub use clock::Clock;
-pub use driver::begin::{BAD_ENTRYPOINT, CANCELLED, NO_ROOM};
+pub use engines::Engines;
 pub use error::{Error, Refusal, chain};
 pub use fleet::{Fleet, Parts, Plan, RestorePoint, Taking};
+pub use guest_defaults::GuestDefaults;
 pub use lease::Lease;
-pub use packet::SeqPacket;
 pub use sandbox::{Keep, Sandbox};
 pub use world::{Policy, Room, ShutdownMode};

@@ -16,8 +16,10 @@ use torpor_protocol::status::Step;
 use torpor_protocol::{SandboxId, SandboxSpec, SnapshotKind};
 
 use crate::clock::Clock;
-use crate::engine::{BootPlan, Channel, Engine, EngineError, Machine};
+use crate::engine::{Abilities, BootPlan, Channel, Engine, EngineError, Machine};
+use crate::engines::Engines;
 use crate::guest::{Guest, GuestError, Item};
+use crate::guest_defaults::GuestDefaults;
 use crate::ledger::{FleetLedger, Owner};
 use crate::steps::Steps;
 use crate::store::{Images, Journal, LocalSave, Record, RootImage, Saves, StoreError, Vault};
@@ -76,7 +78,7 @@ pub trait Room: Send + Sync + 'static {
 }
 
 pub(crate) struct World {
-    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) engines: Engines,
     pub(crate) ledger: Arc<dyn FleetLedger>,
     /// Who writes: this daemon, until another one takes over.
     pub(crate) owner: Owner,
@@ -87,6 +89,7 @@ pub(crate) struct World {
     pub(crate) room: Arc<dyn Room>,
     /// The interception CA (PEM), for those whose policy says so.
     pub(crate) ca: Option<String>,
+    pub(crate) guest: GuestDefaults,
     pub(crate) policy: Policy,
     pub(crate) clock: Clock,
     /// The daemon stops: drivers let go of their machines and end.
@@ -135,7 +138,7 @@ impl World {
         let channel = machine.channel();
         let greeted = async {
             let identity = self.identity(id, spec, &image, afresh || memory.is_none()).await?;
-            self.greet(channel, identity, files).await
+            self.greet(spec, channel, identity, files).await
         };
         match greeted.await {
             Ok(guest) => {
@@ -168,16 +171,17 @@ impl World {
         plan: BootPlan,
         memory: Option<&LocalSave>,
     ) -> Result<Box<dyn Machine>, Error> {
-        if let Some(save) = memory {
-            self.can_revive(save)?;
-        }
+        let engine = match memory {
+            Some(save) => self.can_revive(save)?,
+            None => self.engines.of(&plan.spec)?,
+        };
         let start = async {
             match memory {
                 Some(save) => {
                     let version = &save.manifest.about.engine_version;
-                    self.engine.revive(plan, &save.dir, version).await
+                    engine.revive(plan, &save.dir, version).await
                 }
-                None => self.engine.boot(plan).await,
+                None => engine.boot(plan).await,
             }
         };
         let machine = tokio::time::timeout(START_DEADLINE, start).await;
@@ -188,27 +192,24 @@ impl World {
         Ok(machine?)
     }
 
-    /// Refuses a save of another engine, or of another version of it.
-    pub(crate) fn can_revive(&self, save: &LocalSave) -> Result<(), Refusal> {
-        self.of_this_engine(save)?;
-        let refused = |reason| Refusal::Incompatible { snapshot: save.id.to_string(), reason };
-        let can = self.engine.can_revive(&save.manifest.about.engine_version);
-        can.map(drop).map_err(refused)
+    /// The engine that revives a save, unless no build of it here can.
+    pub(crate) fn can_revive(&self, save: &LocalSave) -> Result<&Arc<dyn Engine>, Refusal> {
+        let engine = self.saved_by(save)?;
+        let can = engine.can_revive(&save.manifest.about.engine_version);
+        can.map(|_| engine).map_err(|reason| incompatible(save, reason))
     }
 
-    /// Refuses a save of another engine.
-    pub(crate) fn of_this_engine(&self, save: &LocalSave) -> Result<(), Refusal> {
-        let (here, saved) = (self.engine.about().kind, &save.manifest.about.engine);
-        if saved == here {
-            return Ok(());
-        }
-        let reason = format!("the {saved} engine saved it and this is {here}");
-        Err(Refusal::Incompatible { snapshot: save.id.to_string(), reason })
+    /// The engine of a save, if it is here.
+    pub(crate) fn saved_by(&self, save: &LocalSave) -> Result<&Arc<dyn Engine>, Refusal> {
+        let kind = &save.manifest.about.engine;
+        let found = self.engines.find(kind);
+        found.map_err(|missing| incompatible(save, format!("{kind} saved it, and {missing}")))
     }
 
     /// Says hello, brings the files along and tells the machine who it is.
     async fn greet(
         &self,
+        spec: &SandboxSpec,
         channel: Arc<dyn Channel>,
         identity: Identity,
         files: Option<&LocalSave>,
@@ -218,18 +219,43 @@ impl World {
             self.unpack(&guest, save).await?;
         }
         guest.identify(identity).await?;
-        self.rise(&guest).await?;
+        self.unquiesce(spec, &guest).await?;
         Ok(guest)
     }
 
+    /// What the engine of a sandbox can do; nothing if it is not here.
+    pub(crate) fn abilities(&self, spec: &SandboxSpec) -> Abilities {
+        self.engines.of(spec).map(|engine| engine.about().abilities).unwrap_or_default()
+    }
+
     /// Before a machine is paused or saved: stops what runs inside, where its kernel would not notice.
-    pub(crate) async fn rest(&self, guest: &Guest) -> Result<Vec<SavedProcess>, GuestError> {
-        if self.engine.about().abilities.rests { guest.rest().await } else { Ok(Vec::new()) }
+    pub(crate) async fn quiesce(
+        &self,
+        spec: &SandboxSpec,
+        guest: &Guest,
+    ) -> Result<Vec<SavedProcess>, GuestError> {
+        if self.abilities(spec).quiesces { guest.quiesce().await } else { Ok(Vec::new()) }
     }
 
     /// The same afterwards, when the machine knows who it is.
-    pub(crate) async fn rise(&self, guest: &Guest) -> Result<(), GuestError> {
-        if self.engine.about().abilities.rests { guest.rise().await } else { Ok(()) }
+    pub(crate) async fn unquiesce(
+        &self,
+        spec: &SandboxSpec,
+        guest: &Guest,
+    ) -> Result<(), GuestError> {
+        if self.abilities(spec).quiesces { guest.unquiesce().await } else { Ok(()) }
+    }
+
+    /// Takes over the machine of a sandbox, if its engine has one.
+    pub(crate) async fn adopt(
+        &self,
+        record: &Record,
+    ) -> Result<Option<Box<dyn Machine>>, EngineError> {
+        match self.engines.of(&record.spec) {
+            Ok(engine) => engine.adopt(&record.id).await,
+            // An engine that is not here has no machines.
+            Err(_) => Ok(None),
+        }
     }
 
     /// Does what lets a machine go on when it is its turn: many at once would only take processors from
@@ -274,19 +300,22 @@ impl World {
         image: &RootImage,
         afresh: bool,
     ) -> Result<Identity, Error> {
-        let mut env: BTreeMap<_, _> = image.env.iter().cloned().collect();
+        let mut env = self.guest.env(&spec.image);
+        env.extend(image.env.iter().cloned());
         env.extend(spec.env.clone());
         env.extend(self.secrets(id, spec, afresh).await?);
+        let extra_ca = self.guest.extra_ca(&spec.image);
         let hostname = spec.name.as_ref().map_or(id.as_str(), |name| name.as_str());
         Ok(Identity {
             hostname: hostname.to_owned(),
-            nameservers: self.engine.about().nameserver.iter().cloned().collect(),
+            nameservers: self.engines.default_engine().about().nameserver.iter().cloned().collect(),
             env,
             user: image.user.clone(),
             workdir: image.workdir.clone(),
             entropy: hex(&random::<32>()),
             boot_id: afresh.then(boot_id),
-            trust: self.trusted_ca(spec).cloned(),
+            ca: self.trusted_ca(spec).or(extra_ca.first()).cloned(),
+            extra_ca,
         })
     }
 
@@ -319,6 +348,10 @@ impl World {
         }
         Ok(env)
     }
+}
+
+fn incompatible(save: &LocalSave, reason: String) -> Refusal {
+    Refusal::Incompatible { snapshot: save.id.to_string(), reason }
 }
 
 /// Lets a paused machine go on and speaks with its agent, which finds the hello waiting: the road

@@ -44,6 +44,9 @@ pub struct CreateSandbox {
     /// Name or id of a snapshot to begin from, instead of an image. Of a memory snapshot the
     /// resources can't be changed.
     pub snapshot: Option<String>,
+    /// What isolates it: `gvisor`, `microvm`, or `auto`, which leaves it to the daemon and is the default. A
+    /// memory snapshot goes on in the engine that took it.
+    pub engine: Option<String>,
     pub cpus: Option<f64>,
     pub memory_mib: Option<u64>,
     pub disk_mib: Option<u64>,

@@ -188,11 +188,14 @@ pub enum Request {
     /// → `Health`
     Health,
     /// The machine will stand still, and its kernel will not notice: every process but the agent stops,
-    /// and what was written is on the disk. It stays so, whoever says hello, until `Rise`. → `Rested`
-    Rest,
+    /// and what was written is on the disk. It stays so, whoever says hello, until `Unquiesce`. →
+    /// `Quiesced`
+    #[serde(rename = "rest")]
+    Quiesce,
     /// The machine goes on, perhaps as somebody else: its clock is set, its kernel's randomness is
-    /// made anew, and only then its processes go on. Also for one that does not rest. → `Done`
-    Rise {
+    /// made anew, and only then its processes go on. Also for one that is not quiesced. → `Done`
+    #[serde(rename = "rise")]
+    Unquiesce {
         /// Unix time.
         now_us: u64,
         entropy: String,
@@ -299,10 +302,13 @@ pub struct Identity {
     /// A UUID that names this boot or fork, for `/run/torpor/boot_id` and `/etc/machine-id`; none: it
     /// woke and is who it was.
     pub boot_id: Option<String>,
-    /// A certificate (PEM) that everybody inside is to trust: of the one who reads some requests on
-    /// their way out. None: nobody does.
-    #[serde(default)]
-    pub trust: Option<String>,
+    /// A CA certificate (PEM) that everybody inside is to trust: the interception CA, or else the first
+    /// of `extra_ca`, for agents that know of one only.
+    #[serde(default, rename = "trust")]
+    pub ca: Option<String>,
+    /// CA certificates (PEM) of the operator that everybody inside is to trust, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_ca: Vec<String>,
 }
 
 /// What the agent answers.
@@ -336,7 +342,8 @@ pub enum Reply {
     /// How far the agent is.
     Resumed(Reached),
     /// All stands still. The processes there are, for people: a thousand at most.
-    Rested {
+    #[serde(rename = "rested")]
+    Quiesced {
         processes: Vec<SavedProcess>,
     },
     Failed(Failure),
@@ -407,6 +414,18 @@ pub struct Failure {
     pub message: String,
 }
 
+impl Failure {
+    /// What it is, also from an agent in a save that has no code for it: those said it in words.
+    pub fn code(&self) -> FailureCode {
+        match self.code {
+            FailureCode::CannotStart if self.message.starts_with("no such user: ") => {
+                FailureCode::NoSuchUser
+            }
+            code => code,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {
@@ -420,8 +439,9 @@ pub enum FailureCode {
     NotEmpty,
     Denied,
     DiskFull,
-    /// Program not found, not executable, directory or user missing.
+    /// Program not found, not executable, directory or group missing.
     CannotStart,
+    NoSuchUser,
     NotListening,
     /// A limit of the agent: processes, streams, watches.
     Limit,
@@ -439,6 +459,22 @@ mod tests {
         let packet = packet(7, Kind::Data, b"abc");
         let frame = Frame::parse(&packet).unwrap();
         assert_eq!(frame, Frame { stream: 7, kind: Kind::Data, payload: b"abc" });
+    }
+
+    #[test]
+    fn agents_in_old_saves_understand_when_they_are_quiesced() {
+        let request = Request::Unquiesce { now_us: 1, entropy: "00".to_owned() };
+        let texts = [
+            serde_json::to_string(&Request::Quiesce).unwrap(),
+            serde_json::to_string(&request).unwrap(),
+            serde_json::to_string(&Reply::Quiesced { processes: Vec::new() }).unwrap(),
+        ];
+        let known = [
+            r#"{"do":"rest"}"#,
+            r#"{"do":"rise","now_us":1,"entropy":"00"}"#,
+            r#"{"is":"rested","processes":[]}"#,
+        ];
+        assert_eq!(texts, known);
     }
 
     #[test]

@@ -271,6 +271,10 @@ pub struct CreatePool {
     /// Name or id of a memory snapshot, instead of an image.
     #[serde(default)]
     pub snapshot: Option<String>,
+    /// What isolates its sandboxes: `gvisor`, `microvm`, or `auto`, which leaves it to the daemon and is the
+    /// default.
+    #[serde(default)]
+    pub engine: Option<String>,
     #[serde(default)]
     pub cpus: Option<f64>,
     #[serde(default)]
@@ -299,6 +303,8 @@ pub struct Pool {
     pub ready: usize,
     pub image: String,
     pub snapshot: Option<SnapshotId>,
+    #[serde(default)]
+    pub engine: Option<String>,
     pub resources: Resources,
     pub network: Network,
     /// How many sandboxes may be claimed from it at the same time, and which ones are.

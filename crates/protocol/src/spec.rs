@@ -22,6 +22,10 @@ pub struct SandboxSpec {
     /// The image it was at that time.
     pub image_id: ImageId,
     pub resources: Resources,
+    /// The engine that isolates it (`gvisor`, `microvm`), decided when it was created; absent: it is older
+    /// than the choice.
+    #[serde(default)]
+    pub engine: Option<String>,
     /// Given to every process in the sandbox.
     #[serde(default)]
     pub env: BTreeMap<String, String>,

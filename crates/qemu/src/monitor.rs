@@ -62,18 +62,6 @@ pub enum MonitorError {
     State(#[source] io::Error),
 }
 
-/// Whether the guest executes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Status {
-    Running,
-    /// Stopped by us, or not begun.
-    Stopped,
-    /// Waits for a state.
-    Waiting,
-    /// Will not execute again, in QEMU's word.
-    Ended(String),
-}
-
 /// A connection to one QEMU. One call at a time; after an error other than a refusal it is not used
 /// again.
 #[derive(Debug)]
@@ -138,17 +126,6 @@ impl Monitor {
         self.call("cont", Value::Null).await.map(drop)
     }
 
-    pub async fn status(&mut self) -> Result<Status, MonitorError> {
-        let said = self.call("query-status", Value::Null).await?;
-        let word = said["status"].as_str().unwrap_or_default();
-        Ok(match word {
-            "running" => Status::Running,
-            "paused" | "prelaunch" => Status::Stopped,
-            "inmigrate" => Status::Waiting,
-            other => Status::Ended(shortened(other)),
-        })
-    }
-
     /// The state of all devices and processors of a stopped machine, without its memory.
     pub async fn save_state(&mut self) -> Result<Vec<u8>, MonitorError> {
         let file = unnamed().map_err(MonitorError::State)?;
@@ -181,24 +158,6 @@ impl Monitor {
             return Err(MonitorError::NotLoaded { words: shortened(words) });
         }
         self.take_back().await
-    }
-
-    /// Ends QEMU. It has gone when its process has, not when this returns.
-    pub async fn quit(&mut self) -> Result<(), MonitorError> {
-        match self.call("quit", Value::Null).await {
-            // It may be gone before its answer is here.
-            Ok(_) | Err(MonitorError::Broken { .. }) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Whether this QEMU has all commands that are used here and could be missing.
-    pub async fn can_save(&mut self) -> Result<bool, MonitorError> {
-        let said = self.call("query-commands", Value::Null).await?;
-        let all = said.as_array().map(Vec::as_slice).unwrap_or_default();
-        Ok([SAVE_STATE, "migrate-incoming", "add-fd"]
-            .iter()
-            .all(|name| all.iter().any(|command| command["name"] == *name)))
     }
 
     /// Waits for the last word about the state that is being loaded.

@@ -79,6 +79,9 @@ fn invalid<T>(field: &'static str, why: impl Into<String>) -> Result<T, Inadmiss
     Err(Inadmissible::Invalid { field, why: why.into() })
 }
 
+/// The engine of whoever leaves it to the daemon.
+const AUTO: &str = "auto";
+
 /// What decides besides the request itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms<'a> {
@@ -136,6 +139,10 @@ pub fn admit(
             Some(_) | None => request.secrets,
         },
         ports: request.ports.or_else(|| saved.and_then(|saved| saved.ports.clone())),
+        engine: request
+            .engine
+            .filter(|asked| asked != AUTO)
+            .or_else(|| saved.and_then(|saved| saved.engine.clone())),
         pool: None,
     };
     check_spec(&spec, terms)?;

@@ -189,6 +189,8 @@ fn refused(refusal: &Refusal) -> Description {
         Refusal::Incompatible { .. } => {
             told.hint("bring it back where it was taken and take a filesystem snapshot of it")
         }
+        Refusal::NoSuchEngine { .. } => told
+            .hint("`torpor engine ls` shows those that are here, `torpor doctor` what others need"),
         Refusal::PoolNameTaken(_) => {
             told.hint("choose another name, or delete the pool of that name")
         }
@@ -272,7 +274,7 @@ fn failure(code: FailureCode) -> ErrorCode {
         | FailureCode::Io => ErrorCode::FileRefused,
         FailureCode::Exists => ErrorCode::AlreadyExists,
         FailureCode::DiskFull | FailureCode::Limit => ErrorCode::LimitReached,
-        FailureCode::CannotStart => ErrorCode::CommandFailed,
+        FailureCode::CannotStart | FailureCode::NoSuchUser => ErrorCode::CommandFailed,
         FailureCode::NotListening => ErrorCode::PortNotListening,
     }
 }

@@ -13,6 +13,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use torpor_egress::{Counts, Verdicts};
 use torpor_lifecycle::Fleet;
+use torpor_lifecycle::engine::About;
 use torpor_protocol::snapshot::Pool;
 use torpor_protocol::{State, Tier};
 
@@ -173,7 +174,8 @@ fn histogram() -> Histogram {
 }
 
 impl Metrics {
-    pub fn new(engine: &str, engine_version: &str) -> Self {
+    /// The first engine is the default.
+    pub fn new<'a>(engines: impl Iterator<Item = &'a About>) -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("torpor"),
             created: Counter::default(),
@@ -207,10 +209,14 @@ impl Metrics {
         };
         metrics.register();
         metrics.register_standby();
+        let all: Vec<&About> = engines.collect();
+        let joined = |of: fn(&About) -> &str| {
+            all.iter().map(|about| of(about)).collect::<Vec<_>>().join("; ")
+        };
         let labels = vec![
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
-            ("engine", engine.to_owned()),
-            ("engine_version", engine_version.to_owned()),
+            ("engine", joined(|about| about.kind)),
+            ("engine_version", joined(|about| &about.version)),
         ];
         metrics.registry.register("build", "What runs", Info::new(labels));
         metrics

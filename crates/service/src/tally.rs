@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn wakes_are_counted_by_where_the_sandbox_slept() {
-        let (metrics, mut seen) = (Metrics::new("fake", "0"), HashMap::new());
+        let (metrics, mut seen) = (Metrics::new([].iter()), HashMap::new());
         for (state, tier, wakes) in [
             (State::Running, None, 0),
             (State::Asleep, Some(Tier::Warm), 0),

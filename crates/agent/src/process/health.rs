@@ -2,7 +2,7 @@
 //!
 //! A look is a connection to its port on loopback, and the first line of an answer if it is asked for a
 //! path. Looks follow one another, never at once, and a machine that slept had no time to answer: a
-//! pause it slept through is begun anew, a look it slept or rested through says nothing.
+//! pause it slept through is begun anew, a look it slept or was quiesced through says nothing.
 
 use std::future::pending;
 use std::io;
@@ -16,7 +16,7 @@ use super::Process;
 use crate::descriptor::Descriptor;
 use crate::failure::failure;
 use crate::ports;
-use crate::rest::Rest;
+use crate::quiesce::Quiesce;
 
 /// Longest delay and longest interval: whoever wants to wait longer wants no look.
 const PAUSE_MAX_MS: u64 = 24 * 60 * 60 * 1000;
@@ -83,14 +83,14 @@ fn judged(check: &HealthCheck, before: HealthReport, well: bool) -> HealthReport
 }
 
 /// Looks at a process, if that was asked for; returns when it is not well. Dropped at its end.
-pub(super) async fn until_unwell(rest: &Rest, process: &Process) {
+pub(super) async fn until_unwell(state: &Quiesce, process: &Process) {
     let health = process.spec.supervise.as_ref().and_then(|it| it.health.as_ref());
     let Some(check) = health else { return pending().await };
     pause(Duration::from_millis(check.initial_delay_ms)).await;
     let limit = Duration::from_millis(check.timeout_ms);
     loop {
-        rest.risen().await;
-        let (began, rests) = (Instant::now(), rest.count());
+        state.unquiesced().await;
+        let (began, count) = (Instant::now(), state.count());
         let answer = timeout(limit, ask(check)).await;
         let well = matches!(answer, Ok(Ok((_, true))));
         if process.state.borrow().order.is_some() {
@@ -98,7 +98,7 @@ pub(super) async fn until_unwell(rest: &Rest, process: &Process) {
             drop(answer);
             return pending().await;
         }
-        if well || (began.elapsed() < limit + SLEPT && rest.count() == rests) {
+        if well || (began.elapsed() < limit + SLEPT && state.count() == count) {
             let before = process.state.borrow().health.unwrap_or(STARTING);
             let report = judged(check, before, well);
             process.state.borrow_mut().health = Some(report);

@@ -96,7 +96,7 @@ async fn mind(agent: Rc<Agent>, process: Rc<Process>, outlets: Outlets) {
 async fn watch(agent: &Agent, process: &Rc<Process>, outlets: &mut Outlets) -> Exit {
     let timeout = process.spec.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
     let mut timed_out = false;
-    let mut unwell = pin!(health::until_unwell(&agent.rest, process));
+    let mut unwell = pin!(health::until_unwell(&agent.quiesce, process));
     loop {
         tokio::select! {
             biased;
@@ -190,7 +190,7 @@ async fn relaunch(
         // What the life before left running would be in the way of the next one.
         tree::kill(process.pid(), true).await;
         pause_for(process, pause).await;
-        agent.rest.risen().await;
+        agent.quiesce.unquiesced().await;
         // Nothing is awaited from here on: what was ordered until now is obeyed.
         let ordered = process.state.borrow_mut().order.take_if(|order| *order == Order::Again);
         if process.state.borrow().order.is_some() {

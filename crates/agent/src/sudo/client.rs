@@ -175,12 +175,12 @@ fn answer(agent: &OwnedFd) -> Result<Word, String> {
     let mut waited = [PollFd::new(agent, PollFlags::IN)];
     let deadline = Timespec { tv_sec: ANSWER.as_secs().cast_signed(), tv_nsec: 0 };
     match retry_on_intr(|| poll(&mut waited, Some(&deadline))) {
-        Ok(1..) => hear(agent),
+        Ok(1..) => recv(agent),
         Ok(0) | Err(_) => Err(SILENCE.to_owned()),
     }
 }
 
-fn hear(agent: &OwnedFd) -> Result<Word, String> {
+fn recv(agent: &OwnedFd) -> Result<Word, String> {
     let mut buffer = vec![0; WORD_MAX];
     let mut receive =
         || retry_on_intr(|| rustix::net::recv(agent, &mut buffer[..], RecvFlags::empty()));
@@ -203,7 +203,7 @@ fn follow(agent: &OwnedFd, signals: &OwnedFd) -> Result<u8, String> {
         retry_on_intr(|| poll(&mut waited, None)).map_err(|error| reason(&error.into()))?;
         let [said, signalled] = waited.map(|it| !it.revents().is_empty());
         if said {
-            return match hear(agent)? {
+            return match recv(agent)? {
                 Word::Exited(exit) => Ok(code_of(exit)),
                 Word::Refused(words) => Err(words),
                 Word::Ready | Word::Started(_) => Err("the Torpor agent repeats itself".to_owned()),

@@ -79,7 +79,7 @@ async fn welcome(agent: Rc<Agent>, listener: Descriptor) {
             }
             Err(_) => {
                 let words = format!("{CONNECTIONS_MAX} commands run with sudo already");
-                line.say(&Word::Refused(words));
+                line.send(&Word::Refused(words));
             }
         }
     }
@@ -87,20 +87,20 @@ async fn welcome(agent: Rc<Agent>, listener: Descriptor) {
 
 /// One client, from its first packet to its last.
 async fn attend(agent: &Agent, line: &Line) {
-    line.say(&Word::Ready);
-    let Ok(Ok(packet)) = timeout(WISH_DEADLINE, line.hear(PACKET_MAX)).await else { return };
+    line.send(&Word::Ready);
+    let Ok(Ok(packet)) = timeout(WISH_DEADLINE, line.recv(PACKET_MAX)).await else { return };
     if packet.bytes.is_empty() {
         return;
     }
-    agent.rest.risen().await;
+    agent.quiesce.unquiesced().await;
     match grant(agent, &packet) {
-        Err(words) => line.say(&Word::Refused(words)),
+        Err(words) => line.send(&Word::Refused(words)),
         Ok(process) => {
             // The client has them too, and waits for the end of what is written to them.
             drop(packet);
-            line.say(&Word::Started(process.pid()));
+            line.send(&Word::Started(process.pid()));
             let exit = mind(process, line).await;
-            line.say(&Word::Exited(exit));
+            line.send(&Word::Exited(exit));
         }
     }
 }
@@ -136,7 +136,7 @@ async fn mind(mut process: Bystander, line: &Line) -> Exit {
         let heard = tokio::select! {
             biased;
             exit = process.ended() => return exit,
-            heard = line.hear(ORDER_MAX) => heard,
+            heard = line.recv(ORDER_MAX) => heard,
         };
         let order = heard.ok().and_then(|heard| serde_json::from_slice(&heard.bytes).ok());
         match order {
@@ -168,13 +168,13 @@ impl Line {
     }
 
     /// Says one of very few words, for which there is always room. That somebody is gone is heard.
-    fn say(&self, word: &Word) {
+    fn send(&self, word: &Word) {
         let packet = serde_json::to_vec(word).unwrap_or_default();
         let _ = rustix::net::send(&self.0, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     }
 
     /// The next packet, an empty one at the end.
-    async fn hear(&self, max: usize) -> io::Result<Packet> {
+    async fn recv(&self, max: usize) -> io::Result<Packet> {
         self.0.async_io(Interest::READABLE, |socket| receive(socket.as_fd(), max)).await
     }
 }

@@ -7,6 +7,7 @@
 )]
 
 mod archives;
+mod ca;
 mod client;
 mod files;
 mod health;
@@ -19,13 +20,12 @@ mod line;
 mod lines;
 mod ports;
 mod processes;
+mod quiesce;
 mod reattach;
-mod rest;
 mod session;
 mod speed;
 mod stopping;
 mod sudo;
 mod supervision;
 mod terminals;
-mod trust;
 mod watching;

@@ -37,6 +37,9 @@ pub(super) struct Create {
     /// Claim it from this pool: it is what the pool says.
     #[arg(long, conflicts_with_all = ["image", "snapshot", "entrypoint"])]
     pool: Option<Name>,
+    /// What isolates it: gvisor, microvm, or auto, the daemon's default.
+    #[arg(long, value_name = "KIND", conflicts_with = "pool")]
+    engine: Option<String>,
     #[command(flatten)]
     resources: ResourceArgs,
     /// Environment variable for every process; KEY alone passes on our own.
@@ -120,6 +123,7 @@ impl Create {
             name: self.name,
             image: self.image,
             snapshot: self.snapshot,
+            engine: self.engine,
             cpus: self.resources.cpus,
             memory_mib: self.resources.memory,
             disk_mib: self.resources.disk,

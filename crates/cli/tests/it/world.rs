@@ -11,6 +11,7 @@ use tokio::process::Command;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use torpor_daemon::{Config, Parts, ShutdownMode, serve_with};
+use torpor_lifecycle::Engines;
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_service::pressure::Reading;
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
@@ -126,7 +127,7 @@ async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
     images.import_directory(Some(&name), root, config, Arc::new(|_| {})).await.unwrap();
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await.unwrap();
     let installation = layout.tag().to_owned();
-    let engine = Arc::new(FakeEngine::new(Arc::clone(host)));
+    let engines = Engines::new(Arc::new(FakeEngine::new(Arc::clone(host))), []);
     // More memory than anybody needs.
     let gauge = Arc::new(|| Reading { available_mib: u64::MAX, stalled_percent: 0.0 });
     let vault = Vault::open(ledger.clone(), &layout, None).unwrap();
@@ -135,7 +136,7 @@ async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
     let (journals, dialects) = (Journals::open(layout), Vec::new());
     Parts {
         installation,
-        engine,
+        engines,
         ledger,
         images,
         saves,

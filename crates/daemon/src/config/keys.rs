@@ -69,6 +69,12 @@ pub const KEYS: &[Key] = &[
                there, else `gvisor`.",
     },
     Key {
+        name: "engine.others",
+        default: "true",
+        help: "Opens the other engines too that work here, for sandboxes that ask for one (`torpor create \
+               --engine`). `engine.kind` is the default of all others.",
+    },
+    Key {
         name: "engine.runsc_path",
         default: "none",
         help: "The runsc program. Default: the first one in PATH.",
@@ -189,6 +195,25 @@ pub const KEYS: &[Key] = &[
         default: "{}",
         help: "Ways out that a policy can choose by name: `office = \"source 203.0.113.9\"`, \
                `\"http://user:password@proxy:3128\"` or `\"socks5://proxy:1080\"`.",
+    },
+    Key {
+        name: "guest.extra_ca",
+        default: "[]",
+        help: "Files of CA certificates (PEM) that every sandbox and image build trusts, such as \
+               `[\"/etc/ssl/office.pem\"]` on a network whose TLS is inspected; intercepted requests \
+               trust them, too.",
+    },
+    Key {
+        name: "guest.env",
+        default: "{}",
+        help: "Variables that every process in a sandbox gets, unless its image or the sandbox says \
+               otherwise.",
+    },
+    Key {
+        name: "guest.images",
+        default: "{}",
+        help: "More of both for sandboxes of one image: `[guest.images.\"team/web:2\"]` with `extra_ca` \
+               and `env`.",
     },
     Key {
         name: "previews.domain",

@@ -13,6 +13,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use torpor_daemon::{Config, Parts, ServeError, ShutdownMode, serve_with};
+use torpor_lifecycle::Engines;
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_protocol::SandboxId;
 use torpor_service::pressure::{Gauge, Reading};
@@ -259,14 +260,14 @@ pub(crate) async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
     images.import_directory(Some(&name), root, config, Arc::new(|_| {})).await.unwrap();
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await.unwrap();
     let installation = layout.tag().to_owned();
-    let engine = Arc::new(FakeEngine::new(Arc::clone(host)));
+    let engines = Engines::new(Arc::new(FakeEngine::new(Arc::clone(host))), []);
     let vault = Vault::open(ledger.clone(), &layout, None).unwrap();
     let egress = torpor_daemon::egress::open(Default::default(), dir, &vault).unwrap();
     let audit = AuditLog::open(Arc::clone(&layout)).unwrap();
     let (journals, gauge, dialects) = (Journals::open(layout), plenty(), Vec::new());
     Parts {
         installation,
-        engine,
+        engines,
         ledger,
         images,
         saves,

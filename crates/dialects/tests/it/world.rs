@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use torpor_daemon::{Config, Parts, ServeError, ShutdownMode, serve_with};
+use torpor_lifecycle::Engines;
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_protocol::SandboxId;
 use torpor_service::pressure::Reading;
@@ -210,7 +211,7 @@ async fn parts(dir: &Path, host: &Arc<FakeHost>, free_mib: &Arc<AtomicU64>) -> P
     }
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await.unwrap();
     let installation = layout.tag().to_owned();
-    let engine = Arc::new(FakeEngine::new(Arc::clone(host)));
+    let engines = Engines::new(Arc::new(FakeEngine::new(Arc::clone(host))), []);
     let vault = Vault::open(ledger.clone(), &layout, None).unwrap();
     let free_mib = Arc::clone(free_mib);
     let gauge = Arc::new(move || Reading {
@@ -222,7 +223,7 @@ async fn parts(dir: &Path, host: &Arc<FakeHost>, free_mib: &Arc<AtomicU64>) -> P
     let (journals, dialects) = (Journals::open(layout), torpor_dialects::all());
     Parts {
         installation,
-        engine,
+        engines,
         ledger,
         images,
         saves,

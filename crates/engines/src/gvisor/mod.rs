@@ -41,7 +41,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::task::JoinHandle;
-use torpor_lifecycle::SeqPacket;
 use torpor_lifecycle::engine::{BootPlan, Changes, Engine, EngineError};
 
 use self::build::{Build, Builds, Generation};
@@ -56,6 +55,7 @@ use self::start::Start;
 use crate::host::{Backend, Host, HostConfig, HostMachine, Installation, Origin, Shared, Wanted};
 use crate::limits::Group;
 use crate::machines::{Files, MachineId, Mark, MarkFile, Record, ids_in};
+use crate::packet::SeqPacket;
 
 /// What the engine is told besides what all engines are.
 #[derive(Debug, Clone)]
@@ -126,7 +126,7 @@ impl Backend for Runsc {
     type Control = KernelControl;
 
     const KIND: &'static str = "gvisor";
-    const RESTS: bool = false;
+    const QUIESCES: bool = false;
 
     fn version(&self) -> String {
         self.builds.current().to_string()

@@ -43,8 +43,8 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
 
     /// What it is called.
     const KIND: &'static str;
-    /// See [`Abilities::rests`](torpor_lifecycle::engine::Abilities::rests).
-    const RESTS: bool;
+    /// See [`Abilities::quiesces`](torpor_lifecycle::engine::Abilities::quiesces).
+    const QUIESCES: bool;
 
     /// The build that runs, to which saves are tied.
     fn version(&self) -> String;

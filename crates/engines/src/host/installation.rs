@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use torpor_lifecycle::engine::{Engine, EngineError, GuestRegistry};
+use torpor_lifecycle::{Engines, chain};
 
 use crate::directory;
 use crate::gvisor::{self, GvisorConfig};
@@ -60,30 +61,34 @@ pub enum EngineConfig {
     Microvm(MicrovmConfig),
 }
 
-/// Opens the engines of an installation, in this order. On `Err` nothing new is left on the host.
+/// Opens the engines of an installation. On `Err` nothing new is left on the host; of the others one that can't
+/// be opened is left out.
 pub async fn open(
     config: HostConfig,
-    engines: Vec<EngineConfig>,
-) -> Result<Vec<Arc<dyn Engine>>, EngineError> {
+    default: EngineConfig,
+    others: Vec<EngineConfig>,
+) -> Result<Engines, EngineError> {
     let installation = Arc::new(Installation::open(config).await?);
-    let mut opened: Vec<Arc<dyn Engine>> = Vec::new();
-    for engine in engines {
-        let engine: Result<Arc<dyn Engine>, _> = match engine {
-            EngineConfig::Gvisor(config) => gvisor::open(&installation, config).await,
-            EngineConfig::Microvm(config) => microvm::open(&installation, config).await,
-        };
-        match engine {
+    let default = match installation.open_engine(default).await {
+        Ok(engine) => engine,
+        Err(error) => {
+            installation.close_unused().await;
+            return Err(error);
+        }
+    };
+    let mut opened = Vec::new();
+    for other in others {
+        match installation.open_engine(other).await {
             Ok(engine) => opened.push(engine),
             Err(error) => {
-                for engine in opened {
-                    engine.close().await;
-                }
-                installation.close_unused().await;
-                return Err(error);
+                tracing::warn!(
+                    error = chain(&error),
+                    "an engine can't be opened, going on without it"
+                );
             }
         }
     }
-    Ok(opened)
+    Ok(Engines::new(default, opened))
 }
 
 /// Kills and removes everything of this installation on this host, without a daemon. Returns how many machines
@@ -165,6 +170,16 @@ impl Installation {
         let network = Network::open(&config.tag, &left, config.registry.clone()).await;
         let network = network.map_err(EngineError::failed("open the network"))?;
         Ok(Self { config, hierarchy, network, memory_mib: host_memory_mib() })
+    }
+
+    async fn open_engine(
+        self: &Arc<Self>,
+        engine: EngineConfig,
+    ) -> Result<Arc<dyn Engine>, EngineError> {
+        match engine {
+            EngineConfig::Gvisor(config) => gvisor::open(self, config).await,
+            EngineConfig::Microvm(config) => microvm::open(self, config).await,
+        }
     }
 
     /// Removes what machines share, if no engine has one.

@@ -80,7 +80,7 @@ impl<B: Backend> Host<B> {
                 live_snapshots: true,
                 warm_standby: true,
                 saved_files: true,
-                rests: B::RESTS,
+                quiesces: B::QUIESCES,
             },
         };
         let shared = Arc::new(Shared::new(installation, backend, remains));

@@ -244,7 +244,16 @@ impl Group {
     // === Making ===
 
     fn make(&self, resources: &Resources) -> io::Result<()> {
-        for tree in self.hierarchy.used() {
+        let used: Vec<&Tree> = self.hierarchy.used().collect();
+        // Where an engine makes groups by itself: as long as the installation has a directory there, another
+        // one does not remove what both hang on while the engine is on its way down.
+        for tree in self.hierarchy.trees().filter(|tree| !used.contains(tree)) {
+            match make_path(tree, self.relative.parent().unwrap_or(&self.relative)) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        for tree in used {
             make_path(tree, &self.relative)?;
         }
         self.bound(&Limits::of(resources))
@@ -301,24 +310,33 @@ pub fn remove_root(hierarchy: &Hierarchy, tag: &str) {
 
 // === Steps ===
 
+/// The controllers that bound a machine.
+const HANDED_DOWN: [&str; 3] = ["memory", "cpu", "pids"];
+
 /// Makes the directories down to the group. The last one must be new.
 fn make_path(tree: &Tree, relative: &Path) -> io::Result<()> {
     let mut attempts = 0;
     loop {
         match try_make_path(tree, relative) {
-            Err(error) if error.kind() == ErrorKind::NotFound && attempts < PARENT_ATTEMPTS => {
-                attempts += 1;
-            }
+            Err(error) if is_gone(&error) && attempts < PARENT_ATTEMPTS => attempts += 1,
             done => return done,
         }
     }
 }
 
+/// What is removed while it is used is not always just absent (`ENODEV`).
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
+}
+
 fn try_make_path(tree: &Tree, relative: &Path) -> io::Result<()> {
     let group = tree.mount.join(relative);
     match fs::create_dir(&group) {
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        done => return done,
+        Ok(()) if has_controllers(tree, &group) => return Ok(()),
+        // Its parent was made just now by somebody who has not handed them down yet.
+        Ok(()) => fs::remove_dir(&group)?,
+        Err(error) if is_gone(&error) => {}
+        Err(error) => return Err(error),
     }
     let mut parent = tree.mount.clone();
     for name in relative.parent().into_iter().flatten() {
@@ -333,10 +351,18 @@ fn try_make_path(tree: &Tree, relative: &Path) -> io::Result<()> {
     fs::create_dir(&group)
 }
 
+/// Whether a group of the v2 tree has what its limits are set with; one of v1 always does.
+fn has_controllers(tree: &Tree, group: &Path) -> bool {
+    let Ok(here) = fs::read_to_string(group.join("cgroup.controllers")) else { return true };
+    HANDED_DOWN
+        .iter()
+        .all(|name| !tree.controls(name) || here.split_whitespace().any(|c| c == *name))
+}
+
 /// In the v2 tree a directory has a controller only if its parent hands it down.
 fn hand_down(tree: &Tree, parent: &Path) -> io::Result<()> {
     let file = parent.join("cgroup.subtree_control");
-    for controller in ["memory", "cpu", "pids"] {
+    for controller in HANDED_DOWN {
         if tree.controls(controller) && file.exists() {
             fs::write(&file, format!("+{controller}"))?;
         }

@@ -97,8 +97,12 @@ impl Hierarchy {
     }
 
     /// Every mounted tree, ours or not.
+    pub(super) fn trees(&self) -> impl Iterator<Item = &Tree> {
+        self.v1.iter().chain(&self.v2)
+    }
+
     pub(super) fn mounts(&self) -> impl Iterator<Item = &Path> {
-        self.v1.iter().chain(&self.v2).map(|tree| tree.mount.as_path())
+        self.trees().map(|tree| tree.mount.as_path())
     }
 
     /// The trees in which a machine gets a group: those that bound or measure it, and the v2 tree

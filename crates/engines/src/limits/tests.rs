@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -105,6 +106,32 @@ fn a_group_carries_its_limits_and_leaves_nothing() {
     for mount in world.hierarchy.mounts() {
         assert!(!mount.join("torpor").join(&world.tag).exists());
     }
+}
+
+#[test]
+fn what_groups_hang_on_stays_while_another_installation_removes_its_own() {
+    let Some(world) = World::new(Resources::default()) else { return };
+    let World { hierarchy, tag, .. } = &world;
+    let (over, other) = (AtomicBool::new(false), format!("{tag}-other"));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                remove_root(hierarchy, &other);
+            }
+        });
+        for _ in 0..100 {
+            world.group.remove().expect("removed");
+            remove_root(hierarchy, tag);
+            let made = Group::create(hierarchy, tag, "one", &Resources::default());
+            let here = hierarchy.mounts().all(|mount| mount.join("torpor").join(tag).exists());
+            if made.is_err() || !here {
+                over.store(true, Ordering::Relaxed);
+            }
+            made.expect("it is made whatever others do");
+            assert!(here, "an engine that makes groups below it finds it");
+        }
+        over.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

@@ -16,7 +16,7 @@
 //! - QEMU executes nothing of the guest before the machine's record says whose it is;
 //! - a machine that is paused executes nothing: QEMU was told to stop the guest, and is frozen itself
 //!   (`control`);
-//! - the kernel inside does not notice any of it: its agent is told (`Abilities::rests`).
+//! - the kernel inside does not notice any of it: its agent is told (`Abilities::quiesces`).
 
 mod changes;
 mod channel;
@@ -129,7 +129,7 @@ impl Backend for Qemu {
     type Control = QemuControl;
 
     const KIND: &'static str = "microvm";
-    const RESTS: bool = true;
+    const QUIESCES: bool = true;
 
     fn version(&self) -> String {
         self.version.clone()

@@ -203,7 +203,6 @@ impl Start<'_> {
                 cpu: processor(build.accel).to_owned(),
                 accel: build.accel.name().to_owned(),
                 state_hash: String::new(),
-                engine: serde_json::Value::Null,
             },
         }))
     }

@@ -1,4 +1,4 @@
-//! Templates: machines that booted once, were told to rest, and were saved. Whatever begins from an
+//! Templates: machines that booted once, were quiesced, and were saved. Whatever begins from an
 //! image begins there, so that a boot is paid once for all of its kind.
 //!
 //! Invariants: a template is whole or not there (it is made beside its place and renamed); its name says
@@ -154,25 +154,25 @@ impl Shared<Qemu> {
         let network = Policy { internet: false, ..Policy::default() };
         let owner = Owner { sandbox: None, network };
         let mut machine = start.make(Begin::Kernel, owner, &|| true).await?;
-        let saved = rest_and_save(&mut machine, into).await;
+        let saved = quiesce_and_save(&mut machine, into).await;
         let killed = machine.destroy().await;
         saved?;
         killed
     }
 }
 
-async fn rest_and_save(machine: &mut HostMachine<Qemu>, into: &Path) -> Result<(), EngineError> {
+async fn quiesce_and_save(machine: &mut HostMachine<Qemu>, into: &Path) -> Result<(), EngineError> {
     let channel = machine.channel();
-    let rested = async {
+    let quiesced = async {
         let guest = Guest::connect(channel, BOOT_MAX).await?;
-        guest.rest().await
+        guest.quiesce().await
     };
-    let rested = tokio::select! {
-        rested = rested => rested.map_err(EngineError::failed(WHAT)),
+    let quiesced = tokio::select! {
+        quiesced = quiesced => quiesced.map_err(EngineError::failed(WHAT)),
         // The image's agent is the first of it that runs; a kernel whose first process ends is over.
         reason = machine.exited() => Err(EngineError::Image(format!("it does not boot: {reason}"))),
     };
-    rested?;
+    quiesced?;
     machine.pause().await?;
     machine.control().lock().await.save_as(into, Keep::Whole).await.map(drop)
 }

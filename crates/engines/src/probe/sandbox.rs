@@ -9,12 +9,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::json;
 use tokio::process::Command;
 use tokio::time::timeout;
-use torpor_lifecycle::SeqPacket;
 use torpor_lifecycle::guest::Guest;
 
 use super::{Finding, chain, run, unique};
 use crate::AGENT;
 use crate::gvisor::build::{Build, BuildError, remove_state};
+use crate::packet::SeqPacket;
 
 /// From nothing to the agent's hello, on a slow host.
 const HELLO_MAX: Duration = Duration::from_secs(20);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use torpor_lifecycle::engine::{BootPlan, EngineError, Machine};
 use torpor_lifecycle::guest::Guest;
 
-use crate::world::{PATIENCE, World, boot, eventually, greet, revive, rise, stage, world};
+use crate::world::{PATIENCE, World, boot, eventually, greet, revive, stage, unquiesce, world};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_boots_and_its_agent_says_hello() {
@@ -43,7 +43,7 @@ async fn a_paused_machine_does_nothing_and_goes_on_when_resumed() {
     machine.resume().await.unwrap();
     machine.resume().await.expect("twice is once");
     assert!(!machine.paused());
-    rise(&**world.engine(), &guest).await;
+    unquiesce(&**world.engine(), &guest).await;
     guest.health().await.expect("it goes on");
     machine.kill().await.unwrap();
 }
@@ -103,7 +103,7 @@ async fn a_paused_machine_is_adopted_paused_and_can_be_saved_resumed_or_killed()
     assert!(machine.paused(), "nor does a save resume it");
     machine.resume().await.unwrap();
     let guest = greet(machine.channel()).await;
-    rise(&**world.engine(), &guest).await;
+    unquiesce(&**world.engine(), &guest).await;
     assert_eq!(world.noted(&plan.id, &guest).await, "kept");
     let (copy, in_copy) = revive(&world, &other, save.path()).await;
     assert_eq!(world.noted(&other.id, &in_copy).await, "kept");
@@ -249,11 +249,11 @@ pub(crate) async fn is_as_it_says(world: &World) {
     if paused {
         machine.resume().await.unwrap();
     }
-    let processes = crate::world::rest(&**engine, &guest).await;
-    assert_eq!(processes.iter().any(|p| p.pid == 1), about.abilities.rests, "{processes:?}");
+    let processes = crate::world::quiesce(&**engine, &guest).await;
+    assert_eq!(processes.iter().any(|p| p.pid == 1), about.abilities.quiesces, "{processes:?}");
     let saved = answered(machine.save(save.path()).await, about.kind);
     assert_eq!(saved, about.abilities.live_snapshots);
-    rise(&**engine, &guest).await;
+    unquiesce(&**engine, &guest).await;
     machine.kill().await.unwrap();
     let changes = engine.changes(save.path());
     assert_eq!(answered(changes, about.kind), about.abilities.saved_files);

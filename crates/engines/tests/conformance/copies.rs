@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use torpor_lifecycle::guest::Guest;
 use torpor_protocol::guest::Request;
 
-use crate::world::{Installation, boot, eventually, rest, revive, rise, say, stage, world};
+use crate::world::{Installation, boot, eventually, quiesce, revive, say, stage, unquiesce, world};
 
 /// Draws from the kernel's randomness as fast as it can, and writes down what it drew. Not for ever, as
 /// it is written into memory.
@@ -44,12 +44,12 @@ async fn copies_never_draw_the_same_randomness_neither_old_processes_nor_new_one
     let save = stage();
     let (mut machine, guest) = boot(&**world.engine(), world.plan()).await;
     say(&guest, DRAWER).await;
-    rest(&**world.engine(), &guest).await;
+    quiesce(&**world.engine(), &guest).await;
     let mut before = drawn_so_far(&guest).await;
     machine.save(save.path()).await.unwrap();
-    rise(&**world.engine(), &guest).await;
+    unquiesce(&**world.engine(), &guest).await;
     // One that does not rest went on until it was saved, and had drawn no more by then than by now.
-    let exact = world.engine().about().abilities.rests;
+    let exact = world.engine().about().abilities.quiesces;
     if !exact {
         before = drawn_so_far(&guest).await;
     }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use torpor_lifecycle::engine::EngineError;
 use torpor_protocol::guest::Exit;
 
-use crate::world::{PATIENCE, boot, chain, greet, rest, revive, say, shell, stage, world};
+use crate::world::{PATIENCE, boot, chain, greet, quiesce, revive, say, shell, stage, world};
 
 /// Counts in a file, as fast as it can.
 pub(crate) const COUNTER: &str = "(i=0; while :; do i=$((i+1)); echo $i > /dev/shm/count; done) & \
@@ -160,7 +160,7 @@ async fn a_save_that_finds_the_disk_full_leaves_the_machine_as_it_was() {
     say(&guest, COUNTER).await;
     for paused in [false, true] {
         let disk = SmallDisk::new();
-        rest(&**world.engine(), &guest).await;
+        quiesce(&**world.engine(), &guest).await;
         if paused {
             machine.pause().await.unwrap();
         }
@@ -224,7 +224,7 @@ async fn a_save_that_nobody_waits_for_any_more_changes_nothing() {
     for after in [0, 2, 10] {
         for paused in [false, true] {
             let save = stage();
-            rest(&**world.engine(), &guest).await;
+            quiesce(&**world.engine(), &guest).await;
             if paused {
                 machine.pause().await.unwrap();
             }
@@ -236,7 +236,7 @@ async fn a_save_that_nobody_waits_for_any_more_changes_nothing() {
         }
     }
     let save = stage();
-    rest(&**world.engine(), &guest).await;
+    quiesce(&**world.engine(), &guest).await;
     let _ = tokio::time::timeout(Duration::from_millis(5), machine.save(save.path())).await;
     machine.kill().await.expect("it can be killed in the middle of a save");
     assert_eq!(world.traces(&plan.id), Vec::<String>::new());

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+use torpor_protocol::LossReason;
 
 use super::{Driver, Event, Phase, Sleeper};
 use crate::engine::Machine;
@@ -74,17 +75,16 @@ impl Driver {
                 Event::Exited(reason) => {
                     self.gate.close();
                     discard(&self.record.id, machine).await;
-                    return Phase::Lost { reason };
+                    return Phase::Lost(LossReason::Exited(reason));
                 }
                 Event::AgentGone => {
                     self.gate.close();
-                    let reason = reason_of_silence(&mut machine).await;
+                    let loss = why_silent(&mut machine).await;
                     discard(&self.record.id, machine).await;
-                    return Phase::Lost { reason };
+                    return Phase::Lost(loss);
                 }
                 Event::Expired(reason) => {
-                    let reason = Some(reason.to_owned());
-                    return Phase::Deleting { machine: Some(machine), reason };
+                    return Phase::Deleting { machine: Some(machine), reason: Some(reason) };
                 }
                 Event::Delete => return Phase::Deleting { machine: Some(machine), reason: None },
                 Event::Stop => return self.stopping_awake(machine).await,
@@ -124,7 +124,7 @@ impl Driver {
     /// How long nobody may have used it until it counts as idle; `None`: it never does.
     fn idle_after(&self) -> Option<Duration> {
         let idle_after = Duration::from_millis(self.record.spec.standby.idle_after_ms);
-        let can = self.world.engine.about().abilities.warm_standby;
+        let can = self.world.abilities(&self.record.spec).warm_standby;
         (can && !idle_after.is_zero()).then_some(idle_after)
     }
 
@@ -153,17 +153,17 @@ impl Driver {
         } else if !self.gate.close_if_vacant() {
             return Slept::No(machine, None);
         }
-        let rested = async {
-            let processes = self.world.rest(&guest).await?;
+        let quiesced = async {
+            let processes = self.world.quiesce(&self.record.spec, &guest).await?;
             machine.pause().await?;
             Ok::<_, Error>(processes)
         };
-        let processes = match rested.await {
+        let processes = match quiesced.await {
             Ok(processes) => processes,
             Err(error) => {
                 tracing::warn!(sandbox = %self.record.id, error = chain(&error), "could not pause");
                 // Whether it got so far or not; if it can't be told, its agent is gone, which is seen.
-                let _ = self.world.rise(&guest).await;
+                let _ = self.world.unquiesce(&self.record.spec, &guest).await;
                 self.gate.open(guest, machine.meter());
                 return Slept::No(machine, Some(error));
             }
@@ -234,7 +234,7 @@ impl Driver {
 }
 
 /// The agent's channel broke: because the machine is dying, or because the agent misbehaves.
-async fn reason_of_silence(machine: &mut Box<dyn Machine>) -> String {
+async fn why_silent(machine: &mut Box<dyn Machine>) -> LossReason {
     let exited = tokio::time::timeout(LAST_WORDS, machine.exited());
-    exited.await.unwrap_or_else(|_| "its agent broke off the channel".to_owned())
+    exited.await.map_or(LossReason::AgentGone, LossReason::Exited)
 }

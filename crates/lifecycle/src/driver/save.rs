@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 use torpor_protocol::snapshot::SavedProcess;
-use torpor_protocol::{SaveId, SnapshotId, SnapshotKind, State, Tier};
+use torpor_protocol::{SaveId, SnapshotId, SnapshotKind, State, StatusReason, Tier};
 
 use super::{Driver, Phase, Sleeper, Waiter};
 use crate::engine::{Machine, Saved};
@@ -37,7 +37,7 @@ impl Driver {
             saved.processes = processes;
         }
         fault::point("save.written");
-        let engine = self.world.engine.about();
+        let engine = self.world.engines.of(&self.record.spec)?.about();
         let about = SaveAbout {
             kind: SnapshotKind::Memory,
             sandbox: self.record.id.clone(),
@@ -74,17 +74,17 @@ impl Driver {
         guest: &Guest,
         into: &Path,
     ) -> Result<Saved, Error> {
-        if !self.world.engine.about().abilities.rests {
+        if !self.world.abilities(&self.record.spec).quiesces {
             return Ok(machine.save(into).await?);
         }
         let begun = Instant::now();
         let saved = async {
-            let processes = guest.rest().await?;
+            let processes = guest.quiesce().await?;
             Ok(Saved { processes, ..machine.save(into).await? })
         };
         let saved = saved.await;
         // Also after a failure, wherever it was.
-        guest.rise().await?;
+        guest.unquiesce().await?;
         saved.map(|saved| Saved { pause: begun.elapsed(), ..saved })
     }
 
@@ -109,10 +109,11 @@ impl Driver {
                 Ok(save)
             }
             Err(error) => {
-                let reason = format!("could not be saved: {}", chain(&error));
-                tracing::error!(sandbox = %self.record.id, reason, "persist failed, keeping sandbox warm");
+                let cause = chain(&error);
+                tracing::error!(sandbox = %self.record.id, cause, "persist failed, keeping sandbox warm");
                 sleeper.save_at = Instant::now() + self.world.policy.persist_after;
-                self.publish_as(State::Asleep, Some(Tier::Warm), false, Some(reason));
+                let reason = Some(StatusReason::SaveFailed { cause });
+                self.publish_as(State::Asleep, Some(Tier::Warm), false, reason);
                 Err(error)
             }
         }
@@ -180,6 +181,9 @@ impl Driver {
         record.spec.image.clone_from(&then.image);
         record.spec.image_id = then.image_id.clone();
         record.spec.resources = then.resources;
+        if save.manifest.about.kind == SnapshotKind::Memory {
+            record.spec.engine = Some(save.manifest.about.engine.clone());
+        }
         // Whatever machine the engine has is not it any more.
         record.state = PersistedState::Created;
         record.facts.parent = snapshot;

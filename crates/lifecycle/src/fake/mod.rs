@@ -284,11 +284,16 @@ impl FakeEngine {
             live_snapshots: true,
             warm_standby: true,
             saved_files: true,
-            rests: false,
+            quiesces: false,
         };
         let (kind, version) = ("fake", version.to_owned());
         let about = About { kind, version, nameserver: None, egress_proxy: None, abilities };
         Self { about, host }
+    }
+
+    /// The same under another name.
+    pub fn of_kind(self, kind: &'static str) -> Self {
+        Self { about: About { kind, ..self.about }, ..self }
     }
 
     async fn start(

@@ -6,15 +6,18 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use async_trait::async_trait;
+use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::net::{
     AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, recv, shutdown, socketpair,
 };
+use tokio::net::UnixDatagram;
 use torpor_protocol::SandboxId;
+use torpor_protocol::guest::{HEADER, MAX_PAYLOAD};
 
 use super::Inside;
 use super::script::Script;
-use crate::SeqPacket;
 use crate::engine::Channel;
 
 /// The road in, and who answers at its end if that is a script.
@@ -42,7 +45,34 @@ fn inside_channel(inside: Inside) -> io::Result<Road> {
                 }
             })?;
             let agent = RealAgent { socket: ours.try_clone()?, thread };
-            Ok(Road { channel: Arc::new(SeqPacket::new(ours)?), script: None, agent: Some(agent) })
+            Ok(Road { channel: Arc::new(Packets::new(ours)?), script: None, agent: Some(agent) })
+        }
+    }
+}
+
+/// The road to a real agent.
+struct Packets(UnixDatagram);
+
+impl Packets {
+    /// Its calls are those of a datagram socket; the kernel tells besides when the other side is gone.
+    fn new(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        UnixDatagram::from_std(socket.into()).map(Self)
+    }
+}
+
+#[async_trait]
+impl Channel for Packets {
+    async fn send(&self, packet: Bytes) -> io::Result<()> {
+        self.0.send(&packet).await.map(drop)
+    }
+
+    async fn recv(&self) -> io::Result<Bytes> {
+        let mut packet = vec![0; HEADER + MAX_PAYLOAD];
+        match self.0.recv(&mut packet).await {
+            Ok(length) => Ok(Bytes::copy_from_slice(&packet[..length])),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(Bytes::new()),
+            Err(error) => Err(error),
         }
     }
 }

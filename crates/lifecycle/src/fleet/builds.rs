@@ -3,7 +3,7 @@
 //! A memory save can be revived by the build that wrote it. What needs a build that is not wanted any more,
 //! or not here any more, can be brought to its files alone: it boots from them, on any build.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use torpor_protocol::engine::{EngineBuild, Migrated, MigratedKind};
@@ -12,8 +12,23 @@ use torpor_protocol::{SandboxId, SandboxRef, SaveId, SnapshotKind, SnapshotRef, 
 use super::Fleet;
 use super::snapshots::describe;
 use crate::Error;
+use crate::engine::{self, Engine};
 use crate::error::chain;
 use crate::store::{LocalSave, PinOwner, SavedBy, SnapshotRecord};
+
+/// The builds of an engine that are here, the current one first.
+fn present(engine: &Arc<dyn Engine>) -> Vec<EngineBuild> {
+    let kind = engine.about().kind;
+    let build_use = |(index, build): (usize, engine::EngineBuild)| EngineBuild {
+        engine: kind.to_owned(),
+        current: index == 0,
+        present: true,
+        machines: build.machines,
+        version: build.version,
+        ..EngineBuild::default()
+    };
+    engine.builds().into_iter().enumerate().map(build_use).collect()
+}
 
 /// Whatever can't be revived without a build.
 struct Need {
@@ -31,22 +46,15 @@ enum Who {
 impl Fleet {
     /// The builds that are here, the current one first, and those that something needs.
     pub async fn builds(&self) -> Result<Vec<EngineBuild>, Error> {
-        let (here, kind) = (self.inner.world.engine.builds(), self.about().kind);
-        let mut uses: Vec<EngineBuild> = Vec::new();
-        for build in here {
-            uses.push(EngineBuild {
-                engine: kind.to_owned(),
-                current: uses.is_empty(),
-                present: true,
-                machines: build.machines,
-                version: build.version,
-                ..EngineBuild::default()
-            });
-        }
+        let mut uses: Vec<EngineBuild> =
+            self.inner.world.engines.iter().flat_map(present).collect();
         let mut absent: BTreeMap<SavedBy, EngineBuild> = BTreeMap::new();
         for need in self.needs().await? {
             let by = self.reviver(&need.by);
-            let using = match uses.iter_mut().find(|using| Some(&using.version) == by.as_ref()) {
+            let is = |using: &EngineBuild| {
+                using.engine == need.by.engine && Some(&using.version) == by.as_ref()
+            };
+            let using = match uses.iter_mut().find(|using| is(using)) {
                 Some(using) => using,
                 None => absent.entry(need.by.clone()).or_insert_with(|| EngineBuild {
                     engine: need.by.engine.clone(),
@@ -66,8 +74,7 @@ impl Fleet {
 
     /// The build that revives it here.
     fn reviver(&self, by: &SavedBy) -> Option<String> {
-        let ours = by.engine == self.about().kind;
-        ours.then(|| self.inner.world.engine.can_revive(&by.version).ok()).flatten()
+        self.inner.world.engines.find(&by.engine).ok()?.can_revive(&by.version).ok()
     }
 
     /// Sandboxes first, then snapshots, then pools.
@@ -104,8 +111,10 @@ impl Fleet {
     /// Lets the engine give up builds that nothing needs.
     pub async fn retain_builds(&self) -> Result<(), Error> {
         let saves = self.inner.world.saves.memory_saves().await?;
-        let needed: HashSet<String> = saves.into_values().map(|by| by.version).collect();
-        self.inner.world.engine.retain_builds(&needed);
+        for engine in self.inner.world.engines.iter() {
+            let of = |by: &&SavedBy| by.engine == engine.about().kind;
+            engine.retain_builds(&saves.values().filter(of).map(|by| by.version.clone()).collect());
+        }
         Ok(())
     }
 
@@ -117,9 +126,9 @@ impl Fleet {
             None => self.reviver(&need.by).is_none(),
         };
         let needs = self.needs().await?;
-        let of_this_engine = |need: &Need| need.by.engine == self.about().kind;
+        let of_this_host = |need: &Need| self.inner.world.engines.find(&need.by.engine).is_ok();
         let mut all = Vec::new();
-        for need in needs.into_iter().filter(|need| of_this_engine(need) && wanted(need)) {
+        for need in needs.into_iter().filter(|need| of_this_host(need) && wanted(need)) {
             let mut migrated = self.introduce(&need);
             if !dry {
                 migrated.reason = self.migrate_one(need).await.err();

@@ -20,7 +20,9 @@ use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, Status, Tier};
 
 use crate::clock::Clock;
 use crate::driver::Phase;
-use crate::engine::{About, Engine};
+use crate::engine::About;
+use crate::engines::Engines;
+use crate::guest_defaults::GuestDefaults;
 use crate::lease::Lease;
 use crate::ledger::{Aggregate, CacheVersion, FleetLedger, Owner, PAGE, everything};
 use crate::sandbox::{Request, Sandbox};
@@ -39,7 +41,7 @@ const EVENTS: usize = 1024;
 
 /// What a fleet is made of.
 pub struct Parts {
-    pub engine: Arc<dyn Engine>,
+    pub engines: Engines,
     pub ledger: Arc<dyn FleetLedger>,
     pub images: Arc<dyn Images>,
     pub saves: Arc<dyn Saves>,
@@ -48,6 +50,7 @@ pub struct Parts {
     pub room: Arc<dyn Room>,
     /// The interception CA (PEM).
     pub ca: Option<String>,
+    pub guest: GuestDefaults,
     pub policy: Policy,
 }
 
@@ -91,16 +94,18 @@ pub struct Plan {
 impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
-        let Parts { engine, ledger, images, saves, journal, vault, room, ca, policy } = parts;
+        let Parts { engines, ledger, images, saves, journal, vault, room, ca, guest, policy } =
+            parts;
         let owner = ledger.take_over().await?;
         let pools_version = CacheVersion::now(Arc::clone(&ledger) as _, Aggregate::Pools).await?;
         let records = recorded(&*ledger, &owner).await?;
+        let records = with_engines(records, &engines, &*saves).await?;
         let keep: HashSet<_> =
             records.iter().filter(|r| may_run(&r.state)).map(|r| r.id.clone()).collect();
-        let swept = engine.sweep(&keep).await?;
+        let swept = engines.sweep(&keep).await?;
         tracing::info!(recorded = records.len(), swept, "recovering");
         let world = World {
-            engine,
+            engines,
             ledger,
             owner,
             images,
@@ -109,6 +114,7 @@ impl Fleet {
             vault,
             room,
             ca,
+            guest,
             policy,
             clock: Clock::start(),
             stopping: CancellationToken::new(),
@@ -147,7 +153,7 @@ impl Fleet {
             PersistedState::Created | PersistedState::Running | PersistedState::Standby { .. } => {
                 Phase::Adopting
             }
-            PersistedState::Failed { reason } => Phase::Failed { reason: reason.clone() },
+            PersistedState::Failed { reason } => Phase::Failed(reason.clone()),
         };
         if let Some(name) = &record.spec.name {
             self.inner.register.lock().by_name.insert(name.clone(), record.id.clone());
@@ -187,6 +193,7 @@ impl Fleet {
             }
             None => None,
         };
+        let spec = self.inner.world.engines.settle(spec, from.map(|point| &*point.save))?;
         let save = from.map(|point| point.save.id.clone());
         let ready = self.inner.pools.take(&spec, save.as_ref());
         let id = ready.as_ref().map_or_else(SandboxId::random, |ready| ready.id.clone());
@@ -350,8 +357,9 @@ impl Fleet {
         self.inner.events.subscribe()
     }
 
+    /// Of the default engine.
     pub fn about(&self) -> &About {
-        self.inner.world.engine.about()
+        self.inner.world.engines.default_engine().about()
     }
 
     pub fn clock(&self) -> Clock {
@@ -367,7 +375,7 @@ impl Fleet {
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
         self.empty_pools().await;
-        self.inner.world.engine.close().await;
+        self.inner.world.engines.close().await;
     }
 }
 
@@ -388,6 +396,24 @@ async fn recorded(ledger: &dyn FleetLedger, owner: &Owner) -> Result<Vec<Record>
     let mut all = everything(page, |record| record.id.clone()).await?;
     all.sort_by(|a, b| (a.created_at_ms, &a.id).cmp(&(b.created_at_ms, &b.id)));
     Ok(all)
+}
+
+/// Records that are older than the choice of an engine have the one of their save, or the default.
+async fn with_engines(
+    mut records: Vec<Record>,
+    engines: &Engines,
+    saves: &dyn Saves,
+) -> Result<Vec<Record>, StoreError> {
+    if records.iter().all(|record| record.spec.engine.is_some()) {
+        return Ok(records);
+    }
+    let by = saves.memory_saves().await?;
+    for record in records.iter_mut().filter(|record| record.spec.engine.is_none()) {
+        let saved_by = record.save.as_ref().and_then(|save| by.get(save));
+        let default = engines.default_engine().about().kind;
+        record.spec.engine = Some(saved_by.map_or(default, |by| &by.engine).to_owned());
+    }
+    Ok(records)
 }
 
 /// Whether the engine may have a machine that is worth keeping.

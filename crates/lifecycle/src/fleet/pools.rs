@@ -87,6 +87,7 @@ impl Stock {
             && own.image_id == spec.image_id
             && own.resources == spec.resources
             && own.network == spec.network
+            && own.engine == spec.engine
     }
 
     fn show(&self, claimed: Vec<SandboxId>) -> Pool {
@@ -97,6 +98,7 @@ impl Stock {
             ready: self.ready.len(),
             image: spec.image.clone(),
             snapshot: self.record.from.as_ref().map(|(snapshot, _)| snapshot.clone()),
+            engine: spec.engine.clone(),
             resources: spec.resources,
             network: spec.network.clone(),
             max: self.record.max,
@@ -116,8 +118,25 @@ impl Stock {
 
 impl Fleet {
     pub(super) async fn recover_pools(&self) -> Result<(), Error> {
-        self.recorded_pools().await?.into_iter().for_each(|record| self.open_pool(record));
+        for record in self.recorded_pools().await? {
+            match self.settle_pool(record.clone()).await {
+                Ok(settled) => self.open_pool(settled),
+                // Its snapshot or its engine is not here: it says so, and tries again.
+                Err(_) => self.open_pool(record),
+            }
+        }
         Ok(())
+    }
+
+    /// Decides which engine its machines have.
+    async fn settle_pool(&self, record: PoolRecord) -> Result<PoolRecord, Error> {
+        let world = &self.inner.world;
+        let save = match &record.from {
+            Some((_, save)) => Some(world.saves.materialize(save).await?),
+            None => None,
+        };
+        let spec = world.engines.settle(record.spec.clone(), save.as_deref())?;
+        Ok(PoolRecord { spec, ..record })
     }
 
     /// All pools of the ledger, by name.
@@ -156,6 +175,7 @@ impl Fleet {
     /// When this returns it is recorded; it fills in the background.
     pub async fn create_pool(&self, record: PoolRecord) -> Result<(), Error> {
         let _writing = self.inner.pools_version.writing().await;
+        let record = self.settle_pool(record).await?;
         self.inner.world.ledger.create_pool(&record).await.map_err(|error| match error {
             StoreError::NameTaken(name) => Refusal::PoolNameTaken(name).into(),
             error => Error::from(error),
@@ -213,6 +233,7 @@ impl Fleet {
     pub async fn update_pool(&self, record: PoolRecord) -> Result<(), Error> {
         let _writing = self.inner.pools_version.writing().await;
         let before = self.pool(&record.name)?;
+        let record = self.settle_pool(record).await?;
         if !self.inner.world.ledger.update_pool(&record).await? {
             return Err(Refusal::NoSuchPool(record.name).into());
         }
@@ -334,7 +355,7 @@ impl Fleet {
         let Started { mut machine, guest, root, .. } =
             world.start(&id, &record.spec, save.as_deref(), true).await?;
         let paused = async {
-            world.rest(&guest).await?;
+            world.quiesce(&record.spec, &guest).await?;
             guest.sever().await;
             machine.pause().await?;
             Ok::<_, Error>(())

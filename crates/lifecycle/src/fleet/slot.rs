@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
-use torpor_protocol::{State, Status};
+use torpor_protocol::{LossReason, State, Status};
 
 use super::{Fleet, Inner};
 use crate::driver::{Driver, End, Phase, first_status};
@@ -113,7 +113,7 @@ impl Fleet {
     /// One more sandbox, whose first driver begins with this phase.
     pub(super) fn admit(&self, record: Record, phase: Phase) -> Sandbox {
         let world = &self.inner.world;
-        let first = first_status(&record, world.engine.about().kind);
+        let first = first_status(&record);
         let (sender, status) = watch::channel(first);
         let (id, last_used_at_ms) = (record.id.clone(), record.last_used_at_ms);
         let state = DriverState { record, status: sender, ca_dirty: false, phase };
@@ -195,11 +195,10 @@ impl Fleet {
     async fn panicked(&self, sandbox: &Sandbox, known: Record, error: &JoinError) {
         tracing::error!(sandbox = %sandbox.id, %error, "the driver of a sandbox panicked");
         sandbox.gate.close();
-        if let Ok(Some(machine)) = self.inner.world.engine.adopt(&sandbox.id).await {
+        if let Ok(Some(machine)) = self.inner.world.adopt(&known).await {
             let _ = machine.kill().await;
         }
-        let reason = "a bug in the daemon; its log has the details".to_owned();
-        self.launch(self.recorded(known).await, Phase::Lost { reason });
+        self.launch(self.recorded(known).await, Phase::Lost(LossReason::DaemonBug));
     }
 
     /// What the ledger says now of a sandbox whose driver is gone.

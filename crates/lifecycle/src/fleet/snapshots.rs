@@ -111,7 +111,9 @@ impl Fleet {
     }
 
     fn unfinished(&self, of: &Sandbox, name: Option<Name>, kind: SnapshotKind) -> Snapshot {
-        let (status, engine) = (of.status(), self.about());
+        let status = of.status();
+        let engine = self.inner.world.engines.of(&status.spec);
+        let engine = engine.map_or(self.about(), |engine| engine.about());
         Snapshot {
             id: SnapshotId::random(),
             name,
@@ -337,8 +339,7 @@ impl Fleet {
 
     /// What a memory save has on top of its image. Blocks.
     pub fn changes(&self, save: &LocalSave) -> Result<Box<dyn Changes>, Error> {
-        self.inner.world.of_this_engine(save)?;
-        Ok(self.inner.world.engine.changes(&save.dir)?)
+        Ok(self.inner.world.saved_by(save)?.changes(&save.dir)?)
     }
 }
 

@@ -120,21 +120,21 @@ impl Guest {
     }
 
     /// Stops every process inside, and has what they wrote on the disk; gives what they are.
-    pub async fn rest(&self) -> Result<Vec<SavedProcess>, GuestError> {
-        let request = Request::Rest;
-        let Reply::Rested { processes } = self.call(&request).await? else {
+    pub async fn quiesce(&self) -> Result<Vec<SavedProcess>, GuestError> {
+        let request = Request::Quiesce;
+        let Reply::Quiesced { processes } = self.call(&request).await? else {
             return Err(unexpected(&request));
         };
         Ok(processes)
     }
 
     /// The machine goes on: with the clock of this host and randomness that no other has.
-    pub async fn rise(&self) -> Result<(), GuestError> {
+    pub async fn unquiesce(&self) -> Result<(), GuestError> {
         // As much as a kernel's generator holds.
         let entropy = format!("{}{}", token(), token());
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_us = u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX);
-        self.done(&Request::Rise { now_us, entropy }).await
+        self.done(&Request::Unquiesce { now_us, entropy }).await
     }
 
     pub async fn start(&self, spec: ProcessSpec) -> Result<ProcessStatus, GuestError> {

@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
-use torpor_lifecycle::{Fleet, Parts, Policy, Sandbox};
+use torpor_lifecycle::{Engines, Fleet, Parts, Policy, Sandbox};
 use torpor_protocol::{Lifetime, Network, Resources, SandboxSpec, StandbyPolicy};
 use torpor_proxy::{Manner, Proxy, route};
 
@@ -57,14 +57,16 @@ impl World {
     async fn made(inside: Inside, standby: StandbyPolicy, manner: Manner) -> Self {
         let (host, store) = (FakeHost::new(inside), FakeStore::new());
         let engine = std::sync::Arc::new(FakeEngine::new(std::sync::Arc::clone(&host)));
+        let engines = Engines::new(engine, []);
         let parts = Parts {
-            engine,
+            engines,
             ledger: store.clone(),
             images: store.clone(),
             saves: store.clone(),
             journal: store.clone(),
             vault: store,
             ca: None,
+            guest: torpor_lifecycle::GuestDefaults::default(),
             room: FakeRoom::endless(),
             policy: Policy::default(),
         };
@@ -260,6 +262,7 @@ fn spec(name: &str) -> SandboxSpec {
         entrypoint: Vec::new(),
         secrets: Vec::new(),
         ports: None,
+        engine: None,
         pool: None,
     }
 }

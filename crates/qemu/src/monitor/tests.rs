@@ -37,7 +37,8 @@ async fn an_answer_in_pieces_behind_events_is_found_by_its_number() {
     let events = "{\"event\": \"STOP\", \"data\": {}}\r\n{\"return\": {\"old\": 1}, \"id\": 1}\r\n";
     let answer = "{\"return\": {\"sta|tus\": \"pau|sed\"}, \"id\": 2}\r|\n";
     let mut monitor = monitor(&[&format!("{events}{answer}")]).await;
-    assert_eq!(monitor.status().await.unwrap(), Status::Stopped);
+    let answer = monitor.call("query-status", Value::Null).await.unwrap();
+    assert_eq!(answer["status"], "paused");
 }
 
 #[tokio::test]
@@ -75,8 +76,8 @@ async fn a_silent_qemu_is_not_waited_for_forever() {
 async fn a_qemu_that_only_sends_events_is_not_waited_for_forever() {
     let events = "{\"event\": \"RTC_CHANGE\", \"data\": {}}\n".repeat(1000);
     let mut monitor = monitor(&[&events]).await;
-    let error = monitor.quit().await.unwrap_err();
-    assert!(matches!(error, MonitorError::Deadline { command: "quit", .. }), "{error:?}");
+    let error = monitor.resume().await.unwrap_err();
+    assert!(matches!(error, MonitorError::Deadline { command: "cont", .. }), "{error:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -98,14 +99,6 @@ async fn a_socket_in_a_directory_with_a_long_name_is_reached() {
     let _listener = UnixListener::bind(short.join("monitor")).unwrap();
     connect(&long.join("monitor")).await.unwrap();
     assert_eq!(connect(&long.join("none")).await.unwrap_err().kind(), io::ErrorKind::NotFound);
-}
-
-#[tokio::test]
-async fn a_qemu_that_is_gone_before_it_answers_has_quit() {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    drop(theirs);
-    let mut monitor = Monitor { stream: ours, unread: Vec::new(), calls: 0, loading: None };
-    monitor.quit().await.unwrap();
 }
 
 #[tokio::test]

@@ -77,9 +77,6 @@ pub struct About {
     pub accel: String,
     /// BLAKE3 of `state`, hexadecimal.
     pub state_hash: String,
-    /// What else the engine needs, in its own words.
-    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
-    pub engine: serde_json::Value,
 }
 
 impl About {

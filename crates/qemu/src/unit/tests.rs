@@ -69,7 +69,6 @@ fn save(dir: &Path, mark: u8) -> About {
         cpu: "max".to_owned(),
         accel: "tcg".to_owned(),
         state_hash: hash_state(dir).unwrap(),
-        engine: serde_json::Value::Null,
     };
     write_about(dir, &about, None).unwrap();
     about

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use torpor_qemu::monitor::{MonitorError, Status};
+use torpor_qemu::monitor::MonitorError;
 
 use crate::machine::{MEMORY_MIB, Place};
 
@@ -13,11 +13,10 @@ async fn a_stopped_guest_stands_still_until_it_is_resumed() {
     let machine = place.boot("a");
     let mut monitor = machine.monitor().await;
     machine.counts_past(0).await;
-    assert_eq!(monitor.status().await.unwrap(), Status::Running);
     monitor.stop().await.unwrap();
-    assert_eq!(monitor.status().await.unwrap(), Status::Stopped);
     let count = machine.counter();
-    monitor.status().await.unwrap();
+    // Time for a guest that goes on.
+    monitor.save_state().await.unwrap();
     assert_eq!(machine.counter(), count);
     monitor.resume().await.unwrap();
     machine.counts_past(count).await;
@@ -35,15 +34,12 @@ async fn a_saved_machine_is_revived_by_another_qemu_where_it_was() {
     monitor.resume().await.unwrap();
     // The first goes on as if nothing had been.
     machine.counts_past(count).await;
-    monitor.quit().await.unwrap();
-    assert_eq!(machine.ends().await, 0);
+    drop((monitor, machine));
 
     for name in ["b", "c"] {
         let machine = place.revive(name, &memory);
         let mut monitor = machine.monitor().await;
-        assert_eq!(monitor.status().await.unwrap(), Status::Waiting);
         monitor.load_state(&state).await.unwrap();
-        assert_eq!(monitor.status().await.unwrap(), Status::Stopped);
         assert_eq!(machine.counter(), count);
         monitor.resume().await.unwrap();
         machine.counts_past(count).await;

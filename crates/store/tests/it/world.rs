@@ -160,6 +160,7 @@ pub(crate) fn record(image: &ImageId, name: Option<&str>) -> Record {
             entrypoint: Default::default(),
             secrets: Default::default(),
             ports: None,
+            engine: None,
             pool: None,
         },
         state: PersistedState::Created,

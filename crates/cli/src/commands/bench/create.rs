@@ -58,6 +58,7 @@ async fn from_pool(bench: &Bench, client: &Client, all: &mut Samples) -> Result<
         size: size as usize,
         image: Some(bench.image.clone()),
         snapshot: None,
+        engine: None,
         cpus: None,
         memory_mib: None,
         disk_mib: None,

@@ -32,6 +32,9 @@ pub(super) struct Create {
     /// Name or id of a memory snapshot, instead of an image.
     #[arg(long, conflicts_with = "image")]
     snapshot: Option<String>,
+    /// What isolates its sandboxes: gvisor, microvm, or auto, the daemon's default.
+    #[arg(long, value_name = "KIND")]
+    engine: Option<String>,
     #[command(flatten)]
     resources: ResourceArgs,
     #[command(flatten)]
@@ -69,6 +72,7 @@ impl Create {
             max: self.max,
             image: self.image,
             snapshot: self.snapshot,
+            engine: self.engine,
             cpus: self.resources.cpus,
             memory_mib: self.resources.memory,
             disk_mib: self.resources.disk,

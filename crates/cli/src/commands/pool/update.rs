@@ -98,6 +98,8 @@ impl Update {
             size: self.size.unwrap_or(were.size),
             max: self.max.or(were.max).filter(|_| !self.no_max),
             image,
+            // A memory snapshot goes on in the engine that took it.
+            engine: were.engine.filter(|_| snapshot.is_none()),
             snapshot,
             cpus: self.resources.cpus.or(were.cpus),
             memory_mib: self.resources.memory.or(were.memory_mib),
@@ -124,6 +126,7 @@ fn as_it_is(pool: &Pool) -> CreatePool {
         // A snapshot comes with its image.
         image: pool.snapshot.is_none().then(|| pool.image.clone()),
         snapshot: pool.snapshot.as_ref().map(ToString::to_string),
+        engine: pool.engine.clone(),
         cpus: Some(pool.resources.cpus),
         memory_mib: Some(pool.resources.memory_mib),
         disk_mib: Some(pool.resources.disk_mib),

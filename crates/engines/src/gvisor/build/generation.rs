@@ -34,6 +34,10 @@ pub enum Halt {
     Kernel,
 }
 
+/// The oldest build whose control socket is known to speak as we do.
+pub(super) const OLDEST: u32 = 20_240_729;
+/// Builds before this one let a guest reach the host through /dev/cuse (CVE-2026-96812).
+const CUSE_SAFE_SINCE: u32 = 20_260_901;
 /// The first build of 2024 whose way of making the upper layer is another.
 const NEEDS_GOFER_SINCE: u32 = 20_241_217;
 /// From here on a frozen cgroup loses what its threads wait for.
@@ -45,14 +49,46 @@ const QUIET_SINCE: u32 = 20_260_622;
 /// away.
 const GOFER_MOUNT: &str = "/dev/.gofer";
 
+/// Builds on which the tests of this release were run, and how.
+const PROVEN: [(&str, &str); 2] = [
+    ("0.0~20240729.0", "all tests run on it"),
+    (
+        "release-20260817.0",
+        "./test conformance ran on a build of its sources, not on the official program",
+    ),
+];
+
+/// How a build of this version was tried out, if it was.
+pub(super) fn proof(version: &str) -> Option<&'static str> {
+    // `release-20260817.0-70-gabc` is a build of what came after that release.
+    let known = |proven: &str| {
+        let rest = version.strip_prefix(proven);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    PROVEN.into_iter().find(|(proven, _)| known(proven)).map(|(_, how)| how)
+}
+
+/// Whether a guest can reach the host through `/dev/cuse`, where there is one.
+pub(super) fn misuses_cuse(date: u32) -> bool {
+    date < CUSE_SAFE_SINCE
+}
+
+/// Why a build is not used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unused {
+    TooOld,
+    Harmful(&'static str),
+}
+
 impl Generation {
-    /// Why builds of this date are not used, if they are not.
-    pub(super) fn of(date: u32) -> Result<Self, &'static str> {
+    pub(super) fn of(date: u32) -> Result<Self, Unused> {
         match date {
-            ..super::OLDEST => Err("is too old"),
-            super::OLDEST..NEEDS_GOFER_SINCE => Ok(Self::Y2024),
-            NEEDS_GOFER_SINCE..LOSES_SINCE => Err("can't start sandboxes as Torpor does"),
-            LOSES_SINCE..QUIET_SINCE => Err("loses sandboxes that sleep"),
+            ..OLDEST => Err(Unused::TooOld),
+            OLDEST..NEEDS_GOFER_SINCE => Ok(Self::Y2024),
+            NEEDS_GOFER_SINCE..LOSES_SINCE => {
+                Err(Unused::Harmful("can't start sandboxes as Torpor does"))
+            }
+            LOSES_SINCE..QUIET_SINCE => Err(Unused::Harmful("loses sandboxes that sleep")),
             QUIET_SINCE.. => Ok(Self::Y2026),
         }
     }

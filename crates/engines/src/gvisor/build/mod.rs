@@ -17,29 +17,17 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 pub use self::generation::{Generation, Halt};
+use self::generation::{OLDEST, Unused};
 pub(super) use self::generation::{of_another_build, unknown_method};
 pub(crate) use self::generation::{remove_state, unmount_state};
 pub(super) use self::kept::Builds;
 
-/// The oldest build whose control socket is known to speak as we do.
-const OLDEST: u32 = 20_240_729;
-/// Builds before this one let a guest reach the host through /dev/cuse (CVE-2026-96812).
-const CUSE_SAFE_SINCE: u32 = 20_260_901;
 /// `runsc --version` takes 15 ms; a machine that needs so long has other problems.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Where a release has the programs that runsc starts, beside it.
 const SIDECARS: &str = "gvisor-bin";
 /// So many digits of a program's hash tell builds apart.
 const HASH_DIGITS: usize = 12;
-
-/// Builds on which the tests of this release were run, and how.
-const PROVEN: [(&str, &str); 2] = [
-    ("0.0~20240729.0", "all tests run on it"),
-    (
-        "release-20260817.0",
-        "./test conformance ran on a build of its sources, not on the official program",
-    ),
-];
 
 /// A build of runsc.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,8 +88,8 @@ impl Build {
         };
         let generation = match Generation::of(date) {
             Ok(generation) => generation,
-            Err(_) if date < OLDEST => return Err(BuildError::TooOld { text }),
-            Err(why) => return Err(BuildError::Harmful { text, why }),
+            Err(Unused::TooOld) => return Err(BuildError::TooOld { text }),
+            Err(Unused::Harmful(why)) => return Err(BuildError::Harmful { text, why }),
         };
         let output = ask(runsc, generation.flags()).await?;
         if !output.status.success() {
@@ -125,12 +113,7 @@ impl Build {
 
     /// How this build was tried out, if it was.
     pub fn proof(&self) -> Option<&'static str> {
-        // `release-20260817.0-70-gabc` is a build of what came after that release.
-        let known = |version: &str| {
-            let rest = self.version.strip_prefix(version);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
-        };
-        PROVEN.into_iter().find(|(version, _)| known(version)).map(|(_, how)| how)
+        generation::proof(&self.version)
     }
 
     /// Whether a distribution made it.
@@ -140,7 +123,7 @@ impl Build {
 
     /// Whether a guest can reach the host through `/dev/cuse`, where there is one.
     pub fn misuses_cuse(&self) -> bool {
-        self.date < CUSE_SAFE_SINCE
+        generation::misuses_cuse(self.date)
     }
 
     pub fn generation(&self) -> Generation {

@@ -10,7 +10,7 @@ use torpor_qemu::memory::{GuestMemory, Piece, bytes_of};
 use torpor_qemu::unit;
 
 use crate::processes::{COUNTER, GOES_ON};
-use crate::world::{World, boot, greet, rise, say, stage, world};
+use crate::world::{World, boot, greet, say, stage, unquiesce, world};
 
 const MIB: u64 = 1 << 20;
 
@@ -45,7 +45,7 @@ async fn ten_copies_have_hardly_any_memory_of_their_own_when_they_begin() {
         let machine = world.revive(plan, save.path()).await.unwrap();
         let guest = greet(machine.channel()).await;
         own.push(private(&world, &plan.id));
-        rise(&**world.engine(), &guest).await;
+        unquiesce(&**world.engine(), &guest).await;
         copies.push((machine, guest));
     }
     own.sort_unstable();

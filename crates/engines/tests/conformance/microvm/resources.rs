@@ -5,7 +5,7 @@ use torpor_engines::limits::{Group, Hierarchy, Limits};
 use torpor_lifecycle::engine::EngineError;
 use torpor_protocol::{Resources, SandboxId};
 
-use crate::world::{World, boot, chain, greet, rise, stage, world};
+use crate::world::{World, boot, chain, greet, stage, unquiesce, world};
 
 fn limits(world: &World, id: &SandboxId) -> Limits {
     let machine = world.machine_of(id).expect("it has a machine");
@@ -37,7 +37,7 @@ async fn processor_time_is_changed_while_a_machine_runs_or_is_paused_or_was_adop
     assert_eq!(limits(&world, &plan.id), bounded(1.0));
     machine.resume().await.unwrap();
     let guest = greet(machine.channel()).await;
-    rise(&**world.engine(), &guest).await;
+    unquiesce(&**world.engine(), &guest).await;
     guest.health().await.unwrap();
     machine.kill().await.unwrap();
 }

@@ -46,7 +46,7 @@ pub(crate) async fn greet(channel: Arc<dyn Channel>) -> Guest {
 pub(crate) async fn boot(engine: &dyn Engine, plan: BootPlan) -> (Box<dyn Machine>, Guest) {
     let machine = engine.boot(plan).await.expect("the machine boots");
     let guest = greet(machine.channel()).await;
-    rise(engine, &guest).await;
+    unquiesce(engine, &guest).await;
     (machine, guest)
 }
 
@@ -57,31 +57,35 @@ pub(crate) async fn revive(
 ) -> (Box<dyn Machine>, Guest) {
     let machine = world.revive(plan, saved).await.expect("it is revived");
     let guest = greet(machine.channel()).await;
-    rise(&**world.engine(), &guest).await;
+    unquiesce(&**world.engine(), &guest).await;
     (machine, guest)
 }
 
 /// Has a guest stand still that would not notice by itself what happens to it. Returns its processes,
 /// which others tell when they are saved.
-pub(crate) async fn rest(engine: &dyn Engine, guest: &Guest) -> Vec<SavedProcess> {
-    if engine.about().abilities.rests { guest.rest().await.expect("it rests") } else { Vec::new() }
+pub(crate) async fn quiesce(engine: &dyn Engine, guest: &Guest) -> Vec<SavedProcess> {
+    if engine.about().abilities.quiesces {
+        guest.quiesce().await.expect("it is quiesced")
+    } else {
+        Vec::new()
+    }
 }
 
 /// Has it go on, with the right time and randomness of its own.
-pub(crate) async fn rise(engine: &dyn Engine, guest: &Guest) {
-    if engine.about().abilities.rests {
-        guest.rise().await.expect("it goes on");
+pub(crate) async fn unquiesce(engine: &dyn Engine, guest: &Guest) {
+    if engine.about().abilities.quiesces {
+        guest.unquiesce().await.expect("it goes on");
     }
 }
 
 impl World {
-    /// Pauses a machine as a driver does. Returns its processes, as [`rest`] does.
+    /// Pauses a machine as a driver does. Returns its processes, as [`quiesce`] does.
     pub(crate) async fn pause(
         &self,
         machine: &mut Box<dyn Machine>,
         guest: &Guest,
     ) -> Vec<SavedProcess> {
-        let processes = rest(&**self.engine(), guest).await;
+        let processes = quiesce(&**self.engine(), guest).await;
         machine.pause().await.expect("it is paused");
         processes
     }
@@ -89,7 +93,7 @@ impl World {
     /// Resumes a machine as a driver does.
     pub(crate) async fn resume(&self, machine: &mut Box<dyn Machine>, guest: &Guest) {
         machine.resume().await.expect("it is resumed");
-        rise(&**self.engine(), guest).await;
+        unquiesce(&**self.engine(), guest).await;
     }
 
     /// Saves a machine that runs, as a driver does.
@@ -99,9 +103,9 @@ impl World {
         guest: &Guest,
         into: &Path,
     ) -> Saved {
-        let mut processes = rest(&**self.engine(), guest).await;
+        let mut processes = quiesce(&**self.engine(), guest).await;
         let mut saved = machine.save(into).await.expect("it is saved");
-        rise(&**self.engine(), guest).await;
+        unquiesce(&**self.engine(), guest).await;
         saved.processes.append(&mut processes);
         saved
     }

@@ -23,7 +23,9 @@ use torpor_lifecycle::guest::Guest;
 use torpor_protocol::{Network, Resources, SandboxId, SandboxSpec};
 
 use crate::Installed;
-pub(crate) use guests::{boot, chain, eventually, greet, rest, revive, rise, say, shell, stage};
+pub(crate) use guests::{
+    boot, chain, eventually, greet, quiesce, revive, say, shell, stage, unquiesce,
+};
 pub(crate) use image::{make_image, plant, root};
 
 /// Long enough for the busiest host; tests wait for values, so they end early.
@@ -50,8 +52,8 @@ impl Settings {
 
     /// The only engine of an installation.
     pub(crate) async fn open(&self, engine: EngineConfig) -> Result<Arc<dyn Engine>, EngineError> {
-        let mut engines = torpor_engines::open(self.host(), vec![engine]).await?;
-        Ok(engines.remove(0))
+        let engines = torpor_engines::open(self.host(), engine, Vec::new()).await?;
+        Ok(engines.default_engine().clone())
     }
 }
 
@@ -429,6 +431,7 @@ pub(crate) fn plan(root: &Path, resources: Resources) -> BootPlan {
         entrypoint: Vec::new(),
         secrets: Vec::new(),
         ports: None,
+        engine: None,
         pool: None,
     };
     BootPlan { id: SandboxId::random(), spec, root: root.to_owned() }

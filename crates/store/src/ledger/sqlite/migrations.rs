@@ -22,6 +22,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0006_domains",
     "0007_keys",
     "0008_requests",
+    "0010_reasons",
     "0011_owners",
     "0012_blobs",
 ];

@@ -56,8 +56,8 @@ fn machine(name: &str) -> Option<(Daemon, Group)> {
     Some((Daemon::with_machine(command), group))
 }
 
-fn rise(now_us: u64) -> Request {
-    Request::Rise { now_us, entropy: "0123456789abcdef".repeat(4) }
+fn unquiesce(now_us: u64) -> Request {
+    Request::Unquiesce { now_us, entropy: "0123456789abcdef".repeat(4) }
 }
 
 fn now_us() -> u64 {
@@ -67,7 +67,7 @@ fn now_us() -> u64 {
 
 /// Until the clock was right enough when the agent looked: this machine can't set it.
 fn let_rise(daemon: &mut Daemon) {
-    eventually("it rises", || daemon.ask(&rise(now_us() + 300)).ok());
+    eventually("it rises", || daemon.ask(&unquiesce(now_us() + 300)).ok());
 }
 
 #[test]
@@ -75,7 +75,9 @@ fn all_processes_stand_still_until_the_machine_rises() {
     let Some((mut daemon, group)) = machine("still") else { return };
     let process = daemon.start(sh("while :; do echo x; sleep 0.01; done"));
     assert!(!group.pids().is_empty(), "who is started is in the group");
-    let Ok(Reply::Rested { processes }) = daemon.ask(&Request::Rest) else { panic!("no rest") };
+    let Ok(Reply::Quiesced { processes }) = daemon.ask(&Request::Quiesce) else {
+        panic!("not quiesced")
+    };
     assert!(group.frozen());
     let listed = |pid| processes.iter().any(|process| process.pid == pid);
     assert!(listed(1) && listed(process.pid), "{processes:?}");
@@ -94,8 +96,8 @@ fn all_processes_stand_still_until_the_machine_rises() {
 fn nobody_goes_on_with_a_wrong_clock() {
     let Some((mut daemon, group)) = machine("clock") else { return };
     daemon.start(sh("sleep 1000"));
-    daemon.ask(&Request::Rest).unwrap();
-    let failed = daemon.fail(&rise(now_us() - 60_000_000));
+    daemon.ask(&Request::Quiesce).unwrap();
+    let failed = daemon.fail(&unquiesce(now_us() - 60_000_000));
     assert_eq!(failed.code, FailureCode::Denied, "{failed:?}");
     assert!(failed.message.contains("clock") && group.frozen(), "{failed:?}");
     let_rise(&mut daemon);
@@ -104,7 +106,7 @@ fn nobody_goes_on_with_a_wrong_clock() {
 #[test]
 fn who_is_started_while_the_machine_rests_starts_when_it_rises() {
     let Some((mut daemon, group)) = machine("start") else { return };
-    daemon.ask(&Request::Rest).unwrap();
+    daemon.ask(&Request::Quiesce).unwrap();
     assert!(group.frozen(), "an empty group too");
     let stream = daemon.open(&Request::Run(sh("echo late")));
     // The agent is still there for others, and has seen the request.
@@ -121,7 +123,7 @@ fn who_stands_still_can_be_killed() {
     let Some((mut daemon, group)) = machine("kill") else { return };
     let process = daemon.start(sh("sleep 1000"));
     let pids = group.pids();
-    daemon.ask(&Request::Rest).unwrap();
+    daemon.ask(&Request::Quiesce).unwrap();
     let kill = Request::Kill { pid: process.pid, grace_ms: None };
     assert_eq!(daemon.ask(&kill), Ok(Reply::Done));
     assert!(!pids.into_iter().any(lives));
@@ -163,7 +165,7 @@ fn who_did_not_answer_because_the_machine_rested_is_well() {
     let pid = daemon.start(spec).pid;
     look(&server, false);
     let mut unanswered = look(&server, true);
-    daemon.ask(&Request::Rest).unwrap();
+    daemon.ask(&Request::Quiesce).unwrap();
     // Its time runs out.
     assert_eq!(unanswered.read(&mut [0]).unwrap(), 0);
     let_rise(&mut daemon);
@@ -178,9 +180,11 @@ fn who_did_not_answer_because_the_machine_rested_is_well() {
 #[test]
 fn a_machine_without_a_group_answers() {
     let mut daemon = Daemon::new();
-    let Ok(Reply::Rested { processes }) = daemon.ask(&Request::Rest) else { panic!("no rest") };
+    let Ok(Reply::Quiesced { processes }) = daemon.ask(&Request::Quiesce) else {
+        panic!("not quiesced")
+    };
     assert!(processes.iter().any(|process| process.pid == std::process::id()));
     // It sets no clock.
-    assert_eq!(daemon.ask(&rise(0)), Ok(Reply::Done));
+    assert_eq!(daemon.ask(&unquiesce(0)), Ok(Reply::Done));
     assert_eq!(daemon.run(sh("echo on")).text(), "on\n");
 }

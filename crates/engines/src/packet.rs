@@ -1,4 +1,4 @@
-//! A channel over a SEQPACKET socket that the engine was given: the kernel keeps packets whole.
+//! A channel over a SEQPACKET socket: the kernel keeps packets whole.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,14 +11,15 @@ use rustix::net::{RecvFlags, SendFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Mutex;
+use torpor_lifecycle::engine::Channel;
 use torpor_protocol::guest::{HEADER, MAX_PAYLOAD};
 
-use crate::engine::Channel;
+use crate::watch::watch;
 
 /// When to try again after the kernel had no memory for a packet.
 const NO_BUFFERS_PAUSE: Duration = Duration::from_millis(10);
 
-pub struct SeqPacket {
+pub(crate) struct SeqPacket {
     socket: AsyncFd<OwnedFd>,
     /// Where packets arrive, before a copy of their size is handed on.
     arrival: Mutex<Vec<u8>>,
@@ -26,10 +27,11 @@ pub struct SeqPacket {
 
 impl SeqPacket {
     /// Must be called inside a tokio runtime.
-    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         let arrival = Mutex::new(vec![0; HEADER + MAX_PAYLOAD]);
-        Ok(Self { socket: watched(socket)?, arrival })
+        let socket = watch(socket, Interest::READABLE | Interest::WRITABLE)?;
+        Ok(Self { socket, arrival })
     }
 }
 
@@ -64,12 +66,4 @@ impl Channel for SeqPacket {
             Err(error) => Err(error),
         }
     }
-}
-
-#[expect(unsafe_code, reason = "tokio asks for a promise about the descriptor")]
-fn watched(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    let interest = Interest::READABLE | Interest::WRITABLE;
-    // SAFETY: an `OwnedFd` is open and the same descriptor until it is dropped, and nobody but the
-    // `AsyncFd` owns it.
-    Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
 }

@@ -5,7 +5,7 @@
 //! machines that were one would roll the same dice.
 //!
 //! While the group stands still nobody can be born into it, for a child would stop before it executes its
-//! program, and the agent waits for that. Whoever wants to start a process waits for [`Rest::risen`].
+//! program, and the agent waits for that. Whoever wants to start a process waits for [`Quiesce::unquiesced`].
 //!
 //! A machine without the group stands still by other means, and then there is nothing to do here.
 
@@ -36,20 +36,20 @@ const FREEZE_MAX: Duration = Duration::from_secs(10);
 /// How long writing may take: all memory of a large machine, to a slow disk.
 const SYNC_MAX: Duration = Duration::from_secs(60);
 
-pub(crate) struct Rest {
+pub(crate) struct Quiesce {
     group: Option<Group>,
-    resting: Cell<bool>,
+    quiesced: Cell<bool>,
     /// How often it was begun.
     count: Cell<u64>,
     changed: Notify,
 }
 
-impl Rest {
+impl Quiesce {
     /// With the group at `directory`, if there is one.
     pub(crate) fn new(directory: Option<&Path>) -> Self {
         Self {
             group: directory.and_then(Group::open),
-            resting: Cell::new(false),
+            quiesced: Cell::new(false),
             count: Cell::new(0),
             changed: Notify::new(),
         }
@@ -60,44 +60,44 @@ impl Rest {
         self.group.as_ref().map(Group::joining)
     }
 
-    pub(crate) fn resting(&self) -> bool {
-        self.resting.get()
+    pub(crate) fn quiesced(&self) -> bool {
+        self.quiesced.get()
     }
 
-    /// Differs if there was a rest in between.
+    /// Differs if it was quiesced in between.
     pub(crate) fn count(&self) -> u64 {
         self.count.get()
     }
 
-    /// Waits until nobody rests.
-    pub(crate) async fn risen(&self) {
-        while self.resting() {
+    /// Waits until processes may go on.
+    pub(crate) async fn unquiesced(&self) {
+        while self.quiesced() {
             self.changed.notified().await;
         }
     }
 
     fn begin(&self) {
-        self.resting.set(true);
+        self.quiesced.set(true);
         self.count.set(self.count.get() + 1);
     }
 
     fn end(&self) {
-        self.resting.set(false);
+        self.quiesced.set(false);
         self.changed.notify_waiters();
     }
 }
 
 /// Everybody but the agent stands still from now on, and what was written is on the disk. If that fails,
 /// everybody goes on.
-pub(crate) async fn rest(agent: &Agent) -> Result<Vec<SavedProcess>, Failure> {
-    let Some(group) = &agent.rest.group else { return Ok(list::all()) };
+pub(crate) async fn quiesce(agent: &Agent) -> Result<Vec<SavedProcess>, Failure> {
+    let Some(group) = &agent.quiesce.group else { return Ok(list::all()) };
     // Before the group stops: nobody is being born then.
-    agent.rest.begin();
+    agent.quiesce.begin();
     match still(group).await {
         Ok(()) => Ok(list::of(group)),
         Err(failed) => {
             if group.freeze(false).is_ok() {
-                agent.rest.end();
+                agent.quiesce.end();
             }
             Err(failed)
         }
@@ -126,11 +126,11 @@ async fn still(group: &Group) -> Result<(), Failure> {
 }
 
 /// Everybody goes on, with the right time and with new randomness; or nobody.
-pub(crate) fn rise(agent: &Agent, now_us: u64, entropy: &str) -> Result<(), Failure> {
-    let Some(group) = &agent.rest.group else { return Ok(()) };
+pub(crate) fn unquiesce(agent: &Agent, now_us: u64, entropy: &str) -> Result<(), Failure> {
+    let Some(group) = &agent.quiesce.group else { return Ok(()) };
     renew::clock(now_us).map_err(cannot("cannot set the clock"))?;
     renew::randomness(entropy).map_err(cannot("cannot renew the kernel's randomness"))?;
     group.freeze(false).map_err(cannot("the processes do not go on"))?;
-    agent.rest.end();
+    agent.quiesce.end();
     Ok(())
 }
