@@ -189,7 +189,7 @@ impl Fleet {
     /// Room for the machines that a pool is to have.
     async fn reserve_pool(&self, record: &PoolRecord) -> Result<Reservation, Error> {
         let each_mib = match &record.from {
-            Some((_, save)) => mib(self.inner.world.saves.about(save).await?.size_bytes()),
+            Some((_, save)) => mib(self.inner.world.saves.manifest(save).await?.size_bytes()),
             None => MACHINE_MIB,
         };
         Ok(self.reserve(record.size, each_mib.saturating_mul(record.size as u64)).await?)
