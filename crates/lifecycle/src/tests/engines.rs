@@ -75,12 +75,12 @@ async fn both_are_adopted_and_woken_by_the_engine_they_had() {
     both.running("other", Some("second")).await;
     let both = both.restart(ShutdownMode::Running).await;
     for name in ["plain", "other"] {
-        drop(both.fleet.awake(&reference(name)).await.unwrap());
+        drop(both.fleet.find(&reference(name)).unwrap().awake().await.unwrap());
     }
     assert_eq!((both.first.boots(), both.second.boots()), (1, 1), "nothing was started anew");
     let both = both.restart(ShutdownMode::Durable).await;
     for name in ["plain", "other"] {
-        drop(both.fleet.awake(&reference(name)).await.unwrap());
+        drop(both.fleet.find(&reference(name)).unwrap().awake().await.unwrap());
     }
     assert_eq!((both.first.revives(), both.second.revives()), (1, 1));
 }
