@@ -46,7 +46,7 @@ use torpor_service::keys::Keyring;
 use torpor_service::metrics::Metrics;
 use torpor_service::previews::{self, Previews};
 use torpor_service::room::HostRoom;
-use torpor_service::{Service, admission, audit, pressure, tally};
+use torpor_service::{Service, admission, audit, caches, pressure, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 
 pub use config::Config;
@@ -177,6 +177,7 @@ async fn serve_at(
         tokio::spawn(read_ahead(Arc::clone(&app))),
         tokio::spawn(previews::look_after(Arc::clone(&app))),
         tokio::spawn(domains::look_after(Arc::clone(&app))),
+        tokio::spawn(caches::follow(Arc::clone(&app))),
     ];
     let tasks = tasks.map(AbortOnDropHandle::new);
     let kept = audit::keep(app.audit.clone(), app.egress.audit().follow());
@@ -270,7 +271,7 @@ async fn recover(
     };
     let fleet = Fleet::recover(torpor_lifecycle::Parts {
         engines: parts.engines.clone(),
-        ledger: Arc::new(parts.ledger.clone()),
+        ledger: parts.ledger.fleet(),
         images: Arc::new(parts.images.clone()),
         saves: Arc::new(parts.saves.clone()),
         journal: Arc::new(parts.journals.clone()),
@@ -284,7 +285,6 @@ async fn recover(
 
 /// Sandboxes that are there or are remembered: whose log is kept.
 async fn remembered(fleet: &Fleet, ledger: &Ledger) -> Result<HashSet<SandboxId>, StoreError> {
-    use torpor_lifecycle::ledger::ArchiveLedger as _;
     // In this order: one that ends meanwhile is in both.
     let mut known: HashSet<_> = fleet.survey(|status| status.id.clone()).into_iter().collect();
     known.extend(ledger.archived_ids().await?);
@@ -304,7 +304,7 @@ async fn refuse_exposed(
     listeners: &Listeners,
     ledger: &Ledger,
 ) -> Result<(), ServeError> {
-    let guarded = config.api_key.is_some() || !ledger.keys().await?.is_empty();
+    let guarded = config.api_key.is_some() || ledger.count_keys().await? > 0;
     match listeners.exposed()? {
         Some(address) if !guarded => Err(ServeError::Exposed(address)),
         Some(_) | None => Ok(()),

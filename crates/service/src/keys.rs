@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
+use torpor_lifecycle::ledger::{Aggregate, CacheVersion};
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ErrorCode;
 use torpor_store::{KeyRow, Ledger};
@@ -62,7 +63,7 @@ pub struct KeySettings<'a> {
     pub requests_per_sec: u32,
 }
 
-/// All valid keys. The only writer of keys in the ledger while the daemon runs.
+/// All valid keys. What is in memory is versioned (see [`torpor_lifecycle::ledger`]).
 pub struct Keyring {
     ledger: Ledger,
     /// From the configuration.
@@ -73,6 +74,7 @@ pub struct Keyring {
     /// Whether the first key closes for good.
     closing: bool,
     count: AtomicUsize,
+    version: CacheVersion,
     seen: Mutex<Seen>,
     throttle: Throttle<Caller>,
 }
@@ -85,12 +87,21 @@ struct Seen {
     revocations: u64,
 }
 
+impl Seen {
+    /// A key was revoked: whatever was seen is looked up again.
+    fn forget(&mut self) {
+        self.at.clear();
+        self.revocations += 1;
+    }
+}
+
 impl Keyring {
     pub async fn open(
         ledger: Ledger,
         settings: KeySettings<'_>,
     ) -> std::result::Result<Self, StoreError> {
-        let count = ledger.keys().await?.len();
+        let version = CacheVersion::now(ledger.changes(), Aggregate::Keys).await?;
+        let count = ledger.count_keys().await?;
         let secret = settings.fixed;
         if secret.is_some() {
             ledger.require_keys().await?;
@@ -111,6 +122,7 @@ impl Keyring {
             closed: AtomicBool::new(settings.exposed || required),
             closing: settings.required != Some(false),
             count: AtomicUsize::new(count),
+            version,
             seen: Mutex::default(),
             throttle: Throttle::new(settings.requests_per_sec),
         })
@@ -124,6 +136,7 @@ impl Keyring {
     }
 
     pub async fn create(&self, label: &str) -> Result<(KeyRow, String)> {
+        let _writing = self.version.writing().await;
         let made = self.ledger.create_key(label).await?;
         self.closed.fetch_or(self.closing, Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);
@@ -131,19 +144,31 @@ impl Keyring {
     }
 
     pub async fn list(&self) -> Result<Vec<KeyRow>> {
-        Ok(self.ledger.keys().await?)
+        Ok(self.ledger.keys(None, usize::MAX).await?)
     }
 
     /// Not valid any more when this returns.
     pub async fn revoke(&self, id: &str) -> Result<()> {
+        let _writing = self.version.writing().await;
         if !self.ledger.delete_key(id).await? {
             return Err(Error::new(ErrorCode::NotFound, "there is no such key"));
         }
-        let mut seen = self.seen.lock();
-        seen.at.clear();
-        seen.revocations += 1;
+        self.seen.lock().forget();
         self.count.fetch_sub(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Learns what other nodes changed.
+    pub(crate) async fn refresh(&self) -> std::result::Result<(), StoreError> {
+        let read = async {
+            let count = self.ledger.count_keys().await?;
+            let required = self.ledger.requires_keys().await?;
+            self.closed.fetch_or(required && self.closing, Ordering::Relaxed);
+            self.count.store(count, Ordering::Relaxed);
+            self.seen.lock().forget();
+            Ok(())
+        };
+        self.version.refresh(read).await
     }
 
     /// Whether it is a key that is valid.

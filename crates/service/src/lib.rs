@@ -14,9 +14,11 @@
 pub mod admission;
 pub mod audit;
 pub mod builds;
+pub mod caches;
 pub mod calls;
 pub mod domains;
 pub mod error;
+pub mod files;
 pub mod headers;
 #[cfg(any(test, fuzzing))]
 #[path = "../../../fuzz/input.rs"]
@@ -26,9 +28,12 @@ pub mod metrics;
 pub mod pinned_save;
 pub mod pressure;
 pub mod previews;
+pub mod processes;
 pub mod room;
+pub mod snapshots;
 pub mod tally;
 pub mod throttle;
+pub mod tunnel;
 pub mod upload;
 
 use std::sync::Arc;

@@ -20,6 +20,12 @@ const GATHER: usize = 1024 * 1024;
 /// What a client sends, piece by piece, as its transport brings it.
 pub type Pieces = BoxStream<'static, io::Result<Bytes>>;
 
+/// The next piece; none after the last.
+pub(crate) async fn next_piece(pieces: &mut Pieces) -> Result<Option<Bytes>> {
+    let piece = pieces.next().await.transpose();
+    piece.map_err(|error| Error::invalid(format!("the body broke off: {error}")))
+}
+
 /// What is sent, and how much of it there may still be.
 pub struct Upload {
     pieces: Pieces,
@@ -33,9 +39,7 @@ impl Upload {
     }
 
     async fn next(&mut self) -> Result<Option<Bytes>> {
-        let Some(piece) = self.pieces.next().await else { return Ok(None) };
-        let broken = |error| Error::invalid(format!("the body broke off: {error}"));
-        let data = piece.map_err(broken)?;
+        let Some(data) = next_piece(&mut self.pieces).await? else { return Ok(None) };
         let size = u64::try_from(data.len()).unwrap_or(u64::MAX);
         self.left = self.left.checked_sub(size).ok_or_else(|| {
             let message = format!("the body has more than {} bytes", self.limit);

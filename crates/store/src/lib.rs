@@ -39,6 +39,10 @@ pub use certificates::{Certificates, Keepsake};
 pub use images::{Image, ImageConfig, ImageName, Images, Limits, OnProgress, Progress, Step};
 pub use journals::Journals;
 pub use layout::{Layout, Stage};
-pub use ledger::{DomainRow, KeyRow, Ledger, TokenRow};
+pub use ledger::{
+    Begun, BuildLedger, Database, DomainLedger, DomainRow, ImageLedger, ImageRow, KeyHash,
+    KeyLedger, KeyRow, Ledger, PreviewLedger, Removed, RequestLedger, Seal, Sealed, SecretLedger,
+    SqliteLedger, TokenRow,
+};
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError};
 pub use vault::{KeptAnswer, Repeated, RequestKey, Vault};

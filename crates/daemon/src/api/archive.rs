@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use serde::Deserialize;
-use torpor_lifecycle::ledger::ArchiveLedger as _;
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::{ArchiveList, ArchivedSandbox};
 use torpor_protocol::{SandboxId, SandboxRef};

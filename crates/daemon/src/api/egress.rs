@@ -20,7 +20,7 @@ use utoipa_axum::routes;
 
 use super::error::Result;
 use super::extract::{Json, Path, Query};
-use super::output::ndjson;
+use super::ndjson::ndjson;
 use super::page::Cut;
 
 /// Events of one millisecond that a cursor can stand between.

@@ -18,15 +18,14 @@ use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::{ExecInput, ExecOutput, OutputStream, STDERR_BYTE, STDOUT_BYTE, Size};
 use torpor_protocol::guest::{FailureCode, Request};
 use torpor_service::Service;
+use torpor_service::processes::{self, Output, Said};
 use tracing::Instrument;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::command::{self, ProcessPath};
 use super::error::{ApiError, Result};
-use super::extract::{Awake, Path, Query, RequestId, Upgrade};
-use super::output::{Output, Said};
+use super::extract::{Awake, Path, ProcessPath, Query, RequestId, Upgrade};
 use super::socket::{self, Ear, Heard, Left, Mouth};
 
 /// How long a client may take to say what it wants to run.
@@ -55,7 +54,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
 async fn exec(
     State(app): State<Arc<Service>>,
     id: RequestId,
-    awake: Awake,
+    Awake(awake): Awake,
     Upgrade(upgrade): Upgrade,
 ) -> Response {
     let talk = async |socket: WebSocket, app, id| {
@@ -90,12 +89,10 @@ async fn attach(
     id: RequestId,
     Path(path): Path<ProcessPath>,
     Query(query): Query<AttachQuery>,
-    awake: Awake,
+    Awake(awake): Awake,
     Upgrade(upgrade): Upgrade,
 ) -> Result<Response> {
-    let pid = path.pid.pid(awake.lease.guest()).await?;
-    let request = Request::Attach { pid, replay: query.replay, follow: true, stamps: false };
-    let output = Output::open(awake, &request, None).await?;
+    let output = processes::attach(awake, &path.pid, query.replay, true).await?;
     let talk = async |socket: WebSocket, app, id| {
         let (ear, mut mouth) = socket::split(socket);
         converse(app, id, ear, &mut mouth, Ok(output)).await;
@@ -125,7 +122,7 @@ where
 }
 
 /// Waits for the first message and starts what it says.
-async fn begin(ear: &mut Ear, awake: Awake) -> Result<Output> {
+async fn begin(ear: &mut Ear, awake: processes::Awake) -> Result<Output> {
     let first = tokio::time::timeout(FIRST_MESSAGE, ear.hear()).await.ok().flatten();
     let Some(Heard::Text(text)) = first else {
         return Err(ApiError::invalid("the first message must be a text that says `start`"));
@@ -133,8 +130,8 @@ async fn begin(ear: &mut Ear, awake: Awake) -> Result<Output> {
     let ExecInput::Start(command) = parse(&text)? else {
         return Err(ApiError::invalid("the first message must say `start`"));
     };
-    let spec = command::interactive(*command)?;
-    Output::open(awake, &Request::Run(spec), None).await
+    let spec = processes::interactive(*command)?;
+    Ok(Output::open(awake, &Request::Run(spec), None).await?)
 }
 
 fn parse(text: &str) -> Result<ExecInput> {

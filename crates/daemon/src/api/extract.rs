@@ -18,9 +18,10 @@ use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use torpor_lifecycle::{Lease, Sandbox};
+use torpor_lifecycle::Sandbox;
 use torpor_protocol::{ErrorCode, SandboxRef, SnapshotRef};
 use torpor_service::Service;
+use torpor_service::processes::{self, ProcessRef};
 use torpor_service::upload::Pieces;
 use utoipa::IntoParams;
 
@@ -196,18 +197,20 @@ where
 }
 
 /// The sandbox that the path names, running. Whoever answers with a stream moves it in there.
-pub struct Awake {
-    pub sandbox: Sandbox,
-    pub lease: Lease,
-}
+pub struct Awake(pub processes::Awake);
 
 impl FromRequestParts<Arc<Service>> for Awake {
     type Rejection = ApiError;
     async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, ApiError> {
         let Named(sandbox) = Named::from_request_parts(parts, app).await?;
-        let lease = torpor_service::room::awake(app, &sandbox).await?;
-        Ok(Self { sandbox, lease })
+        Ok(Self(processes::Awake::new(app, sandbox).await?))
     }
+}
+
+/// `{pid}` in a path: the number of a process, or the name of a supervised one.
+#[derive(Debug, serde::Deserialize)]
+pub(super) struct ProcessPath {
+    pub(super) pid: ProcessRef,
 }
 
 /// A request to speak WebSocket.

@@ -26,7 +26,7 @@ use utoipa_axum::routes;
 
 use super::error::{ApiError, Result};
 use super::extract::{Json, Path, Query, RequestId, pieces};
-use super::output::ndjson;
+use super::ndjson::ndjson;
 use super::page::{Cut, PageQuery, dated};
 use super::{Answer, no_content};
 

@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 
 use super::error::Result;
 use super::extract::{Json, Path, Query};
-use super::output::ndjson;
+use super::ndjson::ndjson;
 use super::page::Cut;
 
 /// How often it is looked for new lines.

@@ -7,7 +7,6 @@
 
 mod archive;
 mod builds;
-mod command;
 mod description;
 mod domains;
 mod egress;
@@ -16,15 +15,15 @@ pub mod error;
 mod events;
 pub mod exec;
 pub mod extract;
-pub mod files;
+mod files;
 mod forks;
 mod gateways;
 pub mod idempotency;
-pub(crate) mod images;
+mod images;
 mod keys;
 mod logs;
+mod ndjson;
 mod operations;
-pub mod output;
 mod page;
 mod pools;
 mod previews;
@@ -37,7 +36,7 @@ mod snapshots;
 pub mod socket;
 mod standby;
 mod system;
-pub mod transfer;
+mod transfer;
 pub mod tunnel;
 
 use std::sync::Arc;

@@ -8,18 +8,15 @@ use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
 use torpor_protocol::api::{Command, Process, ProcessList, RunEvent, SendSignal};
-use torpor_protocol::guest::Request;
-use torpor_service::Service;
+use torpor_service::{Service, files, processes};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::command::{self, ProcessPath};
 use super::error::Result;
-use super::extract::{Awake, Json, Path, Query};
-use super::output::Output;
+use super::extract::{Awake, Json, Path, ProcessPath, Query, pieces};
+use super::ndjson::ndjson;
 use super::page::{Cut, PageQuery, dated};
-use super::transfer::deliver;
 use super::{Answer, no_content, with_status};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -39,10 +36,8 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     request_body = Command,
     responses((status = 201, description = "It runs.", body = Process))
 )]
-async fn start(awake: Awake, Json(command): Json<Command>) -> Result<Response> {
-    let spec = command::background(command)?;
-    let status = awake.lease.guest().start(spec).await?;
-    Ok(with_status(StatusCode::CREATED, Process::from(status)))
+async fn start(Awake(awake): Awake, Json(command): Json<Command>) -> Result<Response> {
+    Ok(with_status(StatusCode::CREATED, processes::start(&awake, command).await?))
 }
 
 /// List the processes that were started through the API.
@@ -52,9 +47,9 @@ async fn start(awake: Awake, Json(command): Json<Command>) -> Result<Response> {
     responses((status = 200, description = "Running ones, and those that ended lately.",
         body = ProcessList))
 )]
-async fn list(Query(query): Query<PageQuery>, awake: Awake) -> Answer<ProcessList> {
+async fn list(Query(query): Query<PageQuery>, Awake(awake): Awake) -> Answer<ProcessList> {
     let cut = Cut::try_from(query)?;
-    let processes = awake.lease.guest().processes().await?.into_iter().map(Process::from).collect();
+    let processes = processes::list(&awake).await?;
     Ok(Json(cut.of(processes, |process: &Process| dated(process.started_at_ms, &process.pid))))
 }
 
@@ -67,8 +62,8 @@ async fn list(Query(query): Query<PageQuery>, awake: Awake) -> Answer<ProcessLis
     ),
     responses((status = 200, description = "The process.", body = Process))
 )]
-async fn get(Path(path): Path<ProcessPath>, awake: Awake) -> Answer<Process> {
-    Ok(Json(awake.lease.guest().process(&path.pid.request()).await?.into()))
+async fn get(Path(path): Path<ProcessPath>, Awake(awake): Awake) -> Answer<Process> {
+    Ok(Json(processes::find(&awake, &path.pid).await?))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -92,11 +87,9 @@ struct KillQuery {
 async fn kill(
     Path(path): Path<ProcessPath>,
     Query(query): Query<KillQuery>,
-    awake: Awake,
+    Awake(awake): Awake,
 ) -> Result<Response> {
-    let guest = awake.lease.guest();
-    let pid = path.pid.pid(guest).await?;
-    guest.done(&Request::Kill { pid, grace_ms: query.grace_ms }).await?;
+    processes::kill(&awake, &path.pid, query.grace_ms).await?;
     Ok(no_content())
 }
 
@@ -112,12 +105,10 @@ async fn kill(
 )]
 async fn signal(
     Path(path): Path<ProcessPath>,
-    awake: Awake,
+    Awake(awake): Awake,
     Json(SendSignal { signal }): Json<SendSignal>,
 ) -> Result<Response> {
-    let guest = awake.lease.guest();
-    let pid = path.pid.pid(guest).await?;
-    guest.done(&Request::Signal { pid, signal }).await?;
+    processes::signal(&awake, &path.pid, signal).await?;
     Ok(no_content())
 }
 
@@ -130,10 +121,8 @@ async fn signal(
     ),
     responses((status = 200, description = "The new process.", body = Process))
 )]
-async fn restart(Path(path): Path<ProcessPath>, awake: Awake) -> Answer<Process> {
-    let guest = awake.lease.guest();
-    let pid = path.pid.pid(guest).await?;
-    Ok(Json(guest.process(&Request::Restart { pid }).await?.into()))
+async fn restart(Path(path): Path<ProcessPath>, Awake(awake): Awake) -> Answer<Process> {
+    Ok(Json(processes::restart(&awake, &path.pid).await?))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -160,11 +149,11 @@ async fn stdin(
     State(app): State<Arc<Service>>,
     Path(path): Path<ProcessPath>,
     Query(query): Query<StdinQuery>,
-    awake: Awake,
+    Awake(awake): Awake,
     body: Body,
 ) -> Result<Response> {
-    let pid = path.pid.pid(awake.lease.guest()).await?;
-    deliver(&app, &awake, &Request::WriteStdin { pid, close: query.close }, body).await
+    files::write_stdin(&app, &awake, &path.pid, query.close, pieces(body)).await?;
+    Ok(no_content())
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -193,10 +182,8 @@ async fn output(
     State(app): State<Arc<Service>>,
     Path(path): Path<ProcessPath>,
     Query(query): Query<OutputQuery>,
-    awake: Awake,
+    Awake(awake): Awake,
 ) -> Result<Response> {
-    let pid = path.pid.pid(awake.lease.guest()).await?;
-    let request = Request::Attach { pid, replay: true, follow: query.follow, stamps: false };
-    let output = Output::open(awake, &request, None).await?;
-    Ok(output.into_response(app.stopping.clone()))
+    let output = processes::attach(awake, &path.pid, true, query.follow).await?;
+    Ok(ndjson(output.into_events(app.stopping.clone())))
 }

@@ -10,7 +10,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
-use torpor_lifecycle::ledger::{SandboxLedger as _, SnapshotFilter, SnapshotPlace};
+use torpor_lifecycle::ledger::{SnapshotFilter, SnapshotPlace};
 use torpor_lifecycle::store::{Saves, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::snapshot::{SnapshotDetails, SnapshotList, TakeSnapshot, Verified};

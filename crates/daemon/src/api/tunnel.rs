@@ -2,7 +2,6 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::State;
 use axum::extract::ws::WebSocket;
@@ -10,11 +9,12 @@ use axum::response::Response;
 use bytes::BytesMut;
 use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
-use torpor_lifecycle::guest::{GuestError, Sender, Stream, unexpected};
+use torpor_lifecycle::guest::{GuestError, Sender, Stream};
 use torpor_protocol::ErrorCode;
-use torpor_protocol::guest::{KEPT_MAX, MAX_PAYLOAD, Reply, Request};
+use torpor_protocol::guest::{KEPT_MAX, MAX_PAYLOAD, Reply};
 use torpor_proxy::Kept;
-use torpor_service::Service;
+use torpor_service::tunnel::{self, CONNECT_DEADLINE};
+use torpor_service::{Service, processes};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -23,11 +23,8 @@ use super::exec::upgraded;
 use super::extract::{Awake, Path, Query, RequestId, Upgrade};
 use super::socket::{self, Ear, Heard, Mouth};
 
-/// How long a server inside may take to accept.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
-
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
-    OpenApiRouter::new().routes(routes!(tunnel))
+    OpenApiRouter::new().routes(routes!(open))
 }
 
 #[derive(Debug, Deserialize)]
@@ -63,12 +60,12 @@ struct TunnelQuery {
                        connections to this sandbox are kept already.",
     ))
 )]
-async fn tunnel(
+async fn open(
     State(app): State<Arc<Service>>,
     id: RequestId,
     Path(TunnelPath { port }): Path<TunnelPath>,
     Query(TunnelQuery { keep }): Query<TunnelQuery>,
-    awake: Awake,
+    Awake(awake): Awake,
     Upgrade(upgrade): Upgrade,
 ) -> Result<Response> {
     if port == 0 {
@@ -80,27 +77,19 @@ async fn tunnel(
             carry_kept(&app, socket, kept).await;
         }));
     }
-    let stream = connect(&awake, port).await?;
+    let stream = tunnel::connect(&awake, port).await?;
     Ok(upgraded(app, id, upgrade, async move |socket, app, _| {
         carry(&app, socket, stream).await;
         drop(awake);
     }))
 }
 
-/// A TCP connection to loopback inside.
-pub async fn connect(awake: &Awake, port: u16) -> Result<Stream> {
-    let request = Request::Connect { port };
-    let connect = async {
-        let mut stream = awake.lease.guest().open(&request).await?;
-        let Reply::Done = stream.reply().await? else { return Err(unexpected(&request)) };
-        Ok(stream)
-    };
-    let connected = tokio::time::timeout(CONNECT_DEADLINE, connect).await;
-    Ok(connected.map_err(|_| GuestError::Timeout(CONNECT_DEADLINE))??)
-}
-
 /// A connection that outlives sleep; none if the agent in that machine is too old for it.
-async fn connect_kept(app: &Arc<Service>, awake: &Awake, port: u16) -> Result<Option<Kept>> {
+async fn connect_kept(
+    app: &Arc<Service>,
+    awake: &processes::Awake,
+    port: u16,
+) -> Result<Option<Kept>> {
     let full = || {
         let message = format!("the sandbox already has {KEPT_MAX} connections that are kept");
         ApiError::new(ErrorCode::LimitReached, message)

@@ -14,12 +14,11 @@ use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use torpor_daemon::api::error::ApiError;
-use torpor_daemon::api::extract::Awake;
 use torpor_edge::auth;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef};
 use torpor_service::Service;
-use torpor_service::room;
+use torpor_service::processes::Awake;
 
 use super::NAMESPACE;
 use super::error::refuse;
@@ -134,7 +133,6 @@ impl FromRequestParts<Arc<Service>> for Inside {
             return Err(refuse(StatusCode::BAD_REQUEST, "MISSING_SANDBOX_ID", text));
         };
         let sandbox = find(app, text).map_err(next_error)?;
-        let lease = room::awake(app, &sandbox).await.map_err(next_error)?;
-        Ok(Self(Awake { sandbox, lease }))
+        Awake::new(app, sandbox).await.map(Self).map_err(next_error)
     }
 }

@@ -9,7 +9,8 @@ use torpor_protocol::{Name, NodeId, SandboxId, SaveId, SnapshotId, SnapshotRef};
 use super::FakeStore;
 use super::store::StoreState;
 use crate::ledger::{
-    ArchiveLedger, Owner, PoolLedger, SandboxLedger, SnapshotFilter, SnapshotLedger, SnapshotPlace,
+    Aggregate, ArchiveLedger, Changes, Owner, PoolLedger, SandboxLedger, SnapshotFilter,
+    SnapshotLedger, SnapshotPlace,
 };
 use crate::store::{PoolRecord, Record, SnapshotRecord, StoreError};
 
@@ -262,4 +263,50 @@ impl PoolLedger for FakeStore {
         let rest = state.pools.values().filter(|pool| after.is_none_or(|name| pool.name > *name));
         Ok(rest.take(limit).cloned().collect())
     }
+}
+
+#[async_trait]
+impl Changes for FakeStore {
+    /// There is one node only.
+    async fn changed_elsewhere(&self, _what: Aggregate) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::ledger::FleetLedger;
+    use crate::ledger::contract::Subject;
+    use crate::store::Saves as _;
+
+    struct Fake(std::sync::Arc<FakeStore>);
+
+    #[async_trait]
+    impl Subject for Fake {
+        fn ledger(&self) -> &dyn FleetLedger {
+            &*self.0
+        }
+
+        fn image(&self) -> torpor_protocol::ImageId {
+            FakeStore::image_id()
+        }
+
+        async fn save(&self) -> SaveId {
+            let about = json!({
+                "kind": "memory", "sandbox": SandboxId::random(), "created_at_ms": 7,
+                "spec": {
+                    "name": null, "image": "x", "image_id": self.image(), "resources": {},
+                },
+                "engine": "fake", "engine_version": "1", "pause_ms": 1.5, "processes": [],
+            });
+            let about = serde_json::from_value(about).unwrap();
+            let staged = self.0.stage().await.unwrap();
+            self.0.commit(staged, about).await.unwrap().id.clone()
+        }
+    }
+
+    crate::ledger_contract!(Fake(FakeStore::new()));
 }

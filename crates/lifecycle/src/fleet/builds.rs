@@ -14,7 +14,6 @@ use super::snapshots::describe;
 use crate::Error;
 use crate::engine::{self, Engine};
 use crate::error::chain;
-use crate::ledger::{PAGE, SnapshotFilter, SnapshotPlace};
 use crate::store::{Save, SavedBy, SnapshotRecord};
 
 /// The builds of an engine that are here, the current one first.
@@ -90,15 +89,9 @@ impl Fleet {
             let sandboxes = world.ledger.sandboxes_of_save(save).await?;
             needs.extend(sandboxes.into_iter().filter_map(|id| need(save, Who::Sandbox(id))));
         }
-        let mut after = None;
-        loop {
-            let page = self.snapshots(&SnapshotFilter::default(), after.as_ref(), PAGE).await?;
-            let Some(last) = page.last() else { break };
-            after = Some(SnapshotPlace::from(&last.snapshot));
-            for record in page {
-                let save = record.save.clone();
-                needs.extend(save.and_then(|save| need(&save, Who::Snapshot(Box::new(record)))));
-            }
+        for record in self.recorded_snapshots().await? {
+            let save = record.save.clone();
+            needs.extend(save.and_then(|save| need(&save, Who::Snapshot(Box::new(record)))));
         }
         for pool in self.recorded_pools().await? {
             let (name, from) = (pool.name.to_string(), pool.from);

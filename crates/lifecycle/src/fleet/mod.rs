@@ -23,7 +23,7 @@ use crate::driver::Phase;
 use crate::engine::About;
 use crate::engines::Engines;
 use crate::lease::Lease;
-use crate::ledger::{FleetLedger, Owner, PAGE};
+use crate::ledger::{Aggregate, CacheVersion, FleetLedger, Owner, PAGE, everything};
 use crate::sandbox::{Request, Sandbox};
 use crate::store::{
     Facts, Images, Journal, PersistedState, Record, Saves, Search, StoreError, Vault,
@@ -61,6 +61,7 @@ struct Inner {
     world: Arc<World>,
     register: Mutex<Register>,
     pools: Pools,
+    pools_version: CacheVersion,
     /// Held by who takes a name for a sandbox that has one, or none.
     renaming: AsyncMutex<()>,
     /// Held by who claims a sandbox from a pool, until it counts.
@@ -72,7 +73,7 @@ struct Inner {
     tasks: TaskTracker,
 }
 
-/// Who exists. A name is taken from the moment it is asked for until its sandbox is gone.
+/// Who exists. Owned (see [`crate::ledger`]): nobody else writes these sandboxes. A name is taken from the moment it is asked for until its sandbox is gone.
 #[derive(Default)]
 struct Register {
     by_id: BTreeMap<SandboxId, Sandbox>,
@@ -93,6 +94,7 @@ impl Fleet {
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
         let Parts { engines, ledger, images, saves, journal, vault, room, ca, policy } = parts;
         let owner = ledger.take_over().await?;
+        let pools_version = CacheVersion::now(Arc::clone(&ledger) as _, Aggregate::Pools).await?;
         let records = recorded(&*ledger, &owner).await?;
         let records = with_engines(records, &engines, &*saves).await?;
         let keep: HashSet<_> =
@@ -120,6 +122,7 @@ impl Fleet {
                 world: Arc::new(world),
                 register: Mutex::default(),
                 pools: Pools::default(),
+                pools_version,
                 renaming: AsyncMutex::default(),
                 claiming: AsyncMutex::default(),
                 called: Notify::new(),
@@ -132,6 +135,7 @@ impl Fleet {
         fleet.adopt(sleepers).await;
         fleet.recover_pools().await?;
         fleet.inner.tasks.spawn(fleet.clone().enforce_idle_limit());
+        fleet.inner.tasks.spawn(fleet.clone().follow_pools());
         Ok(fleet)
     }
 
@@ -382,14 +386,10 @@ impl Register {
 
 /// Everything that is this owner's, oldest first.
 async fn recorded(ledger: &dyn FleetLedger, owner: &Owner) -> Result<Vec<Record>, StoreError> {
-    let mut all: Vec<Record> = Vec::new();
-    loop {
-        let page = ledger.sandboxes(owner, all.last().map(|last| &last.id), PAGE).await?;
-        if page.is_empty() {
-            break;
-        }
-        all.extend(page);
-    }
+    let page = |after: Option<SandboxId>| async move {
+        ledger.sandboxes(owner, after.as_ref(), PAGE).await
+    };
+    let mut all = everything(page, |record| record.id.clone()).await?;
     all.sort_by(|a, b| (a.created_at_ms, &a.id).cmp(&(b.created_at_ms, &b.id)));
     Ok(all)
 }

@@ -16,7 +16,7 @@ use torpor_protocol::{Name, SandboxId, SandboxSpec, SaveId};
 use super::Fleet;
 use crate::engine::Machine;
 use crate::error::chain;
-use crate::ledger::PAGE;
+use crate::ledger::{PAGE, REFRESH, everything};
 use crate::sandbox::Sandbox;
 use crate::store::{PoolRecord, StoreError};
 use crate::world::{Started, discard};
@@ -29,6 +29,7 @@ const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// needs the processors first.
 const REFILL_AFTER: Duration = Duration::from_millis(100);
 
+/// Versioned (see [`crate::ledger`]), with the machines that this node has ready.
 #[derive(Default)]
 pub(super) struct Pools(Mutex<BTreeMap<Name, Stock>>);
 
@@ -117,13 +118,7 @@ impl Stock {
 
 impl Fleet {
     pub(super) async fn recover_pools(&self) -> Result<(), Error> {
-        for record in self.recorded_pools().await? {
-            match self.settle_pool(record.clone()).await {
-                Ok(settled) => self.open_pool(settled),
-                // Its snapshot or its engine is not here: it says so, and tries again.
-                Err(_) => self.open_pool(record),
-            }
-        }
+        self.recorded_pools().await?.into_iter().for_each(|record| self.open_pool(record));
         Ok(())
     }
 
@@ -140,19 +135,47 @@ impl Fleet {
 
     /// All pools of the ledger, by name.
     pub(super) async fn recorded_pools(&self) -> Result<Vec<PoolRecord>, Error> {
-        let mut all: Vec<PoolRecord> = Vec::new();
-        loop {
-            let after = all.last().map(|last| last.name.clone());
-            let page = self.inner.world.ledger.pools(after.as_ref(), PAGE).await?;
-            if page.is_empty() {
-                return Ok(all);
+        let ledger = &self.inner.world.ledger;
+        let page = |after: Option<Name>| async move { ledger.pools(after.as_ref(), PAGE).await };
+        let mut recorded = everything(page, |record: &PoolRecord| record.name.clone()).await?;
+        // Those that are older than the choice of an engine; what can't be decided says why when it is filled.
+        for record in recorded.iter_mut().filter(|record| record.spec.engine.is_none()) {
+            if let Ok(settled) = self.settle_pool(record.clone()).await {
+                *record = settled;
             }
-            all.extend(page);
         }
+        Ok(recorded)
+    }
+
+    /// Learns what other nodes change, until the daemon stops.
+    pub(super) async fn follow_pools(self) {
+        let stopping = self.inner.world.stopping.clone();
+        while stopping.run_until_cancelled(tokio::time::sleep(REFRESH)).await.is_some() {
+            if let Err(error) = self.inner.pools_version.refresh(self.read_pools_again()).await {
+                tracing::warn!(error = chain(&error), "pools not read again");
+            }
+        }
+    }
+
+    async fn read_pools_again(&self) -> Result<(), Error> {
+        let recorded = self.recorded_pools().await?;
+        let known: Vec<Name> = self.inner.pools.0.lock().keys().cloned().collect();
+        for gone in known.iter().filter(|name| recorded.iter().all(|pool| pool.name != **name)) {
+            self.close_pool(gone).await;
+        }
+        for record in recorded {
+            match self.pool(&record.name) {
+                Ok(before) if before == record => {}
+                Ok(before) => self.change_pool(&before, record).await?,
+                Err(_) => self.open_pool(record),
+            }
+        }
+        Ok(())
     }
 
     /// When this returns it is recorded; it fills in the background.
     pub async fn create_pool(&self, record: PoolRecord) -> Result<(), Error> {
+        let _writing = self.inner.pools_version.writing().await;
         let record = self.settle_pool(record).await?;
         self.inner.world.ledger.create_pool(&record).await.map_err(|error| match error {
             StoreError::NameTaken(name) => Refusal::PoolNameTaken(name).into(),
@@ -209,11 +232,16 @@ impl Fleet {
     /// Makes a pool another one of the same name. Machines that do not fit any more end; sandboxes
     /// that were claimed from it stay.
     pub async fn update_pool(&self, record: PoolRecord) -> Result<(), Error> {
+        let _writing = self.inner.pools_version.writing().await;
         let before = self.pool(&record.name)?;
         let record = self.settle_pool(record).await?;
         if !self.inner.world.ledger.update_pool(&record).await? {
             return Err(Refusal::NoSuchPool(record.name).into());
         }
+        self.change_pool(&before, record).await
+    }
+
+    async fn change_pool(&self, before: &PoolRecord, record: PoolRecord) -> Result<(), Error> {
         let surplus = {
             let mut pools = self.inner.pools.0.lock();
             let Some(stock) = pools.get_mut(&record.name) else {
@@ -237,11 +265,17 @@ impl Fleet {
 
     /// Forgets the pool and ends its machines.
     pub async fn erase_pool(&self, name: &Name) -> Result<(), Error> {
+        let _writing = self.inner.pools_version.writing().await;
         if !self.inner.world.ledger.erase_pool(name).await? {
             return Err(Refusal::NoSuchPool(name.clone()).into());
         }
+        self.close_pool(name).await;
+        Ok(())
+    }
+
+    async fn close_pool(&self, name: &Name) {
         let stock = self.inner.pools.0.lock().remove(name);
-        let Some(stock) = stock else { return Ok(()) };
+        let Some(stock) = stock else { return };
         stock.changed.notify_one();
         for ready in stock.ready {
             discard(&ready.id, ready.machine).await;
@@ -249,7 +283,6 @@ impl Fleet {
         if let Some((_, save)) = &stock.record.from {
             self.inner.world.saves.release(save).await;
         }
-        Ok(())
     }
 
     /// Keeps one pool full until it or the daemon goes.

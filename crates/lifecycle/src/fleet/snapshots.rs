@@ -12,7 +12,7 @@ use torpor_protocol::{
 use super::{Fleet, Plan};
 use crate::engine::Changes;
 use crate::error::chain;
-use crate::ledger::{PAGE, SnapshotFilter, SnapshotPlace};
+use crate::ledger::{PAGE, SnapshotFilter, SnapshotPlace, everything};
 use crate::sandbox::Sandbox;
 use crate::store::{Manifest, Save, SnapshotRecord, StoreError};
 use crate::{Error, Refusal, fault};
@@ -57,19 +57,23 @@ impl Taking {
 impl Fleet {
     /// What was being taken when an earlier daemon ended is not complete.
     pub(super) async fn recover_snapshots(&self) -> Result<(), Error> {
-        let mut after = None;
-        loop {
-            let page = self.snapshots(&SnapshotFilter::default(), after.as_ref(), PAGE).await?;
-            let Some(last) = page.last() else { return Ok(()) };
-            after = Some(SnapshotPlace::from(&last.snapshot));
-            let unfinished =
-                page.into_iter().filter(|r| r.snapshot.state == SnapshotState::InProgress);
-            for mut record in unfinished {
+        for mut record in self.recorded_snapshots().await? {
+            if record.snapshot.state == SnapshotState::InProgress {
                 record.snapshot.state = SnapshotState::Failed;
                 record.snapshot.reason = Some("the daemon ended while it was taken".to_owned());
                 self.inner.world.ledger.record_snapshot(&record).await?;
             }
         }
+        Ok(())
+    }
+
+    /// All snapshots of the ledger, oldest first.
+    pub(super) async fn recorded_snapshots(&self) -> Result<Vec<SnapshotRecord>, Error> {
+        let (ledger, every) = (&self.inner.world.ledger, &SnapshotFilter::default());
+        let page = |after: Option<SnapshotPlace>| async move {
+            ledger.snapshots(every, after.as_ref(), PAGE).await
+        };
+        Ok(everything(page, |record| SnapshotPlace::from(&record.snapshot)).await?)
     }
 
     /// Begins to save a sandbox as it is now, without waking it. When this returns the snapshot is

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{Name, SandboxId, SaveId, Snapshot, SnapshotId, SnapshotRef};
 
-use super::Owner;
+use super::{Changes, Owner};
 use crate::store::{PoolRecord, Record, SnapshotRecord, StoreError};
 
 /// Sandboxes, each with the node that owns it.
@@ -128,6 +128,12 @@ pub trait PoolLedger: Send + Sync + 'static {
 }
 
 /// All that a fleet needs.
-pub trait FleetLedger: SandboxLedger + ArchiveLedger + SnapshotLedger + PoolLedger {}
+pub trait FleetLedger:
+    SandboxLedger + ArchiveLedger + SnapshotLedger + PoolLedger + Changes
+{
+}
 
-impl<T: SandboxLedger + ArchiveLedger + SnapshotLedger + PoolLedger> FleetLedger for T {}
+impl<T> FleetLedger for T where
+    T: SandboxLedger + ArchiveLedger + SnapshotLedger + PoolLedger + Changes
+{
+}

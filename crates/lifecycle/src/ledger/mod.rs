@@ -13,12 +13,19 @@
 //!     through it at once; it is read again within [`REFRESH`] of a change by another node, which
 //!     [`Changes`] tells.
 
+mod changes;
+#[cfg(feature = "contract")]
+#[expect(clippy::unwrap_used, reason = "tests, which other crates run too")]
+pub mod contract;
 mod fleet;
 
 use std::time::Duration;
 
 use torpor_protocol::NodeId;
 
+use crate::store::StoreError;
+
+pub use changes::{Aggregate, CacheVersion, Changes};
 pub use fleet::{
     ArchiveLedger, FleetLedger, PoolLedger, SandboxLedger, SnapshotFilter, SnapshotLedger,
     SnapshotPlace,
@@ -29,6 +36,25 @@ pub const REFRESH: Duration = Duration::from_secs(1);
 
 /// Rows read at once by whoever reads everything.
 pub const PAGE: usize = 500;
+
+/// Everything, page by page: `read` gives what comes after a key, and `key` is that of a row. For who
+/// starts; not for requests.
+pub async fn everything<T, K, F>(
+    read: impl Fn(Option<K>) -> F,
+    key: impl Fn(&T) -> K,
+) -> Result<Vec<T>, StoreError>
+where
+    F: Future<Output = Result<Vec<T>, StoreError>>,
+{
+    let mut all = Vec::new();
+    loop {
+        let page = read(all.last().map(&key)).await?;
+        if page.is_empty() {
+            return Ok(all);
+        }
+        all.extend(page);
+    }
+}
 
 /// A node since one of its starts. Each start of its daemon makes another one, and ends the one before.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -82,7 +82,8 @@ pub enum Begun {
     Busy(Build),
 }
 
-/// All builds. The only writer of builds in the ledger.
+/// All builds. Those in memory are owned (see [`torpor_lifecycle::ledger`]): this node works on them, and
+/// nobody else writes them.
 pub struct Jobs {
     ledger: Ledger,
     /// Those that have not ended.
@@ -115,14 +116,9 @@ struct Arrived {
 
 impl Jobs {
     pub async fn open(ledger: Ledger) -> std::result::Result<Self, StoreError> {
-        for build in ledger.builds(usize::MAX).await? {
-            match build.state {
-                BuildState::Waiting | BuildState::Running => {
-                    let failed = Build { reason: Some(RESTARTED.to_owned()), ..build };
-                    ledger.record_build(&at(failed, BuildState::Failed), None).await?;
-                }
-                BuildState::Succeeded | BuildState::Failed | BuildState::Cancelled => {}
-            }
+        for build in ledger.unfinished_builds().await? {
+            let failed = Build { reason: Some(RESTARTED.to_owned()), ..build };
+            ledger.record_build(&at(failed, BuildState::Failed), None).await?;
         }
         Ok(Self {
             ledger,

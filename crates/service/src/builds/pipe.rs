@@ -5,8 +5,11 @@ use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use futures_util::StreamExt;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+
+use crate::upload::Pieces;
 
 /// Pieces under way: one being made, one being used, and some slack.
 const PIECES: usize = 4;
@@ -118,6 +121,26 @@ impl Write for Spout {
         let sent = Handle::current().block_on(sending).map_err(|_| io::ErrorKind::TimedOut)?;
         sent.map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
+}
+
+/// Pieces as a stream, until the empty one; if they end otherwise, so does the stream.
+pub fn poured(first: Option<Bytes>, pieces: mpsc::Receiver<Piece>) -> Pieces {
+    let state = (first, Some(pieces));
+    let pieces = futures_util::stream::unfold(state, async |(first, pieces)| {
+        if let Some(first) = first {
+            return Some((Ok(first), (None, pieces)));
+        }
+        let mut pieces = pieces?;
+        let broken = match pieces.recv().await {
+            Some(Ok(bytes)) if bytes.is_empty() => return None,
+            Some(Ok(bytes)) => return Some((Ok(bytes), (None, Some(pieces)))),
+            Some(Err(error)) => error,
+            None => io::ErrorKind::UnexpectedEof.into(),
+        };
+        tracing::warn!(error = %broken, "an answer breaks off");
+        Some((Err(broken), (None, None)))
+    });
+    pieces.boxed()
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::RwLock;
 use torpor_lifecycle::Clock;
+use torpor_lifecycle::ledger::{Aggregate, CacheVersion, PAGE, everything};
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::domain::{Domain, DomainRecord, DomainState, PROOF_PREFIX};
 use torpor_protocol::preview::Preview;
@@ -67,7 +68,9 @@ pub struct Domains {
     clock: Clock,
     /// Names that are the daemon's own, with all below the first.
     own: Own,
+    /// All of them. Versioned (see [`torpor_lifecycle::ledger`]).
     rows: RwLock<BTreeMap<DomainName, DomainRow>>,
+    version: CacheVersion,
 }
 
 /// Names that no domain may stand for.
@@ -86,6 +89,13 @@ impl Own {
     }
 }
 
+async fn recorded(ledger: &Ledger) -> Result<BTreeMap<DomainName, DomainRow>, StoreError> {
+    let page =
+        |after: Option<DomainName>| async move { ledger.domains(after.as_ref(), PAGE).await };
+    let rows = everything(page, |row| row.name.clone()).await?;
+    Ok(rows.into_iter().map(|row| (row.name.clone(), row)).collect())
+}
+
 impl Domains {
     pub async fn open(
         ledger: Ledger,
@@ -93,9 +103,19 @@ impl Domains {
         resolver: Arc<dyn Resolver>,
         clock: Clock,
     ) -> Result<Self, StoreError> {
-        let rows = ledger.domains().await?;
-        let rows = rows.into_iter().map(|row| (row.name.clone(), row)).collect();
-        Ok(Self { ledger, resolver, clock, own, rows: RwLock::new(rows) })
+        let version = CacheVersion::now(ledger.changes(), Aggregate::Domains).await?;
+        let rows = RwLock::new(recorded(&ledger).await?);
+        Ok(Self { ledger, resolver, clock, own, rows, version })
+    }
+
+    /// Learns what other nodes changed.
+    pub(crate) async fn refresh(&self) -> Result<(), StoreError> {
+        let read = async {
+            let rows = recorded(&self.ledger).await?;
+            *self.rows.write() = rows;
+            Ok(())
+        };
+        self.version.refresh(read).await
     }
 
     /// The preview that a host leads to, if it is a verified domain.
@@ -158,6 +178,7 @@ impl Domains {
             proven_at_ms: None,
             created_at_ms: self.clock.now_ms(),
         };
+        let _writing = self.version.writing().await;
         if !self.ledger.add_domain(&row).await? {
             return Err(Refused::Taken(row.name));
         }
@@ -170,6 +191,7 @@ impl Domains {
         let before = self.get(name)?;
         let look = self.look(&before).await;
         let after = verdict::judge(before.clone(), look, self.clock.now_ms());
+        let _writing = self.version.writing().await;
         if !self.ledger.judge_domain(&after).await? {
             return Err(Refused::NoSuchDomain(name.clone()));
         }
@@ -193,6 +215,7 @@ impl Domains {
 
     /// Removes a domain, whatever its state.
     pub async fn remove(&self, name: &DomainName) -> Result<(), Refused> {
+        let _writing = self.version.writing().await;
         if !self.ledger.drop_domain(name).await? {
             return Err(Refused::NoSuchDomain(name.clone()));
         }
@@ -203,6 +226,7 @@ impl Domains {
     /// Removes what leads to previews that are gone.
     async fn sweep(&self, there_is: impl Fn(&PreviewId) -> bool) -> Result<(), StoreError> {
         for row in self.list().iter().filter(|row| !there_is(&row.preview)) {
+            let _writing = self.version.writing().await;
             self.ledger.drop_domain(&row.name).await?;
             self.rows.write().remove(&row.name);
             tracing::info!(domain = %row.name, "a domain is gone with its preview");

@@ -7,25 +7,25 @@
 //! ```
 //!
 //! Invariants
-//! - This is the only writer of previews in the ledger while the daemon runs; what is in memory is what
-//!   was written. An entry never changes: a change puts another one in its place.
+//! - What is in memory is what was written, here or on another node: see `cache`. An entry never changes:
+//!   a change puts another one in its place.
 //! - A preview whose sandbox is gone, or whose time is over, opens nothing, whether or not it was swept
 //!   away yet.
 //! - Only the hash of a token is kept. A token that is revoked opens nothing from then on, and what it
 //!   had opened is cut off.
 
 mod address;
+mod cache;
 mod entry;
 pub mod rules;
 mod tokens;
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
-use tokio::sync::Mutex;
+use torpor_lifecycle::ledger::{Aggregate, CacheVersion};
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Sandbox};
 use torpor_protocol::domain::DomainState;
@@ -39,6 +39,7 @@ use crate::domains::Domains;
 use crate::error::{Error, Result};
 use address::Names;
 pub use address::bare;
+use cache::Known;
 pub use entry::{Entry, Token};
 
 /// Previews of one sandbox: more than anybody has servers in one.
@@ -55,28 +56,7 @@ pub struct Previews {
     domains: Arc<Domains>,
     names: RwLock<Names>,
     known: RwLock<Known>,
-    /// Held by who changes something, from the look at what is there to the write.
-    changing: Mutex<()>,
-}
-
-#[derive(Default)]
-struct Known {
-    entries: HashMap<PreviewId, Arc<Entry>>,
-    labels: HashMap<PreviewLabel, PreviewId>,
-}
-
-impl Known {
-    fn put(&mut self, entry: Arc<Entry>) {
-        let id = entry.preview.id.clone();
-        self.labels.insert(entry.preview.label.clone(), id.clone());
-        self.entries.insert(id, entry);
-    }
-
-    fn forget(&mut self, id: &PreviewId) -> Option<Arc<Entry>> {
-        let entry = self.entries.remove(id)?;
-        self.labels.remove(&entry.preview.label);
-        Some(entry)
-    }
+    version: CacheVersion,
 }
 
 impl Previews {
@@ -87,28 +67,15 @@ impl Previews {
         domains: &Arc<Domains>,
         domain: &str,
     ) -> std::result::Result<Self, StoreError> {
-        let mut tokens: HashMap<PreviewId, Vec<_>> = HashMap::new();
-        for row in ledger.preview_tokens().await? {
-            tokens.entry(row.preview.clone()).or_default().push(row.into());
-        }
-        let mut known = Known::default();
-        for preview in ledger.previews().await? {
-            let id = preview.id.clone();
-            match Entry::new(preview) {
-                Ok(entry) => known.put(Arc::new(Entry {
-                    tokens: tokens.remove(&id).unwrap_or_default(),
-                    ..entry
-                })),
-                Err(error) => tracing::error!(preview = %id, %error, "it is not served"),
-            }
-        }
+        let version = CacheVersion::now(ledger.changes(), Aggregate::Previews).await?;
+        let known = Known::default().updated(cache::recorded(ledger).await?);
         Ok(Self {
             ledger: ledger.clone(),
             fleet: fleet.clone(),
             domains: Arc::clone(domains),
             names: RwLock::new(Names::new(domain)),
             known: RwLock::new(known),
-            changing: Mutex::default(),
+            version,
         })
     }
 
@@ -205,7 +172,7 @@ impl Previews {
             updated_at_ms: now_ms,
         };
         let entry = Arc::new(Entry::new(preview)?);
-        let _changing = self.changing.lock().await;
+        let _writing = self.version.writing().await;
         self.make_way(&entry.preview).await?;
         self.ledger.record_preview(&entry.preview).await?;
         self.known.write().put(Arc::clone(&entry));
@@ -250,7 +217,7 @@ impl Previews {
         name: &Name,
         update: UpdatePreview,
     ) -> Result<Preview> {
-        let _changing = self.changing.lock().await;
+        let _writing = self.version.writing().await;
         let old = self.find(sandbox, name)?;
         let now_ms = self.now_ms();
         let was = &old.preview;
@@ -283,7 +250,7 @@ impl Previews {
 
     /// Removes a preview with its tokens, and cuts off who is there.
     pub async fn delete(&self, sandbox: &SandboxId, name: &Name) -> Result<()> {
-        let _changing = self.changing.lock().await;
+        let _writing = self.version.writing().await;
         let entry = self.find(sandbox, name)?;
         self.erase(&entry).await
     }
@@ -334,7 +301,7 @@ impl Previews {
                 self.known.write().forget(&entry.preview.id);
                 entry.cut_all();
             } else if entry.preview.is_expired(now_ms.saturating_sub(ENDED_KEPT_MS)) {
-                let _changing = self.changing.lock().await;
+                let _writing = self.version.writing().await;
                 if let Err(error) = self.erase(&entry).await {
                     tracing::warn!(preview = %entry.preview.id, %error, "it was not swept away");
                 }

@@ -32,7 +32,7 @@ impl Previews {
         name: &Name,
         request: CreatePreviewToken,
     ) -> Result<PreviewToken> {
-        let _changing = self.changing.lock().await;
+        let _writing = self.version.writing().await;
         let entry = self.find(sandbox, name)?;
         let now_ms = self.now_ms();
         let mut tokens = entry.tokens.clone();
@@ -68,7 +68,7 @@ impl Previews {
 
     /// Opens nothing any more when this returns; what it had opened is being cut off.
     pub async fn revoke(&self, sandbox: &SandboxId, name: &Name, id: &TokenId) -> Result<()> {
-        let _changing = self.changing.lock().await;
+        let _writing = self.version.writing().await;
         let entry = self.find(sandbox, name)?;
         let Some(token) = entry.token(id) else {
             return Err(Error::new(ErrorCode::NotFound, "the preview has no such token"));

@@ -262,9 +262,8 @@ impl Images {
             Ok(measured)
         })
         .await?;
-        let row =
-            ImageRow { id, config, file, file_bytes, file_hash, agent_hash, created_at_ms: 0 };
-        Ok(row.created_now())
+        let created_at_ms = crate::ledger::now_ms();
+        Ok(ImageRow { id, config, file, file_bytes, file_hash, agent_hash, created_at_ms })
     }
 
     /// Moves the root file to its place and records it, in this order: a crash in between leaves a

@@ -1,80 +1,25 @@
-//! What the ledger knows of builds of images: their last word, for whoever asks later.
+//! Builds of images: their last word, for whoever asks later.
 
-use sqlx::sqlite::SqliteRow;
+use async_trait::async_trait;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::BuildId;
 use torpor_protocol::api::Build;
 
-use super::{Ledger, column, json, to_column};
-
-/// How many builds are remembered: who waits for one asks while it is among the newest.
-const KEPT: u32 = 1_000;
-
-impl Ledger {
-    /// Inserts or replaces a build, and forgets the oldest when there are too many. The key stays
-    /// with the build that was first recorded with it, also when that is recorded again without;
-    /// [`StoreError::Invalid`] if another build has it.
-    pub async fn record_build(
+/// The newest builds; the oldest are forgotten.
+#[async_trait]
+pub trait BuildLedger: Send + Sync + 'static {
+    /// Inserts or replaces a build of this node. The key stays with the build that was first recorded
+    /// with it, also when that is recorded again without; [`StoreError::Invalid`] if another build has it.
+    async fn record_build(
         &self,
         build: &Build,
         idempotency: Option<&str>,
-    ) -> Result<(), StoreError> {
-        let action = "record a build in the ledger";
-        let text = serde_json::to_string(build).map_err(StoreError::failed(action))?;
-        let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
-        let query = sqlx::query(
-            "INSERT INTO builds (id, idempotency, build, created_at_ms) VALUES (?, ?, ?, ?)
-             ON CONFLICT (id) DO UPDATE SET build = excluded.build,
-                 idempotency = coalesce(idempotency, excluded.idempotency),
-                 created_at_ms = excluded.created_at_ms",
-        )
-        .bind(build.id.as_str())
-        .bind(idempotency)
-        .bind(text)
-        .bind(to_column(build.created_at_ms));
-        match query.execute(&mut *transaction).await {
-            Ok(_) => {}
-            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
-                return Err(StoreError::Invalid(
-                    "another build was asked for with this idempotency key".to_owned(),
-                ));
-            }
-            Err(error) => return Err(self.failed(action)(error)),
-        }
-        let prune = sqlx::query(
-            "DELETE FROM builds WHERE id IN (
-                 SELECT id FROM builds ORDER BY created_at_ms DESC, id DESC LIMIT -1 OFFSET ?)",
-        )
-        .bind(KEPT);
-        prune.execute(&mut *transaction).await.map_err(self.failed(action))?;
-        transaction.commit().await.map_err(self.failed(action))
-    }
-
-    pub async fn find_build(&self, id: &BuildId) -> Result<Option<Build>, StoreError> {
-        let query = sqlx::query("SELECT id, build FROM builds WHERE id = ?").bind(id.as_str());
-        let row = query.fetch_optional(&self.readers).await;
-        row.map_err(self.failed("look up a build"))?.as_ref().map(read_build).transpose()
-    }
-
+    ) -> Result<(), StoreError>;
+    async fn find_build(&self, id: &BuildId) -> Result<Option<Build>, StoreError>;
     /// The build that was recorded with this key.
-    pub async fn find_build_by_key(&self, idempotency: &str) -> Result<Option<Build>, StoreError> {
-        let query =
-            sqlx::query("SELECT id, build FROM builds WHERE idempotency = ?").bind(idempotency);
-        let row = query.fetch_optional(&self.readers).await;
-        row.map_err(self.failed("look up a build"))?.as_ref().map(read_build).transpose()
-    }
-
+    async fn find_build_by_key(&self, idempotency: &str) -> Result<Option<Build>, StoreError>;
     /// At most `limit`, newest first.
-    pub async fn builds(&self, limit: usize) -> Result<Vec<Build>, StoreError> {
-        let query = sqlx::query(
-            "SELECT id, build FROM builds ORDER BY created_at_ms DESC, id DESC LIMIT ?",
-        )
-        .bind(i64::try_from(limit).unwrap_or(i64::MAX));
-        let rows = query.fetch_all(&self.readers).await;
-        rows.map_err(self.failed("list the builds"))?.iter().map(read_build).collect()
-    }
-}
-
-fn read_build(row: &SqliteRow) -> Result<Build, StoreError> {
-    json(row, "build", &column::<String>(row, "id")?)
+    async fn builds(&self, limit: usize) -> Result<Vec<Build>, StoreError>;
+    /// Those of this node that have not ended.
+    async fn unfinished_builds(&self) -> Result<Vec<Build>, StoreError>;
 }

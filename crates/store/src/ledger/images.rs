@@ -1,227 +1,50 @@
-//! What the ledger knows of images: a row is what makes an image exist.
+//! Images: a row is what makes an image exist.
 
-use sqlx::sqlite::SqliteRow;
-use sqlx::{Sqlite, Transaction};
+use async_trait::async_trait;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ImageId;
 
-use super::{Ledger, column, now_ms, parsed, time, to_column};
 use crate::images::ImageConfig;
 
 /// A committed image.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct ImageRow {
-    pub(crate) id: ImageId,
-    pub(crate) config: ImageConfig,
+pub struct ImageRow {
+    pub id: ImageId,
+    pub config: ImageConfig,
     /// Name of the root file in the image's directory.
-    pub(crate) file: String,
-    pub(crate) file_bytes: u64,
-    pub(crate) file_hash: String,
-    pub(crate) agent_hash: String,
-    pub(crate) created_at_ms: u64,
+    pub file: String,
+    pub file_bytes: u64,
+    pub file_hash: String,
+    pub agent_hash: String,
+    pub created_at_ms: u64,
 }
 
-/// What [`Ledger::remove_image`] did.
+/// What [`ImageLedger::remove_image`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Removed {
+pub enum Removed {
     /// Only the name went; the image has others.
     Name,
     /// Image and all its names; its files are garbage now.
     Image,
 }
 
-impl Ledger {
+#[async_trait]
+pub trait ImageLedger: Send + Sync + 'static {
     /// The root files that saved or sleeping machines were booted from, with their images.
-    pub(crate) async fn roots_in_use(&self) -> Result<Vec<(ImageId, String)>, StoreError> {
-        let query = sqlx::query(
-            "SELECT image_id, json_extract(manifest, '$.root') AS file FROM saves
-                 WHERE kind = 'memory' AND file IS NOT NULL
-             UNION
-             SELECT image_id, json_extract(facts, '$.root') AS file FROM sandboxes
-                 WHERE file IS NOT NULL",
-        );
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("look up the roots of saved machines"))?;
-        rows.iter().map(|row| Ok((parsed(row, "image_id")?, column(row, "file")?))).collect()
-    }
-
+    async fn roots_in_use(&self) -> Result<Vec<(ImageId, String)>, StoreError>;
     /// Inserts or replaces an image; with a name, which may move here from another image.
-    pub(crate) async fn commit_image(
-        &self,
-        row: &ImageRow,
-        name: Option<&str>,
-    ) -> Result<(), StoreError> {
-        let action = "record an image in the ledger";
-        let config = serde_json::to_string(&row.config).map_err(StoreError::failed(action))?;
-        let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
-        let query = sqlx::query(
-            "INSERT INTO images
-                 (id, config, file, file_bytes, file_hash, agent_hash, created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?)
-             ON CONFLICT (id) DO UPDATE SET file = excluded.file,
-                 file_bytes = excluded.file_bytes, file_hash = excluded.file_hash,
-                 agent_hash = excluded.agent_hash",
-        )
-        .bind(row.id.as_str())
-        .bind(config)
-        .bind(&row.file)
-        .bind(to_column(row.file_bytes))
-        .bind(&row.file_hash)
-        .bind(&row.agent_hash)
-        .bind(to_column(row.created_at_ms));
-        query.execute(&mut *transaction).await.map_err(self.failed(action))?;
-        if let Some(name) = name {
-            self.set_name(&mut transaction, name, &row.id).await?;
-        }
-        transaction.commit().await.map_err(self.failed(action))
-    }
-
+    async fn commit_image(&self, row: &ImageRow, name: Option<&str>) -> Result<(), StoreError>;
     /// Gives an image a name, which may move here from another image.
-    pub(crate) async fn name_image(&self, name: &str, id: &ImageId) -> Result<(), StoreError> {
-        let action = "name an image";
-        let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
-        self.set_name(&mut transaction, name, id).await?;
-        transaction.commit().await.map_err(self.failed(action))
-    }
-
-    async fn set_name(
-        &self,
-        transaction: &mut Transaction<'_, Sqlite>,
-        name: &str,
-        id: &ImageId,
-    ) -> Result<(), StoreError> {
-        let query = sqlx::query(
-            "INSERT INTO image_names (name, image_id) VALUES (?, ?)
-             ON CONFLICT (name) DO UPDATE SET image_id = excluded.image_id",
-        )
-        .bind(name)
-        .bind(id.as_str());
-        match query.execute(&mut **transaction).await {
-            Ok(_) => Ok(()),
-            Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
-                Err(StoreError::NoSuchImage(id.to_string()))
-            }
-            Err(error) => Err(self.failed("name an image")(error)),
-        }
-    }
-
-    pub(crate) async fn image(&self, id: &ImageId) -> Result<Option<ImageRow>, StoreError> {
-        let query = sqlx::query("SELECT * FROM images WHERE id = ?").bind(id.as_str());
-        let row = query.fetch_optional(&self.readers).await;
-        row.map_err(self.failed("look up an image"))?.as_ref().map(read_image).transpose()
-    }
-
+    async fn name_image(&self, name: &str, id: &ImageId) -> Result<(), StoreError>;
+    async fn image(&self, id: &ImageId) -> Result<Option<ImageRow>, StoreError>;
     /// All images, oldest first.
-    pub(crate) async fn images(&self) -> Result<Vec<ImageRow>, StoreError> {
-        let query = sqlx::query("SELECT * FROM images ORDER BY created_at_ms, id");
-        let rows = query.fetch_all(&self.readers).await;
-        rows.map_err(self.failed("list the images"))?.iter().map(read_image).collect()
-    }
-
+    async fn images(&self) -> Result<Vec<ImageRow>, StoreError>;
     /// All names with their images, sorted.
-    pub(crate) async fn image_names(&self) -> Result<Vec<(String, ImageId)>, StoreError> {
-        let query = sqlx::query("SELECT name, image_id FROM image_names ORDER BY name");
-        let rows = query.fetch_all(&self.readers).await.map_err(self.failed("list the images"))?;
-        rows.iter().map(|row| Ok((column(row, "name")?, parsed(row, "image_id")?))).collect()
-    }
-
-    pub(crate) async fn image_by_name(&self, name: &str) -> Result<Option<ImageId>, StoreError> {
-        let query = sqlx::query("SELECT image_id FROM image_names WHERE name = ?").bind(name);
-        let row = query.fetch_optional(&self.readers).await;
-        let row = row.map_err(self.failed("look up an image"))?;
-        row.map(|row| parsed(&row, "image_id")).transpose()
-    }
-
+    async fn image_names(&self) -> Result<Vec<(String, ImageId)>, StoreError>;
+    async fn image_by_name(&self, name: &str) -> Result<Option<ImageId>, StoreError>;
     /// Up to two images whose id starts so. The prefix consists of hexadecimal digits.
-    pub(crate) async fn images_by_prefix(&self, prefix: &str) -> Result<Vec<ImageId>, StoreError> {
-        let query =
-            sqlx::query("SELECT id FROM images WHERE id GLOB ? LIMIT 2").bind(format!("{prefix}*"));
-        let rows = query.fetch_all(&self.readers).await.map_err(self.failed("look up an image"))?;
-        rows.iter().map(|row| parsed(row, "id")).collect()
-    }
-
+    async fn images_by_prefix(&self, prefix: &str) -> Result<Vec<ImageId>, StoreError>;
     /// Takes away a name, or the image if no other name is left or none was given. An image that a
     /// sandbox, a snapshot or a pool needs stays, with all its names.
-    pub(crate) async fn remove_image(
-        &self,
-        id: &ImageId,
-        name: Option<&str>,
-    ) -> Result<Removed, StoreError> {
-        let action = "remove an image from the ledger";
-        let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
-        let names: i64 = sqlx::query_scalar("SELECT count(*) FROM image_names WHERE image_id = ?")
-            .bind(id.as_str())
-            .fetch_one(&mut *transaction)
-            .await
-            .map_err(self.failed(action))?;
-        if let Some(name) = name.filter(|_| names > 1) {
-            let query = sqlx::query("DELETE FROM image_names WHERE name = ?").bind(name);
-            query.execute(&mut *transaction).await.map_err(self.failed(action))?;
-            transaction.commit().await.map_err(self.failed(action))?;
-            return Ok(Removed::Name);
-        }
-        self.refuse_if_used(&mut transaction, id, name).await?;
-        for sql in ["DELETE FROM image_names WHERE image_id = ?", "DELETE FROM images WHERE id = ?"]
-        {
-            let query = sqlx::query(sql).bind(id.as_str());
-            query.execute(&mut *transaction).await.map_err(self.failed(action))?;
-        }
-        transaction.commit().await.map_err(self.failed(action))?;
-        Ok(Removed::Image)
-    }
-
-    async fn refuse_if_used(
-        &self,
-        transaction: &mut Transaction<'_, Sqlite>,
-        id: &ImageId,
-        name: Option<&str>,
-    ) -> Result<(), StoreError> {
-        let users: Vec<String> = sqlx::query_scalar(
-            "SELECT 'sandbox ' || coalesce(name, id) FROM sandboxes WHERE image_id = ?1
-             UNION ALL
-             SELECT 'snapshot ' || coalesce(snapshots.name, snapshots.id) FROM snapshots
-                 JOIN saves ON saves.id = snapshots.save_id WHERE saves.image_id = ?1
-             UNION ALL
-             SELECT 'pool ' || name FROM pools WHERE image_id = ?1
-             UNION ALL
-             SELECT 'save ' || id FROM saves WHERE image_id = ?1
-                 AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE save_id = saves.id)
-                 AND NOT EXISTS (SELECT 1 FROM snapshots WHERE save_id = saves.id)
-                 AND NOT EXISTS (SELECT 1 FROM pools WHERE save_id = saves.id)
-             ORDER BY 1 LIMIT 3",
-        )
-        .bind(id.as_str())
-        .fetch_all(&mut **transaction)
-        .await
-        .map_err(self.failed("look for users of an image"))?;
-        let by = match users.as_slice() {
-            [] => return Ok(()),
-            [only] => only.clone(),
-            [first, second] => format!("{first} and {second}"),
-            [first, second, ..] => format!("{first}, {second} and others"),
-        };
-        Err(StoreError::InUse { what: format!("image {}", name.unwrap_or(id.as_str())), by })
-    }
-}
-
-impl ImageRow {
-    pub(crate) fn created_now(mut self) -> Self {
-        self.created_at_ms = now_ms();
-        self
-    }
-}
-
-fn read_image(row: &SqliteRow) -> Result<ImageRow, StoreError> {
-    let id: ImageId = parsed(row, "id")?;
-    let config: String = column(row, "config")?;
-    let action = format!("read the configuration of image {id} from the ledger");
-    Ok(ImageRow {
-        config: serde_json::from_str(&config).map_err(StoreError::failed(action))?,
-        id,
-        file: column(row, "file")?,
-        file_bytes: time(row, "file_bytes")?,
-        file_hash: column(row, "file_hash")?,
-        agent_hash: column(row, "agent_hash")?,
-        created_at_ms: time(row, "created_at_ms")?,
-    })
+    async fn remove_image(&self, id: &ImageId, name: Option<&str>) -> Result<Removed, StoreError>;
 }

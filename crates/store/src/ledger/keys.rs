@@ -1,11 +1,10 @@
 //! API keys. A key is shown once and kept as a hash: who reads the ledger can't use it.
 
+use async_trait::async_trait;
 use sha2::{Digest, Sha256};
-use sqlx::sqlite::SqliteRow;
-use subtle::ConstantTimeEq;
 use torpor_lifecycle::store::StoreError;
 
-use super::{Ledger, column, now_ms, time, to_column};
+use super::now_ms;
 
 /// What every key starts with, so that people and secret scanners recognise one.
 const KEY_PREFIX: &str = "tpk_";
@@ -30,9 +29,26 @@ pub struct KeyRow {
     pub last_used_at_ms: Option<u64>,
 }
 
-impl Ledger {
+/// SHA-256 of a key, which is 256 random bits and so needs no salt.
+pub type KeyHash = [u8; 32];
+
+#[async_trait]
+pub trait KeyLedger: Send + Sync + 'static {
+    async fn insert_key(&self, row: &KeyRow, hash: &KeyHash) -> Result<(), StoreError>;
+    async fn key_by_hash(&self, hash: &KeyHash) -> Result<Option<KeyRow>, StoreError>;
+    async fn note_key_use(&self, id: &str, at_ms: u64) -> Result<(), StoreError>;
+    /// At most `limit` after this one, oldest first.
+    async fn keys(&self, after: Option<&KeyRow>, limit: usize) -> Result<Vec<KeyRow>, StoreError>;
+    async fn count_keys(&self) -> Result<usize, StoreError>;
+    /// Whether there was such a key; it is not valid any more when this returns.
+    async fn delete_key(&self, id: &str) -> Result<bool, StoreError>;
+    /// Whether requests need a key even if there is none: from the first key on.
+    async fn requires_keys(&self) -> Result<bool, StoreError>;
+    /// From now on requests need a key.
+    async fn require_keys(&self) -> Result<(), StoreError>;
+
     /// Makes a key. The text is given out here and never again.
-    pub async fn create_key(&self, label: &str) -> Result<(KeyRow, String), StoreError> {
+    async fn create_key(&self, label: &str) -> Result<(KeyRow, String), StoreError> {
         if label.len() > LABEL_MAX || label.chars().any(char::is_control) {
             return Err(StoreError::Invalid(format!(
                 "a label has at most {LABEL_MAX} bytes and no control characters"
@@ -46,91 +62,29 @@ impl Ledger {
             created_at_ms: now_ms(),
             last_used_at_ms: None,
         };
-        let query = sqlx::query(
-            "INSERT INTO api_keys (id, label, prefix, hash, created_at_ms) VALUES (?, ?, ?, ?, ?)",
-        )
-        .bind(&row.id)
-        .bind(&row.label)
-        .bind(&row.prefix)
-        .bind(hash(&secret).to_vec())
-        .bind(to_column(row.created_at_ms));
-        query.execute(&self.writer).await.map_err(self.failed("record an API key"))?;
+        self.insert_key(&row, &hash(&secret)).await?;
         Ok((row, secret))
     }
 
     /// The key that this text is, if it is one; remembers that it was used.
-    pub async fn find_key(&self, secret: &str) -> Result<Option<KeyRow>, StoreError> {
+    async fn find_key(&self, secret: &str) -> Result<Option<KeyRow>, StoreError> {
         if secret.len() > KEY_MAX {
             return Ok(None);
         }
-        let hash = hash(secret);
-        let query = sqlx::query("SELECT * FROM api_keys WHERE hash = ?").bind(hash.to_vec());
-        let row = query.fetch_optional(&self.readers).await;
-        let Some(row) = row.map_err(self.failed("look up an API key"))? else { return Ok(None) };
-        let stored: Vec<u8> = column(&row, "hash")?;
-        if !bool::from(stored.ct_eq(&hash)) {
-            return Ok(None);
+        let Some(key) = self.key_by_hash(&hash(secret)).await? else { return Ok(None) };
+        let now = now_ms();
+        if key.last_used_at_ms.is_none_or(|last| now >= last.saturating_add(USE_GRAIN_MS))
+            && let Err(error) = self.note_key_use(&key.id, now).await
+        {
+            // A full disk must not lock anybody out.
+            let error = torpor_lifecycle::chain(&error);
+            tracing::warn!(key = key.id, error, "the use of an API key was not remembered");
         }
-        let key = read_key(&row)?;
-        self.note_use(&key).await;
         Ok(Some(key))
     }
-
-    /// All keys, oldest first.
-    pub async fn keys(&self) -> Result<Vec<KeyRow>, StoreError> {
-        let query = sqlx::query("SELECT * FROM api_keys ORDER BY created_at_ms, id");
-        let rows = query.fetch_all(&self.readers).await;
-        rows.map_err(self.failed("read the API keys"))?.iter().map(read_key).collect()
-    }
-
-    /// Whether there was such a key; it is not valid any more when this returns.
-    pub async fn delete_key(&self, id: &str) -> Result<bool, StoreError> {
-        let query = sqlx::query("DELETE FROM api_keys WHERE id = ?").bind(id);
-        let done = query.execute(&self.writer).await.map_err(self.failed("delete an API key"))?;
-        Ok(done.rows_affected() > 0)
-    }
-
-    /// Whether requests need a key even if there is none: from the first key on.
-    pub async fn requires_keys(&self) -> Result<bool, StoreError> {
-        let query = sqlx::query("SELECT 1 FROM keys_required");
-        let row = query.fetch_optional(&self.readers).await;
-        Ok(row.map_err(self.failed("read whether keys are needed"))?.is_some())
-    }
-
-    /// From now on requests need a key.
-    pub async fn require_keys(&self) -> Result<(), StoreError> {
-        let query = sqlx::query("INSERT OR IGNORE INTO keys_required (id) VALUES (0)");
-        let done = query.execute(&self.writer).await;
-        done.map(drop).map_err(self.failed("record that keys are needed"))
-    }
-
-    /// A full disk must not lock anybody out, so this only complains.
-    async fn note_use(&self, key: &KeyRow) {
-        let now = now_ms();
-        if key.last_used_at_ms.is_some_and(|last| now < last.saturating_add(USE_GRAIN_MS)) {
-            return;
-        }
-        let query = sqlx::query("UPDATE api_keys SET last_used_at_ms = ? WHERE id = ?")
-            .bind(to_column(now))
-            .bind(&key.id);
-        if let Err(error) = query.execute(&self.writer).await {
-            tracing::warn!(key = key.id, %error, "the use of an API key was not remembered");
-        }
-    }
 }
 
-fn read_key(row: &SqliteRow) -> Result<KeyRow, StoreError> {
-    let last_used: Option<i64> = column(row, "last_used_at_ms")?;
-    Ok(KeyRow {
-        id: column(row, "id")?,
-        label: column(row, "label")?,
-        prefix: column(row, "prefix")?,
-        created_at_ms: time(row, "created_at_ms")?,
-        last_used_at_ms: last_used.and_then(|ms| u64::try_from(ms).ok()),
-    })
-}
-
-fn hash(secret: &str) -> [u8; 32] {
+fn hash(secret: &str) -> KeyHash {
     Sha256::digest(secret.as_bytes()).into()
 }
 

@@ -1,101 +1,38 @@
-//! Rows of secrets. The ledger never sees a value: what the vault sealed goes in and comes out.
+//! Secrets. The ledger never sees a value: what the vault sealed goes in and comes out.
 
-use sqlx::sqlite::SqliteRow;
+use async_trait::async_trait;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::Secret;
 use torpor_protocol::{HostBinding, SecretName};
 
-use super::{Ledger, column, json, now_ms, parsed, time, to_column};
-
 /// An encrypted value.
 #[derive(Debug)]
-pub(crate) struct Sealed {
-    pub(crate) nonce: Vec<u8>,
-    pub(crate) bytes: Vec<u8>,
+pub struct Sealed {
+    pub nonce: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
-impl Ledger {
+/// Encrypts the value of one version of a secret.
+pub type Seal<'a> = dyn Fn(&Secret) -> Result<Sealed, StoreError> + Send + Sync + 'a;
+
+#[async_trait]
+pub trait SecretLedger: Send + Sync + 'static {
     /// Replaces the value by what `seal` makes for the next version, and the hosts it is bound to if
     /// there are some given.
-    pub(crate) async fn put_secret(
+    async fn put_secret(
         &self,
         name: &SecretName,
         hosts: Option<Vec<HostBinding>>,
-        seal: impl FnOnce(&Secret) -> Result<Sealed, StoreError>,
-    ) -> Result<Secret, StoreError> {
-        let action = "record a secret in the ledger";
-        let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
-        let found = sqlx::query("SELECT * FROM secrets WHERE name = ?").bind(name.as_str());
-        let found = found.fetch_optional(&mut *transaction).await.map_err(self.failed(action))?;
-        let now = now_ms();
-        let mut secret = Secret {
-            name: name.clone(),
-            version: 1,
-            hosts: Vec::new(),
-            created_at_ms: now,
-            updated_at_ms: now,
-        };
-        if let Some(row) = found {
-            let before = read_secret(&row)?;
-            secret.version = before.version.saturating_add(1);
-            secret.created_at_ms = before.created_at_ms;
-            secret.hosts = before.hosts;
-        }
-        secret.hosts = hosts.unwrap_or(secret.hosts);
-        let sealed = seal(&secret)?;
-        let hosts = serde_json::to_string(&secret.hosts).map_err(StoreError::failed(action))?;
-        let query = sqlx::query(
-            "INSERT OR REPLACE INTO secrets
-                 (name, version, nonce, sealed, hosts, created_at_ms, updated_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?)",
-        )
-        .bind(name.as_str())
-        .bind(secret.version)
-        .bind(sealed.nonce)
-        .bind(sealed.bytes)
-        .bind(hosts)
-        .bind(to_column(secret.created_at_ms))
-        .bind(to_column(secret.updated_at_ms));
-        query.execute(&mut *transaction).await.map_err(self.failed(action))?;
-        transaction.commit().await.map_err(self.failed(action))?;
-        Ok(secret)
-    }
-
+        seal: &Seal<'_>,
+    ) -> Result<Secret, StoreError>;
     /// A secret with its encrypted value.
-    pub(crate) async fn secret(
+    async fn secret(&self, name: &SecretName) -> Result<Option<(Secret, Sealed)>, StoreError>;
+    /// At most `limit` after this name, by name.
+    async fn secrets(
         &self,
-        name: &SecretName,
-    ) -> Result<Option<(Secret, Sealed)>, StoreError> {
-        let query = sqlx::query("SELECT * FROM secrets WHERE name = ?").bind(name.as_str());
-        let row = query.fetch_optional(&self.readers).await;
-        let Some(row) = row.map_err(self.failed("look up a secret"))? else { return Ok(None) };
-        let sealed = Sealed { nonce: column(&row, "nonce")?, bytes: column(&row, "sealed")? };
-        Ok(Some((read_secret(&row)?, sealed)))
-    }
-
-    /// All secrets, by name.
-    pub(crate) async fn secrets(&self) -> Result<Vec<Secret>, StoreError> {
-        let query = sqlx::query(
-            "SELECT name, version, hosts, created_at_ms, updated_at_ms FROM secrets ORDER BY name",
-        );
-        let rows = query.fetch_all(&self.readers).await;
-        rows.map_err(self.failed("list the secrets"))?.iter().map(read_secret).collect()
-    }
-
+        after: Option<&SecretName>,
+        limit: usize,
+    ) -> Result<Vec<Secret>, StoreError>;
     /// Whether there was one.
-    pub(crate) async fn drop_secret(&self, name: &SecretName) -> Result<bool, StoreError> {
-        let query = sqlx::query("DELETE FROM secrets WHERE name = ?").bind(name.as_str());
-        let done = query.execute(&self.writer).await;
-        Ok(done.map_err(self.failed("remove a secret from the ledger"))?.rows_affected() > 0)
-    }
-}
-
-fn read_secret(row: &SqliteRow) -> Result<Secret, StoreError> {
-    Ok(Secret {
-        name: parsed(row, "name")?,
-        version: column(row, "version")?,
-        hosts: json(row, "hosts", "the hosts of a secret")?,
-        created_at_ms: time(row, "created_at_ms")?,
-        updated_at_ms: time(row, "updated_at_ms")?,
-    })
+    async fn drop_secret(&self, name: &SecretName) -> Result<bool, StoreError>;
 }

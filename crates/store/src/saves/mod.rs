@@ -163,13 +163,13 @@ impl Saves {
 
     /// Bytes of all saves on disk.
     pub async fn bytes(&self) -> Result<u64, StoreError> {
-        self.shared.ledger.save_bytes().await
+        self.shared.ledger.files.save_bytes().await
     }
 
     /// Reads every save that this daemon has not read yet, one after the other and only when nobody
     /// else wants the processor, so that later wakes need not. What is corrupt is logged.
     pub async fn warm_up(&self) {
-        let ids = match self.shared.ledger.save_ids().await {
+        let ids = match self.shared.ledger.files.save_ids().await {
             Ok(ids) => ids,
             Err(error) => return tracing::warn!(%error, "saves are not read ahead"),
         };
@@ -206,8 +206,8 @@ impl Saves {
     /// Removes what a crash left: rows that nothing names and directories without a row.
     async fn sweep(&self) -> Result<(), StoreError> {
         let shared = self.shared.clone();
-        shared.ledger.drop_unnamed_saves().await?;
-        let ids = shared.ledger.save_ids().await?;
+        shared.ledger.files.drop_unnamed_saves().await?;
+        let ids = shared.ledger.files.save_ids().await?;
         let keep: HashSet<_> = ids.iter().map(|id| shared.layout.save(id)).collect();
         blocking(move || {
             let found = std::fs::read_dir(shared.layout.saves())
@@ -257,7 +257,7 @@ impl store::Saves for Saves {
     }
 
     async fn memory_saves(&self) -> Result<HashMap<SaveId, SavedBy>, StoreError> {
-        self.shared.ledger.memory_saves().await
+        self.shared.ledger.files.memory_saves().await
     }
 
     async fn layer(&self, save: &Save) -> Result<Box<dyn AsyncRead + Send + Unpin>, StoreError> {
@@ -319,7 +319,7 @@ impl Shared {
             Ok(known)
         })
         .await?;
-        if let Err(error) = self.ledger.commit_save(&id, &known.manifest).await {
+        if let Err(error) = self.ledger.files.commit_save(&id, &known.manifest).await {
             self.discard(&id).await;
             return Err(error);
         }
@@ -411,7 +411,7 @@ impl Shared {
                 return;
             }
         }
-        match self.ledger.drop_save(id).await {
+        match self.ledger.files.drop_save(id).await {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => {
@@ -441,7 +441,7 @@ impl Shared {
     }
 
     async fn manifest(&self, id: &SaveId) -> Result<Manifest, StoreError> {
-        let text = self.ledger.save(id).await?;
+        let text = self.ledger.files.save(id).await?;
         let text = text.ok_or_else(|| StoreError::NoSuchSave(id.to_string()))?;
         manifest::parse(&format!("save {id}"), text.as_bytes())
     }

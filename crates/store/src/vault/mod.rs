@@ -59,12 +59,12 @@ impl Vault {
             )));
         }
         let seal = |secret: &Secret| self.key.encrypt(value, &about(secret));
-        self.ledger.put_secret(name, hosts, seal).await
+        self.ledger.put_secret(name, hosts, &seal).await
     }
 
     /// All secrets, by name.
     pub async fn list(&self) -> Result<Vec<Secret>, StoreError> {
-        self.ledger.secrets().await
+        self.ledger.secrets(None, usize::MAX).await
     }
 
     pub async fn find(&self, name: &SecretName) -> Result<Option<Secret>, StoreError> {

@@ -3,7 +3,6 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use torpor_lifecycle::ledger::{SandboxLedger as _, SnapshotLedger as _};
 use torpor_lifecycle::store::{Saves as _, StoreError};
 use torpor_store::{Layout, Ledger, Limits};
 

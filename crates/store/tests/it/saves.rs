@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use torpor_lifecycle::ledger::SnapshotLedger as _;
 use torpor_lifecycle::store::{Manifest, Save, SaveAbout, Saves as _, SnapshotRecord, StoreError};
 use torpor_protocol::snapshot::{SavedProcess, SnapshotKind, SnapshotState};
 use torpor_protocol::{ImageId, SandboxId, SaveId, Snapshot, SnapshotId};

@@ -7,7 +7,6 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use torpor_lifecycle::ledger::SnapshotLedger as _;
 use torpor_lifecycle::store::{Save, Saves as _};
 use torpor_protocol::{ImageId, SnapshotId};
 

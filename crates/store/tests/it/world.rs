@@ -4,7 +4,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use torpor_lifecycle::ledger::{Owner, SandboxLedger as _, SnapshotFilter, SnapshotLedger as _};
+use torpor_lifecycle::ledger::{Owner, SnapshotFilter};
 use torpor_lifecycle::store::{Images as _, PersistedState, Record, SnapshotRecord, StoreError};
 use torpor_protocol::{ImageId, SandboxId, SandboxSpec};
 use torpor_store::{

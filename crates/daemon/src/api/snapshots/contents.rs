@@ -1,30 +1,27 @@
 //! What is in a snapshot: its files, listed, read and compared without a machine.
 
-use std::io;
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::HeaderValue;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use serde::Deserialize;
-use torpor_lifecycle::store::{Images, StoreError};
 use torpor_protocol::api::{FileEntry, FileList};
 use torpor_protocol::snapshot::FileDiff;
-use torpor_protocol::{SnapshotKind, SnapshotRef};
 use torpor_service::Service;
-use torpor_service::builds::pipe;
-use torpor_service::pinned_save::{PinnedSave, parse};
-use torpor_store::{LayerChanges, SavedTree};
+use torpor_service::files::PathText;
+use torpor_service::pinned_save::parse;
+use torpor_service::snapshots::Files;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::parcel::poured;
 use crate::api::Answer;
-use crate::api::error::{ApiError, Result};
+use crate::api::error::Result;
 use crate::api::extract::{Json, Query, SnapshotPath};
-use crate::api::files::{PathText, levels};
+use crate::api::files::levels;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
@@ -32,37 +29,6 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
         .routes(routes!(stat))
         .routes(routes!(content))
         .routes(routes!(diff))
-}
-
-/// The files of a snapshot, and what keeps them where they are.
-struct Files {
-    tree: SavedTree,
-    _point: PinnedSave,
-}
-
-impl Files {
-    async fn open(app: &Arc<Service>, of: &SnapshotRef) -> Result<Self> {
-        let point = PinnedSave::of(app, of).await?;
-        let root = app.images.root(&point.about().spec.image_id).await?;
-        let app = Arc::clone(app);
-        blocking(move || {
-            let changes = match point.about().kind {
-                SnapshotKind::Memory => app.fleet.changes(&point.save)?,
-                SnapshotKind::Filesystem => Box::new(LayerChanges::open(&point.save.dir)?),
-            };
-            Ok(Self { tree: SavedTree::new(&root.path, changes)?, _point: point })
-        })
-        .await
-    }
-}
-
-/// For what reads files and can't wait.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    // A panic is a bug of ours.
-    let panicked = |error| ApiError::from(StoreError::failed("read a snapshot")(error));
-    tokio::task::spawn_blocking(work).await.map_err(panicked)?
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -94,8 +60,7 @@ async fn list(
     let depth = levels(depth, recursive)?;
     let files = Files::open(&app, &of).await?;
     let path = path.map_or_else(|| "/".to_owned(), |path| path.0);
-    let entries = blocking(move || Ok(files.tree.list(&path, depth)?)).await?;
-    Ok(Json(FileList { entries }))
+    Ok(Json(FileList { entries: files.list(path, depth).await? }))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -117,8 +82,7 @@ async fn stat(
     SnapshotPath(of): SnapshotPath,
     Query(FileQuery { path }): Query<FileQuery>,
 ) -> Answer<FileEntry> {
-    let files = Files::open(&app, &of).await?;
-    Ok(Json(blocking(move || Ok(files.tree.stat(&path.0)?)).await?))
+    Ok(Json(Files::open(&app, &of).await?.stat(path.0).await?))
 }
 
 /// Download a file of a snapshot.
@@ -135,34 +99,12 @@ async fn content(
     SnapshotPath(of): SnapshotPath,
     Query(FileQuery { path }): Query<FileQuery>,
 ) -> Result<Response> {
-    let files = Files::open(&app, &of).await?;
-    let path = path.0;
-    let (files, path, entry) = blocking(move || {
-        let entry = files.tree.stat(&path)?;
-        Ok((files, path, entry))
-    })
-    .await?;
-    check_file(&entry)?;
-    let (mut spout, pieces) = pipe::outward();
-    tokio::task::spawn_blocking(move || {
-        let copied = files.tree.copy(&path, &mut spout);
-        spout.close(copied.map(drop).map_err(io::Error::other));
-    });
-    let mut response = poured(None, pieces).into_response();
+    let (size, pieces) = Files::open(&app, &of).await?.read(path.0).await?;
+    let mut response = Body::from_stream(pieces).into_response();
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
-    headers.insert(CONTENT_LENGTH, entry.size.into());
+    headers.insert(CONTENT_LENGTH, size.into());
     Ok(response)
-}
-
-fn check_file(entry: &FileEntry) -> Result<()> {
-    if entry.kind == "file" {
-        return Ok(());
-    }
-    let target = entry.target.as_deref();
-    let target = target.map(|target| format!(" to {target}")).unwrap_or_default();
-    let message = format!("{} is not a file but a {}{target}", entry.path, entry.kind);
-    Err(ApiError::new(torpor_protocol::ErrorCode::FileRefused, message))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -191,9 +133,5 @@ async fn diff(
         Some(to) => Some(Files::open(&app, to).await?),
         None => None,
     };
-    let changes = blocking(move || match other {
-        Some(other) => Ok(files.tree.diff(&other.tree)?),
-        None => Ok(files.tree.diff_image()?),
-    });
-    Ok(Json(FileDiff { changes: changes.await? }))
+    Ok(Json(FileDiff { changes: files.diff(other).await? }))
 }

@@ -109,9 +109,9 @@ async fn guarded(config: &Config) -> Option<bool> {
         return Some(false);
     }
     let ledger = Ledger::open(&Layout::open(&config.data_dir).ok()?).await.ok()?;
-    let keys = ledger.keys().await.ok();
+    let keys = ledger.count_keys().await.ok();
     ledger.close().await;
-    keys.map(|keys| !keys.is_empty())
+    keys.map(|keys| keys > 0)
 }
 
 fn keys(guarded: Option<bool>) -> Finding {

@@ -4,20 +4,17 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use http::StatusCode;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderValue, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::timeout;
-use torpor_daemon::api::extract::Query;
-use torpor_daemon::api::files::{self, LIST_DEADLINE, PathText};
-use torpor_daemon::api::transfer::{self, ReadQuery};
-use torpor_lifecycle::guest::{GuestError, unexpected};
+use torpor_daemon::api::extract::{Query, pieces};
 use torpor_protocol::api::FileEntry;
-use torpor_protocol::guest::{FileKind, Reply, Request};
 use torpor_service::Service;
+use torpor_service::files::{self, PathText, Write};
 
 use super::{Refused, Result};
 use crate::tensorlake::gate::Inside;
@@ -53,9 +50,14 @@ async fn read(
     Query(query): Query<PathQuery>,
     Inside(awake): Inside,
 ) -> Result<Response> {
-    let path = query.absolute()?;
-    let whole = Query(ReadQuery { path, offset: 0, length: None });
-    Ok(transfer::read(State(app), whole, awake).await?)
+    let content = files::read(&app, awake, query.absolute()?.0, 0, None).await?;
+    let mut response = Body::from_stream(content.pieces).into_response();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    if let Some(length) = content.length {
+        headers.insert(CONTENT_LENGTH, length.into());
+    }
+    Ok(response)
 }
 
 /// The directories above it are made; it is replaced when the last byte is there.
@@ -65,31 +67,24 @@ async fn write(
     Inside(awake): Inside,
     body: Body,
 ) -> Result<StatusCode> {
-    let path = query.absolute()?.0;
-    let request = Request::WriteFile { path, mode: None, append: false, owner: None };
-    let Reply::Stat(_) = transfer::upload(&app, &awake, &request, body).await? else {
-        return Err(unexpected(&request).into());
-    };
+    let write = Write { path: query.absolute()?.0, ..Write::default() };
+    files::write(&app, &awake, write, pieces(body)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn remove(Query(query): Query<PathQuery>, Inside(awake): Inside) -> Result<StatusCode> {
     let path = query.absolute()?.0;
-    let guest = awake.lease.guest();
-    let found = guest.stat(&Request::Stat { path: path.clone() }).await?;
-    if found.kind == FileKind::Directory {
+    if files::stat(&awake, path.clone()).await?.kind == "directory" {
         let text = format!("{path}: is a directory");
         return Err(Refused::Here(StatusCode::BAD_REQUEST, "IS_DIRECTORY", text));
     }
-    guest.done(&Request::Remove { path, recursive: false }).await?;
+    files::remove(&awake, path, false).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn list(Query(query): Query<PathQuery>, Inside(awake): Inside) -> Result<Json<Value>> {
     let path = query.absolute()?.0;
-    let request = Request::List { path: path.clone(), depth: 1 };
-    let listing = timeout(LIST_DEADLINE, files::entries(awake.lease.guest(), &request)).await;
-    let entries = listing.map_err(|_| GuestError::Timeout(LIST_DEADLINE))??;
+    let entries = files::list(&awake, path.clone(), 1).await?;
     let entries: Vec<_> = entries.into_iter().map(shown).collect();
     Ok(Json(json!({"path": path, "entries": entries})))
 }

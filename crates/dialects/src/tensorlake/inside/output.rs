@@ -14,13 +14,13 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until, timeout};
-use torpor_daemon::api::extract::Awake;
 use torpor_daemon::api::extract::Path;
-use torpor_daemon::api::output::{Output, Said};
 use torpor_lifecycle::guest::GuestError;
 use torpor_protocol::api::{ExitReport, OutputStream};
 use torpor_protocol::guest::Request;
 use torpor_service::Service;
+use torpor_service::processes::Awake;
+use torpor_service::processes::{Output, Said};
 
 use super::lines::{Cutter, Line};
 use super::tail::{Tail, fell_asleep};

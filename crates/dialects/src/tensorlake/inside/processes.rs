@@ -11,13 +11,12 @@ use axum::{Json, Router};
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use torpor_daemon::api::error::ApiError;
-use torpor_daemon::api::extract::Path;
-use torpor_daemon::api::transfer;
+use torpor_daemon::api::extract::{Path, pieces};
 use torpor_lifecycle::guest::{Guest, GuestError};
 use torpor_protocol::guest::{Exit, FailureCode, HealthState, ProcessStatus, Request, Supervision};
-use torpor_service::Error as ServiceError;
 use torpor_service::Service;
+use torpor_service::processes::ProcessRef;
+use torpor_service::{Error as ServiceError, files};
 
 use super::command::{Check, Command, Restart, without_default_user};
 use super::{Refused, Result};
@@ -120,17 +119,20 @@ async fn write_stdin(
 ) -> Result<Response> {
     let ProcessStatus { pid, stdin_open, .. } = find(awake.lease.guest(), &process).await?;
     if !stdin_open {
-        transfer::discard(body).await;
+        files::discard(pieces(body)).await;
         return Err(not_writable(pid));
     }
-    let request = Request::WriteStdin { pid, close: false };
-    match transfer::deliver(&app, &awake, &request, body).await {
+    let process = ProcessRef::Pid(pid);
+    match files::write_stdin(&app, &awake, &process, false, pieces(body)).await {
         // It was there: it has just closed its end, or ended.
-        Err(ApiError(ServiceError::Guest(GuestError::Refused {
+        Err(ServiceError::Guest(GuestError::Refused {
             code: FailureCode::Invalid | FailureCode::NoSuchProcess,
             ..
-        }))) => Err(not_writable(pid)),
-        delivered => Ok(delivered?),
+        })) => Err(not_writable(pid)),
+        written => {
+            written?;
+            Ok(StatusCode::NO_CONTENT.into_response())
+        }
     }
 }
 
@@ -142,8 +144,8 @@ async fn close_stdin(
 ) -> Result<Response> {
     let ProcessStatus { pid, stdin_open, .. } = find(awake.lease.guest(), &process).await?;
     if stdin_open {
-        let request = Request::WriteStdin { pid, close: true };
-        return Ok(transfer::deliver(&app, &awake, &request, axum::body::Body::empty()).await?);
+        let nothing = pieces(axum::body::Body::empty());
+        files::write_stdin(&app, &awake, &ProcessRef::Pid(pid), true, nothing).await?;
     }
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 use torpor_daemon::api::exec::upgraded;
 use torpor_daemon::api::extract::{Path, Query};
 use torpor_daemon::api::extract::{RequestId, Upgrade};
-use torpor_daemon::api::output::Output;
 use torpor_lifecycle::guest::{Guest, GuestError};
 use torpor_protocol::guest::{FailureCode, ProcessSpec, ProcessStatus, Request, TerminalSize};
 use torpor_service::Service;
+use torpor_service::processes::Output;
 
 use super::command::program;
 use super::{Refused, Result, terminal};

@@ -7,12 +7,11 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
 use tokio::time::Instant;
-use torpor_daemon::api::extract::Awake;
-use torpor_daemon::api::output::Output;
 use torpor_protocol::guest::{ProcessSpec, Request};
 use torpor_service::Error as ServiceError;
 use torpor_service::Service;
-use torpor_service::room;
+use torpor_service::processes::Awake;
+use torpor_service::processes::Output;
 
 use super::command::{Command, without_default_user};
 use super::{Result, output};
@@ -39,7 +38,7 @@ async fn open(app: &Service, awake: Awake, spec: ProcessSpec) -> Result<Output> 
         Ok(output) => return Ok(output),
         Err(error) => error,
     };
-    let instead = match &error.0 {
+    let instead = match &error {
         ServiceError::Guest(error) => without_default_user(&spec, error),
         ServiceError::Lifecycle(_)
         | ServiceError::Store(_)
@@ -47,7 +46,6 @@ async fn open(app: &Service, awake: Awake, spec: ProcessSpec) -> Result<Output> 
         | ServiceError::Refused { .. } => None,
     };
     let Some(spec) = instead else { return Err(error.into()) };
-    let lease = room::awake(app, &sandbox).await?;
-    let awake = Awake { sandbox, lease };
+    let awake = Awake::new(app, sandbox).await?;
     Ok(Output::open(awake, &Request::Run(spec), None).await?)
 }

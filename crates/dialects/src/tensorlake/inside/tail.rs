@@ -6,13 +6,13 @@
 //! - A process that is run for somebody is killed when he leaves. While it sleeps it can't be.
 
 use bytes::Buf;
-use torpor_daemon::api::error::ApiError;
-use torpor_daemon::api::extract::Awake;
-use torpor_daemon::api::output::{Output, Said};
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::api::ExitReport;
 use torpor_protocol::guest::{ProcessStatus, Request};
 use torpor_protocol::{ErrorCode, State, Status};
+use torpor_service::Error as ServiceError;
+use torpor_service::processes::Awake;
+use torpor_service::processes::{Output, Said};
 
 const SIGKILL: i32 = 9;
 
@@ -154,8 +154,8 @@ impl Tail {
     }
 
     /// The machine is gone, and the process with it. If there was no memory left, that is how it ended.
-    fn broke(&mut self, error: &ApiError) -> Option<Said> {
-        if let Some(blame) = error.0.internal() {
+    fn broke(&mut self, error: &ServiceError) -> Option<Said> {
+        if let Some(blame) = error.internal() {
             tracing::error!(error = blame, "the output of a process broke off");
         }
         let starved = self.output.as_ref().is_some_and(Output::starved);
@@ -187,6 +187,6 @@ fn wakes(sandbox: &Sandbox) -> u64 {
 }
 
 /// Whether it broke off because somebody put the sandbox to sleep.
-pub(super) fn fell_asleep(error: &ApiError) -> bool {
-    error.0.to_body("").code == ErrorCode::SandboxAsleep
+pub(super) fn fell_asleep(error: &ServiceError) -> bool {
+    error.to_body("").code == ErrorCode::SandboxAsleep
 }

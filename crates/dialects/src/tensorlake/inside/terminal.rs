@@ -16,13 +16,13 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio::time::timeout;
-use torpor_daemon::api::error::ApiError;
-use torpor_daemon::api::output::{Output, Said};
 use torpor_daemon::api::socket::{self, Ear, Heard, Left, Mouth};
 use torpor_lifecycle::guest::{Guest, GuestError, Sender};
 use torpor_protocol::api::ExitReport;
 use torpor_protocol::guest::{Exit, FailureCode, Request};
+use torpor_service::Error;
 use torpor_service::Service;
+use torpor_service::processes::{Output, Said};
 
 use super::pty::{COLS_MAX, ROWS_MAX};
 use super::tail::fell_asleep;
@@ -138,15 +138,15 @@ async fn farewell(report: &ExitReport, mouth: &mut Mouth) -> Over {
 }
 
 /// Who is cut off because the sandbox was put to sleep may connect again, which wakes it.
-fn broke(error: &ApiError) -> Over {
+fn broke(error: &Error) -> Over {
     if fell_asleep(error) {
         let reason = "the sandbox was put to sleep; connect again";
         return Over::Close(close_code::AWAY, reason.to_owned());
     }
-    if let Some(blame) = error.0.internal() {
+    if let Some(blame) = error.internal() {
         tracing::error!(error = blame, "a terminal broke off");
     }
-    Over::Close(socket::ERROR, error.0.to_body("").message)
+    Over::Close(socket::ERROR, error.to_body("").message)
 }
 
 // === In ===

@@ -15,9 +15,9 @@ use torpor_daemon::api::exec::upgraded;
 use torpor_daemon::api::extract::Query;
 use torpor_daemon::api::extract::{RequestId, Upgrade};
 use torpor_daemon::api::socket::{self, Ear, Heard, Mouth};
-use torpor_daemon::api::tunnel;
 use torpor_lifecycle::guest::{GuestError, Sender, Stream};
 use torpor_service::Service;
+use torpor_service::tunnel;
 
 use super::{Refused, Result};
 use crate::tensorlake::gate::Inside;

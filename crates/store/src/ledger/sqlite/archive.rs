@@ -6,19 +6,19 @@ use std::collections::HashSet;
 use async_trait::async_trait;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Sqlite, Transaction};
-use torpor_lifecycle::ledger::{ArchiveLedger, Owner};
+use torpor_lifecycle::ledger::{Aggregate, ArchiveLedger, Owner};
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{Name, SandboxId};
 
-use super::{Ledger, column, json, limit_of, parsed, time, to_column};
+use super::{SqliteLedger, column, json, limit_of, parsed, time, to_column};
 
 /// How many are remembered: a busy day of short-lived sandboxes, in some megabytes.
 const KEPT: u32 = 10_000;
 /// How long one is remembered: who asks what became of a sandbox asks within weeks.
 const KEPT_FOR_MS: u64 = 30 * 24 * 60 * 60 * 1000;
 
-impl Ledger {
+impl SqliteLedger {
     /// Forgets the sandbox of this owner, and remembers that it was.
     pub(super) async fn put_archived(
         &self,
@@ -29,6 +29,16 @@ impl Ledger {
         let spec = serde_json::to_string(&ended.spec).map_err(StoreError::failed(action))?;
         let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
         self.expect_owner(&mut transaction, owner, &ended.id).await?;
+        // Its previews go with it.
+        let tell = sqlx::query(
+            "INSERT INTO changes (aggregate, node, version)
+             SELECT ?, ?, 1 WHERE EXISTS (SELECT 1 FROM previews WHERE sandbox_id = ?)
+             ON CONFLICT (aggregate, node) DO UPDATE SET version = version + 1",
+        )
+        .bind(Aggregate::Previews.as_str())
+        .bind(self.node.as_str())
+        .bind(ended.id.as_str());
+        tell.execute(&mut *transaction).await.map_err(self.failed(action))?;
         let erase = sqlx::query("DELETE FROM sandboxes WHERE id = ?").bind(ended.id.as_str());
         erase.execute(&mut *transaction).await.map_err(self.failed(action))?;
         // A sandbox ends once: who says it again changes nothing, also not its place in a list that
@@ -104,7 +114,7 @@ impl Ledger {
 }
 
 #[async_trait]
-impl ArchiveLedger for Ledger {
+impl ArchiveLedger for SqliteLedger {
     async fn find_archived(&self, id: &SandboxId) -> Result<Option<ArchivedSandbox>, StoreError> {
         self.archive_row(id).await?.as_ref().map(read_archived).transpose()
     }

@@ -6,7 +6,7 @@ use torpor_protocol::preview::{Preview, PreviewLabel};
 use torpor_protocol::{PreviewId, TokenId};
 
 use super::*;
-use crate::TokenRow;
+use crate::{PreviewLedger as _, TokenRow};
 
 fn preview(sandbox: &SandboxId, name: &str, prefix: Option<&str>) -> Preview {
     let label = prefix.map(|text| text.parse().unwrap());
@@ -61,9 +61,11 @@ async fn a_preview_comes_back_as_it_was_also_after_a_restart_but_without_urls() 
     kept.public = true;
     world.ledger.record_preview(&kept).await.unwrap();
     world.ledger.close().await;
-    let again = Ledger::open(&world.layout).await.unwrap();
-    assert_eq!(again.previews().await.unwrap(), [kept]);
-    assert_eq!(again.preview_tokens().await.unwrap(), [one, two]);
+    let again = SqliteLedger::open(&world.layout).await.unwrap();
+    assert_eq!(again.previews(None, 9).await.unwrap(), [kept]);
+    let mut tokens = [one, two];
+    tokens.sort_by(|a, b| a.id.cmp(&b.id));
+    assert_eq!(again.preview_tokens(None, 9).await.unwrap(), tokens);
 }
 
 #[tokio::test]
@@ -73,10 +75,14 @@ async fn previews_and_tokens_go_in_the_instant_their_sandbox_goes() {
     world.ledger.record_preview(&gone).await.unwrap();
     world.ledger.record_preview_token(&token(&gone, 1)).await.unwrap();
     world.record(&sandbox).await.unwrap();
-    assert_eq!(world.ledger.previews().await.unwrap().len(), 1, "a sandbox that changes keeps it");
+    assert_eq!(
+        world.ledger.previews(None, 9).await.unwrap().len(),
+        1,
+        "a sandbox that changes keeps it"
+    );
     world.archive(&sandbox.ended(9, None)).await.unwrap();
-    assert_eq!(world.ledger.previews().await.unwrap(), []);
-    assert_eq!(world.ledger.preview_tokens().await.unwrap(), []);
+    assert_eq!(world.ledger.previews(None, 9).await.unwrap(), []);
+    assert_eq!(world.ledger.preview_tokens(None, 9).await.unwrap(), []);
     let error = world.ledger.record_preview(&gone).await.unwrap_err();
     assert!(matches!(&error, StoreError::Invalid(text) if text.contains("is gone")), "{error}");
     let error = world.ledger.record_preview_token(&token(&gone, 2)).await.unwrap_err();
@@ -105,8 +111,8 @@ async fn what_is_erased_is_gone_once() {
     world.ledger.record_preview_token(&two).await.unwrap();
     assert!(world.ledger.erase_preview_token(&one.id).await.unwrap());
     assert!(!world.ledger.erase_preview_token(&one.id).await.unwrap());
-    assert_eq!(world.ledger.preview_tokens().await.unwrap(), [two]);
+    assert_eq!(world.ledger.preview_tokens(None, 9).await.unwrap(), [two]);
     assert!(world.ledger.erase_preview(&gone.id).await.unwrap());
     assert!(!world.ledger.erase_preview(&gone.id).await.unwrap());
-    assert_eq!(world.ledger.preview_tokens().await.unwrap(), []);
+    assert_eq!(world.ledger.preview_tokens(None, 9).await.unwrap(), []);
 }

@@ -1,4 +1,4 @@
-//! The output of a process as events, one a line (NDJSON).
+//! The output of a process, as it comes or as events.
 //!
 //! Output stays text where it is text: a character that is cut by a packet's end waits for its rest,
 //! and only bytes that are no UTF-8 go as base64.
@@ -6,22 +6,19 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
-use serde::Serialize;
+use futures_util::Stream as Events;
 use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::guest::{GuestError, Item, Stream, unexpected};
-use torpor_lifecycle::{Error, Refusal};
+use torpor_lifecycle::{self as lifecycle, Refusal};
 use torpor_protocol::api::{ExitReport, OutputStream, RunEvent};
 use torpor_protocol::guest::{Exit, ProcessStatus, Reply, Request};
 use torpor_protocol::{ErrorCode, State};
 
-use super::error::{ApiError, Result};
-use super::extract::Awake;
+use crate::error::{Error, Result};
+use crate::processes::Awake;
 
 /// How long the agent may take to start a process.
 const START_DEADLINE: Duration = Duration::from_secs(30);
@@ -109,9 +106,9 @@ impl Output {
     }
 
     /// The machine died; its driver is about to say why.
-    async fn why_gone(&self) -> ApiError {
+    async fn why_gone(&self) -> Error {
         if self.starved() {
-            return ApiError::with_hint(
+            return Error::with_hint(
                 ErrorCode::SandboxFailed,
                 "the sandbox used up its memory and was killed",
                 "create it with more memory_mib",
@@ -130,13 +127,13 @@ impl Output {
                 return GuestError::Gone.into();
             }
         };
-        Error::from(refusal).into()
+        lifecycle::Error::from(refusal).into()
     }
 
     /// Somebody put the sandbox to sleep; what ran in it still does when it is awake.
-    fn slept(&self) -> ApiError {
+    fn slept(&self) -> Error {
         let (id, pid) = (self.awake.sandbox.id(), self.started.pid);
-        ApiError::with_hint(
+        Error::with_hint(
             ErrorCode::SandboxAsleep,
             format!(
                 "sandbox {id} was put to sleep; process {pid} is kept: GET \
@@ -146,8 +143,8 @@ impl Output {
         )
     }
 
-    /// All of it as NDJSON, until it ends, `until` is cancelled, or the client goes away.
-    pub fn into_response(self, until: CancellationToken) -> Response {
+    /// All of it as events, until it ends or `until` is cancelled.
+    pub fn into_events(self, until: CancellationToken) -> impl Events<Item = RunEvent> + Send {
         let started =
             RunEvent::Started { pid: self.started.pid, started_at_ms: self.started.started_at_ms };
         let lines = Lines {
@@ -158,24 +155,11 @@ impl Output {
             stderr: Text::default(),
             over: false,
         };
-        ndjson(futures_util::stream::unfold(lines, async |mut lines| {
+        futures_util::stream::unfold(lines, async |mut lines| {
             let event = lines.next().await?;
             Some((event, lines))
-        }))
+        })
     }
-}
-
-/// An answer of one JSON value a line.
-pub fn ndjson<T: Serialize>(
-    values: impl futures_util::Stream<Item = T> + Send + 'static,
-) -> Response {
-    use futures_util::StreamExt;
-    let lines = values.map(|value| -> std::result::Result<Bytes, serde_json::Error> {
-        let mut line = serde_json::to_vec(&value)?;
-        line.push(b'\n');
-        Ok(line.into())
-    });
-    ([(CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
 }
 
 struct Lines {
@@ -200,7 +184,7 @@ impl Lines {
                 biased;
                 said = self.output.next() => said,
                 () = self.until.cancelled() => {
-                    Err(ApiError::from(Error::from(Refusal::Stopping)))
+                    Err(Error::from(lifecycle::Error::from(Refusal::Stopping)))
                 }
             };
             self.take(said);
@@ -231,7 +215,7 @@ impl Lines {
             }
             Err(error) => {
                 self.flush();
-                self.due.push_back(RunEvent::Error { message: error.0.to_body("").message });
+                self.due.push_back(RunEvent::Error { message: error.to_body("").message });
                 self.over = true;
             }
         }

@@ -5,7 +5,7 @@ use torpor_lifecycle::guest::{Guest, GuestError};
 use torpor_protocol::api::{Command, Supervise};
 use torpor_protocol::guest::{ProcessSpec, Request, Supervision};
 
-use super::error::{ApiError, Result};
+use crate::error::{Error, Result};
 
 /// `run`: attached until it ends. Gives the text for its standard input, too.
 pub(super) fn attached(command: Command) -> Result<(ProcessSpec, Option<String>)> {
@@ -20,7 +20,7 @@ pub(super) fn attached(command: Command) -> Result<(ProcessSpec, Option<String>)
 }
 
 /// `exec`: attached, with standard input as it comes.
-pub(super) fn interactive(command: Command) -> Result<ProcessSpec> {
+pub fn interactive(command: Command) -> Result<ProcessSpec> {
     refuse("stdin", command.stdin.is_some(), "run; here it is binary messages")?;
     refuse("keep_stdin", command.keep_stdin, "processes")?;
     refuse("supervise", command.supervise.is_some(), "processes")?;
@@ -44,7 +44,7 @@ fn refuse_discard(command: &Command) -> Result<()> {
 
 fn refuse(field: &str, given: bool, place: &str) -> Result<()> {
     if given {
-        return Err(ApiError::invalid(format!("{field} is for {place}")));
+        return Err(Error::invalid(format!("{field} is for {place}")));
     }
     Ok(())
 }
@@ -74,7 +74,7 @@ fn supervision(supervise: Supervise) -> Supervision {
 
 /// How a path names a process: by number, or by the name of a supervised one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum ProcessRef {
+pub enum ProcessRef {
     Pid(u32),
     Name(String),
 }
@@ -87,25 +87,19 @@ impl<'de> serde::Deserialize<'de> for ProcessRef {
 }
 
 impl ProcessRef {
-    pub(super) async fn pid(&self, guest: &Guest) -> std::result::Result<u32, GuestError> {
+    pub async fn pid(&self, guest: &Guest) -> std::result::Result<u32, GuestError> {
         match self {
             Self::Pid(pid) => Ok(*pid),
             Self::Name(_) => Ok(guest.process(&self.request()).await?.pid),
         }
     }
 
-    pub(super) fn request(&self) -> Request {
+    pub fn request(&self) -> Request {
         match self {
             Self::Pid(pid) => Request::Process { pid: *pid },
             Self::Name(name) => Request::ProcessNamed { name: name.clone() },
         }
     }
-}
-
-/// `{pid}` in a path.
-#[derive(Debug, serde::Deserialize)]
-pub(super) struct ProcessPath {
-    pub(super) pid: ProcessRef,
 }
 
 #[cfg(test)]

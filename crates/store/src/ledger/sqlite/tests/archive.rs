@@ -29,26 +29,11 @@ async fn a_sandbox_that_is_archived_is_gone_and_remembered_also_after_a_restart(
     world.archive(&gone).await.unwrap();
     assert_eq!(world.all().await, []);
     world.ledger.close().await;
-    let again = Ledger::open(&world.layout).await.unwrap();
+    let again = SqliteLedger::open(&world.layout).await.unwrap();
     assert_eq!(again.find_archived(&living.id).await.unwrap(), Some(gone.clone()));
     assert_eq!(again.archived(None, 10).await.unwrap(), [gone]);
     assert_eq!(again.archived_ids().await.unwrap(), HashSet::from([living.id]));
     assert_eq!(again.find_archived(&SandboxId::random()).await.unwrap(), None);
-}
-
-#[tokio::test]
-async fn a_sandbox_ends_once_however_often_it_is_said() {
-    let (world, image) = pictured().await;
-    let mut gone = ended(&image, NOW_MS);
-    gone.reason = None;
-    world.archive(&gone).await.unwrap();
-    let later = ArchivedSandbox {
-        ended_at_ms: NOW_MS + 1,
-        reason: Some("no memory".to_owned()),
-        ..gone.clone()
-    };
-    world.archive(&later).await.unwrap();
-    assert_eq!(world.ledger.archived(None, 10).await.unwrap(), [gone]);
 }
 
 #[tokio::test]
@@ -62,40 +47,6 @@ async fn a_sandbox_stays_if_it_can_not_be_archived() {
     let gone = ArchivedSandbox { id: living.id.clone(), ..ended(&image, NOW_MS) };
     world.archive(&gone).await.unwrap_err();
     assert_eq!(world.all().await, [living]);
-}
-
-#[tokio::test]
-async fn the_archive_is_read_in_pages_last_ended_first() {
-    let (world, image) = pictured().await;
-    let mut all: Vec<_> = [3, 1, 2, 2, 2].map(|n| ended(&image, NOW_MS + n)).into();
-    for gone in &all {
-        world.archive(gone).await.unwrap();
-    }
-    all.sort_by(|a, b| (b.ended_at_ms, &b.id).cmp(&(a.ended_at_ms, &a.id)));
-    assert_eq!(world.ledger.archived(None, 100).await.unwrap(), all);
-    assert_eq!(world.ledger.archived(None, 0).await.unwrap(), []);
-    for limit in 1..4 {
-        let (mut found, mut before) = (Vec::new(), None);
-        loop {
-            let page = world.ledger.archived(before.as_ref(), limit).await.unwrap();
-            assert!(page.len() <= limit);
-            let Some(last) = page.last() else { break };
-            before = Some(last.id.clone());
-            found.extend(page);
-            assert!(found.len() <= all.len(), "a page begins again");
-        }
-        assert_eq!(found, all);
-    }
-}
-
-#[tokio::test]
-async fn a_page_after_a_stranger_is_refused() {
-    let (world, image) = pictured().await;
-    world.archive(&ended(&image, NOW_MS)).await.unwrap();
-    let stranger = SandboxId::random();
-    let error = world.ledger.archived(Some(&stranger), 10).await.unwrap_err();
-    assert!(matches!(error, StoreError::Invalid(_)), "{error:?}");
-    assert!(error.to_string().contains(stranger.as_str()), "{error}");
 }
 
 #[tokio::test]

@@ -1,18 +1,16 @@
 //! What the ledger knows of sandboxes, and of who owns them.
 
 use async_trait::async_trait;
-use sqlx::sqlite::{SqliteArguments, SqliteRow};
+use sqlx::sqlite::SqliteRow;
 use torpor_lifecycle::ledger::{Owner, SandboxLedger};
 use torpor_lifecycle::store::{Record, StoreError};
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{SandboxId, SaveId};
 
-use super::{Ledger, column, json, limit_of, optional, parsed, time, to_column};
-
-type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;
+use super::{Query, SqliteLedger, column, json, limit_of, optional, parsed, time, to_column};
 
 #[async_trait]
-impl SandboxLedger for Ledger {
+impl SandboxLedger for SqliteLedger {
     async fn take_over(&self) -> Result<Owner, StoreError> {
         let action = "take over the sandboxes of this node";
         let node = self.node.as_str();
@@ -92,7 +90,7 @@ impl SandboxLedger for Ledger {
     }
 }
 
-impl Ledger {
+impl SqliteLedger {
     /// `query` takes the columns by these numbers, and changes nothing for who is not the owner.
     async fn write_sandbox(
         &self,

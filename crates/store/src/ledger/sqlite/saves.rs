@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use torpor_lifecycle::store::{Manifest, SavedBy, StoreError};
 use torpor_protocol::{SaveId, SnapshotKind};
 
-use super::{Ledger, column, parsed, to_column};
+use super::{SqliteLedger, column, parsed, to_column};
 
-impl Ledger {
+impl SqliteLedger {
     pub(crate) async fn commit_save(
         &self,
         id: &SaveId,

@@ -6,10 +6,10 @@ use torpor_lifecycle::ledger::{SnapshotFilter, SnapshotLedger, SnapshotPlace};
 use torpor_lifecycle::store::{SnapshotRecord, StoreError};
 use torpor_protocol::{SnapshotId, SnapshotRef};
 
-use super::{Ledger, column, json, limit_of, optional, parsed, to_column};
+use super::{SqliteLedger, column, json, limit_of, optional, parsed, to_column};
 
 #[async_trait]
-impl SnapshotLedger for Ledger {
+impl SnapshotLedger for SqliteLedger {
     async fn record_snapshot(&self, record: &SnapshotRecord) -> Result<(), StoreError> {
         let action = "record a snapshot in the ledger";
         let SnapshotRecord { snapshot, save } = record;

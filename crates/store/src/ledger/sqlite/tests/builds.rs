@@ -4,6 +4,7 @@ use torpor_protocol::BuildId;
 use torpor_protocol::api::{Build, BuildKind, BuildState};
 
 use super::*;
+use crate::BuildLedger as _;
 
 fn build(created_at_ms: u64) -> Build {
     Build {
@@ -29,7 +30,7 @@ async fn a_build_comes_back_with_its_last_word() {
     one.updated_at_ms = 9;
     world.ledger.record_build(&one, None).await.unwrap();
     world.ledger.close().await;
-    let again = Ledger::open(&world.layout).await.unwrap();
+    let again = SqliteLedger::open(&world.layout).await.unwrap();
     assert_eq!(again.find_build(&one.id).await.unwrap(), Some(one));
     assert_eq!(again.find_build(&BuildId::random()).await.unwrap(), None);
 }
@@ -56,7 +57,7 @@ async fn the_newest_thousand_builds_are_kept() {
     world.ledger.record_build(&first, Some("first")).await.unwrap();
     let many = sqlx::query(
         "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 999)
-         INSERT INTO builds SELECT printf('build-%021d', i), NULL, build, created_at_ms + i
+         INSERT INTO builds SELECT printf('build-%021d', i), NULL, build, created_at_ms + i, node
          FROM builds, n",
     );
     many.execute(&world.ledger.writer).await.unwrap();

@@ -2,13 +2,15 @@
 
 mod archive;
 mod builds;
+mod domains;
+mod nodes;
 mod previews;
 mod schema;
 
 use std::collections::BTreeMap;
 
 use torpor_lifecycle::ledger::{
-    ArchiveLedger as _, Owner, PoolLedger as _, SandboxLedger as _, SnapshotFilter,
+    ArchiveLedger as _, FleetLedger, Owner, PoolLedger as _, SandboxLedger as _,
     SnapshotLedger as _,
 };
 use torpor_lifecycle::store::{
@@ -19,10 +21,10 @@ use torpor_protocol::snapshot::{SavedFile, SnapshotKind, SnapshotState};
 use torpor_protocol::{ImageId, SandboxId, SandboxSpec, Snapshot, SnapshotId};
 
 use super::*;
-use crate::Layout;
+use crate::{ImageLedger as _, ImageRow, KeyLedger as _, Layout};
 
 struct World {
-    ledger: Ledger,
+    ledger: SqliteLedger,
     owner: Owner,
     layout: Layout,
     dir: tempfile::TempDir,
@@ -31,8 +33,37 @@ struct World {
 async fn world() -> World {
     let dir = tempfile::tempdir().unwrap();
     let layout = Layout::open(dir.path()).unwrap();
-    let ledger = Ledger::open(&layout).await.unwrap();
+    let ledger = SqliteLedger::open(&layout).await.unwrap();
     World { owner: ledger.take_over().await.unwrap(), ledger, layout, dir }
+}
+
+struct Subject {
+    world: World,
+    image: ImageId,
+}
+
+#[async_trait]
+impl torpor_lifecycle::ledger::contract::Subject for Subject {
+    fn ledger(&self) -> &dyn FleetLedger {
+        &self.world.ledger
+    }
+
+    fn image(&self) -> ImageId {
+        self.image.clone()
+    }
+
+    async fn save(&self) -> SaveId {
+        save(&self.world, &self.image).await
+    }
+}
+
+async fn subject() -> Subject {
+    let (world, image) = pictured().await;
+    Subject { world, image }
+}
+
+mod contract {
+    torpor_lifecycle::ledger_contract!(super::subject().await);
 }
 
 impl World {
@@ -57,10 +88,6 @@ impl World {
 
     async fn all(&self) -> Vec<Record> {
         self.ledger.sandboxes(&self.owner, None, 1000).await.unwrap()
-    }
-
-    async fn snapshots(&self) -> Vec<SnapshotRecord> {
-        self.ledger.snapshots(&SnapshotFilter::default(), None, 1000).await.unwrap()
     }
 }
 
@@ -119,21 +146,9 @@ async fn a_record_comes_back_as_it_was_also_after_a_restart() {
     expected.sort_by(|a, b| a.id.cmp(&b.id));
     assert_eq!(world.all().await, expected);
     world.ledger.close().await;
-    let again = Ledger::open(&world.layout).await.unwrap();
+    let again = SqliteLedger::open(&world.layout).await.unwrap();
     let owner = again.take_over().await.unwrap();
     assert_eq!(again.sandboxes(&owner, None, 9).await.unwrap(), expected);
-}
-
-#[tokio::test]
-async fn a_name_belongs_to_one_sandbox() {
-    let world = world().await;
-    let image = image_row('a');
-    world.ledger.commit_image(&image, None).await.unwrap();
-    let first = record(&image.id, Some("web"));
-    world.record(&first).await.unwrap();
-    let error = world.record(&record(&image.id, Some("web"))).await.unwrap_err();
-    assert!(matches!(&error, StoreError::NameTaken(name) if name.as_str() == "web"), "{error}");
-    assert_eq!(world.all().await, [first]);
 }
 
 #[tokio::test]
@@ -192,7 +207,7 @@ async fn a_key_is_found_until_it_is_deleted() {
     assert!(secret.starts_with(&row.prefix) && row.prefix.len() < 12);
     assert_eq!(row.last_used_at_ms, None);
     assert_eq!(world.ledger.find_key(&secret).await.unwrap(), Some(row.clone()));
-    let listed = world.ledger.keys().await.unwrap();
+    let listed = world.ledger.keys(None, 9).await.unwrap();
     assert!(listed[0].last_used_at_ms.is_some());
     let swapped = secret.to_uppercase();
     for wrong in ["", "tpk_", "' OR 1=1 --", swapped.as_str(), &secret[..67], &"x".repeat(10_000)] {
@@ -309,51 +324,6 @@ async fn what_a_sandbox_sleeps_in_comes_back_with_it() {
     };
     world.record(&one).await.unwrap();
     assert_eq!(world.all().await, [one]);
-}
-
-#[tokio::test]
-async fn a_snapshot_comes_back_as_it_was_and_can_be_replaced() {
-    let (world, image) = pictured().await;
-    let mut one = snapshot(&image, Some("base"), None);
-    one.snapshot.state = SnapshotState::InProgress;
-    world.ledger.record_snapshot(&one).await.unwrap();
-    one.snapshot.state = SnapshotState::Completed;
-    one.save = Some(save(&world, &image).await);
-    world.ledger.record_snapshot(&one).await.unwrap();
-    assert_eq!(world.snapshots().await, [one.clone()]);
-    world.ledger.erase_snapshot(&one.snapshot.id).await.unwrap();
-    world.ledger.erase_snapshot(&one.snapshot.id).await.unwrap();
-    assert_eq!(world.snapshots().await, []);
-}
-
-#[tokio::test]
-async fn a_name_belongs_to_one_snapshot() {
-    let (world, image) = pictured().await;
-    let first = snapshot(&image, Some("base"), None);
-    world.ledger.record_snapshot(&first).await.unwrap();
-    let second = snapshot(&image, Some("base"), None);
-    let error = world.ledger.record_snapshot(&second).await.unwrap_err();
-    assert!(matches!(&error, StoreError::NameTaken(name) if name.as_str() == "base"), "{error}");
-    assert_eq!(world.snapshots().await, [first]);
-    // Without names there is no conflict.
-    world.ledger.record_snapshot(&snapshot(&image, None, None)).await.unwrap();
-    world.ledger.record_snapshot(&snapshot(&image, None, None)).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_pool_comes_back_as_it_was_and_can_be_replaced() {
-    let (world, image) = pictured().await;
-    let mut pool = pool_of(&image, None);
-    world.record_pool(&pool).await.unwrap();
-    pool.size = 5;
-    pool.max = Some(7);
-    pool.updated_at_ms = 12;
-    pool.from = Some((SnapshotId::random(), save(&world, &image).await));
-    world.record_pool(&pool).await.unwrap();
-    assert_eq!(world.ledger.pools(None, 9).await.unwrap(), [pool.clone()]);
-    assert!(world.ledger.erase_pool(&pool.name).await.unwrap());
-    assert!(!world.ledger.erase_pool(&pool.name).await.unwrap());
-    assert_eq!(world.ledger.pools(None, 9).await.unwrap(), []);
 }
 
 #[tokio::test]

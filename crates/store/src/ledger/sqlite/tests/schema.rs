@@ -42,7 +42,7 @@ async fn a_ledger_of_the_first_schema_is_brought_up_and_keeps_its_rows() {
     }
     old.close().await;
 
-    let ledger = Ledger::open(&layout).await.unwrap();
+    let ledger = SqliteLedger::open(&layout).await.unwrap();
     // What an earlier program recorded is nobody's yet.
     let owner = ledger.take_over().await.unwrap();
     let found = ledger.sandboxes(&owner, None, 9).await.unwrap();
@@ -54,7 +54,7 @@ async fn a_ledger_of_the_first_schema_is_brought_up_and_keeps_its_rows() {
     );
     assert_eq!((found.created_at_ms, found.last_used_at_ms), (3, 4));
     assert_eq!(ledger.image_by_name("base").await.unwrap(), Some(image.clone()));
-    assert_eq!(ledger.keys().await.unwrap().len(), 1);
+    assert_eq!(ledger.keys(None, 9).await.unwrap().len(), 1);
     // The new columns are of use to old rows.
     let world = World { ledger, owner, layout, dir };
     let mut sandbox = found.clone();
@@ -78,7 +78,7 @@ async fn a_pool_of_the_second_schema_is_kept_without_a_limit_and_without_times()
     }
     old.close().await;
 
-    let ledger = Ledger::open(&layout).await.unwrap();
+    let ledger = SqliteLedger::open(&layout).await.unwrap();
     let expected = PoolRecord { created_at_ms: 0, updated_at_ms: 0, ..pool_of(&image, None) };
     assert_eq!(ledger.pools(None, 9).await.unwrap(), [expected]);
     assert_eq!(ledger.archived(None, 10).await.unwrap(), []);

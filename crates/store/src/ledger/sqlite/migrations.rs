@@ -9,7 +9,7 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 /// Names of the files in `migrations/` (`NNNN_name.sql`) with their text.
 macro_rules! steps {
     ($($file:literal),* $(,)?) => {
-        [$(($file, include_str!(concat!("../../migrations/", $file, ".sql")))),*]
+        [$(($file, include_str!(concat!("../../../migrations/", $file, ".sql")))),*]
     };
 }
 
@@ -21,6 +21,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0005_previews",
     "0006_domains",
     "0007_keys",
+    "0008_requests",
     "0011_owners",
 ];
 

@@ -1,17 +1,15 @@
 //! What the ledger knows of pools.
 
 use async_trait::async_trait;
-use sqlx::sqlite::{SqliteArguments, SqliteQueryResult, SqliteRow};
-use torpor_lifecycle::ledger::PoolLedger;
+use sqlx::sqlite::{SqliteQueryResult, SqliteRow};
+use torpor_lifecycle::ledger::{Aggregate, PoolLedger};
 use torpor_lifecycle::store::{PoolRecord, StoreError};
 use torpor_protocol::Name;
 
-use super::{Ledger, column, json, limit_of, optional, parsed, time, to_column};
-
-type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;
+use super::{Query, SqliteLedger, column, json, limit_of, optional, parsed, time, to_column};
 
 #[async_trait]
-impl PoolLedger for Ledger {
+impl PoolLedger for SqliteLedger {
     async fn create_pool(&self, record: &PoolRecord) -> Result<(), StoreError> {
         let query = sqlx::query(
             "INSERT INTO pools (name, save_id, snapshot_id, image_id, size, spec, max,
@@ -31,7 +29,7 @@ impl PoolLedger for Ledger {
 
     async fn erase_pool(&self, name: &Name) -> Result<bool, StoreError> {
         let query = sqlx::query("DELETE FROM pools WHERE name = ?").bind(name.as_str());
-        let done = query.execute(&self.writer).await;
+        let done = self.change(Aggregate::Pools, query).await;
         Ok(done.map_err(self.failed("erase a pool from the ledger"))?.rows_affected() > 0)
     }
 
@@ -49,7 +47,7 @@ impl PoolLedger for Ledger {
     }
 }
 
-impl Ledger {
+impl SqliteLedger {
     /// `query` takes the columns by these numbers.
     async fn write_pool(
         &self,
@@ -69,7 +67,7 @@ impl Ledger {
             .bind(record.max.map(|max| to_column(max as u64)))
             .bind(to_column(record.created_at_ms))
             .bind(to_column(record.updated_at_ms));
-        match query.execute(&self.writer).await {
+        match self.change(Aggregate::Pools, query).await {
             Ok(done) => Ok(done),
             Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
                 Err(self.missing(&record.spec.image_id, save).await)
