@@ -48,7 +48,7 @@ fn who_eats_too_much_memory_is_killed_and_told_so() {
         let status = wait_for("the sandbox to fail", || {
             (world.state("bad") == "failed").then(|| world.inspect("bad"))
         });
-        assert!(status["reason"].as_str().unwrap().contains("memory"), "{status}");
+        assert!(status["message"].as_str().unwrap().contains("memory"), "{status}");
     }
     removed_without_trace(&world);
 }

@@ -15,6 +15,7 @@ mod guests;
 mod hostile;
 mod idempotency;
 mod images;
+mod inspected;
 mod kept;
 mod microvm;
 mod mishaps;

@@ -75,7 +75,7 @@ fn a_corrupt_save_is_refused_by_the_name_of_its_file_and_can_be_healed() {
         assert!(said.stderr.contains(file), "{}", said.stderr);
         let status = world.inspect("web");
         assert_eq!((&status["state"], &status["tier"]), (&"asleep".into(), &"cold".into()));
-        assert!(status["reason"].as_str().unwrap().contains(file), "{status}");
+        assert!(status["message"].as_str().unwrap().contains(file), "{status}");
         world.has_no_machines();
         // Neither does the next daemon run it.
         world.kill_daemon();
@@ -135,13 +135,13 @@ fn a_machine_that_dies_asleep_before_it_was_saved_says_what_was_lost() {
     let then = world.get("/v1/snapshots/then").json();
     let recovered = status["recovered_from"].as_str().unwrap();
     assert!(recovered >= then["created_at"].as_str().unwrap(), "{status} {then}");
-    assert!(status["reason"].as_str().unwrap().contains("last saved"), "{status}");
+    assert!(status["message"].as_str().unwrap().contains("last saved"), "{status}");
     world.counts_on("saved", counted);
     assert_eq!(world.sh("saved", "cat /tmp/lost").code, 1, "that was not saved");
     let status = wait_for("the failure to be told", || {
         Some(world.inspect("never")).filter(|status| status["state"] == "failed")
     });
-    assert!(status["reason"].as_str().unwrap().contains("gone"), "{status}");
+    assert!(status["message"].as_str().unwrap().contains("gone"), "{status}");
     let said = world.torpor(&["run", "never", "--", "true"]).fails(1);
     assert!(said.contains("gone"), "{said}");
     world.is_tidy();

@@ -38,7 +38,7 @@ fn a_machine_that_died_meanwhile_is_reported_and_cleaned_up() {
     let status = wait_for("the loss to be told", || {
         (world.state("web") == "failed").then(|| world.inspect("web"))
     });
-    assert!(status["reason"].as_str().unwrap().contains("lost"), "{status}");
+    assert!(status["message"].as_str().unwrap().contains("lost"), "{status}");
     world.sh("other", "true").ok();
     world.torpor(&["rm", "web", "other"]).ok();
     world.has_no_machines();
@@ -174,11 +174,11 @@ fn after_the_host_restarts_what_was_saved_is_there_and_the_rest_says_so() {
     let status = wait_for("the loss to be told", || {
         Some(world.inspect("never")).filter(|status| status["state"] == "failed")
     });
-    assert!(status["reason"].as_str().unwrap().contains("lost"), "{status}");
+    assert!(status["message"].as_str().unwrap().contains("lost"), "{status}");
     let status = wait_for("the last save to be found", || {
         Some(world.inspect("ran")).filter(|status| status["recovered_from"].is_string())
     });
-    assert!(status["reason"].as_str().unwrap().contains("last saved"), "{status}");
+    assert!(status["message"].as_str().unwrap().contains("last saved"), "{status}");
     let then = world.get("/v1/snapshots/then").json();
     assert!(status["recovered_from"].as_str() >= then["created_at"].as_str(), "{status}");
     for (name, count) in names.into_iter().zip(counts).take(3) {

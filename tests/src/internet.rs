@@ -1,9 +1,9 @@
 //! A small internet for sandboxes: a namespace with public addresses (of the range for documentation)
 //! that has a name server, web servers with and without TLS, and echoes.
 //!
-//! Every name below `.test` that was told is there; the certificate is valid for all of them, signed by
-//! an authority of its own. Whatever a web server is asked is written down; `/kept` gives all of it back, and
-//! `/packed` does so compressed, whatever was asked for.
+//! Every name below `.test` that was told is there; the certificate is valid for all of them and for the
+//! address, signed by a CA of its own. What is published there is given out. Whatever a web server is asked
+//! is written down; `/kept` gives all of it back, and `/packed` does so compressed, whatever was asked for.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use parking_lot::Mutex;
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -32,6 +32,8 @@ pub const ECHO_PORT: u16 = 8000;
 /// Longest head of a request.
 const HEAD_MAX: usize = 64 * 1024;
 
+type Files = Arc<Mutex<BTreeMap<String, Vec<u8>>>>;
+
 /// The namespace, and what happened in it. Dropping it removes it.
 pub struct Internet {
     name: String,
@@ -45,6 +47,8 @@ pub struct Internet {
     pub asked: Arc<Mutex<Vec<String>>>,
     /// What web servers were asked: heads and bodies.
     pub requests: Arc<Mutex<Vec<String>>>,
+    /// What is given out, by its path.
+    files: Files,
     /// Who connected.
     pub peers: Arc<Mutex<Vec<IpAddr>>>,
     dir: TempDir,
@@ -64,6 +68,7 @@ impl Internet {
             names: Arc::default(),
             asked: Arc::default(),
             requests: Arc::default(),
+            files: Arc::default(),
             peers: Arc::default(),
             dir,
         };
@@ -80,7 +85,12 @@ impl Internet {
         self.names.lock().insert(name.to_owned(), to);
     }
 
-    /// A file with the certificate of its authority.
+    /// From now on web servers have this file.
+    pub fn publish(&self, path: &str, content: impl Into<Vec<u8>>) {
+        self.files.lock().insert(path.to_owned(), content.into());
+    }
+
+    /// A file with the certificate of its CA.
     pub fn roots(&self) -> PathBuf {
         self.dir.path().join("roots.pem")
     }
@@ -115,15 +125,18 @@ impl Internet {
     }
 
     fn serve(&self, names: &[&str]) {
+        let mut names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        names.push(self.address.to_string());
         let tls = Arc::new(certificate(names, &self.roots()));
-        let plain = Arc::clone(&self.requests);
-        self.listen(80, move |stream| answer(stream, &plain));
+        let (plain, files) = (Arc::clone(&self.requests), Arc::clone(&self.files));
+        self.listen(80, move |stream| answer(stream, &plain, &files));
         for port in [443, TLS_PORT] {
             let (tls, requests) = (Arc::clone(&tls), Arc::clone(&self.requests));
+            let files = Arc::clone(&self.files);
             self.listen(port, move |stream| {
                 let session =
                     ServerConnection::new(Arc::clone(&tls)).expect("a sound configuration");
-                answer(StreamOwned::new(session, stream), &requests);
+                answer(StreamOwned::new(session, stream), &requests, &files);
             });
         }
         self.listen(ECHO_PORT, |mut stream| {
@@ -211,16 +224,18 @@ fn ip(arguments: &str) {
     assert!(output.status.success(), "ip {arguments}: {output:?}");
 }
 
-/// A certificate for all names, whose authority is written to `roots`.
-fn certificate(names: &[&str], roots: &Path) -> ServerConfig {
+/// A certificate for all names and addresses, whose CA is written to `roots`.
+fn certificate(names: Vec<String>, roots: &Path) -> ServerConfig {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.distinguished_name.push(DnType::CommonName, "a CA of this internet");
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
     let key = KeyPair::generate().expect("a key");
-    let authority = params.self_signed(&key).expect("a certificate");
-    std::fs::write(roots, authority.pem()).expect("our own directory");
+    let ca = params.self_signed(&key).expect("a certificate");
+    std::fs::write(roots, ca.pem()).expect("our own directory");
     let issuer = Issuer::new(params, key);
-    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    let params = CertificateParams::new(names).expect("names");
+    let mut params = CertificateParams::new(names).expect("names");
+    params.use_authority_key_identifier_extension = true;
     let key = KeyPair::generate().expect("a key");
     let leaf = params.signed_by(&key, &issuer).expect("a certificate");
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -237,7 +252,7 @@ fn certificate(names: &[&str], roots: &Path) -> ServerConfig {
 
 /// Writes the request down and answers, over and over; `/to/HOST` leads there, `/kept` and `/packed` to what
 /// was written down before.
-fn answer(mut stream: impl Read + Write, requests: &Mutex<Vec<String>>) {
+fn answer(mut stream: impl Read + Write, requests: &Mutex<Vec<String>>, files: &Files) {
     let mut unread = Vec::new();
     while let Some(request) = read_request(&mut stream, &mut unread) {
         let head = request.split("\r\n\r\n").next().unwrap_or_default();
@@ -246,7 +261,11 @@ fn answer(mut stream: impl Read + Write, requests: &Mutex<Vec<String>>) {
         requests.lock().push(request);
         let path = first.split(' ').nth(1).unwrap_or_default();
         let usual = format!("the world answers {first}\n").into_bytes();
+        let file = files.lock().get(path).cloned();
         let (status, body) = match (path, path.split_once("/to/")) {
+            _ if file.is_some() => {
+                (format!("200 OK\r\ncontent-type: {}", kind(path)), file.unwrap_or_default())
+            }
             ("/kept", _) => ("200 OK".to_owned(), kept.into_bytes()),
             ("/packed", _) => ("200 OK\r\ncontent-encoding: gzip".to_owned(), packed(&kept)),
             (_, Some((_, place))) => (format!("302 Found\r\nlocation: http://{place}/"), usual),
@@ -257,6 +276,15 @@ fn answer(mut stream: impl Read + Write, requests: &Mutex<Vec<String>>) {
         if stream.write_all(&answer).and_then(|()| stream.flush()).is_err() {
             return;
         }
+    }
+}
+
+/// Directories are pages, files with an ending are bytes, all else is JSON.
+fn kind(path: &str) -> &'static str {
+    match path.rsplit('/').next() {
+        Some("") | None => "text/html",
+        Some(name) if name.contains('.') => "application/octet-stream",
+        Some(_) => "application/json",
     }
 }
 

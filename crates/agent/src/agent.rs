@@ -87,7 +87,8 @@ pub(crate) fn no_identity() -> Identity {
         workdir: None,
         entropy: String::new(),
         boot_id: None,
-        trust: None,
+        ca: None,
+        extra_ca: Vec::new(),
     }
 }
 

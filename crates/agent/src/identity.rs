@@ -13,9 +13,9 @@ use torpor_protocol::guest::{Failure, FailureCode, Identity};
 
 use crate::Mode;
 use crate::agent::Agent;
+use crate::ca;
 use crate::failure::{cannot, failure};
 use crate::files::{MODE_BITS, make_dirs};
-use crate::trust;
 
 /// The longest name that the kernel takes.
 const HOSTNAME_MAX: usize = 64;
@@ -32,7 +32,7 @@ const DIRECTORIES: [(&str, u32); 3] = [("/tmp", 0o1777), ("/var/tmp", 0o1777), (
 pub(crate) fn assume(agent: &Rc<Agent>, identity: Identity) -> Result<(), Failure> {
     let mut identity = identity;
     check(&identity)?;
-    trust::check(&identity)?;
+    ca::check(&identity)?;
     if agent.mode == Mode::Init {
         name_machine(&identity.hostname).map_err(cannot("cannot set the hostname"))?;
         if !identity.nameservers.is_empty() {
@@ -49,10 +49,11 @@ pub(crate) fn assume(agent: &Rc<Agent>, identity: Identity) -> Result<(), Failur
         if let Some(workdir) = &identity.workdir {
             let _ = make_dirs(Path::new(workdir), 0o755, None);
         }
-        trust::assume(agent, &identity)?;
+        ca::assume(agent, &identity)?;
     } else {
         // Nobody can be made to trust it, and processes must not look for it.
-        identity.trust = None;
+        identity.ca = None;
+        identity.extra_ca.clear();
     }
     *agent.identity.borrow_mut() = identity;
     Ok(())

@@ -5,7 +5,7 @@
 //!        ▲                                │                  ├─ process/   run, attach, supervise
 //!        └────────── turn, credit ────────┘                  ├─ files/     read, write, list, watch
 //!                                                            ├─ archive/   tar in, tar out
-//!                                                            ├─ ports, identity ─▶ trust/
+//!                                                            ├─ ports, identity ─▶ ca/
 //!                                                            └─ quiesce/   stand still, go on
 //!   line (threads, where the channel is a serial port) ─▶ channel
 //!   sudo/ (its socket inside the machine) ─▶ process/
@@ -21,6 +21,7 @@
 mod agent;
 mod answer;
 mod archive;
+mod ca;
 mod channel;
 mod descriptor;
 mod failure;
@@ -36,7 +37,6 @@ mod session;
 mod stream;
 mod sudo;
 mod terminal;
-mod trust;
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -22,15 +22,16 @@ use torpor_service::keys::KeySettings;
 use torpor_store::Vault;
 
 mod egress;
+mod guest;
 mod keys;
 mod previews;
 mod second;
 
 pub use egress::EgressConfig;
+pub use guest::{GuestConfig, ImageGuestConfig, Variables};
 pub use keys::{KEYS, Key};
 pub use previews::PreviewsConfig;
 pub use second::ListenAlso;
-pub(crate) use second::Second;
 use second::USUAL;
 
 /// Read if it is there and no other file is named.
@@ -44,7 +45,7 @@ const SHELLS_MAX: usize = 64;
 #[serde(deny_unknown_fields)]
 pub struct Config {
     pub listen: SocketAddr,
-    /// A second address with the same answers; absent: see [`Config::second_address`].
+    /// A second address with the same answers; absent: those where clients of a dialect look.
     pub listen_also: Option<ListenAlso>,
     pub data_dir: PathBuf,
     pub runtime_dir: PathBuf,
@@ -58,6 +59,7 @@ pub struct Config {
     pub limits: Limits,
     pub standby: StandbyConfig,
     pub egress: EgressConfig,
+    pub guest: GuestConfig,
     pub previews: PreviewsConfig,
     pub tls: TlsConfig,
     pub log: Log,
@@ -174,6 +176,7 @@ impl Default for Config {
             limits: Limits { sandboxes: 10_000, connections: 10_000, requests_per_sec: 0 },
             standby: StandbyConfig::default(),
             egress: EgressConfig::default(),
+            guest: GuestConfig::default(),
             previews: PreviewsConfig::default(),
             tls: TlsConfig::default(),
             log: Log { format: LogFormat::Text, level: "info".to_owned() },

@@ -1,9 +1,9 @@
 //! `torpor serve`: configuration, HTTP API, wiring.
 //!
 //! ```text
-//!  listen ──▶ preview? ──▶ proxy ──┐
-//!     │                            ├──▶ lease ──▶ agent
-//!     └─────▶ router ──▶ handlers ─┘
+//!  listen ──▶ dispatcher ──▶ preview or port ──▶ proxy ──┐
+//!                 │                                      ├──▶ lease ──▶ agent
+//!                 └──▶ dialect ──▶ routes ──▶ handlers ──┘
 //! ```
 //!
 //! Invariants
@@ -15,7 +15,8 @@
 pub mod api;
 pub mod config;
 pub mod cores;
-mod desk;
+pub mod dialect;
+mod dispatcher;
 mod doctor;
 pub mod egress;
 mod engine;
@@ -50,11 +51,12 @@ use torpor_service::{Service, admission, audit, caches, pressure, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 
 pub use config::Config;
-use desk::Desk;
+use dialect::Dialect;
+use dispatcher::Dispatcher;
 pub use doctor::{Finding, Verdict, doctor, production};
 use listen::Listeners;
 pub use listen::bind;
-pub use parts::{Dialect, Parts};
+pub use parts::Parts;
 pub use torpor_edge::tls::{BadCertificate, TlsError};
 pub use torpor_lifecycle::ShutdownMode;
 
@@ -114,20 +116,22 @@ impl ServeError {
 /// Serves until `shutdown` resolves, and leaves the sandboxes as it says.
 pub async fn serve(
     config: Config,
-    dialects: Vec<Dialect>,
+    dialects: Vec<Arc<dyn Dialect>>,
     listener: TcpListener,
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
     config::arm_fault();
+    let guest = config.guest.load()?;
     let layout = Arc::new(Layout::open(&config.data_dir)?);
     let ledger = Ledger::open(&layout).await?;
     let images = Images::open(Arc::clone(&layout), ledger.clone(), torpor_engines::AGENT).await?;
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await?;
-    let listeners = Listeners::open(listener, &config).await?;
+    let listeners = Listeners::open(listener, &config, &dialects).await?;
     refuse_exposed(&config, &listeners, &ledger).await?;
     let vault =
         Vault::open(ledger.clone(), &layout, config.secret_key.as_ref().map(|key| &*key.0))?;
-    let settings = Settings { near: engine::near().await?, ..config.egress.settings()? };
+    let (near, extra_ca) = (engine::near().await?, guest.extra_ca);
+    let settings = Settings { near, extra_ca, ..config.egress.settings()? };
     let egress = egress::open(settings, &config.data_dir, &vault)?;
     let engines = engine::open(&config, &layout, Arc::new(egress.clone())).await?;
     let parts = Parts {
@@ -153,7 +157,7 @@ pub async fn serve_with(
     listener: TcpListener,
     shutdown: impl Future<Output = ShutdownMode>,
 ) -> Result<(), ServeError> {
-    let listeners = Listeners::open(listener, &config).await?;
+    let listeners = Listeners::open(listener, &config, &parts.dialects).await?;
     refuse_exposed(&config, &listeners, &parts.ledger).await?;
     serve_at(listeners, parts, config, shutdown).await
 }
@@ -188,8 +192,8 @@ async fn serve_at(
         let kept = tls.keep(move |valid| app.metrics.certificates(valid));
         AbortOnDropHandle::new(tokio::spawn(kept))
     });
-    let (desk, most) = (Desk::new(&app, &dialects), config.limits.connections);
-    let mode = listen::serve(&app, desk, listeners, tls.clone(), most, shutdown).await;
+    let (dispatcher, most) = (Dispatcher::new(&app, dialects), config.limits.connections);
+    let mode = listen::serve(&app, dispatcher, listeners, tls.clone(), most, shutdown).await;
     drop(renewals);
     tls.inspect(|tls| tls.stop());
     drop(tasks);
@@ -278,6 +282,7 @@ async fn recover(
         vault: Arc::new(parts.vault.clone()),
         room: Arc::clone(room) as _,
         ca: Some(parts.egress.certificate().to_owned()),
+        guest: config.guest.load()?,
         policy,
     });
     Ok(fleet.await?)

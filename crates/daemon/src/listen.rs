@@ -1,5 +1,4 @@
-//! Connections: HTTP/1 and HTTP/2 on one plain listener or two, and on one with TLS, for the API and
-//! for previews.
+//! Connections: HTTP/1 and HTTP/2 on plain listeners and on one with TLS, for dialects and previews.
 //!
 //! Who connects and does not ask in time is cut off, and so is who makes us hold too much before it asked
 //! ([`strangers`]); who asked may take as long as it needs, because bodies are streams. A shutdown lets
@@ -8,10 +7,13 @@
 mod strangers;
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -31,8 +33,9 @@ use torpor_lifecycle::ShutdownMode;
 use torpor_service::Service;
 
 use crate::ServeError;
-use crate::config::{Config, Second};
-use crate::desk::{Desk, Peer};
+use crate::config::{Config, ListenAlso};
+use crate::dialect::Dialect;
+use crate::dispatcher::{Dispatcher, Peer};
 use strangers::{Counted, Strangers};
 
 /// How long running requests may go on after a shutdown began.
@@ -66,63 +69,80 @@ async fn bind_to(address: SocketAddr) -> Result<TcpListener, ServeError> {
     })
 }
 
-/// Where connections come from: one address, or more that give the same answers.
+/// Where connections come from.
 pub(crate) struct Listeners {
-    first: TcpListener,
-    second: Option<TcpListener>,
+    /// The first one is where everybody looks.
+    all: Vec<Listener>,
+    /// Which one is asked first the next time: a busy one does not keep others from being heard.
+    turn: AtomicUsize,
+}
+
+struct Listener {
+    socket: TcpListener,
     /// For encrypted connections.
-    encrypted: Option<TcpListener>,
+    secure: bool,
+    /// Whose clients look here.
+    dialect: Option<&'static str>,
 }
 
 impl Listeners {
     /// Takes the other addresses, if there are to be some.
-    pub(crate) async fn open(first: TcpListener, config: &Config) -> Result<Self, ServeError> {
-        let second = config.second_address(address_of(&first)?);
-        let mut listeners = Self::with(first, second).await?;
+    pub(crate) async fn open(
+        first: TcpListener,
+        config: &Config,
+        dialects: &[Arc<dyn Dialect>],
+    ) -> Result<Self, ServeError> {
+        let address = address_of(&first)?;
+        let mut listeners = Self { all: Vec::new(), turn: AtomicUsize::new(0) };
+        listeners.add(first, false, None);
+        match config.listen_also {
+            Some(ListenAlso::Off) => {}
+            Some(ListenAlso::At(second)) => listeners.add(bind_to(second).await?, false, None),
+            None => listeners.add_usual(address, dialects).await,
+        }
         if let Some(address) = config.tls.listen {
-            let listener = bind_to(address).await?;
-            tracing::info!(address = %address_of(&listener)?, "listening with TLS");
-            listeners.encrypted = Some(listener);
+            listeners.add(bind_to(address).await?, true, None);
+        }
+        for Listener { socket, secure, dialect } in &listeners.all[1..] {
+            tracing::info!(address = %address_of(socket)?, tls = secure, dialect, "listening here, too");
         }
         Ok(listeners)
     }
 
-    /// A second address that nobody asked for need not be free.
-    async fn with(first: TcpListener, second: Option<Second>) -> Result<Self, ServeError> {
-        let second = match second {
-            None => None,
-            Some(Second::Asked(address)) => Some(bind_to(address).await?),
-            Some(Second::Usual(address)) => match bind_to(address).await {
-                Ok(listener) => Some(listener),
-                Err(error) => {
-                    tracing::warn!(
-                        "clients that look for sandboxes at {address} do not find them: {error}"
-                    );
-                    None
+    fn add(&mut self, socket: TcpListener, secure: bool, dialect: Option<&'static str>) {
+        self.all.push(Listener { socket, secure, dialect });
+    }
+
+    /// Where clients of dialects look. Nobody asked for it, so it need not be free.
+    async fn add_usual(&mut self, first: SocketAddr, dialects: &[Arc<dyn Dialect>]) {
+        for dialect in dialects {
+            for address in dialect.listeners(first) {
+                match bind_to(address).await {
+                    Ok(socket) => self.add(socket, false, Some(dialect.name())),
+                    Err(error) => tracing::warn!(
+                        dialect = dialect.name(),
+                        "clients that look at {address} find nobody: {error}"
+                    ),
                 }
-            },
-        };
-        let listeners = Self { first, second, encrypted: None };
-        if let Some(second) = &listeners.second {
-            tracing::info!(address = %address_of(second)?, "listening here, too");
+            }
         }
-        Ok(listeners)
     }
 
     /// The first address.
     pub(crate) fn address(&self) -> Result<SocketAddr, ServeError> {
-        address_of(&self.first)
+        address_of(&self.all[0].socket)
     }
 
     /// The address of encrypted connections.
     pub(crate) fn encrypted(&self) -> Result<Option<SocketAddr>, ServeError> {
-        self.encrypted.as_ref().map(address_of).transpose()
+        let found = self.all.iter().find(|listener| listener.secure);
+        found.map(|listener| address_of(&listener.socket)).transpose()
     }
 
     /// An address that can be reached from elsewhere.
     pub(crate) fn exposed(&self) -> Result<Option<SocketAddr>, ServeError> {
-        for listener in [&self.first].into_iter().chain(&self.second).chain(&self.encrypted) {
-            let address = address_of(listener)?;
+        for listener in &self.all {
+            let address = address_of(&listener.socket)?;
             if !address.ip().is_loopback() {
                 return Ok(Some(address));
             }
@@ -132,20 +152,19 @@ impl Listeners {
 
     /// Cancel-safe.
     async fn accept(&self) -> io::Result<(TcpStream, Peer)> {
-        let ((stream, address), secure) = tokio::select! {
-            accepted = self.first.accept() => (accepted?, false),
-            accepted = accept_at(self.second.as_ref()) => (accepted?, false),
-            accepted = accept_at(self.encrypted.as_ref()) => (accepted?, true),
-        };
-        Ok((stream, Peer { address, secure }))
-    }
-}
-
-/// Nobody comes where nobody listens.
-async fn accept_at(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
-    match listener {
-        Some(listener) => listener.accept().await,
-        None => std::future::pending().await,
+        let first = self.turn.fetch_add(1, Ordering::Relaxed);
+        poll_fn(|context| {
+            for offset in 0..self.all.len() {
+                let it = &self.all[first.wrapping_add(offset) % self.all.len()];
+                if let Poll::Ready(accepted) = it.socket.poll_accept(context) {
+                    let (secure, listener) = (it.secure, it.dialect);
+                    let known = |(stream, address)| (stream, Peer { address, secure, listener });
+                    return Poll::Ready(accepted.map(known));
+                }
+            }
+            Poll::Pending
+        })
+        .await
     }
 }
 
@@ -157,7 +176,7 @@ fn address_of(listener: &TcpListener) -> Result<SocketAddr, ServeError> {
 /// Accepts until `shutdown` resolves, then lets what runs come to its end. Gives what `shutdown` said.
 pub(crate) async fn serve(
     app: &Arc<Service>,
-    desk: Desk,
+    dispatcher: Dispatcher,
     listeners: Listeners,
     tls: Option<Arc<Tls>>,
     connections_max: usize,
@@ -165,7 +184,7 @@ pub(crate) async fn serve(
 ) -> ShutdownMode {
     raise_file_limit();
     let front = Front {
-        desk,
+        dispatcher,
         tls,
         places: Arc::new(Semaphore::new(connections_max)),
         strangers: Arc::default(),
@@ -192,7 +211,7 @@ pub(crate) async fn serve(
 
 /// Takes connections in.
 struct Front {
-    desk: Desk,
+    dispatcher: Dispatcher,
     tls: Option<Arc<Tls>>,
     places: Arc<Semaphore>,
     strangers: Arc<Strangers>,
@@ -218,7 +237,7 @@ impl Front {
         };
         prepare(&stream);
         let strangers = Arc::clone(&self.strangers);
-        let caller = Caller { desk: self.desk.clone(), peer, strangers };
+        let caller = Caller { dispatcher: self.dispatcher.clone(), peer, strangers };
         let tls = self.tls.clone();
         self.connections.spawn(async move {
             match tls {
@@ -242,7 +261,7 @@ fn prepare(stream: &TcpStream) {
 
 /// Somebody who connected.
 struct Caller {
-    desk: Desk,
+    dispatcher: Dispatcher,
     peer: Peer,
     strangers: Arc<Strangers>,
 }
@@ -250,7 +269,7 @@ struct Caller {
 impl Caller {
     /// Shakes hands, or not.
     async fn encrypted(self, stream: TcpStream, tls: &Tls) {
-        let stopping = self.desk.stopping();
+        let stopping = self.dispatcher.stopping();
         let handshake = tokio::select! {
             handshake = tls.accept(stream) => handshake,
             () = self.strangers.wait() => return,
@@ -274,9 +293,9 @@ impl Caller {
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         challenged: Option<Arc<Tls>>,
     ) {
-        let Self { desk, peer, strangers } = self;
+        let Self { dispatcher, peer, strangers } = self;
         let share = strangers.share();
-        let stopping = desk.stopping();
+        let stopping = dispatcher.stopping();
         let asked = CancellationToken::new();
         let first = asked.clone();
         let stream = Counted { inner: stream, share: Arc::clone(&share) };
@@ -285,11 +304,11 @@ impl Caller {
             let answering = share.answer();
             let path = request.uri().path();
             let awaited = challenged.as_ref().and_then(|tls| tls.challenge(path));
-            let desk = desk.clone();
+            let dispatcher = dispatcher.clone();
             async move {
                 let answer = match awaited {
                     Some(answer) => Response::new(Body::from(answer)),
-                    None => desk.answer(request, peer).await?,
+                    None => dispatcher.answer(request, peer).await?,
                 };
                 Ok::<_, Infallible>(answering.until_sent(answer))
             }
@@ -351,23 +370,5 @@ fn raise_file_limit() {
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!(%error, "the limit of open files stays as it is");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_second_address_that_nobody_asked_for_need_not_be_free() {
-        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = taken.local_addr().unwrap();
-        let first = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let listeners = Listeners::with(first().await, Some(Second::Usual(address))).await.unwrap();
-        assert!(listeners.second.is_none());
-        assert!(Listeners::with(first().await, Some(Second::Asked(address))).await.is_err());
-        drop(taken);
-        let listeners = Listeners::with(first().await, Some(Second::Usual(address))).await.unwrap();
-        assert_eq!(listeners.second.unwrap().local_addr().unwrap(), address);
     }
 }

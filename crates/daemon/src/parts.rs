@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use torpor_egress::Egress;
 use torpor_lifecycle::Engines;
-use torpor_service::Service;
 use torpor_service::pressure::Gauge;
 use torpor_store::{AuditLog, Images, Journals, Ledger, Saves, Vault};
+
+use crate::dialect::Dialect;
 
 /// What [`crate::serve_with`] needs and tests may replace.
 pub struct Parts {
@@ -21,8 +21,6 @@ pub struct Parts {
     pub egress: Egress,
     pub audit: AuditLog,
     pub gauge: Gauge,
-    pub dialects: Vec<Dialect>,
+    /// In the order in which they are asked whose a request is.
+    pub dialects: Vec<Arc<dyn Dialect>>,
 }
-
-/// The routes of a foreign client's API; they go beside our own.
-pub type Dialect = fn(&Arc<Service>) -> Router<Arc<Service>>;

@@ -14,7 +14,6 @@ use torpor_edge::request_id;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::REQUEST_ID_HEADER;
 use torpor_service::Error;
-use torpor_service::Service;
 use tracing::Instrument;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
@@ -22,6 +21,7 @@ use tracing_subscriber::filter::ParseError;
 use crate::api::error::ApiError;
 use crate::api::extract::RequestId;
 use crate::config::{Log, LogFormat};
+use crate::dialect::{Dialect, Spoken, Target};
 
 /// Starts writing the log to standard error. Once per process; again does nothing.
 pub fn start(log: &Log) -> Result<(), ParseError> {
@@ -35,18 +35,18 @@ pub fn start(log: &Log) -> Result<(), ParseError> {
     Ok(())
 }
 
-/// How a dialect words an error, when its response carries this.
-#[derive(Clone, Copy)]
-pub struct Wording(pub fn(&Error, &str) -> Response);
-
 /// Around every request.
-pub async fn observe(
-    State(app): State<Arc<Service>>,
+pub(crate) async fn observe(
+    State(spoken): State<Arc<Spoken>>,
     mut request: Request,
     next: Next,
 ) -> Response {
+    let Spoken { app, dialect } = &*spoken;
     let id = request_id(request.headers());
     request.extensions_mut().insert(RequestId(Arc::clone(&id)));
+    if let Some(target) = dialect.target(request.uri(), request.headers()) {
+        request.extensions_mut().insert(Target(target));
+    }
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map_or("unknown", MatchedPath::as_str);
     let method = request.method().clone();
@@ -56,7 +56,7 @@ pub async fn observe(
         let mut response = run(request, next).await;
         let failed = response.extensions_mut().remove::<Arc<Error>>();
         if let Some(error) = &failed {
-            response = with_body(response, error, &id);
+            response = with_body(&**dialect, response, error, &id);
             if error.lost_agent() {
                 app.metrics.agent_gone();
             }
@@ -88,12 +88,9 @@ async fn run(request: Request, next: Next) -> Response {
     }
 }
 
-fn with_body(response: Response, error: &Error, id: &str) -> Response {
+fn with_body(dialect: &dyn Dialect, response: Response, error: &Error, id: &str) -> Response {
     let (head, _) = response.into_parts();
-    let mut answer = match head.extensions.get::<Wording>() {
-        Some(Wording(word)) => word(error, id),
-        None => (head.status, axum::Json(error.to_body(id))).into_response(),
-    };
+    let mut answer = dialect.word_error(error, id);
     for (name, value) in &head.headers {
         answer.headers_mut().entry(name).or_insert_with(|| value.clone());
     }

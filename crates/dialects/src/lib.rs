@@ -8,7 +8,11 @@
 
 pub mod tensorlake;
 
-/// All dialects, for [`torpor_daemon::serve`].
-pub fn all() -> Vec<torpor_daemon::Dialect> {
-    vec![tensorlake::routes]
+use std::sync::Arc;
+
+use torpor_daemon::dialect::Dialect;
+
+/// All dialects, in the order in which they are asked whose a request is.
+pub fn all() -> Vec<Arc<dyn Dialect>> {
+    vec![Arc::new(tensorlake::Inside), Arc::new(tensorlake::Lifecycle)]
 }

@@ -61,6 +61,8 @@ pub struct Settings {
     pub near: Vec<AddressRange>,
     /// A file of CA certificates (PEM) that are trusted besides those of the host.
     pub roots: Option<PathBuf>,
+    /// CA certificates (PEM) that are trusted, too: guests trust them.
+    pub extra_ca: Vec<String>,
     /// Who is asked for names; none: whom the host asks.
     pub resolver: Option<SocketAddr>,
 }

@@ -39,7 +39,12 @@ impl Shared {
             audit: Audit::default(),
             dialer: Dialer::new(settings.gateways, resolver),
             bindings: Bindings::new(Arc::clone(&vault)),
-            interceptor: Interceptor::new(Arc::clone(&ca), vault, settings.roots.as_deref())?,
+            interceptor: Interceptor::new(
+                Arc::clone(&ca),
+                vault,
+                settings.roots.as_deref(),
+                &settings.extra_ca,
+            )?,
             clock: Clock::start(),
             ca,
             private: settings.private,

@@ -1,6 +1,6 @@
 //! Refusal or failure: the request does not fit the sandbox now, or we tried and it broke.
 
-use torpor_protocol::{ErrorCode, Name, SandboxRef, SnapshotRef};
+use torpor_protocol::{ErrorCode, FailureReason, Name, SandboxRef, SnapshotRef};
 
 use crate::engine::EngineError;
 use crate::guest::GuestError;
@@ -14,11 +14,11 @@ pub enum Refusal {
     #[error("the name {0} is taken")]
     NameTaken(Name),
     #[error("sandbox {id} can't run: {reason}")]
-    Failed { id: String, reason: String },
+    Failed { id: String, reason: FailureReason },
     #[error("sandbox {0} sleeps, and requests do not wake it")]
     Asleep(String),
-    #[error("sandbox {id} could not be woken: {reason}")]
-    CantWake { id: String, reason: String },
+    #[error("sandbox {id} could not be woken: {cause}")]
+    CantWake { id: String, cause: String },
     #[error("there is no snapshot {0}")]
     NoSuchSnapshot(SnapshotRef),
     #[error("another snapshot is called {0}")]

@@ -37,6 +37,7 @@ pub mod fault;
 mod fleet;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod guest_defaults;
 mod lease;
 mod sandbox;
 mod steps;
@@ -45,10 +46,10 @@ mod tests;
 mod world;
 
 pub use clock::Clock;
-pub use driver::begin::{BAD_ENTRYPOINT, CANCELLED, NO_ROOM};
 pub use engines::Engines;
 pub use error::{Error, Refusal, chain};
 pub use fleet::{Fleet, Parts, Plan, RestorePoint, Taking};
+pub use guest_defaults::GuestDefaults;
 pub use lease::Lease;
 pub use sandbox::{Keep, Sandbox};
 pub use world::{Policy, Room, ShutdownMode};

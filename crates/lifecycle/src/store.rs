@@ -11,8 +11,8 @@ use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::guest::LogLine;
 use torpor_protocol::snapshot::{SavedFile, SavedProcess};
 use torpor_protocol::{
-    HostBinding, ImageId, Name, SandboxId, SandboxSpec, SaveId, SecretName, Snapshot, SnapshotId,
-    SnapshotKind,
+    EndReason, FailureReason, HostBinding, ImageId, Name, SandboxId, SandboxSpec, SaveId,
+    SecretName, Snapshot, SnapshotId, SnapshotKind,
 };
 
 use crate::ledger::Owner;
@@ -32,7 +32,7 @@ pub struct Record {
 
 impl Record {
     /// What the archive remembers of it.
-    pub fn ended(&self, ended_at_ms: u64, reason: Option<String>) -> ArchivedSandbox {
+    pub fn ended(&self, ended_at_ms: u64, reason: Option<EndReason>) -> ArchivedSandbox {
         ArchivedSandbox {
             id: self.id.clone(),
             spec: self.spec.clone(),
@@ -78,7 +78,7 @@ pub enum PersistedState {
         interrupted: bool,
     },
     /// It failed for this reason, and has nothing to come back from.
-    Failed { reason: String },
+    Failed { reason: FailureReason },
 }
 
 /// What processes said, kept for people after the sandbox is gone.

@@ -19,6 +19,7 @@ use crate::clock::Clock;
 use crate::engine::{Abilities, BootPlan, Channel, Engine, EngineError, Machine};
 use crate::engines::Engines;
 use crate::guest::{Guest, GuestError, Item};
+use crate::guest_defaults::GuestDefaults;
 use crate::ledger::{FleetLedger, Owner};
 use crate::steps::Steps;
 use crate::store::{Images, Journal, Record, RootImage, Save, Saves, StoreError, Vault};
@@ -88,6 +89,7 @@ pub(crate) struct World {
     pub(crate) room: Arc<dyn Room>,
     /// The interception CA (PEM), for those whose policy says so.
     pub(crate) ca: Option<String>,
+    pub(crate) guest: GuestDefaults,
     pub(crate) policy: Policy,
     pub(crate) clock: Clock,
     /// The daemon stops: drivers let go of their machines and end.
@@ -298,9 +300,11 @@ impl World {
         image: &RootImage,
         afresh: bool,
     ) -> Result<Identity, Error> {
-        let mut env: BTreeMap<_, _> = image.env.iter().cloned().collect();
+        let mut env = self.guest.env(&spec.image);
+        env.extend(image.env.iter().cloned());
         env.extend(spec.env.clone());
         env.extend(self.secrets(id, spec, afresh).await?);
+        let extra_ca = self.guest.extra_ca(&spec.image);
         let hostname = spec.name.as_ref().map_or(id.as_str(), |name| name.as_str());
         Ok(Identity {
             hostname: hostname.to_owned(),
@@ -310,7 +314,8 @@ impl World {
             workdir: image.workdir.clone(),
             entropy: hex(&random::<32>()),
             boot_id: afresh.then(boot_id),
-            trust: self.trusted_ca(spec).cloned(),
+            ca: self.trusted_ca(spec).or(extra_ca.first()).cloned(),
+            extra_ca,
         })
     }
 

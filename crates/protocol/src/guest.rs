@@ -302,10 +302,13 @@ pub struct Identity {
     /// A UUID that names this boot or fork, for `/run/torpor/boot_id` and `/etc/machine-id`; none: it
     /// woke and is who it was.
     pub boot_id: Option<String>,
-    /// A certificate (PEM) that everybody inside is to trust: of the one who reads some requests on
-    /// their way out. None: nobody does.
-    #[serde(default)]
-    pub trust: Option<String>,
+    /// A CA certificate (PEM) that everybody inside is to trust: the interception CA, or else the first
+    /// of `extra_ca`, for agents that know of one only.
+    #[serde(default, rename = "trust")]
+    pub ca: Option<String>,
+    /// CA certificates (PEM) of the operator that everybody inside is to trust, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_ca: Vec<String>,
 }
 
 /// What the agent answers.
@@ -411,6 +414,18 @@ pub struct Failure {
     pub message: String,
 }
 
+impl Failure {
+    /// What it is, also from an agent in a save that has no code for it: those said it in words.
+    pub fn code(&self) -> FailureCode {
+        match self.code {
+            FailureCode::CannotStart if self.message.starts_with("no such user: ") => {
+                FailureCode::NoSuchUser
+            }
+            code => code,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {
@@ -424,8 +439,9 @@ pub enum FailureCode {
     NotEmpty,
     Denied,
     DiskFull,
-    /// Program not found, not executable, directory or user missing.
+    /// Program not found, not executable, directory or group missing.
     CannotStart,
+    NoSuchUser,
     NotListening,
     /// A limit of the agent: processes, streams, watches.
     Limit,

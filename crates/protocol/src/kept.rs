@@ -9,6 +9,7 @@ use crate::api::OutputStream;
 use crate::guest::LogLine;
 use crate::id::{BuildId, ImageId, SandboxId, SecretName};
 use crate::network::HostBinding;
+use crate::reason::EndReason;
 use crate::spec::SandboxSpec;
 use crate::time;
 
@@ -26,7 +27,7 @@ pub struct ArchivedSandbox {
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub ended_at_ms: u64,
     /// Why, if nobody asked for it.
-    pub reason: Option<String>,
+    pub reason: Option<EndReason>,
 }
 
 /// `GET /v1/archive`, last ended first.

@@ -20,6 +20,7 @@ pub mod kept;
 pub mod network;
 pub mod page;
 pub mod preview;
+pub mod reason;
 pub mod snapshot;
 pub mod spec;
 pub mod status;
@@ -36,6 +37,7 @@ pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,
 };
 pub use preview::PreviewLabel;
+pub use reason::{EndReason, FailureReason, LossReason, ReasonCode, StatusReason};
 pub use snapshot::{Snapshot, SnapshotKind, SnapshotState};
 pub use spec::{Hooks, Lifetime, PortAccess, Resources, SandboxSpec, StandbyPolicy};
 pub use status::{State, Status, Tier};

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::id::{SandboxId, SnapshotId};
+use crate::reason::ReasonCode;
 use crate::spec::SandboxSpec;
 use crate::time;
 
@@ -17,7 +18,7 @@ pub enum State {
     Running,
     /// It sleeps; `tier` says how deeply. The next request wakes it.
     Asleep,
-    /// It has no machine and can't get one by itself; `reason` says why.
+    /// It has no machine and can't get one by itself; `reason` and `message` say why.
     Failed,
     /// It is gone.
     Terminated,
@@ -69,7 +70,10 @@ pub struct Status {
     pub state: State,
     /// Why it is in this state, if it did not get there by being asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    pub reason: Option<ReasonCode>,
+    /// The same for people, with what is known of the cause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
     /// Grows with every change of this status; a watcher asks for "after generation N".
     pub generation: u64,
     #[serde(rename = "created_at", with = "time::instant")]

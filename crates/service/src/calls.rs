@@ -1,19 +1,21 @@
 //! What can be asked, whatever the words: our own API and every dialect translate to these calls, and
 //! decide nothing themselves.
 
+pub mod archive;
 mod network;
+pub mod secrets;
 
 use std::sync::Arc;
 
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use torpor_lifecycle::store::{PoolRecord, SnapshotRecord};
-use torpor_lifecycle::{Plan, Refusal, Sandbox};
+use torpor_lifecycle::{self as lifecycle, Plan, Refusal, Sandbox};
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, UpdateSandbox};
 use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork};
 use torpor_protocol::{
-    Name, SandboxRef, SandboxSpec, Snapshot, SnapshotId, SnapshotKind, SnapshotRef, SnapshotState,
-    State, Tier,
+    Name, SandboxId, SandboxRef, SandboxSpec, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
+    SnapshotState, State, Tier,
 };
 
 use crate::Service;
@@ -57,6 +59,41 @@ async fn made_by(app: &Service, by: Option<&str>) -> Result<Option<Sandbox>> {
     let Some(by) = by else { return Ok(None) };
     let made = app.ledger.made_by(by).await?;
     Ok(made.and_then(|id| app.fleet.find(&SandboxRef::Id(id)).ok()))
+}
+
+/// The same for clients to whom the name of a sandbox that failed is free: that one ends.
+pub async fn create_anew(app: &Service, request: CreateSandbox) -> Result<Sandbox> {
+    let again = request.name.is_some().then(|| request.clone());
+    let refused = match create(app, request, None).await {
+        Ok(sandbox) => return Ok(sandbox),
+        Err(error) => error,
+    };
+    if let Error::Lifecycle(lifecycle::Error::Refused(Refusal::NameTaken(name))) = &refused
+        && let Some(again) = again
+        && let Ok(holder) = app.fleet.find(&SandboxRef::Name(name.clone()))
+        && holder.status().state == State::Failed
+    {
+        holder.delete().await;
+        return create(app, again, None).await;
+    }
+    Err(refused)
+}
+
+/// Ends a sandbox; whoever is gone already may be ended again. Who it was.
+pub async fn delete(app: &Service, of: &SandboxRef) -> Result<SandboxId> {
+    let missing = match app.fleet.find(of) {
+        Ok(sandbox) => {
+            sandbox.delete().await;
+            return Ok(sandbox.id().clone());
+        }
+        Err(missing) => missing,
+    };
+    let ended = match of {
+        SandboxRef::Id(_) => archive::find(app, of).await?,
+        // The name of one that is gone may be another's by now.
+        SandboxRef::Name(_) => None,
+    };
+    Ok(ended.ok_or(missing)?.id)
 }
 
 /// What a sandbox that begins at a restore point is to be.

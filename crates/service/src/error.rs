@@ -272,7 +272,7 @@ fn failure(code: FailureCode) -> ErrorCode {
         | FailureCode::Io => ErrorCode::FileRefused,
         FailureCode::Exists => ErrorCode::AlreadyExists,
         FailureCode::DiskFull | FailureCode::Limit => ErrorCode::LimitReached,
-        FailureCode::CannotStart => ErrorCode::CommandFailed,
+        FailureCode::CannotStart | FailureCode::NoSuchUser => ErrorCode::CommandFailed,
         FailureCode::NotListening => ErrorCode::PortNotListening,
     }
 }

@@ -41,7 +41,7 @@ fn says(world: &World, what: &str) {
     });
     assert!(!said.contains("Traceback") && !said.contains("nothing can be said"), "{what}: {said}");
     let status = world.inspect("bad");
-    let reason = status["reason"].as_str().unwrap_or_default();
+    let reason = status["message"].as_str().unwrap_or_default();
     let survived = status["state"] == "running" && said.contains("sent");
     // Failed by what the daemon read, not by our clumsiness.
     let failed = !reason.is_empty() && !reason.contains("signal");

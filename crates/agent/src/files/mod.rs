@@ -46,7 +46,8 @@ pub(crate) fn absolute(path: &str) -> Result<&Path, Failure> {
 /// Uid and gid of the user who shall own what is made.
 pub(crate) fn owner_ids(owner: Option<&str>) -> Result<Option<(u32, u32)>, Failure> {
     let Some(owner) = owner else { return Ok(None) };
-    let account = user::find(owner).map_err(|error| failure(FailureCode::Invalid, error))?;
+    let account =
+        user::find(owner).map_err(|error| failure(FailureCode::Invalid, error.to_string()))?;
     Ok(Some((account.uid, account.gid)))
 }
 

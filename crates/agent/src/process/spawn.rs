@@ -20,12 +20,12 @@ use torpor_protocol::guest::{Failure, FailureCode, Identity, ProcessSpec, Termin
 
 use super::child::{self, Birth, Ids};
 use super::now_ms;
-use super::user::{self, Account};
+use super::user::{self, Account, Missing};
 use crate::agent::{Agent, no_identity};
+use crate::ca::VARIABLES;
 use crate::descriptor::{Descriptor, watched};
 use crate::failure::{failure, reason};
 use crate::terminal;
-use crate::trust::VARIABLES;
 
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Runs scripts that do not say what runs them.
@@ -175,12 +175,20 @@ impl Plan {
 
 // === Before the fork ===
 
+fn no_account(missing: Missing) -> Failure {
+    let code = match missing {
+        Missing::User(_) => FailureCode::NoSuchUser,
+        Missing::Group(_) => FailureCode::CannotStart,
+    };
+    failure(code, missing.to_string())
+}
+
 fn plan(identity: &Identity, spec: &ProcessSpec) -> Result<Plan, Failure> {
     check_text(spec)?;
     let cannot_start = |message: String| failure(FailureCode::CannotStart, message);
     let wanted = spec.user.as_ref().or(identity.user.as_ref());
     let account = match wanted {
-        Some(wanted) => user::find(wanted).map_err(cannot_start)?,
+        Some(wanted) => user::find(wanted).map_err(no_account)?,
         None => user::current(),
     };
     let own = rustix::process::geteuid();
@@ -232,7 +240,7 @@ fn environment(
     if spec.terminal.is_some() {
         env.insert("TERM".to_owned(), terminal::TERM.to_owned());
     }
-    if identity.trust.is_some() {
+    if identity.ca.is_some() || !identity.extra_ca.is_empty() {
         env.extend(VARIABLES.map(|(name, place)| (name.to_owned(), place.to_owned())));
     }
     for (name, value) in identity.env.iter().chain(&spec.env) {

@@ -19,8 +19,24 @@ pub(crate) struct Account {
     pub(crate) shell: Option<String>,
 }
 
+/// Who is not there.
+#[derive(Debug)]
+pub(crate) enum Missing {
+    User(String),
+    Group(String),
+}
+
+impl std::fmt::Display for Missing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::User(name) => write!(f, "no such user: {name}"),
+            Self::Group(name) => write!(f, "no such group: {name}"),
+        }
+    }
+}
+
 /// The account meant by `wanted`: name, uid, name:group or uid:gid. The error names what is missing.
-pub(crate) fn find(wanted: &str) -> Result<Account, String> {
+pub(crate) fn find(wanted: &str) -> Result<Account, Missing> {
     find_in(wanted, &read(PASSWD), &read(GROUP))
 }
 
@@ -62,14 +78,14 @@ fn bare(uid: u32) -> Account {
     Account { uid, gid: 0, groups: vec![0], name: None, home: None, shell: None }
 }
 
-fn find_in(wanted: &str, passwd: &str, group: &str) -> Result<Account, String> {
+fn find_in(wanted: &str, passwd: &str, group: &str) -> Result<Account, Missing> {
     let (user, wanted_group) = match wanted.split_once(':') {
         Some((user, group)) => (user, Some(group)),
         None => (wanted, None),
     };
-    let mut account = find_user(user, passwd).ok_or_else(|| format!("no such user: {user}"))?;
+    let mut account = find_user(user, passwd).ok_or_else(|| Missing::User(user.to_owned()))?;
     if let Some(wanted) = wanted_group {
-        let gid = find_group(wanted, group).ok_or_else(|| format!("no such group: {wanted}"))?;
+        let gid = find_group(wanted, group).ok_or_else(|| Missing::Group(wanted.to_owned()))?;
         account.gid = gid;
         account.groups = vec![gid];
     } else {
@@ -157,9 +173,15 @@ mod tests {
 
     #[test]
     fn who_is_missing_is_named() {
-        assert_eq!(find_in("eve", PASSWD, GROUP).unwrap_err(), "no such user: eve");
-        assert_eq!(find_in("bob:eves", PASSWD, GROUP).unwrap_err(), "no such group: eves");
-        assert_eq!(find_in("", PASSWD, GROUP).unwrap_err(), "no such user: ");
-        assert_eq!(find_in("4294967295", PASSWD, GROUP).unwrap_err(), "no such user: 4294967295");
+        assert_eq!(find_in("eve", PASSWD, GROUP).unwrap_err().to_string(), "no such user: eve");
+        assert_eq!(
+            find_in("bob:eves", PASSWD, GROUP).unwrap_err().to_string(),
+            "no such group: eves"
+        );
+        assert_eq!(find_in("", PASSWD, GROUP).unwrap_err().to_string(), "no such user: ");
+        assert_eq!(
+            find_in("4294967295", PASSWD, GROUP).unwrap_err().to_string(),
+            "no such user: 4294967295"
+        );
     }
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use super::arguments::{Keep, Run, Shell};
 use super::name_of;
+use crate::ca::VARIABLES;
 use crate::process::PATH;
 use crate::process::user::Account;
-use crate::trust::VARIABLES;
 
 /// What describes the caller's screen, language and way to the network, and so is as true for the
 /// command; whom to trust on that way is too. Names that end with `_` stand for all that begin so.

@@ -41,7 +41,8 @@ pub(crate) fn identity(hostname: &str) -> Identity {
         workdir: None,
         entropy: "00ff".into(),
         boot_id: None,
-        trust: None,
+        ca: None,
+        extra_ca: Vec::new(),
     }
 }
 

@@ -96,7 +96,8 @@ fn identity(boot_id: Option<&str>) -> Identity {
         workdir: None,
         entropy: "00ff".into(),
         boot_id: boot_id.map(Into::into),
-        trust: None,
+        ca: None,
+        extra_ca: Vec::new(),
     }
 }
 

@@ -7,6 +7,7 @@
 )]
 
 mod archives;
+mod ca;
 mod client;
 mod files;
 mod health;
@@ -27,5 +28,4 @@ mod stopping;
 mod sudo;
 mod supervision;
 mod terminals;
-mod trust;
 mod watching;

@@ -71,13 +71,17 @@ fn what_can_not_be_started_is_explained() {
         (command(&[script.to_str().unwrap()]), "its interpreter is missing"),
         (in_dir("/no/such/dir"), "no such directory: /no/such/dir"),
         (in_dir(file), "not a directory: "),
-        (as_user("no-such-user"), "no such user: no-such-user"),
         (as_user("root:no-such-group"), "no such group: no-such-group"),
     ] {
         let failed = daemon.fail(&Request::Run(spec));
         assert_eq!(failed.code, FailureCode::CannotStart);
         assert!(failed.message.contains(expected), "{} / {expected}", failed.message);
     }
+    let failed = daemon.fail(&Request::Run(as_user("no-such-user")));
+    assert_eq!(
+        (failed.code, &*failed.message),
+        (FailureCode::NoSuchUser, "no such user: no-such-user")
+    );
     for spec in [command(&[]), command(&[""]), command(&["a\0b"])] {
         assert_eq!(daemon.fail(&Request::Start(spec)).code, FailureCode::Invalid);
     }

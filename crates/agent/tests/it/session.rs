@@ -156,7 +156,8 @@ fn an_identity_gives_processes_environment_user_and_directory() {
         workdir: Some("/usr".into()),
         entropy: "00ff".into(),
         boot_id: None,
-        trust: None,
+        ca: None,
+        extra_ca: Vec::new(),
     };
     let before = std::fs::read_to_string("/etc/resolv.conf").ok();
     assert_eq!(daemon.ask(&Request::Identify(identity.clone())), Ok(Reply::Done));

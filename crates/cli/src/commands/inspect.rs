@@ -75,8 +75,8 @@ fn describe(status: &Status) -> Fields {
         ("name", show_name(spec.name.as_ref())),
         ("state", sandboxes::show_status(status)),
     ];
-    if let Some(reason) = &status.reason {
-        fields.push(("reason", plain(reason)));
+    if let Some(message) = &status.message {
+        fields.push(("reason", plain(message)));
     }
     fields.extend(describe_spec(spec));
     fields.extend([
@@ -97,8 +97,8 @@ fn describe_ended(ended: &ArchivedSandbox) -> Fields {
         ("name", show_name(ended.spec.name.as_ref())),
         ("state", State::Terminated.as_str().to_owned()),
     ];
-    if let Some(reason) = &ended.reason {
-        fields.push(("reason", plain(reason)));
+    if let Some(reason) = ended.reason {
+        fields.push(("reason", reason.to_string()));
     }
     fields.extend(describe_spec(&ended.spec));
     fields.extend([

@@ -130,7 +130,7 @@ fn table_of_ended(ended: &[ArchivedSandbox], now_ms: u64) -> String {
             plain(&ended.spec.image),
             units::show_duration(lived(ended)),
             units::show_age(ended.ended_at_ms, now_ms),
-            ended.reason.as_deref().map_or_else(|| "-".to_owned(), plain),
+            ended.reason.map_or_else(|| "-".to_owned(), |reason| reason.to_string()),
         ]
     };
     let header = ["NAME", "ID", "IMAGE", "LIVED", "ENDED", "REASON"];

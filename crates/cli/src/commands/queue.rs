@@ -54,7 +54,7 @@ async fn watch(client: &Client, mut status: Status, progress: &Progress) -> Resu
             State::Failed => {
                 let message = format!("{} did not start", sandboxes::title(&status));
                 drop(client.delete(&Route::sandbox(&status.id)).await);
-                return Err(because(message, status.reason.as_deref(), None));
+                return Err(because(message, status.message.as_deref(), None));
             }
             State::Terminated => return Err(gone(client, &status).await),
             State::Creating => progress.say(describe(&status, units::now_ms())),
@@ -86,7 +86,7 @@ fn describe(status: &Status, now_ms: u64) -> String {
 /// Why it is gone before it ran: the archive says it.
 async fn gone(client: &Client, status: &Status) -> Error {
     let ended = ended::find(client, &status.id).await.ok().flatten();
-    let reason = ended.and_then(|ended| ended.reason);
+    let reason = ended.and_then(|ended| ended.reason).map(|reason| reason.to_string());
     let message = format!("{} ended before it ran", sandboxes::title(status));
     let late = status.queued_until_ms.is_some_and(|until_ms| until_ms <= units::now_ms());
     because(message, reason.as_deref(), late.then_some(MAKE_ROOM))

@@ -79,7 +79,7 @@ fn one_that_fails_after_its_wait_is_not_left_behind() {
             Some(ok(sandbox("web", waits)))
         }
         what if what == format!("GET /v1/sandboxes/{ID}/status") => {
-            let failed = json!({"id": ID, "state": "failed", "reason": "no such image"});
+            let failed = json!({"id": ID, "state": "failed", "reason": "start_failed", "message": "no such image"});
             Some(ok(sandbox("web", failed)))
         }
         _ => None,

@@ -41,51 +41,62 @@ pub mod tunnel;
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::middleware::{Next, from_fn, from_fn_with_state, map_response};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use http::{HeaderValue, StatusCode};
+use http::request::Parts;
+use http::{HeaderMap, StatusCode, Uri};
 use torpor_edge::auth;
-use torpor_protocol::ErrorCode;
-use torpor_service::Service;
+use torpor_service::{Error, Service};
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::parts::Dialect;
-use error::{ApiError, Result};
+use crate::dialect::{Asked, Dialect, Routes};
+use error::{ApiError, Result, status_of};
 
-/// Everything under one router, with authentication, request ids and metrics.
-pub fn router(app: &Arc<Service>, dialects: &[Dialect]) -> Router {
-    let (guarded, _) = routes().split_for_parts();
-    let dialects = dialects.iter().fold(Router::new(), |all, dialect| all.merge(dialect(app)));
-    guarded
-        .layer(from_fn_with_state((Arc::clone(app), Arc::default()), idempotency::once))
-        .layer(from_fn(retry::retry_after_suspend))
-        .route("/metrics", get(system::metrics))
-        .route_layer(from_fn_with_state(Arc::clone(app), authenticate))
-        .merge(dialects)
-        .route("/healthz", get(async || "ok"))
-        .route("/openapi.json", get(async || axum::Json(openapi())))
-        .fallback(async || ApiError::new(ErrorCode::NotFound, "there is no such route"))
-        .method_not_allowed_fallback(async || {
-            ApiError::new(ErrorCode::MethodNotAllowed, "this route has no such method")
-        })
-        .layer(DefaultBodyLimit::max(extract::JSON_MAX))
-        .layer(map_response(forbid_guessing))
-        .layer(from_fn_with_state(Arc::clone(app), crate::telemetry::observe))
-        .with_state(Arc::clone(app))
-}
+/// Our own API, for whatever nobody else claims.
+pub(crate) struct Native;
 
-/// Lets nobody through who may not ask.
-async fn authenticate(
-    State(app): State<Arc<Service>>,
-    mut request: Request,
-    next: Next,
-) -> Result<Response> {
-    let caller = auth::admit(&app.keys, request.uri(), request.headers()).await?;
-    request.extensions_mut().insert(caller);
-    Ok(next.run(request).await)
+#[async_trait]
+impl Dialect for Native {
+    fn name(&self) -> &'static str {
+        "torpor"
+    }
+
+    fn classify(&self, asked: &Asked<'_>) -> bool {
+        asked.port.is_none()
+    }
+
+    fn target(&self, uri: &Uri, _: &HeaderMap) -> Option<String> {
+        let rest = uri.path().strip_prefix("/v1/sandboxes/")?;
+        rest.split('/').next().map(str::to_owned)
+    }
+
+    async fn authenticate(
+        &self,
+        app: &Service,
+        head: &mut Parts,
+    ) -> std::result::Result<(), Response> {
+        let admitted = auth::admit(&app.keys, &head.uri, &head.headers).await;
+        let caller = admitted.map_err(|error| ApiError(error).into_response())?;
+        head.extensions.insert(caller);
+        Ok(())
+    }
+
+    fn word_error(&self, error: &Error, request_id: &str) -> Response {
+        (status_of(error.code()), axum::Json(error.to_body(request_id))).into_response()
+    }
+
+    fn routes(&self, app: &Arc<Service>) -> Routes {
+        let (described, _) = routes().split_for_parts();
+        let once = from_fn_with_state((Arc::clone(app), Arc::default()), idempotency::once);
+        let open = Router::new()
+            .route("/healthz", get(async || "ok"))
+            .route("/openapi.json", get(async || axum::Json(openapi())));
+        let guarded = described.layer(once).route("/metrics", get(system::metrics));
+        Routes { guarded, open }
+    }
 }
 
 fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -120,13 +131,6 @@ fn routes() -> OpenApiRouter<Arc<Service>> {
 pub fn openapi() -> serde_json::Value {
     let (_, openapi) = routes().split_for_parts();
     description::complete(&openapi)
-}
-
-/// Browsers must not guess what bytes out of a sandbox are.
-async fn forbid_guessing(mut response: Response) -> Response {
-    let value = HeaderValue::from_static("nosniff");
-    response.headers_mut().insert(http::header::X_CONTENT_TYPE_OPTIONS, value);
-    response
 }
 
 /// Nothing to say but that it is done.

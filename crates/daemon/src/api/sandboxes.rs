@@ -224,6 +224,7 @@ mod tests {
             spec: serde_json::from_value(spec).unwrap(),
             state: SandboxState::Running,
             reason: None,
+            message: None,
             generation: 1,
             created_at_ms: 0,
             last_used_at_ms: 0,

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
-use torpor_lifecycle::store::StoreError;
 use torpor_protocol::SecretName;
 use torpor_protocol::api::{Secret, SecretList, SetSecret};
 use torpor_service::Service;
+use torpor_service::calls::secrets;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -36,7 +36,7 @@ async fn list(
     Query(query): Query<PageQuery>,
 ) -> Answer<SecretList> {
     let cut = Cut::try_from(query)?;
-    Ok(Json(cut.of(app.vault.list().await?, |secret| secret.name.to_string())))
+    Ok(Json(cut.of(secrets::list(&app).await?, |secret| secret.name.to_string())))
 }
 
 /// Give a secret a value. Sandboxes that start, are forked or wake from now on get it.
@@ -51,7 +51,7 @@ async fn set(
     Path(SecretPath { secret }): Path<SecretPath>,
     Json(SetSecret { value, hosts }): Json<SetSecret>,
 ) -> Answer<Secret> {
-    Ok(Json(app.vault.set(&secret, &value, hosts).await?))
+    Ok(Json(secrets::set(&app, &secret, &value, hosts).await?))
 }
 
 /// Forget a secret. Processes that have its value keep it.
@@ -64,8 +64,6 @@ async fn delete(
     State(app): State<Arc<Service>>,
     Path(SecretPath { secret }): Path<SecretPath>,
 ) -> Result<Response> {
-    if !app.vault.remove(&secret).await? {
-        return Err(StoreError::NoSuchSecret(secret.to_string()).into());
-    }
+    secrets::remove(&app, &secret).await?;
     Ok(no_content())
 }

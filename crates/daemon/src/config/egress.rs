@@ -52,7 +52,8 @@ impl EgressConfig {
             Ok((name, upstream))
         });
         let gateways = understood.collect::<Result<_, _>>()?;
-        Ok(Settings { gateways, private, near: Vec::new(), roots, resolver })
+        let (near, extra_ca) = (Vec::new(), Vec::new());
+        Ok(Settings { gateways, private, near, roots, extra_ca, resolver })
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {

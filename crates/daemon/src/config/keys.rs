@@ -197,6 +197,25 @@ pub const KEYS: &[Key] = &[
                `\"http://user:password@proxy:3128\"` or `\"socks5://proxy:1080\"`.",
     },
     Key {
+        name: "guest.extra_ca",
+        default: "[]",
+        help: "Files of CA certificates (PEM) that every sandbox and image build trusts, such as \
+               `[\"/etc/ssl/office.pem\"]` on a network whose TLS is inspected; intercepted requests \
+               trust them, too.",
+    },
+    Key {
+        name: "guest.env",
+        default: "{}",
+        help: "Variables that every process in a sandbox gets, unless its image or the sandbox says \
+               otherwise.",
+    },
+    Key {
+        name: "guest.images",
+        default: "{}",
+        help: "More of both for sandboxes of one image: `[guest.images.\"team/web:2\"]` with `extra_ca` \
+               and `env`.",
+    },
+    Key {
         name: "previews.domain",
         default: "\"localhost\"",
         help: "Previews are found below this name, all names below which must lead to this host.",

@@ -72,7 +72,7 @@ async fn who_waits_for_room_gets_it_when_somebody_goes() {
     world.create(json!({"name": "web", "standby": {"idle_after_ms": null}})).await.expect(201);
     let asked = json!({"name": "next", "queue_ms": 3_600_000});
     world.post("/v1/sandboxes?wait=false", asked).await.expect(202);
-    world.wait("next", "reason", json!("it waits for room on this host")).await;
+    world.wait("next", "reason", json!("queued")).await;
     world.create(json!({"name": "third"})).await.expect(503);
     world.restart(ShutdownMode::Running).await;
     world.wait("next", "state", json!("creating")).await;

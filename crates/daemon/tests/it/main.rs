@@ -5,6 +5,7 @@
 
 mod client;
 mod daemon;
+mod dialects;
 mod domains;
 mod egress;
 mod events;

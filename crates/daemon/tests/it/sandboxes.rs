@@ -104,7 +104,7 @@ async fn a_failed_sandbox_says_why_and_can_be_deleted() {
     world.post("/v1/sandboxes?wait=false", json!({"name": "web"})).await.expect(202);
     let failed = world.get("/v1/sandboxes/web/status?after=1").await.expect(200);
     assert_eq!(failed["state"], "failed", "{failed}");
-    assert!(failed["reason"].as_str().unwrap().contains("a fake fault"), "{failed}");
+    assert!(failed["message"].as_str().unwrap().contains("a fake fault"), "{failed}");
     let error = world.run(json!({"command": ["true"]})).await.expect_error(409, "sandbox_failed");
     assert!(error["message"].as_str().unwrap().contains("a fake fault"), "{error}");
     world.delete("/v1/sandboxes/web").await.expect(204);
@@ -196,7 +196,7 @@ async fn a_machine_that_dies_fails_its_sandbox_and_who_waits_for_it() {
     world.host.crash(&id, "its kernel panicked");
     let status = world.get("/v1/sandboxes/web/status?after=2").await.expect(200);
     assert_eq!(status["state"], "failed");
-    assert!(status["reason"].as_str().unwrap().contains("its kernel panicked"), "{status}");
+    assert!(status["message"].as_str().unwrap().contains("its kernel panicked"), "{status}");
     let error = world.run(json!({"command": ["true"]})).await;
     error.expect_error(409, "sandbox_failed");
 }

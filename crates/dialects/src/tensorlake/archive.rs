@@ -11,6 +11,7 @@ use torpor_daemon::api::extract::Query;
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{SandboxId, SandboxRef};
 use torpor_service::Service;
+use torpor_service::calls::archive::{self, Page};
 
 use super::extract::Place;
 use super::gate::missing;
@@ -47,13 +48,6 @@ struct List {
     next_cursor: Option<String>,
 }
 
-/// A part of the archive, and whether there is more around it.
-struct Page {
-    part: Vec<ArchivedSandbox>,
-    later: bool,
-    earlier: bool,
-}
-
 async fn list(
     State(app): State<Arc<Service>>,
     Query(query): Query<ListQuery>,
@@ -64,9 +58,16 @@ async fn list(
         .map(|cursor| cursor.parse())
         .transpose()
         .map_err(|error| ApiError::invalid(format!("cursor: {error}")))?;
-    let Page { part, later, earlier } = match query.direction {
-        Direction::Forward => before(&app, cursor.as_ref(), limit).await?,
-        Direction::Backward => after(&app, cursor.as_ref(), limit).await?,
+    let beyond = cursor.is_some();
+    let (part, later, earlier) = match query.direction {
+        Direction::Forward => {
+            let Page { part, more } = archive::before(&app, cursor.as_ref(), limit).await?;
+            (part, beyond, more)
+        }
+        Direction::Backward => {
+            let Page { part, more } = archive::after(&app, cursor.as_ref(), limit).await?;
+            (part, more, beyond)
+        }
     };
     let id = |ended: &ArchivedSandbox| ended.id.to_string();
     let prev_cursor = part.first().filter(|_| later).map(id);
@@ -76,28 +77,9 @@ async fn list(
     Ok(Json(List { sandboxes, prev_cursor, next_cursor }))
 }
 
-/// Those that ended before this one, or the last of all.
-async fn before(app: &Service, cursor: Option<&SandboxId>, limit: usize) -> Result<Page> {
-    let mut part = app.ledger.archived(cursor, limit + 1).await?;
-    let earlier = part.len() > limit;
-    part.truncate(limit);
-    Ok(Page { part, later: cursor.is_some(), earlier })
-}
-
-/// Those that ended after this one and nearest to it, or the first of all.
-async fn after(app: &Service, cursor: Option<&SandboxId>, limit: usize) -> Result<Page> {
-    let mut part = app.ledger.archived_after(cursor, limit + 1).await?;
-    let later = part.len() > limit;
-    part.drain(..part.len().saturating_sub(limit));
-    Ok(Page { part, later, earlier: cursor.is_some() })
-}
-
 /// By its id; or by its name, which the last who had it is found by.
 async fn one(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<SandboxInfo>> {
-    let found = match text.parse::<SandboxRef>().map_err(|_| missing(&text))? {
-        SandboxRef::Id(id) => app.ledger.find_archived(&id).await?,
-        SandboxRef::Name(name) => app.ledger.find_archived_by_name(&name).await?,
-    };
-    let ended = found.ok_or_else(|| missing(&text))?;
+    let of: SandboxRef = text.parse().map_err(|_| missing(&text))?;
+    let ended = archive::find(&app, &of).await?.ok_or_else(|| missing(&text))?;
     Ok(Json(SandboxInfo::archived(ended, app.fleet.about().kind)))
 }

@@ -3,43 +3,26 @@
 //! The status decides which exception is raised and whether the client asks again: 502, 503 and 504
 //! are asked again, so they are never the answer after something was done.
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde_json::json;
 use torpor_daemon::api::error::status_of;
-use torpor_daemon::telemetry::Wording;
 use torpor_lifecycle::guest::GuestError;
 use torpor_protocol::guest::FailureCode;
 use torpor_protocol::{ErrorBody, ErrorCode};
 use torpor_service::Error;
 
 /// Errors of the lifecycle API.
-pub(super) async fn in_words_of_the_api(response: Response) -> Response {
-    worded(response, |error, id| word(error, id, api_status))
+pub(super) fn of_the_api(error: &Error, id: &str) -> Response {
+    let told = error.to_body(id);
+    say(&told, api_status(told.code))
 }
 
 /// Errors of the API inside a sandbox.
-pub(super) async fn in_words_of_the_inside(response: Response) -> Response {
-    worded(response, |error, id| match agents_status(error) {
-        Some(answer) => say(&error.to_body(id), answer),
-        None => word(error, id, inside_status),
-    })
-}
-
-fn worded(mut response: Response, wording: fn(&Error, &str) -> Response) -> Response {
-    if response.extensions().get::<Arc<Error>>().is_some() {
-        response.extensions_mut().insert(Wording(wording));
-    }
-    response
-}
-
-fn word(error: &Error, id: &str, status: fn(ErrorCode) -> (StatusCode, &'static str)) -> Response {
+pub(super) fn of_the_inside(error: &Error, id: &str) -> Response {
     let told = error.to_body(id);
-    let answer = status(told.code);
-    say(&told, answer)
+    say(&told, agents_status(error).unwrap_or_else(|| inside_status(told.code)))
 }
 
 fn say(told: &ErrorBody, (status, code): (StatusCode, &str)) -> Response {
@@ -146,6 +129,7 @@ fn agents_status(error: &Error) -> Option<(StatusCode, &'static str)> {
         | FailureCode::Exists
         | FailureCode::NotEmpty
         | FailureCode::CannotStart
+        | FailureCode::NoSuchUser
         | FailureCode::NotListening
         | FailureCode::Limit
         | FailureCode::Io => return None,

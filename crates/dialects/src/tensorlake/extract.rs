@@ -125,7 +125,7 @@ mod tests {
 
     #[derive(Debug, Default, PartialEq, Deserialize)]
     #[serde(default)]
-    struct Wish {
+    struct Sample {
         times: u32,
     }
 
@@ -138,10 +138,10 @@ mod tests {
 
     #[test]
     fn a_body_is_an_object_or_nothing() {
-        assert_eq!(parse::<Wish>(b"").unwrap(), Wish { times: 0 });
-        assert_eq!(parse::<Wish>(br#" {"times": 3, "newer": []}"#).unwrap(), Wish { times: 3 });
+        assert_eq!(parse::<Sample>(b"").unwrap(), Sample { times: 0 });
+        assert_eq!(parse::<Sample>(br#" {"times": 3, "newer": []}"#).unwrap(), Sample { times: 3 });
         for wrong in ["[]", "[3]", "null", "3", "{", r#"{"times": "three"}"#, " "] {
-            assert!(parse::<Wish>(wrong.as_bytes()).is_err(), "{wrong}");
+            assert!(parse::<Sample>(wrong.as_bytes()).is_err(), "{wrong}");
         }
     }
 

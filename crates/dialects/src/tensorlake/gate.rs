@@ -7,81 +7,48 @@
 
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, RawPathParams, Request, State};
-use axum::middleware::Next;
-use axum::response::Response;
+use axum::extract::{FromRequestParts, RawPathParams};
+use axum::response::{IntoResponse, Response};
 use http::header::HOST;
 use http::request::Parts;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, StatusCode, Uri};
 use torpor_daemon::api::error::ApiError;
-use torpor_edge::auth;
+use torpor_daemon::dialect::Target;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef};
 use torpor_service::Service;
 use torpor_service::processes::Awake;
 
-use super::NAMESPACE;
 use super::error::refuse;
+use super::{NAMESPACE, NAMESPACES};
 
 /// Names the sandbox, instead of the `Host`.
-const SANDBOX_HEADER: &str = "x-tensorlake-sandbox-id";
+pub(super) const SANDBOX_HEADER: &str = "x-tensorlake-sandbox-id";
 /// What a host ends with that names a sandbox.
 const LOCAL: &str = ".local";
 
-pub(super) async fn api(State(app): State<Arc<Service>>, request: Request, next: Next) -> Response {
-    if has_two_hosts(request.headers()) {
-        return refuse_two_hosts();
+pub(super) fn refuse_two_hosts(headers: &HeaderMap) -> Result<(), Response> {
+    if headers.get_all(HOST).iter().count() <= 1 {
+        return Ok(());
     }
-    if let Err(error) = auth::admit(&app.keys, request.uri(), request.headers()).await {
-        return next_error(error);
-    }
-    let (mut parts, body) = request.into_parts();
-    if let Ok(params) = RawPathParams::from_request_parts(&mut parts, &()).await
-        && let Some((_, namespace)) = params.iter().find(|(key, _)| *key == "namespace")
-        && namespace != NAMESPACE
-    {
-        let text = format!("this key may use the namespace {NAMESPACE:?} only");
-        return refuse(StatusCode::FORBIDDEN, "FORBIDDEN", text);
-    }
-    next.run(Request::from_parts(parts, body)).await
-}
-
-pub(super) async fn inside(
-    State(app): State<Arc<Service>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    if has_two_hosts(request.headers()) {
-        return refuse_two_hosts();
-    }
-    let headers = request.headers();
-    let named = label(headers).is_some() && !headers.contains_key(SANDBOX_HEADER);
-    let admitted = if named {
-        auth::admit_local(&app.keys, headers).await
-    } else {
-        auth::admit(&app.keys, request.uri(), headers).await.map(drop)
-    };
-    match admitted {
-        Ok(()) => next.run(request).await,
-        Err(error) => next_error(error),
-    }
-}
-
-fn next_error(error: impl Into<ApiError>) -> Response {
-    axum::response::IntoResponse::into_response(error.into())
-}
-
-fn has_two_hosts(headers: &HeaderMap) -> bool {
-    headers.get_all(HOST).iter().count() > 1
-}
-
-fn refuse_two_hosts() -> Response {
     let text = "the request has more than one Host header";
-    refuse(StatusCode::BAD_REQUEST, "INVALID_REQUEST", text)
+    Err(refuse(StatusCode::BAD_REQUEST, "INVALID_REQUEST", text))
 }
 
-/// The sandbox that the `Host` names.
-fn label(headers: &HeaderMap) -> Option<&str> {
+pub(super) fn refuse_other_namespaces(uri: &Uri) -> Result<(), Response> {
+    let named = uri.path().strip_prefix(NAMESPACES).and_then(|rest| rest.split('/').next());
+    if named.is_none_or(|named| named == NAMESPACE) {
+        return Ok(());
+    }
+    let text = format!("this key may use the namespace {NAMESPACE:?} only");
+    Err(refuse(StatusCode::FORBIDDEN, "FORBIDDEN", text))
+}
+
+pub(super) fn named_by_header(headers: &HeaderMap) -> Option<&str> {
+    headers.get(SANDBOX_HEADER).and_then(|value| value.to_str().ok())
+}
+
+pub(super) fn named_by_host(headers: &HeaderMap) -> Option<&str> {
     let host = headers.get(HOST)?.to_str().ok()?;
     let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
     host.strip_suffix(LOCAL).filter(|label| !label.is_empty() && !label.contains('.'))
@@ -126,13 +93,13 @@ pub(super) struct Inside(pub(super) Awake);
 impl FromRequestParts<Arc<Service>> for Inside {
     type Rejection = Response;
     async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, Response> {
-        let header = parts.headers.get(SANDBOX_HEADER).and_then(|value| value.to_str().ok());
-        let Some(text) = header.or_else(|| label(&parts.headers)) else {
+        let Some(Target(text)) = parts.extensions.get() else {
             let text = "the request does not say which sandbox it is for: send \
                         X-Tensorlake-Sandbox-Id, or Host: <id-or-name>.local";
             return Err(refuse(StatusCode::BAD_REQUEST, "MISSING_SANDBOX_ID", text));
         };
-        let sandbox = find(app, text).map_err(next_error)?;
-        Awake::new(app, sandbox).await.map(Self).map_err(next_error)
+        let sandbox = find(app, text).map_err(IntoResponse::into_response)?;
+        let awake = Awake::new(app, sandbox).await;
+        awake.map(Self).map_err(|error| ApiError(error).into_response())
     }
 }

@@ -6,13 +6,14 @@
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use torpor_lifecycle::{BAD_ENTRYPOINT, CANCELLED, NO_ROOM};
 use torpor_protocol::api::ArchivedSandbox;
-use torpor_protocol::{Name, Resources, SandboxId, SandboxSpec, State, Status};
+use torpor_protocol::{
+    EndReason, Name, ReasonCode, Resources, SandboxId, SandboxSpec, State, Status,
+};
 
 use super::NAMESPACE;
 use super::extract::Address;
-use super::wish::{NetworkPolicy, shown_image, timeout_secs};
+use super::request::{NetworkPolicy, shown_image, timeout_secs};
 
 pub(super) const PENDING: &str = "pending";
 pub(super) const RUNNING: &str = "running";
@@ -135,34 +136,45 @@ pub(super) fn sandbox_url(state: State, Address(address): &Address) -> Option<St
 
 /// Why a sandbox never ran, or runs no more. A wrong entrypoint is the one failure that is the
 /// creator's.
-pub(super) fn failure(reason: &str) -> &'static str {
-    if reason.starts_with(BAD_ENTRYPOINT) {
-        "ConfigurationError"
-    } else {
-        "StartupFailedInternalError"
+pub(super) fn failure(reason: ReasonCode) -> &'static str {
+    match reason {
+        ReasonCode::BadEntrypoint => "ConfigurationError",
+        ReasonCode::StartFailed
+        | ReasonCode::MachineLost
+        | ReasonCode::SaveUnusable
+        | ReasonCode::Queued
+        | ReasonCode::Recovered
+        | ReasonCode::WakeFailed
+        | ReasonCode::SaveFailed
+        | ReasonCode::MaxAge
+        | ReasonCode::Expired
+        | ReasonCode::Idle
+        | ReasonCode::NoCapacity
+        | ReasonCode::Cancelled => "StartupFailedInternalError",
     }
 }
 
 /// Why a sandbox that waited for room ended; for all others there is no word.
-pub(super) fn termination(reason: Option<&str>) -> Option<&'static str> {
+pub(super) fn termination(reason: Option<EndReason>) -> Option<&'static str> {
     match reason {
-        Some(NO_ROOM) => Some("no_capacity"),
-        Some(CANCELLED) => Some("cancelled"),
-        Some(_) | None => None,
+        Some(EndReason::NoCapacity) => Some("no_capacity"),
+        Some(EndReason::Cancelled) => Some("cancelled"),
+        Some(EndReason::MaxAge | EndReason::Expired | EndReason::Idle) | None => None,
     }
 }
 
 impl SandboxInfo {
     pub(super) fn of(status: Status, address: &Address) -> Self {
-        let failed = status.reason.as_deref().filter(|_| status.state == State::Failed);
+        let failed = status.state == State::Failed;
+        let message = status.message.clone().filter(|_| failed);
         let url = sandbox_url(status.state, address);
         let resized = url.is_some() || status.state == State::Running;
         Self {
             status: word(status.state),
             created_at: status.created_at_ms,
-            outcome: failed.map(str::to_owned),
-            termination_reason: failed.map(failure),
-            error_details: failed.map(|reason| json!({"message": reason})),
+            error_details: message.as_ref().map(|message| json!({"message": message})),
+            outcome: message,
+            termination_reason: status.reason.filter(|_| failed).map(failure),
             pending_reason: pending_reason(&status),
             sandbox_url: url.clone(),
             ingress_endpoint: url,
@@ -177,8 +189,8 @@ impl SandboxInfo {
             created_at: ended.created_at_ms,
             terminated_at: Some(ended.ended_at_ms),
             archived_at: Some(ended.ended_at_ms),
-            termination_reason: termination(ended.reason.as_deref()),
-            outcome: ended.reason,
+            termination_reason: termination(ended.reason),
+            outcome: ended.reason.map(|reason| reason.to_string()),
             ..Self::plain(ended.id, ended.spec, engine.to_owned())
         }
     }
@@ -231,9 +243,9 @@ mod tests {
 
     #[test]
     fn a_sandbox_that_waited_for_room_says_why_it_ended() {
-        assert_eq!(termination(Some(NO_ROOM)), Some("no_capacity"));
-        assert_eq!(termination(Some(CANCELLED)), Some("cancelled"));
-        assert_eq!(termination(Some("it reached its date")), None);
+        assert_eq!(termination(Some(EndReason::NoCapacity)), Some("no_capacity"));
+        assert_eq!(termination(Some(EndReason::Cancelled)), Some("cancelled"));
+        assert_eq!(termination(Some(EndReason::Expired)), None);
         assert_eq!(termination(None), None);
     }
 }

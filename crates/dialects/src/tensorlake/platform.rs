@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use torpor_daemon::api::error::{ApiError, Result};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::Secret;
-use torpor_service::Service;
+use torpor_service::{Service, calls};
 
 use super::extract::Place;
 use super::images::{self, time};
@@ -107,7 +107,7 @@ fn shown(secret: &Secret) -> Value {
 }
 
 async fn list_secrets(State(app): State<Arc<Service>>) -> Result<Json<Value>> {
-    let items: Vec<_> = app.vault.list().await?.iter().map(shown).collect();
+    let items: Vec<_> = calls::secrets::list(&app).await?.iter().map(shown).collect();
     Ok(Json(json!({"pagination": {"total": items.len()}, "items": items})))
 }
 
@@ -120,7 +120,7 @@ async fn set_secrets(State(app): State<Arc<Service>>, body: Bytes) -> Result<Jso
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
     let mut set = Vec::new();
     for (name, value) in pairs {
-        set.push(shown(&app.vault.set(&name, value, None).await?));
+        set.push(shown(&calls::secrets::set(&app, &name, value, None).await?));
     }
     Ok(Json(json!(set)))
 }

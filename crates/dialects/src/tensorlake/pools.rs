@@ -22,10 +22,10 @@ use super::NAMESPACE;
 use super::error::refuse;
 use super::extract::{Address, Body, Patience, Place};
 use super::info::ResourcesInfo;
-use super::sandboxes::{Begun, settled};
-use super::wish::{
-    NetworkPolicy, ResourcesWish, idle, image, refuse_file_systems, shown_image, unsupported,
+use super::request::{
+    NetworkPolicy, ResourcesRequest, idle, image, refuse_file_systems, shown_image, unsupported,
 };
+use super::sandboxes::{Begun, settled};
 
 pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
@@ -36,9 +36,9 @@ pub(super) fn routes() -> Router<Arc<Service>> {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Wish {
+struct PoolRequest {
     image: Option<String>,
-    resources: Option<ResourcesWish>,
+    resources: Option<ResourcesRequest>,
     timeout_secs: Option<u64>,
     entrypoint: Option<Vec<String>>,
     max_containers: Option<usize>,
@@ -47,16 +47,16 @@ struct Wish {
     secret_names: Option<Vec<Value>>,
 }
 
-impl Wish {
-    async fn understood(self, app: &Service, name: Name) -> Result<CreatePool> {
+impl PoolRequest {
+    async fn into_pool(self, app: &Service, name: Name) -> Result<CreatePool> {
         if self.secret_names.is_some_and(|names| !names.is_empty()) {
             return Err(unsupported("secret_names: sandboxes of a pool have no secrets"));
         }
-        let resources = self.resources.unwrap_or_default().understood()?;
+        let resources = self.resources.unwrap_or_default().to_resize()?;
         // Whoever is claimed has no name.
         let (lifetime, standby) = idle(false, self.timeout_secs.unwrap_or(0));
         let network = match &self.network {
-            Some(network) => network.understood()?,
+            Some(network) => network.to_network()?,
             None => Network::default(),
         };
         Ok(CreatePool {
@@ -148,11 +148,14 @@ fn find(app: &Service, text: &str) -> Result<Pool> {
     found.ok_or_else(|| Error::from(Refusal::NoSuchPool(name)).into())
 }
 
-async fn create(State(app): State<Arc<Service>>, Body(wish): Body<Wish>) -> Result<Response> {
+async fn create(
+    State(app): State<Arc<Service>>,
+    Body(asked): Body<PoolRequest>,
+) -> Result<Response> {
     let id: Name = format!("pool-{}", SandboxId::random())
         .parse()
         .expect("a word, a hyphen and an id are a name");
-    calls::create_pool(&app, wish.understood(&app, id.clone()).await?).await?;
+    calls::create_pool(&app, asked.into_pool(&app, id.clone()).await?).await?;
     let body = json!({"pool_id": id, "namespace": NAMESPACE});
     Ok((StatusCode::CREATED, Json(body)).into_response())
 }
@@ -170,10 +173,10 @@ async fn one(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json
 async fn replace(
     State(app): State<Arc<Service>>,
     Place(text): Place,
-    Body(wish): Body<Wish>,
+    Body(asked): Body<PoolRequest>,
 ) -> Result<Json<PoolInfo>> {
     let pool = find(&app, &text)?;
-    calls::update_pool(&app, wish.understood(&app, pool.name).await?).await?;
+    calls::update_pool(&app, asked.into_pool(&app, pool.name).await?).await?;
     Ok(Json(PoolInfo::of(find(&app, &text)?, &app.installation)))
 }
 
@@ -191,7 +194,7 @@ async fn delete(State(app): State<Arc<Service>>, Place(text): Place) -> Result<R
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct ClaimWish {
+struct ClaimRequest {
     file_systems: Option<Vec<Value>>,
 }
 
@@ -209,11 +212,11 @@ async fn claim(
     Place(text): Place,
     address: Address,
     Patience(patience): Patience,
-    Body(wish): Body<ClaimWish>,
+    Body(asked): Body<ClaimRequest>,
 ) -> Result<Response> {
     let begun = Instant::now();
     let pool_id = find(&app, &text)?.name;
-    refuse_file_systems(wish.file_systems.as_ref())?;
+    refuse_file_systems(asked.file_systems.as_ref())?;
     let request = CreateSandbox { pool: Some(pool_id.clone()), ..CreateSandbox::default() };
     let sandbox = calls::create(&app, request, None).await?;
     if let Err(response) = settled(&app, &sandbox, begun, patience).await {

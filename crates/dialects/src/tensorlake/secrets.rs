@@ -10,10 +10,10 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_lifecycle::store::StoreError;
+use torpor_protocol::SecretName;
 use torpor_protocol::api::Secret;
-use torpor_protocol::{ErrorCode, SecretName};
 use torpor_service::Service;
+use torpor_service::calls::secrets;
 
 use super::extract::{Body, Place};
 
@@ -61,37 +61,27 @@ impl Given {
     }
 }
 
-fn missing(name: &str) -> ApiError {
-    StoreError::NoSuchSecret(name.chars().take(80).collect()).into()
-}
-
-async fn find(app: &Service, name: &str) -> Result<Secret> {
-    let parsed: SecretName = name.parse().map_err(|_| missing(name))?;
-    app.vault.find(&parsed).await?.ok_or_else(|| missing(name))
+/// What can't be the name of a secret is that of none.
+fn parse(name: &str) -> Result<SecretName> {
+    name.parse().map_err(|_| secrets::missing(name).into())
 }
 
 pub(super) async fn remove(app: &Service, name: &str) -> Result<()> {
-    let parsed: SecretName = name.parse().map_err(|_| missing(name))?;
-    if app.vault.remove(&parsed).await? { Ok(()) } else { Err(missing(name)) }
+    Ok(secrets::remove(app, &parse(name)?).await?)
 }
 
 async fn list(State(app): State<Arc<Service>>) -> Result<Json<Vec<Info>>> {
-    let secrets = app.vault.list().await?;
-    Ok(Json(secrets.into_iter().map(Info::from).collect()))
+    let all = secrets::list(&app).await?;
+    Ok(Json(all.into_iter().map(Info::from).collect()))
 }
 
 async fn create(State(app): State<Arc<Service>>, Body(given): Body<Given>) -> Result<Response> {
-    let (name, value) = (given.name()?, given.value()?);
-    if app.vault.find(&name).await?.is_some() {
-        let text = format!("there is a secret {name} already");
-        return Err(ApiError::new(ErrorCode::AlreadyExists, text));
-    }
-    let secret = app.vault.set(&name, value, None).await?;
+    let secret = secrets::create(&app, &given.name()?, given.value()?).await?;
     Ok((StatusCode::CREATED, Json(Info::from(secret))).into_response())
 }
 
 async fn one(State(app): State<Arc<Service>>, Place(name): Place) -> Result<Json<Info>> {
-    Ok(Json(find(&app, &name).await?.into()))
+    Ok(Json(secrets::find(&app, &parse(&name)?).await?.into()))
 }
 
 async fn change(
@@ -99,8 +89,8 @@ async fn change(
     Place(name): Place,
     Body(given): Body<Given>,
 ) -> Result<Response> {
-    let secret = find(&app, &name).await?;
-    let secret = app.vault.set(&secret.name, given.value()?, None).await?;
+    let Secret { name, .. } = secrets::find(&app, &parse(&name)?).await?;
+    let secret = secrets::set(&app, &name, given.value()?, None).await?;
     Ok((StatusCode::CREATED, Json(Info::from(secret))).into_response())
 }
 

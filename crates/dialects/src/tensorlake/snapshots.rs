@@ -21,8 +21,8 @@ use torpor_service::calls;
 use super::NAMESPACE;
 use super::extract::{Body, Place};
 use super::gate::{Named, find};
+use super::request::shown_image;
 use super::sandboxes::refuse_unborn;
-use super::wish::shown_image;
 
 pub(super) fn routes() -> Router<Arc<Service>> {
     Router::new()
@@ -34,7 +34,7 @@ pub(super) fn routes() -> Router<Arc<Service>> {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Wish {
+struct SnapshotRequest {
     snapshot_type: Option<SnapshotKind>,
 }
 
@@ -83,10 +83,10 @@ struct List {
 async fn take(
     State(app): State<Arc<Service>>,
     Named(sandbox): Named,
-    Body(wish): Body<Wish>,
+    Body(asked): Body<SnapshotRequest>,
 ) -> Result<Response> {
     refuse_unborn(&sandbox, "saved")?;
-    let kind = wish.snapshot_type.unwrap_or(SnapshotKind::Filesystem);
+    let kind = asked.snapshot_type.unwrap_or(SnapshotKind::Filesystem);
     let begun = calls::snapshot(&app, &sandbox, None, kind, None).await?.begun_as;
     let body = json!({"snapshot_id": begun.id, "status": begun.state.as_str()});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
@@ -121,7 +121,7 @@ fn of_sandbox(id: SandboxId) -> SnapshotFilter {
 /// A sandbox that is remembered, by the archive or by a snapshot.
 async fn gone(app: &Service, text: &str) -> Result<Option<SandboxId>> {
     let Ok(SandboxRef::Id(id)) = text.parse() else { return Ok(None) };
-    if app.ledger.find_archived(&id).await?.is_some() {
+    if calls::archive::find(app, &SandboxRef::Id(id.clone())).await?.is_some() {
         return Ok(Some(id));
     }
     let snapshots = app.fleet.snapshots(&of_sandbox(id.clone()), None, 1).await?;

@@ -142,11 +142,12 @@ impl Interceptor {
         ca: Arc<InterceptionCa>,
         vault: Arc<dyn Vault>,
         roots: Option<&Path>,
+        extra_ca: &[String],
     ) -> Result<Self, EgressError> {
         let tls = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(EgressError::failed("prepare TLS"))?
-            .with_root_certificates(trusted_roots(roots)?)
+            .with_root_certificates(trusted_roots(roots, extra_ca)?)
             .with_no_client_auth();
         Ok(Self { ca, vault, tls, budgets: BodyBudgets::default() })
     }
@@ -252,7 +253,7 @@ fn offered(hello: &ClientHello<'_>) -> Vec<HttpVersion> {
 }
 
 /// The CAs that servers are verified with.
-fn trusted_roots(more: Option<&Path>) -> Result<RootCertStore, EgressError> {
+fn trusted_roots(more: Option<&Path>, extra: &[String]) -> Result<RootCertStore, EgressError> {
     let mut roots = RootCertStore::empty();
     let native = rustls_native_certs::load_native_certs();
     for error in native.errors {
@@ -270,6 +271,12 @@ fn trusted_roots(more: Option<&Path>) -> Result<RootCertStore, EgressError> {
         if roots.len() == before {
             return Err(EgressError::Invalid(format!("{} has no certificate", path.display())));
         }
+    }
+    for pem in extra {
+        let failed = EgressError::failed("use a CA certificate of guests");
+        let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(failed)?;
+        let failed = EgressError::failed("use a CA certificate of guests");
+        roots.add(certificate).map_err(failed)?;
     }
     if roots.is_empty() {
         tracing::warn!("this host has no CA certificates: intercepted requests will fail");

@@ -1,7 +1,7 @@
 //! While it sleeps, and how it wakes.
 
 use tokio::time::Instant;
-use torpor_protocol::{State, Tier};
+use torpor_protocol::{LossReason, State, StatusReason, Tier};
 
 use super::{Driver, Event, Phase, Sleeper, Waiter};
 use crate::engine::{BootPlan, Machine};
@@ -41,12 +41,12 @@ impl Driver {
                     discard(&self.record.id, sleeper.machine).await;
                     if sleeper.durable {
                         tracing::warn!(sandbox = %self.record.id, reason, "lost from memory");
-                        return Phase::Cold { reason: None };
+                        return Phase::Cold(None);
                     }
-                    return Phase::Lost { reason };
+                    return Phase::Lost(LossReason::Exited(reason));
                 }
                 Alarm::Event(Event::Expired(reason)) => {
-                    let (machine, reason) = (Some(sleeper.machine), Some(reason.to_owned()));
+                    let (machine, reason) = (Some(sleeper.machine), Some(reason));
                     return Phase::Deleting { machine, reason };
                 }
                 Alarm::Event(Event::Delete) => {
@@ -138,7 +138,7 @@ impl Driver {
         fault::point("demote.killed");
         // Before anybody who waits for the sleep is told: they look at once.
         self.publish_as(State::Asleep, Some(Tier::Cold), true, None);
-        Phase::Cold { reason: None }
+        Phase::Cold(None)
     }
 
     /// The daemon stops. `awake`: it did not sleep, so the next daemon wakes it.
@@ -228,14 +228,14 @@ impl Driver {
             self.record_state(PersistedState::Standby { interrupted: false }).await;
             return Phase::Waking(waiters);
         }
-        let reason = chain(&error);
-        self.turn_away(waiters, &reason);
-        Phase::Lost { reason }
+        let cause = chain(&error);
+        self.turn_away(waiters, &cause);
+        Phase::Lost(LossReason::NoAnswer(cause))
     }
 
     // === Cold ===
 
-    pub(super) async fn cold(&mut self, reason: Option<String>) -> Phase {
+    pub(super) async fn cold(&mut self, reason: Option<StatusReason>) -> Phase {
         self.gate.measure(None);
         let told = { self.status.borrow().tier == Some(Tier::Cold) } && reason.is_none();
         if !told {
@@ -284,7 +284,7 @@ impl Driver {
                     self.note_parent(parent, reply).await;
                 }
                 Event::Expired(reason) => {
-                    return Phase::Deleting { machine: None, reason: Some(reason.to_owned()) };
+                    return Phase::Deleting { machine: None, reason: Some(reason) };
                 }
                 Event::Delete => return Phase::Deleting { machine: None, reason: None },
                 Event::Stop => return Phase::Left,
@@ -328,14 +328,14 @@ impl Driver {
                 phase
             }
             Some(Err(error)) => {
-                let reason = chain(&error);
-                tracing::warn!(sandbox = %self.record.id, reason, "could not wake");
+                let cause = chain(&error);
+                tracing::warn!(sandbox = %self.record.id, cause, "could not wake");
                 // Also if it failed after the ledger said that it runs.
                 if self.record.state != (PersistedState::Standby { interrupted: false }) {
                     self.record_state(PersistedState::Standby { interrupted: false }).await;
                 }
                 self.refuse(waiters, error);
-                Phase::Cold { reason: Some(format!("it could not be woken: {reason}")) }
+                Phase::Cold(Some(StatusReason::WakeFailed { cause }))
             }
         }
     }
@@ -378,7 +378,7 @@ impl Driver {
     /// The first who waits gets the error itself; all others, also those in the inbox, its text:
     /// they asked for the wake that failed.
     fn refuse(&mut self, mut waiters: Vec<Waiter>, error: Error) {
-        let reason = chain(&error);
+        let cause = chain(&error);
         while let Ok(request) = self.inbox.try_recv() {
             match request {
                 Request::Awake(reply) => waiters.push(Waiter::Lease(reply)),
@@ -400,13 +400,12 @@ impl Driver {
                 Waiter::Word(reply) => drop(reply.send(Err(error))),
             }
         }
-        self.turn_away(waiters, &reason);
+        self.turn_away(waiters, &cause);
     }
 
-    fn turn_away(&self, waiters: Vec<Waiter>, reason: &str) {
+    fn turn_away(&self, waiters: Vec<Waiter>, cause: &str) {
         let id = self.record.id.to_string();
-        let refusal =
-            || Error::from(Refusal::CantWake { id: id.clone(), reason: reason.to_owned() });
+        let refusal = || Error::from(Refusal::CantWake { id: id.clone(), cause: cause.to_owned() });
         for waiter in waiters {
             match waiter {
                 Waiter::Lease(reply) => drop(reply.send(Err(refusal()))),

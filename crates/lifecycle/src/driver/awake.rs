@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+use torpor_protocol::LossReason;
 
 use super::{Driver, Event, Phase, Sleeper};
 use crate::engine::Machine;
@@ -74,17 +75,16 @@ impl Driver {
                 Event::Exited(reason) => {
                     self.gate.close();
                     discard(&self.record.id, machine).await;
-                    return Phase::Lost { reason };
+                    return Phase::Lost(LossReason::Exited(reason));
                 }
                 Event::AgentGone => {
                     self.gate.close();
-                    let reason = reason_of_silence(&mut machine).await;
+                    let loss = why_silent(&mut machine).await;
                     discard(&self.record.id, machine).await;
-                    return Phase::Lost { reason };
+                    return Phase::Lost(loss);
                 }
                 Event::Expired(reason) => {
-                    let reason = Some(reason.to_owned());
-                    return Phase::Deleting { machine: Some(machine), reason };
+                    return Phase::Deleting { machine: Some(machine), reason: Some(reason) };
                 }
                 Event::Delete => return Phase::Deleting { machine: Some(machine), reason: None },
                 Event::Stop => return self.stopping_awake(machine).await,
@@ -234,7 +234,7 @@ impl Driver {
 }
 
 /// The agent's channel broke: because the machine is dying, or because the agent misbehaves.
-async fn reason_of_silence(machine: &mut Box<dyn Machine>) -> String {
+async fn why_silent(machine: &mut Box<dyn Machine>) -> LossReason {
     let exited = tokio::time::timeout(LAST_WORDS, machine.exited());
-    exited.await.unwrap_or_else(|_| "its agent broke off the channel".to_owned())
+    exited.await.map_or(LossReason::AgentGone, LossReason::Exited)
 }

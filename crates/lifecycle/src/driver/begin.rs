@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use torpor_protocol::State;
 use torpor_protocol::guest::{Identity, ProcessSpec};
+use torpor_protocol::{EndReason, FailureReason, LossReason, State, StatusReason};
 
 use super::{Driver, Event, Phase, Sleeper};
 use crate::engine::Machine;
@@ -19,12 +19,6 @@ use crate::{Error, Refusal, fault};
 const ERASE_AGAIN: Duration = Duration::from_secs(1);
 /// Between two looks for room by somebody who waits for it.
 const ROOM_AGAIN: Duration = Duration::from_millis(250);
-/// What the reason of a sandbox begins with that failed because its entrypoint can't be started.
-pub const BAD_ENTRYPOINT: &str = "its entrypoint can't be started";
-/// Why a sandbox ended that was deleted while it waited for room.
-pub const CANCELLED: &str = "it was deleted while it waited for room";
-/// Why a sandbox ended that waited for room in vain.
-pub const NO_ROOM: &str = "there was no room for it on this host within its time";
 
 impl Driver {
     pub(super) async fn creating(&mut self) -> Phase {
@@ -38,18 +32,18 @@ impl Driver {
         };
         match started {
             Some(Ok(started)) => self.opened(started).await,
-            Some(Err(error)) => self.fail(chain(&error)).await,
+            Some(Err(error)) => self.start_failed(&error).await,
             None => self.give_up_start().await,
         }
     }
 
     /// Waits until there is room for it.
     pub(super) async fn queued(&mut self, until_ms: u64) -> Phase {
-        self.publish(State::Creating, Some("it waits for room on this host".to_owned()));
+        self.publish(State::Creating, Some(StatusReason::Queued));
         let needed_mib = match &self.record.save {
             Some(save) => match self.world.saves.about(save).await {
                 Ok(manifest) => manifest.size_bytes().div_ceil(1024 * 1024),
-                Err(error) => return self.fail(chain(&error)).await,
+                Err(error) => return self.start_failed(&error).await,
             },
             None => 0,
         };
@@ -61,14 +55,15 @@ impl Driver {
             if self.world.room.make(needed_mib, entered).await {
                 break;
             }
-            let ended =
-                |reason: &str| Phase::Deleting { machine: None, reason: Some(reason.to_owned()) };
+            let ended = |reason| Phase::Deleting { machine: None, reason: Some(reason) };
             tokio::select! {
                 biased;
-                () = delete.cancelled() => return ended(CANCELLED),
+                () = delete.cancelled() => return ended(EndReason::Cancelled),
                 () = stopping.cancelled() => return Phase::Left,
                 Some(request) = self.inbox.recv() => self.asked_queued(request).await,
-                () = tokio::time::sleep(self.world.clock.until(until_ms)) => return ended(NO_ROOM),
+                () = tokio::time::sleep(self.world.clock.until(until_ms)) => {
+                    return ended(EndReason::NoCapacity);
+                }
                 () = tokio::time::sleep(ROOM_AGAIN) => {}
             }
         }
@@ -76,7 +71,7 @@ impl Driver {
         admitted.facts.queued_until_ms = None;
         match self.write(admitted).await {
             Ok(()) => Phase::Creating,
-            Err(error) => self.fail(chain(&error)).await,
+            Err(error) => self.start_failed(&error).await,
         }
     }
 
@@ -159,7 +154,7 @@ impl Driver {
             }
             Err(error) => {
                 discard(&self.record.id, machine).await;
-                self.fail(chain(&error)).await
+                self.start_failed(&error).await
             }
         }
     }
@@ -168,11 +163,11 @@ impl Driver {
     pub(super) async fn adopting(&mut self) -> Phase {
         let adopted = match self.world.adopt(&self.record).await {
             Ok(adopted) => adopted,
-            Err(error) => return self.fail(chain(&error)).await,
+            Err(error) => return self.start_failed(&error).await,
         };
         self.look_up_saved().await;
-        // The daemon before may have had another certificate, or no time to tell of it.
-        self.ca_dirty = self.world.trusted_ca(&self.record.spec).is_some();
+        // The daemon before may have had other certificates and variables, or no time to tell of them.
+        self.ca_dirty = true;
         let adopted = match adopted {
             Some(machine) => Some(self.brought_up_to_date(machine).await),
             None => None,
@@ -187,9 +182,9 @@ impl Driver {
             (Some(machine), _) if machine.paused() => self.found_asleep(machine),
             (Some(machine), _) => self.found_awake(machine).await,
             (None, PersistedState::Standby { interrupted: true }) => Phase::Waking(Vec::new()),
-            (None, PersistedState::Standby { interrupted: false }) => Phase::Cold { reason: None },
+            (None, PersistedState::Standby { interrupted: false }) => Phase::Cold(None),
             (None, PersistedState::Running | PersistedState::Failed { .. }) => {
-                Phase::Lost { reason: "its machine was lost while the daemon was away".to_owned() }
+                Phase::Lost(LossReason::DaemonAway)
             }
         }
     }
@@ -232,7 +227,7 @@ impl Driver {
             }
             Err(error) => {
                 discard(&self.record.id, machine).await;
-                Phase::Lost { reason: chain(&error) }
+                Phase::Lost(LossReason::NoAnswer(chain(&error)))
             }
         }
     }
@@ -249,7 +244,7 @@ impl Driver {
         }
         if booted && let Err(error) = self.start_entrypoint(&guest).await {
             discard(&self.record.id, machine).await;
-            return self.fail(format!("{BAD_ENTRYPOINT}: {}", chain(&error))).await;
+            return self.fail(FailureReason::BadEntrypoint { cause: chain(&error) }).await;
         }
         self.status.send_modify(|status| status.start_steps = steps);
         self.enter(machine, guest)
@@ -276,17 +271,20 @@ impl Driver {
     // === Ends ===
 
     /// Goes back to its last restore point and says so; without one it failed.
-    pub(super) async fn lost(&mut self, reason: String) -> Phase {
+    pub(super) async fn lost(&mut self, loss: LossReason) -> Phase {
         self.gate.close();
         self.gate.measure(None);
         let Some(save) = self.record.save.clone() else {
-            return self.fail(format!("{reason}; files and memory are gone")).await;
+            return self.fail(FailureReason::MachineLost { cause: loss.to_string() }).await;
         };
         let saved_at_ms = match self.world.saves.about(&save).await {
             Ok(manifest) => manifest.about.created_at_ms,
-            Err(error) => return self.fail(format!("{reason}; {}", chain(&error))).await,
+            Err(error) => {
+                let cause = format!("{loss}; {}", chain(&error));
+                return self.fail(FailureReason::SaveUnusable { cause }).await;
+            }
         };
-        tracing::warn!(sandbox = %self.record.id, reason, saved_at_ms, "back to the last save");
+        tracing::warn!(sandbox = %self.record.id, reason = %loss, saved_at_ms, "back to the last save");
         let mut record = self.record.clone();
         record.state = PersistedState::Standby { interrupted: false };
         record.facts.recovered_from_ms = Some(saved_at_ms);
@@ -294,17 +292,21 @@ impl Driver {
             tracing::error!(sandbox = %self.record.id, error = chain(&error), "could not record");
             self.record = record;
         }
-        Phase::Cold { reason: Some(format!("{reason}; it is back as it was when last saved")) }
+        Phase::Cold(Some(StatusReason::Recovered(loss)))
     }
 
-    pub(super) async fn fail(&mut self, reason: String) -> Phase {
-        tracing::warn!(sandbox = %self.record.id, reason, "sandbox failed");
+    async fn start_failed(&mut self, error: &(dyn std::error::Error + Send + Sync)) -> Phase {
+        self.fail(FailureReason::StartFailed { cause: chain(error) }).await
+    }
+
+    async fn fail(&mut self, reason: FailureReason) -> Phase {
+        tracing::warn!(sandbox = %self.record.id, %reason, "sandbox failed");
         self.record_state(PersistedState::Failed { reason: reason.clone() }).await;
-        Phase::Failed { reason }
+        Phase::Failed(reason)
     }
 
-    pub(super) async fn failed(&mut self, reason: String) -> Phase {
-        self.publish(State::Failed, Some(reason.clone()));
+    pub(super) async fn failed(&mut self, reason: FailureReason) -> Phase {
+        self.publish(State::Failed, Some(StatusReason::Failed(reason.clone())));
         let refusal = Refusal::Failed { id: self.record.id.to_string(), reason };
         loop {
             match self.next_event(None, None).await {
@@ -335,7 +337,7 @@ impl Driver {
                     self.note_parent(parent, reply).await;
                 }
                 Event::Expired(reason) => {
-                    return Phase::Deleting { machine: None, reason: Some(reason.to_owned()) };
+                    return Phase::Deleting { machine: None, reason: Some(reason) };
                 }
                 Event::Delete => return Phase::Deleting { machine: None, reason: None },
                 Event::Stop => return Phase::Left,
@@ -353,11 +355,11 @@ impl Driver {
     pub(super) async fn deleting(
         &mut self,
         machine: Option<Box<dyn Machine>>,
-        why: Option<String>,
+        why: Option<EndReason>,
     ) -> Phase {
         self.note_last_lines().await;
         self.gate.close();
-        let ended = self.record.ended(self.world.clock.now_ms(), why.clone());
+        let ended = self.record.ended(self.world.clock.now_ms(), why);
         while let Err(error) = self.world.ledger.archive_sandbox(&self.world.owner, &ended).await {
             tracing::error!(sandbox = %self.record.id, error = chain(&error), "could not erase");
             if let StoreError::NotOwner(_) = error {
@@ -378,6 +380,6 @@ impl Driver {
         if let Some(save) = &self.record.save {
             self.world.saves.release(save).await;
         }
-        Phase::Deleted { reason: why }
+        Phase::Deleted(why)
     }
 }

@@ -27,7 +27,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use torpor_protocol::snapshot::SavedProcess;
-use torpor_protocol::{Lifetime, State, Status, Tier};
+use torpor_protocol::{
+    EndReason, FailureReason, Lifetime, LossReason, State, Status, StatusReason, Tier,
+};
 
 use crate::Error;
 use crate::clock::Clock;
@@ -53,7 +55,7 @@ pub(crate) struct Driver {
     pub(crate) delete: CancellationToken,
     /// When it last began to run with the gate open.
     pub(crate) entered: Instant,
-    /// Its agent may not know yet which CA certificates everybody inside is to trust.
+    /// Its agent may not know yet the CA certificates and variables that everybody inside is to have.
     pub(crate) ca_dirty: bool,
 }
 
@@ -70,10 +72,8 @@ pub(crate) enum Phase {
     Running(Box<dyn Machine>),
     /// Frozen in memory.
     Warm(Sleeper),
-    /// On disk only. `reason`: what people should know of how it got there.
-    Cold {
-        reason: Option<String>,
-    },
+    /// On disk only, and how it got there if nobody asked for it.
+    Cold(Option<StatusReason>),
     /// Cold, and everybody knows.
     Dormant,
     /// Dormant, and nobody wants anything of it.
@@ -81,19 +81,13 @@ pub(crate) enum Phase {
     /// It is brought back from its save; whoever asked for it waits.
     Waking(Vec<Waiter>),
     /// Its machine is gone and was not asked to go.
-    Lost {
-        reason: String,
-    },
-    Failed {
-        reason: String,
-    },
+    Lost(LossReason),
+    Failed(FailureReason),
     Deleting {
         machine: Option<Box<dyn Machine>>,
-        reason: Option<String>,
+        reason: Option<EndReason>,
     },
-    Deleted {
-        reason: Option<String>,
-    },
+    Deleted(Option<EndReason>),
     /// The daemon stops; the machine, if any, goes on without it.
     Left,
 }
@@ -130,7 +124,7 @@ enum Event {
     Asked(Request),
     Exited(String),
     AgentGone,
-    Expired(&'static str),
+    Expired(EndReason),
     Idle,
     NoteLastUse,
     Delete,
@@ -175,15 +169,15 @@ impl Driver {
                 Phase::Adopting => self.adopting().await,
                 Phase::Running(machine) => self.running(machine).await,
                 Phase::Warm(sleeper) => self.warm(sleeper).await,
-                Phase::Cold { reason } => self.cold(reason).await,
+                Phase::Cold(reason) => self.cold(reason).await,
                 Phase::Dormant => self.dormant().await,
                 Phase::Unwanted => return End::Unwanted(self),
                 Phase::Waking(waiters) => self.waking(waiters).await,
-                Phase::Lost { reason } => self.lost(reason).await,
-                Phase::Failed { reason } => self.failed(reason).await,
+                Phase::Lost(loss) => self.lost(loss).await,
+                Phase::Failed(reason) => self.failed(reason).await,
                 Phase::Deleting { machine, reason } => self.deleting(machine, reason).await,
-                Phase::Deleted { reason } => {
-                    self.publish(State::Terminated, reason);
+                Phase::Deleted(reason) => {
+                    self.publish(State::Terminated, reason.map(StatusReason::Ended));
                     return End::Over(self.inbox);
                 }
                 Phase::Left => return End::Over(self.inbox),
@@ -286,19 +280,26 @@ impl Driver {
 
     // === What everybody sees ===
 
-    fn publish(&self, state: State, reason: Option<String>) {
+    fn publish(&self, state: State, reason: Option<StatusReason>) {
         self.publish_as(state, None, false, reason);
     }
 
-    fn publish_as(&self, state: State, tier: Option<Tier>, durable: bool, reason: Option<String>) {
-        let id = &self.record.id;
-        let tier_text = tier.map(Tier::as_str);
-        tracing::info!(sandbox = %id, state = state.as_str(), tier = tier_text, reason, "sandbox status");
+    fn publish_as(
+        &self,
+        state: State,
+        tier: Option<Tier>,
+        durable: bool,
+        reason: Option<StatusReason>,
+    ) {
+        let message = reason.as_ref().map(ToString::to_string);
+        let (id, tier_text) = (&self.record.id, tier.map(Tier::as_str));
+        tracing::info!(sandbox = %id, state = state.as_str(), tier = tier_text, reason = message, "sandbox status");
         self.status.send_modify(|status| {
             status.state = state;
             status.tier = tier;
             status.durable = durable;
-            status.reason = reason;
+            status.reason = reason.as_ref().map(StatusReason::code);
+            status.message = message;
             show(status, &self.record);
         });
     }
@@ -320,7 +321,7 @@ fn show(status: &mut Status, record: &Record) {
 }
 
 /// Resolves with the reason when the sandbox's time is up.
-async fn expiry(record: &Record, clock: &Clock, gate: &Gate) -> &'static str {
+async fn expiry(record: &Record, clock: &Clock, gate: &Gate) -> EndReason {
     let lifetime = record.spec.lifetime;
     let by_age = lifetime.max_age_ms.map(|ms| record.created_at_ms.saturating_add(ms));
     let at = async |at_ms: Option<u64>| match at_ms {
@@ -334,9 +335,9 @@ async fn expiry(record: &Record, clock: &Clock, gate: &Gate) -> &'static str {
         }
     };
     tokio::select! {
-        () = at(by_age) => "it reached its maximum age",
-        () = at(lifetime.expires_at_ms) => "it reached its date",
-        () = idle => "nobody used it for its idle time",
+        () = at(by_age) => EndReason::MaxAge,
+        () = at(lifetime.expires_at_ms) => EndReason::Expired,
+        () = idle => EndReason::Idle,
     }
 }
 
@@ -347,6 +348,7 @@ pub(crate) fn first_status(record: &Record) -> Status {
         spec: record.spec.clone(),
         state: State::Creating,
         reason: None,
+        message: None,
         generation: 0,
         created_at_ms: record.created_at_ms,
         last_used_at_ms: record.last_used_at_ms,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 use torpor_protocol::snapshot::SavedProcess;
-use torpor_protocol::{SaveId, SnapshotId, SnapshotKind, State, Tier};
+use torpor_protocol::{SaveId, SnapshotId, SnapshotKind, State, StatusReason, Tier};
 
 use super::{Driver, Phase, Sleeper, Waiter};
 use crate::engine::{Machine, Saved};
@@ -109,10 +109,11 @@ impl Driver {
                 Ok(save)
             }
             Err(error) => {
-                let reason = format!("could not be saved: {}", chain(&error));
-                tracing::error!(sandbox = %self.record.id, reason, "persist failed, keeping sandbox warm");
+                let cause = chain(&error);
+                tracing::error!(sandbox = %self.record.id, cause, "persist failed, keeping sandbox warm");
                 sleeper.save_at = Instant::now() + self.world.policy.persist_after;
-                self.publish_as(State::Asleep, Some(Tier::Warm), false, Some(reason));
+                let reason = Some(StatusReason::SaveFailed { cause });
+                self.publish_as(State::Asleep, Some(Tier::Warm), false, reason);
                 Err(error)
             }
         }

@@ -22,6 +22,7 @@ use crate::clock::Clock;
 use crate::driver::Phase;
 use crate::engine::About;
 use crate::engines::Engines;
+use crate::guest_defaults::GuestDefaults;
 use crate::lease::Lease;
 use crate::ledger::{Aggregate, CacheVersion, FleetLedger, Owner, PAGE, everything};
 use crate::sandbox::{Request, Sandbox};
@@ -49,6 +50,7 @@ pub struct Parts {
     pub room: Arc<dyn Room>,
     /// The interception CA (PEM).
     pub ca: Option<String>,
+    pub guest: GuestDefaults,
     pub policy: Policy,
 }
 
@@ -92,7 +94,8 @@ pub struct Plan {
 impl Fleet {
     /// Everything recorded comes back; whatever else is on the host is swept away first.
     pub async fn recover(parts: Parts) -> Result<Self, Error> {
-        let Parts { engines, ledger, images, saves, journal, vault, room, ca, policy } = parts;
+        let Parts { engines, ledger, images, saves, journal, vault, room, ca, guest, policy } =
+            parts;
         let owner = ledger.take_over().await?;
         let pools_version = CacheVersion::now(Arc::clone(&ledger) as _, Aggregate::Pools).await?;
         let records = recorded(&*ledger, &owner).await?;
@@ -111,6 +114,7 @@ impl Fleet {
             vault,
             room,
             ca,
+            guest,
             policy,
             clock: Clock::start(),
             stopping: CancellationToken::new(),
@@ -149,7 +153,7 @@ impl Fleet {
             PersistedState::Created | PersistedState::Running | PersistedState::Standby { .. } => {
                 Phase::Adopting
             }
-            PersistedState::Failed { reason } => Phase::Failed { reason: reason.clone() },
+            PersistedState::Failed { reason } => Phase::Failed(reason.clone()),
         };
         if let Some(name) = &record.spec.name {
             self.inner.register.lock().by_name.insert(name.clone(), record.id.clone());

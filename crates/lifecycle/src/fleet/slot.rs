@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
-use torpor_protocol::{State, Status};
+use torpor_protocol::{LossReason, State, Status};
 
 use super::{Fleet, Inner};
 use crate::driver::{Driver, End, Phase, first_status};
@@ -198,8 +198,7 @@ impl Fleet {
         if let Ok(Some(machine)) = self.inner.world.adopt(&known).await {
             let _ = machine.kill().await;
         }
-        let reason = "a bug in the daemon; its log has the details".to_owned();
-        self.launch(self.recorded(known).await, Phase::Lost { reason });
+        self.launch(self.recorded(known).await, Phase::Lost(LossReason::DaemonBug));
     }
 
     /// What the ledger says now of a sandbox whose driver is gone.

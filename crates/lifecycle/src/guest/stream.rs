@@ -111,7 +111,7 @@ impl Stream {
                 Err(GuestError::protocol("the agent gave up the request"))
             }
             Item::Reply(Reply::Failed(failure)) => {
-                Err(GuestError::Refused { code: failure.code, message: failure.message.into() })
+                Err(GuestError::Refused { code: failure.code(), message: failure.message.into() })
             }
             Item::Reply(_) | Item::Data(_) | Item::DataErr(_) => Ok(Some(item)),
         }

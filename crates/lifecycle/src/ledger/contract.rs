@@ -76,7 +76,7 @@ fn snapshot(subject: &impl Subject, name: Option<&str>, created_at_ms: u64) -> S
     SnapshotRecord { snapshot, save: None }
 }
 
-async fn recorded<S: Subject>(subject: &S, owner: &Owner) -> Vec<Record> {
+async fn recorded(subject: &impl Subject, owner: &Owner) -> Vec<Record> {
     subject.ledger().sandboxes(owner, None, 100).await.unwrap()
 }
 
@@ -88,7 +88,7 @@ fn name_taken(result: Result<(), StoreError>) {
     assert!(matches!(result, Err(StoreError::NameTaken(_))), "{result:?}");
 }
 
-pub async fn a_daemon_of_an_earlier_epoch_writes_nothing<S: Subject>(subject: &S) {
+pub async fn a_daemon_of_an_earlier_epoch_writes_nothing(subject: &impl Subject) {
     let ledger = subject.ledger();
     let old = ledger.take_over().await.unwrap();
     let kept = record(subject, Some("web"));
@@ -111,7 +111,7 @@ pub async fn a_daemon_of_an_earlier_epoch_writes_nothing<S: Subject>(subject: &S
     assert_eq!(recorded(subject, &new).await, [changed]);
 }
 
-pub async fn a_name_belongs_to_one_sandbox<S: Subject>(subject: &S) {
+pub async fn a_name_belongs_to_one_sandbox(subject: &impl Subject) {
     let ledger = subject.ledger();
     let owner = ledger.take_over().await.unwrap();
     let (web, other) = (record(subject, Some("web")), record(subject, Some("other")));
@@ -126,7 +126,7 @@ pub async fn a_name_belongs_to_one_sandbox<S: Subject>(subject: &S) {
     ledger.update_sandbox(&owner, &renamed).await.unwrap();
 }
 
-pub async fn sandboxes_are_read_by_pages_each_once<S: Subject>(subject: &S) {
+pub async fn sandboxes_are_read_by_pages_each_once(subject: &impl Subject) {
     let ledger = subject.ledger();
     let owner = ledger.take_over().await.unwrap();
     let mut all: Vec<_> = (0..7).map(|_| record(subject, None)).collect();
@@ -147,7 +147,7 @@ pub async fn sandboxes_are_read_by_pages_each_once<S: Subject>(subject: &S) {
     assert_eq!(found, all);
 }
 
-pub async fn a_sandbox_that_ended_is_in_the_archive_only<S: Subject>(subject: &S) {
+pub async fn a_sandbox_that_ended_is_in_the_archive_only(subject: &impl Subject) {
     let ledger = subject.ledger();
     let owner = ledger.take_over().await.unwrap();
     let (first, second) = (record(subject, Some("web")), record(subject, Some("web")));
@@ -170,7 +170,7 @@ pub async fn a_sandbox_that_ended_is_in_the_archive_only<S: Subject>(subject: &S
     assert!(ids.len() == 2 && ids.contains(&first.id) && ids.contains(&second.id));
 }
 
-pub async fn the_archive_is_read_by_pages_in_both_directions<S: Subject>(subject: &S) {
+pub async fn the_archive_is_read_by_pages_in_both_directions(subject: &impl Subject) {
     let ledger = subject.ledger();
     let owner = ledger.take_over().await.unwrap();
     let now_ms = 1_700_000_000_000;
@@ -195,7 +195,7 @@ pub async fn the_archive_is_read_by_pages_in_both_directions<S: Subject>(subject
     }
 }
 
-pub async fn a_snapshot_is_found_by_its_id_and_by_its_name<S: Subject>(subject: &S) {
+pub async fn a_snapshot_is_found_by_its_id_and_by_its_name(subject: &impl Subject) {
     let ledger = subject.ledger();
     let mut base = snapshot(subject, Some("base"), 9);
     ledger.record_snapshot(&base).await.unwrap();
@@ -220,9 +220,7 @@ pub async fn a_snapshot_is_found_by_its_id_and_by_its_name<S: Subject>(subject: 
     }
 }
 
-pub async fn snapshots_are_read_by_pages_also_when_the_last_of_one_is_gone<S: Subject>(
-    subject: &S,
-) {
+pub async fn snapshots_are_read_by_pages_also_when_the_last_of_one_is_gone(subject: &impl Subject) {
     let ledger = subject.ledger();
     let mut all: Vec<_> = [4, 2, 2, 2, 1].map(|at_ms| snapshot(subject, None, at_ms)).into();
     for one in &all {
@@ -240,7 +238,7 @@ pub async fn snapshots_are_read_by_pages_also_when_the_last_of_one_is_gone<S: Su
     assert_eq!(found, all);
 }
 
-pub async fn snapshots_of_a_sandbox_are_found_by_its_id_and_by_its_name<S: Subject>(subject: &S) {
+pub async fn snapshots_of_a_sandbox_are_found_by_its_id_and_by_its_name(subject: &impl Subject) {
     let ledger = subject.ledger();
     let (mut named, other) = (snapshot(subject, None, 2), snapshot(subject, None, 1));
     named.snapshot.sandbox_name = Some("web".parse().unwrap());
@@ -258,7 +256,7 @@ pub async fn snapshots_of_a_sandbox_are_found_by_its_id_and_by_its_name<S: Subje
     assert_eq!(found(Some(SandboxId::random()), None).await, []);
 }
 
-pub async fn ancestors_end_where_nobody_knows_more_and_where_they_began<S: Subject>(subject: &S) {
+pub async fn ancestors_end_where_nobody_knows_more_and_where_they_began(subject: &impl Subject) {
     let ledger = subject.ledger();
     let mut line: Vec<_> = (0..4).map(|at_ms| snapshot(subject, None, at_ms)).collect();
     let ids: Vec<_> = line.iter().map(|record| record.snapshot.id.clone()).collect();
@@ -280,7 +278,7 @@ pub async fn ancestors_end_where_nobody_knows_more_and_where_they_began<S: Subje
     assert_eq!(ancestors(9).await, expected[..3]);
 }
 
-pub async fn a_pool_is_created_once_changed_and_erased<S: Subject>(subject: &S) {
+pub async fn a_pool_is_created_once_changed_and_erased(subject: &impl Subject) {
     let ledger = subject.ledger();
     let mut pool = PoolRecord {
         name: "ready".parse().unwrap(),
@@ -306,7 +304,7 @@ pub async fn a_pool_is_created_once_changed_and_erased<S: Subject>(subject: &S) 
     assert!(!ledger.erase_pool(&pool.name).await.unwrap());
 }
 
-pub async fn a_save_knows_its_sandboxes<S: Subject>(subject: &S) {
+pub async fn a_save_knows_its_sandboxes(subject: &impl Subject) {
     let ledger = subject.ledger();
     let owner = ledger.take_over().await.unwrap();
     let save = subject.save().await;

@@ -8,7 +8,7 @@ use torpor_protocol::{Network, SandboxSpec, SnapshotKind};
 
 use super::{World, parts, reference, spec};
 use crate::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
-use crate::{Error, Fleet, Parts, Sandbox};
+use crate::{Error, Fleet, GuestDefaults, Parts, Sandbox};
 
 const CA: &str = "a certificate";
 
@@ -49,7 +49,7 @@ fn told(world: &World, sandbox: &Sandbox) -> Vec<Identity> {
 
 /// Whom everybody in it trusts now, as far as its agent knows.
 fn trusted(world: &World, sandbox: &Sandbox) -> Option<String> {
-    told(world, sandbox).pop().unwrap().trust
+    told(world, sandbox).pop().unwrap().ca
 }
 
 fn in_force(world: &World, sandbox: &Sandbox) -> Network {
@@ -202,6 +202,73 @@ async fn the_next_daemon_tells_again_whom_it_can_intercept() {
         drop(world.find(name).unwrap().awake().await.unwrap());
     }
     let after = (told(&world, &one).len(), told(&world, &other).len());
-    assert_eq!(after, (before.0 + 1, before.1));
+    assert_eq!(after, (before.0 + 1, before.1 + 1), "its operator may have changed the defaults");
     assert_eq!(trusted(&world, &one).as_deref(), Some(CA));
+}
+
+const EXTRA: &str = "another certificate";
+
+/// The next daemon, with what the operator gives guests.
+async fn restarted(world: World, guest: GuestDefaults) -> World {
+    world.fleet.shutdown(crate::ShutdownMode::Running).await;
+    let parts = parts(FakeEngine::new(Arc::clone(&world.host)), &world.store, &world.room);
+    let ca = Some(CA.to_owned());
+    let fleet = Fleet::recover(Parts { ca, guest, ..parts }).await.unwrap();
+    World { fleet, ..world }
+}
+
+fn defaults(extra_ca: &[&str], env: &[(&str, &str)]) -> GuestDefaults {
+    let extra_ca = extra_ca.iter().map(|ca| (*ca).to_owned()).collect();
+    let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    GuestDefaults { extra_ca, env, ..GuestDefaults::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_operators_cas_are_trusted_beside_the_one_of_interception() {
+    let world = restarted(intercepting().await, defaults(&[EXTRA], &[])).await;
+    for (name, network, ca) in
+        [("direct", Network::default(), EXTRA), ("intercepted", intercepted(), CA)]
+    {
+        let spec = SandboxSpec { network, ..spec(Some(name)) };
+        let sandbox = world.fleet.create(spec).await.unwrap();
+        drop(sandbox.awake().await.unwrap());
+        let identity = told(&world, &sandbox).pop().unwrap();
+        assert_eq!((identity.ca.as_deref(), identity.extra_ca), (Some(ca), vec![EXTRA.to_owned()]));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_that_sleeps_hears_of_the_operators_defaults_when_it_wakes() {
+    for cold in [false, true] {
+        let world = intercepting().await;
+        let sandbox = world.running("web").await;
+        sandbox.sleep(cold).await.unwrap();
+        let world = restarted(world, defaults(&[EXTRA], &[("PROXY", "host")])).await;
+        let sandbox = world.find("web").unwrap();
+        drop(sandbox.awake().await.unwrap());
+        let identity = told(&world, &sandbox).pop().unwrap();
+        assert_eq!(identity.extra_ca, [EXTRA], "{cold}");
+        assert_eq!(identity.env["PROXY"], "host", "{cold}");
+        let world = restarted(world, GuestDefaults::default()).await;
+        drop(world.find("web").unwrap().awake().await.unwrap());
+        let identity = told(&world, &sandbox).pop().unwrap();
+        assert!(identity.extra_ca.is_empty() && identity.ca.is_none(), "{cold}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_variables_the_one_closer_to_the_sandbox_wins() {
+    let mut guest = defaults(&[], &[("A", "host"), ("B", "host"), ("C", "host")]);
+    let image = defaults(&[EXTRA], &[("B", "host, for the image"), ("C", "host, for the image")]);
+    let asked = spec(Some("web"));
+    guest.images.insert(format!("{}:latest", asked.image), image);
+    guest.images.insert("other".to_owned(), defaults(&[CA], &[("A", "no")]));
+    let world = restarted(intercepting().await, guest).await;
+    let env = [("C".to_owned(), "specification".to_owned())].into();
+    let sandbox = world.fleet.create(SandboxSpec { env, ..asked }).await.unwrap();
+    drop(sandbox.awake().await.unwrap());
+    let identity = told(&world, &sandbox).pop().unwrap();
+    let values = ["A", "B", "C"].map(|name| identity.env[name].as_str());
+    assert_eq!(values, ["host", "host, for the image", "specification"]);
+    assert_eq!(identity.extra_ca, [EXTRA]);
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use torpor_protocol::api::{Resize, UpdateSandbox};
 use torpor_protocol::guest::Request;
-use torpor_protocol::{Network, PortAccess, SandboxSpec, StandbyPolicy, State, Tier};
+use torpor_protocol::{EndReason, Network, PortAccess, SandboxSpec, StandbyPolicy, State, Tier};
 
 use super::{SOON, World, reference, refusal, spec, until};
 use crate::ledger::ArchiveLedger as _;
 use crate::store::{PoolRecord, Search};
-use crate::{CANCELLED, Error, NO_ROOM, Plan, Refusal, Sandbox};
+use crate::{Error, Plan, Refusal, Sandbox};
 
 fn named(name: &str) -> UpdateSandbox {
     UpdateSandbox { name: Some(name.parse().unwrap()), ..UpdateSandbox::default() }
@@ -150,9 +150,9 @@ async fn who_waits_for_room_in_vain_ends_and_is_remembered_with_the_reason() {
     let given_up = enqueue(&world, "given-up", u64::MAX).await.unwrap();
     given_up.delete().await;
     until(&late, State::Terminated).await;
-    for (sandbox, reason) in [(&late, NO_ROOM), (&given_up, CANCELLED)] {
+    for (sandbox, reason) in [(&late, EndReason::NoCapacity), (&given_up, EndReason::Cancelled)] {
         let ended = world.store.find_archived(sandbox.id()).await.unwrap().unwrap();
-        assert_eq!(ended.reason.as_deref(), Some(reason));
+        assert_eq!(ended.reason, Some(reason));
     }
     world.room.set(1);
     world.running("late").await;
@@ -184,7 +184,7 @@ async fn a_secret_that_is_missing_fails_a_start_and_no_wake() {
     let world = World::new().await;
     let sandbox = world.fleet.create(with_secret()).await.unwrap();
     assert!(sandbox.awake().await.is_err());
-    let reason = until(&sandbox, State::Failed).await.reason.unwrap();
+    let reason = until(&sandbox, State::Failed).await.message.unwrap();
     assert!(reason.contains("TOKEN"), "{reason}");
     sandbox.delete().await;
     world.store.set_secret("TOKEN", Some("hunter2"));

@@ -17,10 +17,12 @@ use std::time::Duration;
 
 use torpor_protocol::api::UpdateSandbox;
 use torpor_protocol::{
-    Lifetime, Network, Resources, SandboxRef, SandboxSpec, StandbyPolicy, State, Status,
+    FailureReason, Lifetime, Network, ReasonCode, Resources, SandboxRef, SandboxSpec,
+    StandbyPolicy, State, Status,
 };
 
 use crate::fake::{FakeEngine, FakeHost, FakeRoom, FakeStore, Inside};
+use crate::guest_defaults::GuestDefaults;
 use crate::ledger::{SandboxLedger as _, SnapshotFilter};
 use crate::store::SnapshotRecord;
 use crate::{Engines, Error, Fleet, Parts, Policy, Refusal, Sandbox, ShutdownMode};
@@ -94,6 +96,7 @@ fn parts(engine: FakeEngine, store: &Arc<FakeStore>, room: &Arc<FakeRoom>) -> Pa
         vault: store.clone(),
         room: room.clone(),
         ca: None,
+        guest: GuestDefaults::default(),
         policy: Policy::default(),
     }
 }
@@ -181,8 +184,10 @@ async fn a_failed_boot_fails_the_sandbox_and_says_why() {
     world.host.fail_starts(1);
     let sandbox = world.create("web").await;
     let Refusal::Failed { reason, .. } = refusal(sandbox.awake().await) else { panic!() };
-    assert!(reason.contains("a fake fault"), "{reason}");
-    assert_eq!(until(&sandbox, State::Failed).await.reason, Some(reason));
+    let FailureReason::StartFailed { cause } = &reason else { panic!("{reason:?}") };
+    assert!(cause.contains("a fake fault"), "{cause}");
+    let status = until(&sandbox, State::Failed).await;
+    assert_eq!((status.reason, status.message), (Some(reason.code()), Some(reason.to_string())));
     assert!(world.host.alive().is_empty());
 }
 
@@ -231,7 +236,7 @@ async fn a_boot_that_takes_too_long_fails() {
     let world = World::new().await;
     world.host.start_takes(Duration::from_secs(10_000));
     let sandbox = world.create("web").await;
-    let reason = until(&sandbox, State::Failed).await.reason.unwrap();
+    let reason = until(&sandbox, State::Failed).await.message.unwrap();
     assert!(reason.contains("took more than"), "{reason}");
 }
 
@@ -241,7 +246,8 @@ async fn a_machine_that_dies_fails_its_sandbox_and_says_why() {
     let sandbox = world.running("web").await;
     world.host.crash(sandbox.id(), "out of memory");
     let status = until(&sandbox, State::Failed).await;
-    let reason = status.reason.unwrap();
+    assert_eq!(status.reason, Some(ReasonCode::MachineLost));
+    let reason = status.message.unwrap();
     assert!(reason.contains("out of memory") && reason.contains("files and memory are gone"));
     assert!(matches!(refusal(sandbox.awake().await), Refusal::Failed { .. }));
     sandbox.delete().await;
@@ -258,7 +264,7 @@ async fn a_sandbox_ends_at_its_maximum_age() {
     tokio::time::sleep(Duration::from_secs(3590)).await;
     assert_eq!(sandbox.status().state, State::Running);
     let status = until(&sandbox, State::Terminated).await;
-    assert!(status.reason.unwrap().contains("maximum age"));
+    assert_eq!(status.reason, Some(ReasonCode::MaxAge));
     assert!(world.host.alive().is_empty());
 }
 
@@ -340,7 +346,7 @@ async fn a_machine_that_was_lost_meanwhile_is_told() {
     world.host.crash(&id, "power cut");
     let fleet = world.daemon().await;
     let sandbox = fleet.find(&reference("web")).unwrap();
-    let reason = until(&sandbox, State::Failed).await.reason.unwrap();
+    let reason = until(&sandbox, State::Failed).await.message.unwrap();
     assert!(reason.contains("lost while the daemon was away"), "{reason}");
 }
 
@@ -361,7 +367,7 @@ async fn a_failed_sandbox_is_still_failed_after_a_restart() {
     until(&world.create("web").await, State::Failed).await;
     let world = world.restart().await;
     let sandbox = world.find("web").unwrap();
-    assert!(until(&sandbox, State::Failed).await.reason.unwrap().contains("a fake fault"));
+    assert!(until(&sandbox, State::Failed).await.message.unwrap().contains("a fake fault"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -188,7 +188,8 @@ async fn a_running_machine_that_dies_comes_back_from_its_last_save_and_says_so()
     world.host.set_memory(sandbox.id(), "newer");
     world.host.crash(sandbox.id(), "killed");
     let status = asleep(&sandbox, Tier::Cold).await;
-    assert!(status.reason.unwrap().contains("killed"));
+    assert_eq!(status.reason, Some(ReasonCode::Recovered));
+    assert!(status.message.unwrap().contains("killed"));
     assert!(status.recovered_from_ms.is_some());
     drop(sandbox.awake().await.unwrap());
     assert_eq!(world.host.memory(sandbox.id()).as_deref(), Some("remember"));

@@ -66,6 +66,7 @@ impl World {
             journal: store.clone(),
             vault: store,
             ca: None,
+            guest: torpor_lifecycle::GuestDefaults::default(),
             room: FakeRoom::endless(),
             policy: Policy::default(),
         };

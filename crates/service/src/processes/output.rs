@@ -116,18 +116,21 @@ impl Output {
         }
         let mut status = self.awake.sandbox.watch();
         let changed = status.wait_for(|status| status.state != State::Running);
-        let changed = tokio::time::timeout(REASON_DEADLINE, changed).await;
-        let Ok(Ok(status)) = changed else { return GuestError::Gone.into() };
-        let id = status.id.to_string();
-        let refusal = match (status.state, status.reason.clone()) {
-            (State::Failed, Some(reason)) => Refusal::Failed { id, reason },
-            (State::Terminated, _) => Refusal::Terminated(id),
-            (State::Asleep, _) => return self.slept(),
-            (State::Creating | State::Running | State::Failed, _) => {
-                return GuestError::Gone.into();
-            }
+        // What is awaited next must not find the status locked.
+        let state = match tokio::time::timeout(REASON_DEADLINE, changed).await {
+            Ok(Ok(status)) => status.state,
+            Ok(Err(_)) | Err(_) => return GuestError::Gone.into(),
         };
-        lifecycle::Error::from(refusal).into()
+        let id = self.awake.sandbox.id().to_string();
+        match state {
+            State::Failed => match self.awake.sandbox.awake().await {
+                Ok(_) => GuestError::Gone.into(),
+                Err(error) => error.into(),
+            },
+            State::Terminated => lifecycle::Error::from(Refusal::Terminated(id)).into(),
+            State::Asleep => self.slept(),
+            State::Creating | State::Running => GuestError::Gone.into(),
+        }
     }
 
     /// Somebody put the sandbox to sleep; what ran in it still does when it is awake.

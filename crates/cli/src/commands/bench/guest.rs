@@ -112,9 +112,9 @@ impl Guest {
         if status.tier == Some(tier) && status.durable {
             return Ok(());
         }
-        let Status { tier, durable, reason, .. } = status;
+        let Status { tier, durable, message, .. } = status;
         Err(Error::failed(format!(
-            "it sleeps as {tier:?}, durable {durable}, because of {reason:?}"
+            "it sleeps as {tier:?}, durable {durable}, because of {message:?}"
         )))
     }
 

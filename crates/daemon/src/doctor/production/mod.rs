@@ -17,7 +17,7 @@ use torpor_engines::probe::Finding;
 use torpor_store::{Layout, Ledger};
 
 use super::{Port, ask, engine, failed, fine, port, warned};
-use crate::config::{Config, DEFAULT_FILE, Second};
+use crate::config::{Config, DEFAULT_FILE, ListenAlso};
 use crate::engine::find_runsc;
 use host::Host;
 
@@ -77,9 +77,10 @@ fn isolation(wall: Wall) -> Finding {
 
 /// Whether keys and data cross a network as they are.
 fn listeners(config: &Config) -> Finding {
-    let second = match config.second_address(config.listen) {
-        Some(Second::Asked(address) | Second::Usual(address)) => Some(address),
-        None => None,
+    // Where clients of dialects look is on loopback.
+    let second = match config.listen_also {
+        Some(ListenAlso::At(address)) => Some(address),
+        Some(ListenAlso::Off) | None => None,
     };
     let plain = [config.listen].into_iter().chain(second);
     let open: Vec<_> = plain.filter(|at| !at.ip().is_loopback()).map(|at| at.to_string()).collect();

@@ -23,14 +23,14 @@ use crate::tensorlake::extract::{Address, Body, Patience, Place};
 
 /// Makes the token in the address of a context.
 const CONTEXT_SEAL: &str = "tensorlake build context";
-/// Where the client says which of its wishes this is.
+/// Where the client says which of its requests this is.
 const IDEMPOTENCY_HEADER: &str = "idempotency-key";
 /// Sooner than this nobody hears that an image is still being made of a snapshot.
 const PUBLISH_AT_LEAST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Wish {
+pub(super) struct BuildRequest {
     kind: String,
     name: String,
     dockerfile_path: Option<String>,
@@ -46,8 +46,8 @@ struct BuilderResources {
     memory_mb: Option<u64>,
 }
 
-impl Wish {
-    fn understood(self) -> Result<(torpor_store::ImageName, Source)> {
+impl BuildRequest {
+    fn into_source(self) -> Result<(torpor_store::ImageName, Source)> {
         let name = parse(&self.name)?;
         let resources = self.builder_resources.unwrap_or_default();
         let source = match (self.kind.as_str(), self.image_ref) {
@@ -73,9 +73,9 @@ pub(super) async fn begin(
     State(app): State<Arc<Service>>,
     address: Address,
     headers: HeaderMap,
-    Body(wish): Body<Wish>,
+    Body(asked): Body<BuildRequest>,
 ) -> Result<Response> {
-    let (name, source) = wish.understood()?;
+    let (name, source) = asked.into_source()?;
     let asked = Asked { name, source, alias, key: key(&headers) };
     let build = match app.builds.begin(&app, asked).await? {
         Begun::Fresh(build) | Begun::Before(build) => build,

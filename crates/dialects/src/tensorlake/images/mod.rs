@@ -10,7 +10,6 @@ mod builds;
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
@@ -25,7 +24,6 @@ use torpor_protocol::api::DEFAULT_IMAGE;
 use torpor_service::Service;
 use torpor_store::{Image, ImageName};
 
-use super::error::in_words_of_the_api;
 use super::extract::Place;
 
 /// What Tensorlake's own images are called, with or without the prefix.
@@ -51,9 +49,7 @@ pub(super) fn routes() -> Router<Arc<Service>> {
 
 /// Without a key: where the context of a build is sent. Nobody guesses the address.
 pub(super) fn open_routes() -> Router<Arc<Service>> {
-    Router::new()
-        .route("/images/v4/contexts/{build}/{token}", put(builds::receive))
-        .layer(map_response(in_words_of_the_api))
+    Router::new().route("/images/v4/contexts/{build}/{token}", put(builds::receive))
 }
 
 /// The image of ours that one of Tensorlake's own stands for, unless there is one of that name.

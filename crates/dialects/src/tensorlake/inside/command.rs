@@ -13,8 +13,6 @@ use super::{Refused, Result};
 /// The user of Tensorlake's own images. Some versions of its library ask for him by default, also in
 /// images that do not have him: there it is the image's own user.
 const DEFAULT_USER: &str = "tl-user";
-/// What the agent says of a user that it does not find.
-const NO_SUCH_USER: &str = "no such user";
 
 /// A process, as `processes/run` and `processes` are told of it.
 #[derive(Debug, Default, Deserialize)]
@@ -316,11 +314,9 @@ impl From<&HealthCheck> for Check {
 
 /// What to start instead, if it could not be started because the default user is not there.
 pub(super) fn without_default_user(spec: &ProcessSpec, error: &GuestError) -> Option<ProcessSpec> {
-    let GuestError::Refused { code: FailureCode::CannotStart, message } = error else {
-        return None;
-    };
-    let missing = spec.user.as_deref() == Some(DEFAULT_USER) && message.starts_with(NO_SUCH_USER);
-    missing.then(|| ProcessSpec { user: None, ..spec.clone() })
+    let missing = matches!(error, GuestError::Refused { code: FailureCode::NoSuchUser, .. });
+    let default = spec.user.as_deref() == Some(DEFAULT_USER);
+    (missing && default).then(|| ProcessSpec { user: None, ..spec.clone() })
 }
 
 #[cfg(test)]
@@ -408,15 +404,12 @@ mod tests {
     #[test]
     fn only_the_default_user_may_be_missing() {
         let spec = |user: &str| ProcessSpec { user: Some(user.into()), ..ProcessSpec::default() };
-        let missing = |message: &str| GuestError::Refused {
-            code: FailureCode::CannotStart,
-            message: message.into(),
-        };
-        let error = missing("no such user: tl-user");
+        let refused = |code| GuestError::Refused { code, message: "x".into() };
+        let error = refused(FailureCode::NoSuchUser);
         let instead = without_default_user(&spec("tl-user"), &error).unwrap();
         assert_eq!(instead.user, None);
-        assert!(without_default_user(&spec("eve"), &missing("no such user: eve")).is_none());
-        let other = missing("command not found: x");
+        assert!(without_default_user(&spec("eve"), &error).is_none());
+        let other = refused(FailureCode::CannotStart);
         assert!(without_default_user(&spec("tl-user"), &other).is_none());
     }
 }

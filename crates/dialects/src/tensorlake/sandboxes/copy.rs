@@ -17,7 +17,7 @@ use torpor_service::calls;
 
 use super::super::extract::Address;
 use super::super::gate::Named;
-use super::super::wish::{idle, timeout_secs};
+use super::super::request::{idle, timeout_secs};
 use super::{Begun, refuse_unborn};
 
 #[derive(Debug, Deserialize)]

@@ -16,33 +16,33 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use torpor_daemon::api::error::{ApiError, Result};
-use torpor_lifecycle::store::{Saves as _, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::{
-    Name, Network, SandboxId, SandboxRef, SandboxSpec, SecretName, SnapshotKind,
+    Name, Network, ReasonCode, SandboxId, SandboxRef, SecretName, SnapshotKind,
     State as SandboxState,
 };
 use torpor_service::Error as ServiceError;
 use torpor_service::Service;
 use torpor_service::calls::{self, Unanswered};
+use torpor_service::pinned_save::PinnedSave;
 
 use super::super::extract::{Address, Body, Patience};
 use super::super::info::{
     RUNNING, TERMINATED, failure, pending_reason, sandbox_url, termination, word,
 };
-use super::super::snapshots::reference;
-use super::super::wish::{
-    NetworkPolicy, ResourcesWish, TIMEOUT_SECS, idle, image, ports, refuse_file_systems,
+use super::super::request::{
+    NetworkPolicy, ResourcesRequest, TIMEOUT_SECS, idle, image, ports, refuse_file_systems,
     unsupported,
 };
+use super::super::snapshots::reference;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Wish {
+pub(super) struct CreateRequest {
     name: Option<Name>,
     image: Option<String>,
-    resources: Option<ResourcesWish>,
+    resources: Option<ResourcesRequest>,
     timeout_secs: Option<u64>,
     entrypoint: Option<Vec<String>>,
     network: Option<NetworkPolicy>,
@@ -63,12 +63,13 @@ pub(super) async fn create(
     State(app): State<Arc<Service>>,
     address: Address,
     Patience(patience): Patience,
-    Body(wish): Body<Wish>,
+    Body(asked): Body<CreateRequest>,
 ) -> Result<Response> {
     let begun = Instant::now();
-    let waits = wish.wait != Some(false);
-    let request = wish.understood(&app).await?;
-    let sandbox = begin(&app, request).await?;
+    let waits = asked.wait != Some(false);
+    let request = asked.into_spec(&app).await?;
+    // A name is free when its sandbox is terminated, which includes those that failed.
+    let sandbox = calls::create_anew(&app, request).await?;
     if !waits {
         return Ok((StatusCode::ACCEPTED, Json(Queued::of(&sandbox, &address))).into_response());
     }
@@ -78,26 +79,8 @@ pub(super) async fn create(
     })
 }
 
-/// A name is free when its sandbox is terminated, which includes those that failed.
-async fn begin(app: &Service, request: CreateSandbox) -> Result<Sandbox> {
-    let again = request.name.is_some().then(|| request.clone());
-    let refused = match calls::create(app, request, None).await {
-        Ok(sandbox) => return Ok(sandbox),
-        Err(error) => error,
-    };
-    if let ServiceError::Lifecycle(Error::Refused(Refusal::NameTaken(name))) = &refused
-        && let Some(again) = again
-        && let Ok(holder) = app.fleet.find(&SandboxRef::Name(name.clone()))
-        && holder.status().state == SandboxState::Failed
-    {
-        holder.delete().await;
-        return Ok(calls::create(app, again, None).await?);
-    }
-    Err(refused.into())
-}
-
-impl Wish {
-    async fn understood(self, app: &Service) -> Result<CreateSandbox> {
+impl CreateRequest {
+    async fn into_spec(self, app: &Service) -> Result<CreateSandbox> {
         refuse_file_systems(self.file_systems.as_ref())?;
         if self.cloud_init_base64.is_some() {
             let text = "cloud_init_base64: cloud-init is not run in this version; start commands \
@@ -109,19 +92,24 @@ impl Wish {
             return Err(ApiError::invalid(text));
         }
         let origin = match &self.snapshot_id {
-            Some(id) => Some(Origin::find(app, id).await?),
+            Some(id) => Some(PinnedSave::of(app, &reference(id)?).await?),
             None => None,
         };
-        let saved = origin.as_ref().map(|origin| &origin.spec);
+        let origin = origin.as_ref().map(PinnedSave::about);
+        let saved = origin.map(|about| &about.spec);
         let entrypoint = self.entrypoint.unwrap_or_default();
-        if !entrypoint.is_empty() && origin.as_ref().is_some_and(Origin::is_running) {
+        let running = origin.is_some_and(|about| match about.kind {
+            SnapshotKind::Memory => true,
+            SnapshotKind::Filesystem => false,
+        });
+        if !entrypoint.is_empty() && running {
             let text =
                 "entrypoint: what runs in a memory snapshot goes on; nothing else is started";
             return Err(ApiError::invalid(text));
         }
-        let resources = self.resources.unwrap_or_default().understood()?;
+        let resources = self.resources.unwrap_or_default().to_resize()?;
         let network = match (&self.network, saved) {
-            (Some(network), _) => network.understood()?,
+            (Some(network), _) => network.to_network()?,
             (None, Some(saved)) => saved.network.clone(),
             (None, None) => Network::default(),
         };
@@ -152,33 +140,6 @@ impl Wish {
 /// For ever, unless it is said.
 fn queue_ms(max_pending: Option<u64>) -> u64 {
     max_pending.map_or(u64::MAX, |secs| secs.saturating_mul(1000))
-}
-
-/// The snapshot that a sandbox begins from.
-struct Origin {
-    spec: SandboxSpec,
-    kind: SnapshotKind,
-}
-
-impl Origin {
-    async fn find(app: &Service, id: &str) -> Result<Self> {
-        let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(&reference(id)?).await?;
-        let Some(save) = save else {
-            let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
-            let refusal = Refusal::SnapshotNotReady { id: snapshot.id.to_string(), why };
-            return Err(Error::from(refusal).into());
-        };
-        let about = app.saves.about(&save).await?.about;
-        Ok(Self { spec: about.spec, kind: about.kind })
-    }
-
-    /// Whether processes are in it, too.
-    fn is_running(&self) -> bool {
-        match self.kind {
-            SnapshotKind::Memory => true,
-            SnapshotKind::Filesystem => false,
-        }
-    }
 }
 
 // === Answers ===
@@ -268,13 +229,14 @@ fn not_yet(id: &SandboxId) -> Response {
 async fn did_not_start(app: &Service, id: &SandboxId, error: &ServiceError) -> Response {
     let (status, reason, message) = match error {
         ServiceError::Lifecycle(Error::Refused(Refusal::Failed { reason, .. })) => {
-            ("failed", failure(reason), reason.clone())
+            ("failed", failure(reason.code()), reason.to_string())
         }
         ServiceError::Lifecycle(Error::Refused(Refusal::Terminated(_))) => {
-            let ended = app.ledger.find_archived(id).await.ok().flatten();
+            let ended = calls::archive::find(app, &SandboxRef::Id(id.clone())).await.ok().flatten();
             let why = ended.and_then(|ended| ended.reason);
-            let reason = termination(why.as_deref()).unwrap_or("cancelled");
-            (TERMINATED, reason, why.unwrap_or_else(|| "it was deleted".to_owned()))
+            let reason = termination(why).unwrap_or("cancelled");
+            let message = why.map_or_else(|| "it was deleted".to_owned(), |why| why.to_string());
+            (TERMINATED, reason, message)
         }
         ServiceError::Lifecycle(_)
         | ServiceError::Store(_)
@@ -284,7 +246,7 @@ async fn did_not_start(app: &Service, id: &SandboxId, error: &ServiceError) -> R
             if let Some(error) = error.internal() {
                 tracing::error!(sandbox = %id, error, "it did not start");
             }
-            ("failed", failure(""), error.to_body("").message)
+            ("failed", failure(ReasonCode::StartFailed), error.to_body("").message)
         }
     };
     let body = json!({

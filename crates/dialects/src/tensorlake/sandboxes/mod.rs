@@ -26,12 +26,12 @@ use torpor_daemon::api::error::{ApiError, Result};
 use torpor_daemon::api::extract::Query;
 use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
-use torpor_service::Service;
+use torpor_service::{Service, calls};
 
 use super::extract::{Address, Place};
-use super::gate::{Named, find};
+use super::gate::{Named, find, missing};
 use super::info::{SandboxInfo, TERMINATED};
-use super::wish::no_file_systems;
+use super::request::no_file_systems;
 pub(super) use create::{Begun, settled};
 
 /// Sandboxes in one page, unless the client asks for another number up to this.
@@ -117,17 +117,8 @@ async fn list(
 
 /// Whoever is terminated already may be terminated again.
 async fn delete(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<Value>> {
-    let id = match find(&app, &text) {
-        Ok(sandbox) => {
-            sandbox.delete().await;
-            sandbox.id().clone()
-        }
-        Err(missing) => {
-            let Ok(id) = text.parse::<SandboxId>() else { return Err(missing) };
-            let ended = app.ledger.find_archived(&id).await?;
-            ended.ok_or(missing)?.id
-        }
-    };
+    let of: SandboxRef = text.parse().map_err(|_| missing(&text))?;
+    let id = calls::delete(&app, &of).await?;
     Ok(Json(json!({"sandbox_id": id, "status": TERMINATED})))
 }
 

@@ -14,8 +14,8 @@ use torpor_service::calls;
 use super::super::extract::{Address, Body};
 use super::super::gate::Named;
 use super::super::info::SandboxInfo;
-use super::super::wish::{
-    NetworkPolicy, ResourcesWish, must_resolve, ports, present, unrestricted,
+use super::super::request::{
+    NetworkPolicy, ResourcesRequest, must_resolve, ports, present, unrestricted,
 };
 
 /// The most that Tensorlake gives one sandbox; a larger host may give all it has.
@@ -23,7 +23,7 @@ const CPUS_MAX: usize = 8;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Wish {
+pub(super) struct UpdateRequest {
     name: Option<Name>,
     exposed_ports: Option<Vec<u16>>,
     allow_unauthenticated_access: Option<bool>,
@@ -31,17 +31,17 @@ pub(super) struct Wish {
     /// Left out: as it is; null: no restriction.
     #[serde(deserialize_with = "present")]
     network: Option<Option<NetworkPolicy>>,
-    resources: Option<ResourcesWish>,
+    resources: Option<ResourcesRequest>,
 }
 
 pub(super) async fn update(
     State(app): State<Arc<Service>>,
     Named(sandbox): Named,
     address: Address,
-    Body(wish): Body<Wish>,
+    Body(asked): Body<UpdateRequest>,
 ) -> Result<Json<SandboxInfo>> {
     let status = sandbox.status();
-    let update = wish.understood(&status.spec)?;
+    let update = asked.into_update(&status.spec)?;
     if update == UpdateSandbox::default() {
         return Err(ApiError::invalid("the body does not say what to change"));
     }
@@ -59,8 +59,8 @@ pub(super) async fn update(
     Ok(Json(SandboxInfo::of(sandbox.status(), &address)))
 }
 
-impl Wish {
-    fn understood(self, now: &SandboxSpec) -> Result<UpdateSandbox> {
+impl UpdateRequest {
+    fn into_update(self, now: &SandboxSpec) -> Result<UpdateSandbox> {
         if let Some(resources) = &self.resources {
             let resources = resize(resources, now)?;
             let resize = UpdateSandbox { resources: Some(resources), ..UpdateSandbox::default() };
@@ -114,8 +114,8 @@ fn promoted(now: &SandboxSpec) -> (Option<Lifetime>, Option<Option<u64>>) {
     (Some(lifetime), Some(Some(idle_ms)))
 }
 
-fn resize(wish: &ResourcesWish, now: &SandboxSpec) -> Result<Resize> {
-    let resize = wish.understood()?;
+fn resize(asked: &ResourcesRequest, now: &SandboxSpec) -> Result<Resize> {
+    let resize = asked.to_resize()?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let most = cores.max(CPUS_MAX);
     if resize.cpus.is_some_and(|cpus| cpus > most as f64) {
@@ -146,52 +146,52 @@ mod tests {
         serde_json::from_value(spec).unwrap()
     }
 
-    fn understood(wish: &Value, now: &SandboxSpec) -> Result<UpdateSandbox> {
-        serde_json::from_value::<Wish>(wish.clone()).unwrap().understood(now)
+    fn into_update(asked: &Value, now: &SandboxSpec) -> Result<UpdateSandbox> {
+        serde_json::from_value::<UpdateRequest>(asked.clone()).unwrap().into_update(now)
     }
 
     #[test]
     fn a_name_makes_an_idle_end_an_idle_sleep() {
-        let update = understood(&json!({"name": "kept"}), &spec(&json!({}))).unwrap();
+        let update = into_update(&json!({"name": "kept"}), &spec(&json!({}))).unwrap();
         assert_eq!(update.lifetime.unwrap().expire_idle_ms, None);
         assert_eq!(update.standby.unwrap().idle_after_ms, Some(Some(600_000)));
         let named = spec(&json!({"name": "old", "lifetime": {}}));
-        let update = understood(&json!({"name": "new"}), &named).unwrap();
+        let update = into_update(&json!({"name": "new"}), &named).unwrap();
         assert_eq!((update.lifetime, update.standby), (None, None));
     }
 
     #[test]
     fn a_network_is_kept_cleared_or_replaced() {
         let now = spec(&json!({"network": {"internet": false}}));
-        assert_eq!(understood(&json!({"exposed_ports": []}), &now).unwrap().network, None);
-        let cleared = understood(&json!({"network": null}), &now).unwrap();
+        assert_eq!(into_update(&json!({"exposed_ports": []}), &now).unwrap().network, None);
+        let cleared = into_update(&json!({"network": null}), &now).unwrap();
         assert_eq!(cleared.network, Some(Network::default()));
-        let replaced = understood(&json!({"network": {"allow_out": ["1.1.1.1"]}}), &now).unwrap();
+        let replaced = into_update(&json!({"network": {"allow_out": ["1.1.1.1"]}}), &now).unwrap();
         assert_eq!(replaced.network.unwrap().allow.len(), 1);
     }
 
     #[test]
     fn resources_are_changed_alone_and_disks_do_not_shrink() {
         let now = spec(&json!({}));
-        let wish = |resources: Value| json!({"resources": resources});
-        let resized = understood(&wish(json!({"memory_mb": 4096})), &now).unwrap();
+        let asked = |resources: Value| json!({"resources": resources});
+        let resized = into_update(&asked(json!({"memory_mb": 4096})), &now).unwrap();
         assert_eq!(resized.resources.unwrap().memory_mib, Some(4096));
         for wrong in [
-            wish(json!({"cpus": 100_000})),
-            wish(json!({"disk_mb": 1024})),
+            asked(json!({"cpus": 100_000})),
+            asked(json!({"disk_mb": 1024})),
             json!({"resources": {"cpus": 2}, "name": "both"}),
         ] {
-            assert!(understood(&wrong, &now).is_err(), "{wrong}");
+            assert!(into_update(&wrong, &now).is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn only_a_sandbox_with_a_name_may_be_left_asleep() {
-        let wish = json!({"auto_resume": false});
-        assert!(understood(&wish, &spec(&json!({}))).is_err());
-        let named = understood(&wish, &spec(&json!({"name": "kept"}))).unwrap();
+        let asked = json!({"auto_resume": false});
+        assert!(into_update(&asked, &spec(&json!({}))).is_err());
+        let named = into_update(&asked, &spec(&json!({"name": "kept"}))).unwrap();
         assert_eq!(named.standby.unwrap().auto_wake, Some(false));
         let both = json!({"auto_resume": false, "name": "kept"});
-        assert!(understood(&both, &spec(&json!({}))).is_ok());
+        assert!(into_update(&both, &spec(&json!({}))).is_ok());
     }
 }

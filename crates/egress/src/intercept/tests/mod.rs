@@ -197,7 +197,7 @@ impl World {
         std::fs::write(&roots, root).unwrap();
         let ca = Arc::new(InterceptionCa::open(dir.path()).unwrap());
         let certificate = ca.certificate().to_owned();
-        let interceptor = Interceptor::new(ca, Arc::new(Safe(secrets)), Some(&roots)).unwrap();
+        let interceptor = Interceptor::new(ca, Arc::new(Safe(secrets)), Some(&roots), &[]).unwrap();
         let network = serde_json::from_value(network).unwrap();
         let context = Fake {
             sandbox: SandboxId::random(),

@@ -9,9 +9,9 @@ use sqlx::{Sqlite, Transaction};
 use torpor_lifecycle::ledger::{Aggregate, ArchiveLedger, Owner};
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::ArchivedSandbox;
-use torpor_protocol::{Name, SandboxId};
+use torpor_protocol::{EndReason, Name, SandboxId};
 
-use super::{SqliteLedger, column, json, limit_of, parsed, time, to_column};
+use super::{SqliteLedger, column, json, limit_of, optional, parsed, time, to_column};
 
 /// How many are remembered: a busy day of short-lived sandboxes, in some megabytes.
 const KEPT: u32 = 10_000;
@@ -51,7 +51,7 @@ impl SqliteLedger {
         .bind(spec)
         .bind(to_column(ended.created_at_ms))
         .bind(to_column(ended.ended_at_ms))
-        .bind(&ended.reason);
+        .bind(ended.reason.map(EndReason::as_str));
         insert.execute(&mut *transaction).await.map_err(self.failed(action))?;
         self.prune_archive(&mut transaction, ended.ended_at_ms).await?;
         transaction.commit().await.map_err(self.failed(action))
@@ -191,6 +191,6 @@ fn read_archived(row: &SqliteRow) -> Result<ArchivedSandbox, StoreError> {
         spec: json(row, "spec", &what)?,
         created_at_ms: time(row, "created_at_ms")?,
         ended_at_ms: time(row, "ended_at_ms")?,
-        reason: column(row, "reason")?,
+        reason: optional(row, "reason")?,
     })
 }

@@ -15,7 +15,7 @@ fn ended(image: &ImageId, ended_at_ms: u64) -> ArchivedSandbox {
         spec,
         created_at_ms: ended_at_ms - 5,
         ended_at_ms,
-        reason: Some("it was idle".to_owned()),
+        reason: Some(EndReason::Idle),
     }
 }
 

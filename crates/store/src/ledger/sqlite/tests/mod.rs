@@ -18,7 +18,9 @@ use torpor_lifecycle::store::{
 };
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::snapshot::{SavedFile, SnapshotKind, SnapshotState};
-use torpor_protocol::{ImageId, SandboxId, SandboxSpec, Snapshot, SnapshotId};
+use torpor_protocol::{
+    EndReason, FailureReason, ImageId, SandboxId, SandboxSpec, Snapshot, SnapshotId,
+};
 
 use super::*;
 use crate::{ImageLedger as _, ImageRow, KeyLedger as _, Layout};
@@ -139,7 +141,9 @@ async fn a_record_comes_back_as_it_was_also_after_a_restart() {
     let two = record(&image.id, None);
     world.record(&one).await.unwrap();
     world.record(&two).await.unwrap();
-    one.state = PersistedState::Failed { reason: "no memory".to_owned() };
+    one.state = PersistedState::Failed {
+        reason: FailureReason::StartFailed { cause: "no memory".to_owned() },
+    };
     one.last_used_at_ms += 5;
     world.record(&one).await.unwrap();
     let mut expected = vec![one, two];

@@ -113,3 +113,55 @@ async fn every_reference_of_the_ledger_has_an_index() {
     }
     assert_eq!(references, 9);
 }
+
+#[tokio::test]
+async fn a_reason_that_was_a_sentence_becomes_a_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = Layout::open(dir.path()).unwrap();
+    let old = ledger_of(7, &layout).await;
+    let image = image_row('a').id;
+    let spec = serde_json::to_string(&record(&image, None).spec).unwrap();
+    let exec = async |statement: &str, text: &str| {
+        let query = sqlx::query(sqlx::AssertSqlSafe(statement));
+        let query = query.bind(image.as_str()).bind(&spec).bind(text);
+        query.execute(&old).await.unwrap();
+    };
+    exec("INSERT INTO images VALUES (?1, '{}', 'x.erofs', 1, 'h', 'a', 5)", "").await;
+    let failed = [
+        ("its entrypoint can't be started: no such file", bad_entrypoint("no such file")),
+        ("out of memory; files and memory are gone", machine_lost("out of memory")),
+        ("the isolation engine failed", start_failed("the isolation engine failed")),
+    ];
+    for (n, (said, _)) in failed.iter().enumerate() {
+        let rest = serde_json::json!({"rest": "failed", "reason": said}).to_string();
+        let insert = format!(
+            "INSERT INTO sandboxes (id, image_id, spec, rest, facts, created_at_ms, last_used_at_ms)
+             VALUES ('abcdefghijklmnopqrst{n}', ?1, ?2, ?3, '{{}}', 3, 4)"
+        );
+        exec(&insert, &rest).await;
+    }
+    let insert = "INSERT INTO archive VALUES ('abcdefghijklmnopqrstu', ?2, 1, 2, ?3)";
+    exec(insert, "nobody used it for its idle time").await;
+    old.close().await;
+
+    let ledger = SqliteLedger::open(&layout).await.unwrap();
+    let owner = ledger.take_over().await.unwrap();
+    let found = ledger.sandboxes(&owner, None, 9).await.unwrap();
+    let states = found.into_iter().map(|record| record.state);
+    let expected = failed.map(|(_, reason)| PersistedState::Failed { reason });
+    assert_eq!(states.collect::<Vec<_>>(), expected);
+    let ended = ledger.archived(None, 10).await.unwrap();
+    assert_eq!(ended[0].reason, Some(EndReason::Idle));
+}
+
+fn start_failed(cause: &str) -> FailureReason {
+    FailureReason::StartFailed { cause: cause.to_owned() }
+}
+
+fn bad_entrypoint(cause: &str) -> FailureReason {
+    FailureReason::BadEntrypoint { cause: cause.to_owned() }
+}
+
+fn machine_lost(cause: &str) -> FailureReason {
+    FailureReason::MachineLost { cause: cause.to_owned() }
+}

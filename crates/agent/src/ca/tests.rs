@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::certificate::Certificate;
 use super::samples::{ONE, OTHER};
-use super::stores::{AUTHORITIES, AUTHORITY, Stores};
+use super::stores::{CA_BUNDLE, OUR_CA, Stores};
 
 /// What the images trust; not a certificate, as nobody looks.
 const THEIRS: &str = "# theirs\n-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
@@ -57,7 +57,11 @@ impl Image {
     }
 
     fn install(&self, text: &str) {
-        let complaints = self.stores().install(&Certificate::parse(text).unwrap()).unwrap();
+        self.install_all(&[text]);
+    }
+
+    fn install_all(&self, texts: &[&str]) {
+        let complaints = self.stores().install(&parsed(texts)).unwrap();
         assert_eq!(complaints, Vec::<String>::new());
     }
 
@@ -84,6 +88,10 @@ fn look(directory: &Path, all: &mut BTreeMap<PathBuf, String>) {
     }
 }
 
+fn parsed(texts: &[&str]) -> Vec<Certificate> {
+    texts.iter().map(|text| Certificate::parse(text).unwrap()).collect()
+}
+
 fn count(text: &str, part: &str) -> usize {
     text.matches(part).count()
 }
@@ -95,10 +103,33 @@ fn a_debian_trusts_it_everywhere_and_all_others_as_before() {
     let bundle = image.read("/etc/ssl/certs/ca-certificates.crt").unwrap();
     assert!(bundle.starts_with(THEIRS));
     assert_eq!(count(&bundle, ONE), 1);
-    assert_eq!(image.read(AUTHORITY).unwrap(), ONE);
-    assert_eq!(image.read(AUTHORITIES).unwrap(), bundle);
+    assert_eq!(image.read(OUR_CA).unwrap(), ONE);
+    assert_eq!(image.read(CA_BUNDLE).unwrap(), bundle);
     assert_eq!(image.read("/usr/local/share/ca-certificates/torpor.crt").unwrap(), ONE);
     assert_eq!(image.read("/etc/ssl/certs/f7516026.0").unwrap(), ONE);
+}
+
+#[test]
+fn several_are_trusted_together_and_leave_one_by_one() {
+    let image = Image::debian();
+    image.install_all(&[ONE, OTHER]);
+    let both = [ONE, OTHER].concat();
+    assert_eq!(image.read(OUR_CA).unwrap(), both);
+    assert_eq!(image.read("/usr/local/share/ca-certificates/torpor.crt").unwrap(), both);
+    for hashed in ["/etc/ssl/certs/f7516026.0", "/etc/ssl/certs/9f811547.0"] {
+        assert_eq!(image.read(hashed).unwrap(), both, "{hashed}");
+    }
+    let bundle = image.read(CA_BUNDLE).unwrap();
+    assert_eq!((count(&bundle, ONE), count(&bundle, OTHER)), (1, 1));
+    let before = image.all();
+    image.install_all(&[ONE, OTHER]);
+    assert_eq!(image.all(), before);
+    image.install(OTHER);
+    let bundle = image.read(CA_BUNDLE).unwrap();
+    assert_eq!((count(&bundle, ONE), count(&bundle, OTHER)), (0, 1));
+    assert!(fs::symlink_metadata(image.path("etc/ssl/certs/f7516026.0")).is_err());
+    image.remove();
+    assert_eq!(image.read("/etc/ssl/certs/ca-certificates.crt").unwrap(), THEIRS);
 }
 
 #[test]
@@ -120,7 +151,7 @@ fn another_one_takes_its_place() {
     for (place, text) in image.all() {
         assert_eq!(count(&text, ONE), 0, "{}", place.display());
     }
-    let bundle = image.read(AUTHORITIES).unwrap();
+    let bundle = image.read(CA_BUNDLE).unwrap();
     assert_eq!((count(&bundle, THEIRS), count(&bundle, OTHER)), (1, 1));
     assert_eq!(image.read("/etc/ssl/certs/9f811547.0").unwrap(), OTHER);
     assert!(fs::symlink_metadata(image.path("etc/ssl/certs/f7516026.0")).is_err());
@@ -146,10 +177,10 @@ fn what_the_images_own_tool_made_of_it_is_replaced_and_removed_too() {
     // As `update-ca-certificates` does.
     image.write("etc/ssl/certs/ca-certificates.crt", &[THEIRS, ONE].concat());
     image.install(ONE);
-    assert_eq!(count(&image.read(AUTHORITIES).unwrap(), ONE), 1);
+    assert_eq!(count(&image.read(CA_BUNDLE).unwrap(), ONE), 1);
     image.write("etc/ssl/certs/ca-certificates.crt", &[THEIRS, ONE].concat());
     image.install(OTHER);
-    assert_eq!(count(&image.read(AUTHORITIES).unwrap(), ONE), 0);
+    assert_eq!(count(&image.read(CA_BUNDLE).unwrap(), ONE), 0);
     image.write("etc/ssl/certs/ca-certificates.crt", &[THEIRS, OTHER].concat());
     image.remove();
     assert_eq!(image.read("/etc/ssl/certs/ca-certificates.crt").unwrap(), THEIRS);
@@ -161,11 +192,11 @@ fn a_debian_that_gets_its_bundle_later_finds_ours_for_it() {
     image.write("etc/debian_version", "13\n");
     let before = image.all();
     image.install(ONE);
-    assert_eq!(count(&image.read(AUTHORITIES).unwrap(), ONE), 1);
+    assert_eq!(count(&image.read(CA_BUNDLE).unwrap(), ONE), 1);
     assert_eq!(image.read("/usr/local/share/ca-certificates/torpor.crt").unwrap(), ONE);
     // Somebody installs the package.
     image.write("etc/ssl/certs/ca-certificates.crt", &[THEIRS, ONE].concat());
-    assert_eq!(count(&image.read(AUTHORITIES).unwrap(), THEIRS), 1);
+    assert_eq!(count(&image.read(CA_BUNDLE).unwrap(), THEIRS), 1);
     image.write("etc/ssl/certs/ca-certificates.crt", ONE);
     image.remove();
     assert_eq!(image.all(), before);
@@ -195,7 +226,7 @@ fn a_red_hat_has_it_behind_all_its_links() {
     image.install(ONE);
     let bundle = image.read("/etc/pki/tls/certs/ca-bundle.crt").unwrap();
     assert_eq!((count(&bundle, THEIRS), count(&bundle, ONE)), (1, 1));
-    assert_eq!(image.read(AUTHORITIES).unwrap(), bundle);
+    assert_eq!(image.read(CA_BUNDLE).unwrap(), bundle);
     assert_eq!(image.read("/etc/pki/ca-trust/source/anchors/torpor.pem").unwrap(), ONE);
     assert_eq!(image.read("/etc/ssl/certs/f7516026.0").unwrap(), ONE);
     assert_eq!(fs::metadata(image.path(extracted)).unwrap().mode() & 0o777, 0o444);
@@ -205,16 +236,16 @@ fn a_red_hat_has_it_behind_all_its_links() {
 fn an_image_that_trusts_nobody_trusts_us_and_whom_its_python_trusts() {
     let image = Image::new();
     image.install(ONE);
-    assert_eq!(count(&image.read(AUTHORITIES).unwrap(), "BEGIN CERTIFICATE"), 1);
+    assert_eq!(count(&image.read(CA_BUNDLE).unwrap(), "BEGIN CERTIFICATE"), 1);
     assert!(!image.path("etc/ssl").exists() && !image.path("usr").exists());
     image.remove();
     assert!(!image.path("etc/torpor").exists());
     image.write("usr/local/lib/python3.13/site-packages/pip/_vendor/certifi/cacert.pem", THEIRS);
     image.install(ONE);
-    let authorities = image.read(AUTHORITIES).unwrap();
+    let authorities = image.read(CA_BUNDLE).unwrap();
     assert_eq!((count(&authorities, THEIRS), count(&authorities, ONE)), (1, 1));
     image.remove();
-    assert_eq!(image.read(AUTHORITIES).unwrap(), THEIRS);
+    assert_eq!(image.read(CA_BUNDLE).unwrap(), THEIRS);
 }
 
 #[test]
@@ -228,7 +259,7 @@ fn a_link_that_leads_out_of_the_root_leads_into_it() {
         image.link("etc/ssl/certs/ca-certificates.crt", &target);
         image.install(ONE);
         assert_eq!(fs::read_to_string(&victim).unwrap(), THEIRS);
-        assert_eq!(count(&image.read(AUTHORITIES).unwrap(), ONE), 1);
+        assert_eq!(count(&image.read(CA_BUNDLE).unwrap(), ONE), 1);
     }
 }
 
@@ -241,10 +272,9 @@ fn strange_things_in_place_of_bundles_stop_nobody() {
     let fifo = image.path("etc/ssl/certs/ca-certificates.crt");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o644.into(), 0)
         .unwrap();
-    let certificate = Certificate::parse(ONE).unwrap();
-    let complaints = image.stores().install(&certificate).unwrap();
+    let complaints = image.stores().install(&parsed(&[ONE])).unwrap();
     assert_eq!(complaints.len(), 2, "{complaints:?}");
-    assert_eq!(count(&image.read(AUTHORITIES).unwrap(), ONE), 1);
+    assert_eq!(count(&image.read(CA_BUNDLE).unwrap(), ONE), 1);
     // It can't be known that nothing of ours is there, so the next time it is looked for again.
     assert_eq!(image.stores().remove().unwrap().len(), 2);
     assert!(image.path("etc/torpor/authority.pem").exists());

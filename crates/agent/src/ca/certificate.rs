@@ -51,6 +51,11 @@ impl Certificate {
         Ok(Self { pem, der })
     }
 
+    /// All in a text that is nothing but certificates as [`Certificate::pem`] writes them.
+    pub(super) fn parse_all(text: &str) -> Result<Vec<Self>, &'static str> {
+        text.split_inclusive(&format!("{END}\n")).map(Self::parse).collect()
+    }
+
     /// With a line end at the end.
     pub(super) fn pem(&self) -> &str {
         &self.pem

@@ -1,7 +1,7 @@
-//! Where the programs of an image look whom to trust, in the ways of several distributions.
+//! Where the programs of an image look for CA certificates, in the ways of several distributions.
 //!
 //! Invariants:
-//! - [`AUTHORITY`] is written first and removed last: while it is there, something of ours may be
+//! - [`OUR_CA`] is written first and removed last: while it is there, something of ours may be
 //!   anywhere; without it nothing is.
 //! - Only what is there already is added to, but where a distribution would look for it later.
 //! - Links are followed, and never out of the root.
@@ -20,9 +20,9 @@ use super::certificate::Certificate;
 use crate::identity::replace;
 
 /// Ours alone.
-pub(super) const AUTHORITY: &str = "/etc/torpor/authority.pem";
+pub(super) const OUR_CA: &str = "/etc/torpor/authority.pem";
 /// All that the image trusts, and ours: a link to the image's own bundle, if it has one.
-pub(super) const AUTHORITIES: &str = "/etc/torpor/authorities.pem";
+pub(super) const CA_BUNDLE: &str = "/etc/torpor/authorities.pem";
 /// Everything of ours that is in no place of the image's.
 pub(super) const OURS: &str = "/etc/torpor";
 /// All that an image trusts in one file: Debian, Alpine and Arch; Red Hat, twice; SUSE; Alpine and
@@ -73,21 +73,22 @@ impl<'a> Stores<'a> {
         Self { root, links: RefCell::default() }
     }
 
-    /// Makes everybody trust it. What of the image's own can't be changed is told, and only that: the
+    /// Makes everybody trust them. What of the image's own can't be changed is told, and only that: the
     /// environment leads to ours.
-    pub(super) fn install(&self, certificate: &Certificate) -> io::Result<Vec<String>> {
-        let before = self.installed();
+    pub(super) fn install(&self, certificates: &[Certificate]) -> io::Result<Vec<String>> {
+        let mut before = self.installed().unwrap_or_default();
         fs::create_dir_all(self.directly(OURS))?;
-        replace(&self.directly(AUTHORITY), certificate.pem().as_bytes(), None)?;
-        let before = before.flatten().filter(|before| before != certificate);
+        let text: String = certificates.iter().map(Certificate::pem).collect();
+        replace(&self.directly(OUR_CA), text.as_bytes(), None)?;
+        before.retain(|before| !certificates.contains(before));
         let mut complaints = Complaints::default();
-        if let Some(before) = &before {
+        for before in &before {
             complaints.hear(HASHED, self.remove_hashed(before));
         }
         let comes_later = BUNDLE_COMES_LATER.iter().any(|mark| self.exists(mark));
         for (index, anchor) in ANCHORS.into_iter().enumerate() {
             let make = comes_later && index == 0;
-            complaints.hear(anchor, self.add_anchor(anchor, certificate, make));
+            complaints.hear(anchor, self.add_anchor(anchor, &text, make));
         }
         let mut bundles = self.bundles();
         if comes_later && bundles.is_empty() {
@@ -96,52 +97,54 @@ impl<'a> Stores<'a> {
         }
         let mut whole = None;
         for (bundle, place) in bundles {
-            let added = bundle::add(&place, certificate, before.as_ref());
+            let added = bundle::add(&place, certificates, &before);
             if complaints.hear(bundle, added) {
                 whole = whole.or(Some(bundle));
             }
         }
-        complaints.hear(HASHED, self.add_hashed(certificate));
-        self.gather(certificate, whole)?;
+        for certificate in certificates {
+            complaints.hear(HASHED, self.add_hashed(certificate));
+        }
+        self.gather(certificates, whole)?;
         Ok(complaints.0)
     }
 
-    /// Nobody trusts it any more. Programs that run were told to look at [`AUTHORITIES`], which
+    /// Nobody trusts them any more. Programs that run were told to look at [`CA_BUNDLE`], which
     /// therefore stays if the image trusts anybody else. Tells what could not be changed, if ours was
     /// there at all; it is tried again next time.
     pub(super) fn remove(&self) -> Option<Vec<String>> {
         let before = self.installed()?;
         let mut complaints = Complaints::default();
         for (bundle, place) in self.bundles() {
-            complaints.hear(bundle, bundle::take_out(&place, before.as_ref()));
+            complaints.hear(bundle, bundle::take_out(&place, &before));
         }
         for anchor in ANCHORS {
             complaints.hear(anchor, self.at(anchor).and_then(|place| gone(fs::remove_file(place))));
         }
-        if let Some(before) = &before {
+        for before in &before {
             complaints.hear(HASHED, self.remove_hashed(before));
         }
-        let left = match (self.at(AUTHORITIES), fs::read_link(self.directly(AUTHORITIES))) {
+        let left = match (self.at(CA_BUNDLE), fs::read_link(self.directly(CA_BUNDLE))) {
             // It leads to what the image still trusts.
             (Ok(place), Ok(_)) if place.exists() => Ok(()),
-            (_, Ok(_)) => gone(fs::remove_file(self.directly(AUTHORITIES))),
-            (_, Err(_)) => bundle::take_out(&self.directly(AUTHORITIES), before.as_ref()),
+            (_, Ok(_)) => gone(fs::remove_file(self.directly(CA_BUNDLE))),
+            (_, Err(_)) => bundle::take_out(&self.directly(CA_BUNDLE), &before),
         };
-        complaints.hear(AUTHORITIES, left);
+        complaints.hear(CA_BUNDLE, left);
         if complaints.0.is_empty() {
-            complaints.hear(AUTHORITY, gone(fs::remove_file(self.directly(AUTHORITY))));
+            complaints.hear(OUR_CA, gone(fs::remove_file(self.directly(OUR_CA))));
             // Unless something is left in it.
             let _ = fs::remove_dir(self.directly(OURS));
         }
         Some(complaints.0)
     }
 
-    /// What is there of ours: nothing, something that can't be read, or this.
-    fn installed(&self) -> Option<Option<Certificate>> {
-        let place = self.directly(AUTHORITY);
+    /// What is there of ours: nothing, or these; none of them if they can't be read.
+    fn installed(&self) -> Option<Vec<Certificate>> {
+        let place = self.directly(OUR_CA);
         fs::symlink_metadata(&place).ok()?;
         let text = bundle::read(&place).ok().and_then(|(text, _)| String::from_utf8(text).ok());
-        Some(text.and_then(|text| Certificate::parse(&text).ok()))
+        Some(text.and_then(|text| Certificate::parse_all(&text).ok()).unwrap_or_default())
     }
 
     /// The bundles that are there, each once, and where.
@@ -156,7 +159,7 @@ impl<'a> Stores<'a> {
         bundles
     }
 
-    fn add_anchor(&self, anchor: &str, certificate: &Certificate, make: bool) -> io::Result<()> {
+    fn add_anchor(&self, anchor: &str, text: &str, make: bool) -> io::Result<()> {
         let place = self.at(anchor)?;
         let Some(directory) = place.parent() else { return Ok(()) };
         if make {
@@ -165,7 +168,7 @@ impl<'a> Stores<'a> {
         if !directory.is_dir() {
             return Ok(());
         }
-        replace(&place, certificate.pem().as_bytes(), None)
+        replace(&place, text.as_bytes(), None)
     }
 
     /// An image of a distribution that has no bundle yet: what is known of whom to trust.
@@ -178,10 +181,10 @@ impl<'a> Stores<'a> {
     }
 
     /// One file with everything: `whole` has it all, or there is none of the image's.
-    fn gather(&self, certificate: &Certificate, whole: Option<&str>) -> io::Result<()> {
-        let place = self.directly(AUTHORITIES);
+    fn gather(&self, certificates: &[Certificate], whole: Option<&str>) -> io::Result<()> {
+        let place = self.directly(CA_BUNDLE);
         let Some(whole) = whole else {
-            return replace(&place, &bundle::with(&self.pythons_bundle(), certificate, None), None);
+            return replace(&place, &bundle::with(&self.pythons_bundle(), certificates, &[]), None);
         };
         if fs::read_link(&place).is_ok_and(|target| target == Path::new(whole)) {
             return Ok(());
@@ -217,11 +220,11 @@ impl<'a> Stores<'a> {
         }
         for number in 0..SAME_NAME_MAX {
             let link = directory.join(format!("{hash}.{number}"));
-            match std::os::unix::fs::symlink(AUTHORITY, &link) {
+            match std::os::unix::fs::symlink(OUR_CA, &link) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => return made,
             }
-            if fs::read_link(&link).is_ok_and(|target| target == Path::new(AUTHORITY)) {
+            if fs::read_link(&link).is_ok_and(|target| target == Path::new(OUR_CA)) {
                 return Ok(());
             }
         }
@@ -234,7 +237,7 @@ impl<'a> Stores<'a> {
         for number in 0..SAME_NAME_MAX {
             let link = directory.join(format!("{hash}.{number}"));
             match fs::read_link(&link) {
-                Ok(target) if target == Path::new(AUTHORITY) => fs::remove_file(link)?,
+                Ok(target) if target == Path::new(OUR_CA) => fs::remove_file(link)?,
                 // They are numbered without gaps.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
                 Ok(_) | Err(_) => {}

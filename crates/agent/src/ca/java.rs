@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - One at a time: the tool rewrites the whole store.
-//! - [`NOTED`] says which stores have which certificate, so that nothing is done twice.
+//! - [`NOTED`] says which stores have which certificates, so that nothing is done twice.
 //! - The tool gets no right that those who may change the store have not got.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,55 +18,87 @@ use torpor_protocol::guest::{Exit, ProcessSpec};
 
 use super::bundle;
 use super::certificate::Certificate;
-use super::stores::{AUTHORITY, OURS};
+use super::stores::OURS;
 use crate::agent::Agent;
 use crate::identity::replace;
 use crate::process::{Bystander, PATH};
 
 type Environment = BTreeMap<String, String>;
 
-/// Stores that hold our certificate: its fingerprint and the path, a line each.
+/// Stores that hold our certificates: their fingerprints, with commas, and the path, a line each.
 const NOTED: &str = "/etc/torpor/java";
 /// Where distributions have the store: Debian, Red Hat.
 const STORES: [&str; 2] = ["/etc/ssl/certs/java/cacerts", "/etc/pki/java/cacerts"];
 /// Where it is in a Java, since version 9 and before.
 const IN_JAVA: [&str; 2] = ["lib/security/cacerts", "jre/lib/security/cacerts"];
-/// What everybody calls ours, and the password that all these stores have.
+/// The certificate that the tool reads next.
+const IMPORT: &str = "/etc/torpor/import.pem";
+/// What everybody calls ours (those after the first have a number, too), and the password that all
+/// these stores have.
 const ALIAS: &str = "torpor";
 const PASSWORD: &str = "changeit";
 /// A tool that takes longer hangs: it needs a second or two where processors are free.
 const TOOL_MAX: Duration = Duration::from_secs(120);
 
-/// Puts the certificate into all stores that are there, some time.
-pub(super) fn learn(agent: &Rc<Agent>, env: &Environment, certificate: &Certificate) {
+/// Puts the certificates into all stores that are there, some time.
+pub(super) fn learn(agent: &Rc<Agent>, env: &Environment, certificates: Vec<Certificate>) {
     let stores = stores(env);
     if stores.is_empty() {
         return;
     }
     let Some(tool) = tool(env) else { return };
-    let (agent, fingerprint) = (Rc::clone(agent), certificate.fingerprint());
+    let fingerprints: Vec<_> = certificates.iter().map(Certificate::fingerprint).collect();
+    let (agent, fingerprints) = (Rc::clone(agent), fingerprints.join(","));
     tokio::task::spawn_local(async move {
         let _one_at_a_time = agent.keystores.lock().await;
         let mut noted = noted();
         for store in stores {
-            if noted.get(&store) == Some(&fingerprint) {
+            if noted.get(&store) == Some(&fingerprints) {
                 continue;
             }
-            if noted.remove(&store).is_some() {
-                run(&agent, &tool, &store, &["-delete"]).await;
+            if let Some(before) = noted.remove(&store) {
+                delete(&agent, &tool, &store, &before).await;
             }
-            let import = ["-importcert", "-noprompt", "-trustcacerts", "-file", AUTHORITY];
-            if run(&agent, &tool, &store, &import).await {
-                noted.insert(store, fingerprint.clone());
+            if import(&agent, &tool, &store, &certificates).await {
+                noted.insert(store, fingerprints.clone());
             } else {
-                agent.lines.note(&format!("{store} does not have the certificate: keytool failed"));
+                let complaint =
+                    format!("{store} does not have the CA certificates: keytool failed");
+                agent.lines.note(&complaint);
             }
         }
+        let _ = fs::remove_file(IMPORT);
         note(&noted);
     });
 }
 
-/// Takes it out of all stores that have it, some time.
+async fn import(agent: &Agent, tool: &str, store: &str, certificates: &[Certificate]) -> bool {
+    for (index, certificate) in certificates.iter().enumerate() {
+        if replace(Path::new(IMPORT), certificate.pem().as_bytes(), None).is_err() {
+            return false;
+        }
+        let order = ["-importcert", "-noprompt", "-trustcacerts", "-file", IMPORT];
+        if !run(agent, tool, store, &alias(index), &order).await {
+            return false;
+        }
+    }
+    true
+}
+
+/// As many as there are fingerprints.
+async fn delete(agent: &Agent, tool: &str, store: &str, fingerprints: &str) -> bool {
+    let mut done = true;
+    for index in 0..fingerprints.split(',').count() {
+        done &= run(agent, tool, store, &alias(index), &["-delete"]).await;
+    }
+    done
+}
+
+fn alias(index: usize) -> String {
+    if index == 0 { ALIAS.to_owned() } else { format!("{ALIAS}-{index}") }
+}
+
+/// Takes them out of all stores that have them, some time.
 pub(super) fn forget(agent: &Rc<Agent>, env: &Environment) {
     if fs::symlink_metadata(NOTED).is_err() && agent.keystores.try_lock().is_ok() {
         return;
@@ -75,9 +107,9 @@ pub(super) fn forget(agent: &Rc<Agent>, env: &Environment) {
     let agent = Rc::clone(agent);
     tokio::task::spawn_local(async move {
         let _one_at_a_time = agent.keystores.lock().await;
-        for store in noted().into_keys() {
-            if !run(&agent, &tool, &store, &["-delete"]).await {
-                agent.lines.note(&format!("{store} still has the certificate: keytool failed"));
+        for (store, fingerprints) in noted() {
+            if !delete(&agent, &tool, &store, &fingerprints).await {
+                agent.lines.note(&format!("{store} still has the CA certificates: keytool failed"));
             }
         }
         note(&BTreeMap::new());
@@ -109,13 +141,13 @@ fn tool(env: &Environment) -> Option<String> {
 }
 
 /// Whether the tool did it.
-async fn run(agent: &Agent, tool: &str, store: &str, order: &[&str]) -> bool {
+async fn run(agent: &Agent, tool: &str, store: &str, alias: &str, order: &[&str]) -> bool {
     let (Ok(program), Ok(owned)) = (fs::metadata(tool), fs::metadata(store)) else { return false };
     // Whoever has the store may have put anything in place of the tool.
     if ![0, owned.uid()].contains(&program.uid()) {
         return false;
     }
-    let rest = ["-alias", ALIAS, "-keystore", store, "-storepass", PASSWORD];
+    let rest = ["-alias", alias, "-keystore", store, "-storepass", PASSWORD];
     let words = [tool].into_iter().chain(order.iter().copied()).chain(rest);
     let spec = ProcessSpec {
         command: words.map(str::to_owned).collect(),

@@ -31,24 +31,24 @@ fn all_of(file: &File, length: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Puts the certificate into the file at `place`, instead of `before`.
+/// Puts the certificates into the file at `place`, instead of those `before`.
 pub(super) fn add(
     place: &Path,
-    certificate: &Certificate,
-    before: Option<&Certificate>,
+    certificates: &[Certificate],
+    before: &[Certificate],
 ) -> io::Result<()> {
     let (now, about) = read(place)?;
-    let wanted = with(&now, certificate, before);
+    let wanted = with(&now, certificates, before);
     if wanted == now { Ok(()) } else { replace(place, &wanted, Some(&about)) }
 }
 
-/// Takes it out of the file at `place`, which is removed if nothing else was in it.
-pub(super) fn take_out(place: &Path, certificate: Option<&Certificate>) -> io::Result<()> {
+/// Takes them out of the file at `place`, which is removed if nothing else was in it.
+pub(super) fn take_out(place: &Path, certificates: &[Certificate]) -> io::Result<()> {
     let (now, about) = match read(place) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         read => read?,
     };
-    let wanted = without(&now, certificate.as_slice());
+    let wanted = without(&now, certificates);
     match wanted.is_empty() {
         true => fs::remove_file(place),
         false if wanted == now => Ok(()),
@@ -56,26 +56,23 @@ pub(super) fn take_out(place: &Path, certificate: Option<&Certificate>) -> io::R
     }
 }
 
-/// The certificates of a bundle, with this one.
-pub(super) fn with(
-    bundle: &[u8],
-    certificate: &Certificate,
-    before: Option<&Certificate>,
-) -> Vec<u8> {
-    let known: Vec<&Certificate> = before.into_iter().chain([certificate]).collect();
-    let mut text = without(bundle, &known);
+/// The certificates of a bundle, with these, and without those `before`.
+pub(super) fn with(bundle: &[u8], certificates: &[Certificate], before: &[Certificate]) -> Vec<u8> {
+    let mut text = without(bundle, &[before, certificates].concat());
     if text.last().is_some_and(|last| *last != b'\n') {
         text.push(b'\n');
     }
-    for part in [BEGIN, certificate.pem().as_bytes(), END] {
-        text.extend(part);
+    text.extend(BEGIN);
+    for certificate in certificates {
+        text.extend(certificate.pem().as_bytes());
     }
+    text.extend(END);
     text
 }
 
 /// The certificates of a bundle but for ours: between our lines, or where the image's own tools put
 /// it.
-fn without(bundle: &[u8], ours: &[&Certificate]) -> Vec<u8> {
+fn without(bundle: &[u8], ours: &[Certificate]) -> Vec<u8> {
     let mut kept = Vec::with_capacity(bundle.len());
     let mut rest = bundle;
     while !rest.is_empty() {
@@ -122,24 +119,24 @@ mod tests {
     #[test]
     fn ours_is_there_once_and_everything_else_as_it_was() {
         let theirs = [b"# caf\xe9\n", OTHER.as_bytes()].concat();
-        let one = certificate(ONE);
-        let added = with(&theirs, &one, None);
+        let one = [certificate(ONE)];
+        let added = with(&theirs, &one, &[]);
         assert!(added.starts_with(&theirs));
-        assert_eq!(with(&added, &one, None), added);
-        assert_eq!(with(&added, &one, Some(&one)), added);
+        assert_eq!(with(&added, &one, &[]), added);
+        assert_eq!(with(&added, &one, &one), added);
         assert_eq!(without(&added, &[]), theirs);
     }
 
     #[test]
     fn what_the_images_tools_made_of_it_is_ours_too() {
-        let (one, other) = (certificate(ONE), certificate(OTHER));
+        let (one, other) = ([certificate(ONE)], [certificate(OTHER)]);
         let theirs = [OTHER, ONE, "# end\n"].concat();
-        let added = String::from_utf8(with(theirs.as_bytes(), &one, None)).unwrap();
+        let added = String::from_utf8(with(theirs.as_bytes(), &one, &[])).unwrap();
         assert_eq!((added.matches(ONE).count(), added.matches(OTHER).count()), (1, 1));
-        let changed = with(added.as_bytes(), &other, Some(&one));
+        let changed = with(added.as_bytes(), &other, &one);
         let changed = String::from_utf8(changed).unwrap();
         assert_eq!((changed.matches(ONE).count(), changed.matches(OTHER).count()), (0, 1));
-        assert_eq!(without(changed.as_bytes(), &[&other]), b"# end\n");
+        assert_eq!(without(changed.as_bytes(), &other), b"# end\n");
     }
 
     #[test]
@@ -147,6 +144,6 @@ mod tests {
         let cut = [BEGIN, OTHER.as_bytes()].concat();
         assert_eq!(without(&cut, &[]), OTHER.as_bytes());
         assert_eq!(without(b"no line end", &[]), b"no line end");
-        assert!(with(b"x", &certificate(ONE), None).starts_with(b"x\n# torpor: begin"));
+        assert!(with(b"x", &[certificate(ONE)], &[]).starts_with(b"x\n# torpor: begin"));
     }
 }

@@ -1,4 +1,4 @@
-//! What clients wish a sandbox or a pool to be, in our words. What can't be had is refused by name.
+//! What clients ask a sandbox or a pool to be, in our words. What can't be had is refused by name.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ pub(super) fn shown_image(image: &str) -> String {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct ResourcesWish {
+pub(super) struct ResourcesRequest {
     cpus: Option<f64>,
     memory_mb: Option<u64>,
     disk_mb: Option<u64>,
@@ -63,8 +63,8 @@ pub(super) struct ResourcesWish {
     gpu_configs: Value,
 }
 
-impl ResourcesWish {
-    pub(super) fn understood(&self) -> Result<Resize> {
+impl ResourcesRequest {
+    pub(super) fn to_resize(&self) -> Result<Resize> {
         if some(&self.gpus) || some(&self.gpu_configs) {
             return Err(unsupported("gpus: this host has no GPUs for sandboxes"));
         }
@@ -74,8 +74,8 @@ impl ResourcesWish {
 }
 
 /// Whether anything is asked for.
-fn some(wish: &Value) -> bool {
-    match wish {
+fn some(asked: &Value) -> bool {
+    match asked {
         Value::Null => false,
         Value::Array(list) => !list.is_empty(),
         Value::Number(number) => number.as_u64() != Some(0),
@@ -145,7 +145,7 @@ impl From<&Network> for NetworkPolicy {
 }
 
 impl NetworkPolicy {
-    pub(super) fn understood(&self) -> Result<Network> {
+    pub(super) fn to_network(&self) -> Result<Network> {
         self.instead_of(&Network::default())
     }
 
@@ -228,7 +228,7 @@ pub(super) fn ports(
     Ok(PortAccess { exposed, public: public.unwrap_or(before.public) })
 }
 
-/// For a field that may be left out, null, or there: three different wishes.
+/// For a field that may be left out, null, or there: three different meanings.
 pub(super) fn present<'de, T, D>(
     deserializer: D,
 ) -> std::result::Result<Option<Option<T>>, D::Error>
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn ports_of_a_network_entry_are_not_looked_at() {
-        let network = policy(&["1.1.1.1", "1.1.1.1:443", "10.0.0.7/8:80"]).understood().unwrap();
+        let network = policy(&["1.1.1.1", "1.1.1.1:443", "10.0.0.7/8:80"]).to_network().unwrap();
         let shown: Vec<_> = network.allow.iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["1.1.1.1", "1.1.1.1", "10.0.0.0/8"]);
     }
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn hosts_are_entries_like_addresses() {
         let entries = ["Example.com", "example.com:443", "*.example.com", " api.example.com "];
-        let network = policy(&entries).understood().unwrap();
+        let network = policy(&entries).to_network().unwrap();
         let shown: Vec<_> = network.allow.iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["example.com", "example.com", "*.example.com", "api.example.com"]);
     }
@@ -277,7 +277,7 @@ mod tests {
             "",
             ":443",
         ] {
-            let error = policy(&[entry]).understood().unwrap_err();
+            let error = policy(&[entry]).to_network().unwrap_err();
             assert!(error.to_string().starts_with("network.allow_out: "), "{error}");
         }
     }
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_gpu_is_refused_in_every_spelling() {
-        for (wish, refused) in [
+        for (asked, refused) in [
             (r#"{"gpus": [{"count": 1, "model": "A10"}]}"#, true),
             (r#"{"gpu_configs": [{"count": 1}]}"#, true),
             (r#"{"gpus": 2}"#, true),
@@ -327,16 +327,16 @@ mod tests {
             (r#"{"gpus": null}"#, false),
             ("{}", false),
         ] {
-            let wish: ResourcesWish = serde_json::from_str(wish).unwrap();
-            assert_eq!(wish.understood().is_err(), refused, "{wish:?}");
+            let asked: ResourcesRequest = serde_json::from_str(asked).unwrap();
+            assert_eq!(asked.to_resize().is_err(), refused, "{asked:?}");
         }
     }
 
     #[test]
     fn the_disk_has_an_older_name() {
         let disk = |text: &str| {
-            let wish: ResourcesWish = serde_json::from_str(text).unwrap();
-            wish.understood().unwrap().disk_mib
+            let asked: ResourcesRequest = serde_json::from_str(text).unwrap();
+            asked.to_resize().unwrap().disk_mib
         };
         assert_eq!(disk(r#"{"ephemeral_disk_mb": 2048}"#), Some(2048));
         assert_eq!(disk(r#"{"ephemeral_disk_mb": 0}"#), None);

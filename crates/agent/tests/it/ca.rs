@@ -1,4 +1,4 @@
-//! Whom everybody inside trusts: the real program, in namespaces of its own.
+//! CA certificates that everybody inside trusts: the real program, in namespaces of its own.
 
 use torpor_protocol::guest::{FailureCode, Identity, LogLine, ProcessSpec, Reply, Request};
 
@@ -14,8 +14,8 @@ const JAVA: &str = "mkdir -p /run/java/bin /run/java/lib/security && cd /run/jav
     printf '#!/bin/sh\\n[ ! -e /run/java/broken ] && echo \"$1\" >> /run/java/told\\n' > bin/keytool && \
     chmod 755 bin/keytool";
 
-fn trusting(trust: Option<&str>) -> Identity {
-    Identity { trust: trust.map(str::to_owned), ..identity("one") }
+fn trusting(ca: Option<&str>) -> Identity {
+    Identity { ca: ca.map(str::to_owned), ..identity("one") }
 }
 
 fn become_(daemon: &mut Daemon, identity: Identity) {
@@ -54,6 +54,23 @@ fn processes_are_told_whom_to_trust_unless_somebody_says_otherwise() {
     let expected =
         "/etc/ssl/certs:\nca-certificates.crt\n\n/etc/torpor:\nauthorities.pem\n# theirs\n";
     assert_eq!(daemon.run(sh(left)).text(), expected);
+}
+
+#[test]
+fn cas_of_the_operator_are_trusted_besides_each_once() {
+    let Some(mut daemon) = machine() else { return };
+    daemon
+        .run(sh("mkdir -p /etc/ssl/certs && echo '# theirs' > /etc/ssl/certs/ca-certificates.crt"));
+    let extra_ca = vec![ONE.to_owned(), OTHER.to_owned()];
+    become_(&mut daemon, Identity { extra_ca, ..trusting(Some(ONE)) });
+    assert_eq!(daemon.run(sh("cat $NODE_EXTRA_CA_CERTS")).text(), [ONE, OTHER].concat());
+    let count = sh("grep -c BEGIN.CERT $SSL_CERT_FILE");
+    assert_eq!(daemon.run(count.clone()).text(), "2\n");
+    become_(&mut daemon, Identity { extra_ca: vec![OTHER.to_owned()], ..trusting(None) });
+    assert_eq!(daemon.run(count).text(), "1\n");
+    become_(&mut daemon, trusting(None));
+    let left = daemon.run(sh("cat /etc/ssl/certs/*; echo $PIP_CERT"));
+    assert_eq!(left.text(), "# theirs\n\n");
 }
 
 #[test]

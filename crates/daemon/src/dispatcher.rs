@@ -1,4 +1,4 @@
-//! Whom a request is for: a preview, a port of a sandbox, or the API.
+//! Whose a request is: a preview's, a dialect's, or a port's of a sandbox. Asked before any routing.
 //!
 //! A preview is its own permission. Who names a port and a sandbox instead (`3000-web.localhost`) gets in
 //! where the sandbox exposes the port: to everybody, or to who has a key. Of a sandbox that says nothing about
@@ -30,7 +30,7 @@ use tower::ServiceExt;
 
 use crate::api;
 use crate::api::error::status_of;
-use crate::parts::Dialect;
+use crate::dialect::{self, Asked, Dialect};
 
 /// Who asks.
 #[derive(Debug, Clone, Copy)]
@@ -38,33 +38,39 @@ pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
     /// The connection is encrypted.
     pub(crate) secure: bool,
+    /// The dialect whose listener it came in on.
+    pub(crate) listener: Option<&'static str>,
 }
 
-/// Whom a request is for.
-enum Whom {
+/// Whose a request is.
+enum Class {
     Preview(Arc<Entry>),
-    Port(Target),
     /// A preview that is not there.
-    Nobody,
-    Api,
+    NoPreview,
+    /// Of this place.
+    Dialect(usize),
+    Port(Target),
 }
 
 /// Answers requests.
 #[derive(Clone)]
-pub(crate) struct Desk {
+pub(crate) struct Dispatcher {
     app: Arc<Service>,
-    router: Router,
+    /// In the order in which they are asked.
+    dialects: Arc<[(Arc<dyn Dialect>, Router)]>,
     proxy: Proxy,
     previews: Arc<PreviewServer>,
 }
 
-impl Desk {
-    pub(crate) fn new(app: &Arc<Service>, dialects: &[Dialect]) -> Self {
+impl Dispatcher {
+    pub(crate) fn new(app: &Arc<Service>, dialects: Vec<Arc<dyn Dialect>>) -> Self {
         let proxy = Proxy::new(app.fleet.clone()).waking_by(torpor_edge::waker(app));
         let previews = PreviewServer::new(Arc::clone(app), proxy.clone(), status_of);
+        let own: Arc<dyn Dialect> = Arc::new(api::Native);
+        let all = dialects.into_iter().chain([own]);
         Self {
             app: Arc::clone(app),
-            router: api::router(app, dialects),
+            dialects: all.map(|it| (Arc::clone(&it), dialect::router(app, &it))).collect(),
             proxy,
             previews: Arc::new(previews),
         }
@@ -74,20 +80,19 @@ impl Desk {
         self.app.stopping.clone()
     }
 
-    /// A preview goes to its sandbox, everything else to the API.
     pub(crate) async fn answer(
         self,
         request: Request<Incoming>,
         peer: Peer,
     ) -> Result<Response<Body>, Infallible> {
         let (begun, method) = (Instant::now(), request.method().clone());
-        let response = match self.whom(&request) {
-            Whom::Api => return self.router.oneshot(request).await,
-            Whom::Preview(entry) => {
+        let response = match self.classify(&request, peer.listener) {
+            Class::Dialect(place) => return self.dialects[place].1.clone().oneshot(request).await,
+            Class::Preview(entry) => {
                 self.previews.serve(&entry, request, peer.address, peer.secure).await
             }
-            Whom::Port(target) => self.preview(target, request, peer).await,
-            Whom::Nobody => self.previews.missing(&request),
+            Class::Port(target) => self.preview(target, request, peer).await,
+            Class::NoPreview => self.previews.missing(&request),
         };
         let status = response.status().as_u16();
         self.app.metrics.answered(method.as_str(), "preview", status, begun.elapsed());
@@ -95,30 +100,45 @@ impl Desk {
     }
 
     /// A header wins over the host, and what names a port and a sandbox over what names a preview: no
-    /// text is both.
-    fn whom<B>(&self, request: &Request<B>) -> Whom {
+    /// text is both. A dialect may claim what would be for a port, and nothing that is for a preview.
+    fn classify<B>(&self, request: &Request<B>, listener: Option<&'static str>) -> Class {
         let previews = &self.app.previews;
         let asked = request.headers().get(PREVIEW_HEADER).and_then(|value| value.to_str().ok());
         if let Some(entry) = asked.and_then(|label| previews.by_label(label)) {
-            return Whom::Preview(entry);
+            return Class::Preview(entry);
         }
-        if let Some(target) = torpor_proxy::route(request) {
-            return Whom::Port(target);
+        let target = torpor_proxy::route(request);
+        if target.is_none()
+            && let Some(preview) = self.by_host(request)
+        {
+            return preview;
         }
+        let (uri, headers) = (request.uri(), request.headers());
+        let asked = Asked { uri, headers, listener, port: target.as_ref().map(|it| it.port) };
+        let claimed = self.dialects.iter().position(|(dialect, _)| dialect.classify(&asked));
+        match (claimed, target) {
+            (Some(place), _) => Class::Dialect(place),
+            (None, Some(target)) => Class::Port(target),
+            (None, None) => Class::NoPreview,
+        }
+    }
+
+    /// A preview that the host names, whether it is there or not.
+    fn by_host<B>(&self, request: &Request<B>) -> Option<Class> {
         let authority = request.uri().authority().map(|authority| authority.as_str());
         // Of several hosts any counts: the request then is refused, whichever comes first.
         let hosts = request.headers().get_all(HOST).iter().filter_map(|host| host.to_str().ok());
         let hosts = authority.into_iter().chain(hosts);
-        let mut whom = Whom::Api;
+        let mut meant = None;
         for host in hosts {
             if let Some(entry) = self.previewed(host) {
-                return Whom::Preview(entry);
+                return Some(Class::Preview(entry));
             }
-            if previews.was_meant(host) {
-                whom = Whom::Nobody;
+            if self.app.previews.was_meant(host) {
+                meant = Some(Class::NoPreview);
             }
         }
-        whom
+        meant
     }
 
     /// By a domain of its owner, or by its label.
