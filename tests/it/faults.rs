@@ -27,7 +27,14 @@ const WAYS: &[(Act, &[&str])] = &[
     (Act::Create, &["create.recorded", "start.begun", "start.machine", "start.greeted"]),
     (
         Act::Sleep,
-        &["sleep.frozen", "save.staged", "save.written", "save.committed", "save.recorded"],
+        &[
+            "sleep.frozen",
+            "save.staged",
+            "save.written",
+            "commit.placed",
+            "save.committed",
+            "save.recorded",
+        ],
     ),
     (Act::Demote, &["demote.begun", "demote.killed"]),
     (Act::Thaw, &["thaw.begun", "thaw.greeted"]),
@@ -38,6 +45,7 @@ const WAYS: &[(Act, &[&str])] = &[
             "snapshot.recorded",
             "save.staged",
             "save.written",
+            "commit.placed",
             "save.committed",
             "save.recorded",
             "snapshot.saved",
@@ -45,7 +53,7 @@ const WAYS: &[(Act, &[&str])] = &[
     ),
     (Act::Fork, &["create.recorded", "start.begun", "start.machine", "start.greeted"]),
     (Act::Restore, &["restore.recorded", "start.begun", "start.machine", "start.greeted"]),
-    (Act::Delete, &["delete.erased", "delete.killed"]),
+    (Act::Delete, &["delete.erased", "delete.killed", "remove.dropped"]),
 ];
 
 #[test]
@@ -82,7 +90,10 @@ impl Stage {
                 world.torpor(&["snapshot", "web", "--name", "base"]).ok();
                 world.sh("web", "rm /tmp/mark; echo later >/tmp/later").ok();
             }
-            Act::Delete => world.create_with("other", &["--memory", "256m"]),
+            Act::Delete => {
+                world.create_with("other", &["--memory", "256m"]);
+                world.torpor(&["sleep", "other"]).ok();
+            }
         }
     }
 

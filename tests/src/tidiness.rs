@@ -61,7 +61,12 @@ impl World {
             return Err(format!("still staged: {staged:?}"));
         }
         let (on_disk, named) = (self.saves_on_disk(), self.saves_named());
-        if on_disk == named { Ok(()) } else { Err(format!("saves {on_disk:?}, named {named:?}")) }
+        if on_disk != named {
+            return Err(format!("saves {on_disk:?}, named {named:?}"));
+        }
+        let blobs = self.names_in("blobs");
+        let named = self.looked_up("SELECT DISTINCT hash FROM save_files");
+        if blobs == named { Ok(()) } else { Err(format!("blobs {blobs:?}, named {named:?}")) }
     }
 
     /// Every sandbox, and whether it must have a machine.
@@ -76,15 +81,24 @@ impl World {
     }
 
     pub fn saves_on_disk(&self) -> BTreeSet<String> {
-        let entries = fs::read_dir(self.data_dir().join("saves")).expect("the store has it");
+        self.names_in("saves")
+    }
+
+    fn names_in(&self, dir: &str) -> BTreeSet<String> {
+        let entries = fs::read_dir(self.data_dir().join(dir)).expect("the store has it");
         entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// What the ledger names: looked up by a program that knows nothing of Torpor.
     fn saves_named(&self) -> BTreeSet<String> {
-        let query = "SELECT save_id FROM sandboxes WHERE save_id IS NOT NULL \
-                     UNION SELECT save_id FROM snapshots WHERE save_id IS NOT NULL \
-                     UNION SELECT save_id FROM pools WHERE save_id IS NOT NULL";
+        self.looked_up(
+            "SELECT save_id FROM sandboxes WHERE save_id IS NOT NULL \
+             UNION SELECT save_id FROM snapshots WHERE save_id IS NOT NULL \
+             UNION SELECT save_id FROM pools WHERE save_id IS NOT NULL",
+        )
+    }
+
+    /// What the ledger says to a program that knows nothing of Torpor.
+    fn looked_up(&self, query: &str) -> BTreeSet<String> {
         let looked = Command::new("sqlite3")
             .arg("-readonly")
             .arg(self.data_dir().join("ledger.db"))

@@ -16,6 +16,7 @@ use crate::agent::Agent;
 use crate::ca;
 use crate::failure::{cannot, failure};
 use crate::files::{MODE_BITS, make_dirs};
+use crate::process::user;
 
 /// The longest name that the kernel takes.
 const HOSTNAME_MAX: usize = 64;
@@ -131,7 +132,7 @@ fn name_machine(hostname: &str) -> io::Result<()> {
     rustix::system::sethostname(hostname.as_bytes())?;
     fs::create_dir_all("/etc")?;
     write(Path::new("/etc/hostname"), &format!("{hostname}\n"))?;
-    let before = fs::read_to_string("/etc/hosts").unwrap_or_default();
+    let before = user::read("/etc/hosts");
     write(Path::new("/etc/hosts"), &hosts(&before, hostname))
 }
 

@@ -91,6 +91,8 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use torpor_service::keys::KeySettings;
+    use torpor_store::{Layout, Ledger};
 
     #[test]
     fn a_key_is_found_in_either_header() {
@@ -101,5 +103,29 @@ mod tests {
         assert_eq!(secret(&headers("authorization", "bearer  tpk_1 ")), Some("tpk_1"));
         assert_eq!(secret(&headers("x-api-key", "tpk_1")), Some("tpk_1"));
         assert_eq!(secret(&headers("authorization", "Basic dXNlcg==")), None);
+    }
+
+    #[tokio::test]
+    async fn a_key_is_taken_out_wherever_it_stands() {
+        const KEY: &str = "plain+secret of mine=";
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(&Layout::open(dir.path()).unwrap()).await.unwrap();
+        let settings = KeySettings { fixed: Some(KEY), ..KeySettings::default() };
+        let keys = Keyring::open(ledger, settings).await.unwrap();
+        let left = |name: &'static str, value: &str| {
+            let name = HeaderName::from_static(name);
+            let mut headers = HeaderMap::from_iter([(name, value.parse().unwrap())]);
+            hide(&keys, &Uri::from_static("/"), &mut headers).unwrap();
+            !headers.is_empty()
+        };
+        for name in ["authorization", "x-api-key", "cookie", "referer", "x-anything"] {
+            assert!(!left(name, &format!("a {KEY} b")), "{name}");
+            assert!(!left(name, "k=plain%2Bsecret%20of%20mine%3d"), "{name}");
+            assert!(left(name, "plain+secret of others"), "{name}");
+        }
+        let refused =
+            |uri: &str| hide(&keys, &uri.parse().unwrap(), &mut HeaderMap::new()).is_err();
+        assert!(refused("/?key=plain%2Bsecret%20of%20mine="));
+        assert!(!refused("/a%20b?c=%25"));
     }
 }

@@ -372,6 +372,9 @@ pub enum EngineError {
     /// The root image can't be used.
     #[error("the image can't be used: {0}")]
     Image(String),
+    /// What the guest made of its files is beyond what can be read from outside.
+    #[error("the files of the sandbox can't be read: {0}")]
+    GuestFiles(String),
     /// The engine can't do this.
     #[error("the {engine} engine can't {what}")]
     Unsupported { engine: &'static str, what: String },

@@ -7,7 +7,7 @@ use torpor_protocol::{SandboxId, SandboxSpec, SnapshotKind};
 
 use crate::Refusal;
 use crate::engine::{About, Engine, EngineError};
-use crate::store::Save;
+use crate::store::LocalSave;
 
 /// At least one; the first is for whoever does not say.
 #[derive(Clone)]
@@ -53,7 +53,7 @@ impl Engines {
     pub(crate) fn settle(
         &self,
         spec: SandboxSpec,
-        from: Option<&Save>,
+        from: Option<&LocalSave>,
     ) -> Result<SandboxSpec, Refusal> {
         let memory = from.filter(|save| save.manifest.about.kind == SnapshotKind::Memory);
         let Some(save) = memory else {

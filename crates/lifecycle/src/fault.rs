@@ -13,7 +13,7 @@ static ARMED: parking_lot::Mutex<Option<String>> = parking_lot::Mutex::new(None)
 
 /// Dies here if armed.
 #[cfg(debug_assertions)]
-pub(crate) fn point(place: &'static str) {
+pub fn point(place: &'static str) {
     if ARMED.lock().as_deref() == Some(place) {
         tracing::error!(place, "dying as armed");
         let _ =
@@ -22,7 +22,7 @@ pub(crate) fn point(place: &'static str) {
 }
 
 #[cfg(not(debug_assertions))]
-pub(crate) fn point(_: &'static str) {}
+pub fn point(_: &'static str) {}
 
 /// Every place there is, in the order of a life.
 pub const POINTS: &[&str] = &[
@@ -33,8 +33,10 @@ pub const POINTS: &[&str] = &[
     "sleep.frozen",
     "save.staged",
     "save.written",
+    "commit.placed",
     "save.committed",
     "save.recorded",
+    "remove.dropped",
     "demote.begun",
     "demote.killed",
     "thaw.begun",

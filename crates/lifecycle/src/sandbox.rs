@@ -10,7 +10,7 @@ use torpor_protocol::{SandboxId, SaveId, SnapshotId, State, Status};
 use crate::engine::Usage;
 use crate::fleet::DriverSlot;
 use crate::lease::{Gate, Lease};
-use crate::store::Save;
+use crate::store::LocalSave;
 use crate::{Error, Refusal};
 
 /// Requests that may wait for a driver; more callers wait to be let in.
@@ -34,13 +34,13 @@ pub(crate) enum Request {
     Demote,
     Update(Box<UpdateSandbox>, Reply<()>),
     /// A save of it as it is now.
-    Save(Reply<Arc<Save>>),
+    Save(Reply<Arc<LocalSave>>),
     Restore(Back),
     /// Begin from another save than `of` when it wakes. Answered with whether it does: not unless it
     /// sleeps on disk, and `of` is its save.
     Replace {
         of: SaveId,
-        with: Arc<Save>,
+        with: Arc<LocalSave>,
         reply: Reply<bool>,
     },
     /// A snapshot was taken of it.
@@ -51,7 +51,7 @@ pub(crate) enum Request {
 
 /// To a restore point.
 pub(crate) struct Back {
-    pub(crate) save: Arc<Save>,
+    pub(crate) save: Arc<LocalSave>,
     pub(crate) snapshot: Option<SnapshotId>,
     pub(crate) reply: Reply<()>,
 }
@@ -111,20 +111,20 @@ impl Sandbox {
     }
 
     /// A save of it as it is now; made without waking it.
-    pub(crate) async fn save(&self) -> Result<Arc<Save>, Error> {
+    pub(crate) async fn save(&self) -> Result<Arc<LocalSave>, Error> {
         self.ask(Request::Save).await
     }
 
     pub(crate) async fn restore(
         &self,
-        save: Arc<Save>,
+        save: Arc<LocalSave>,
         snapshot: Option<SnapshotId>,
     ) -> Result<(), Error> {
         self.ask(|reply| Request::Restore(Back { save, snapshot, reply })).await
     }
 
     /// Has it begin from another save than `of` when it wakes; whether it will.
-    pub(crate) async fn replace(&self, of: SaveId, with: Arc<Save>) -> Result<bool, Error> {
+    pub(crate) async fn replace(&self, of: SaveId, with: Arc<LocalSave>) -> Result<bool, Error> {
         self.ask(|reply| Request::Replace { of, with, reply }).await
     }
 

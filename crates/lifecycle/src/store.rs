@@ -164,7 +164,8 @@ pub struct PoolRecord {
     pub updated_at_ms: u64,
 }
 
-/// Saved moments of machines: immutable directories, kept while something in the ledger names them.
+/// Moments of machines: manifests that name contents by their hashes. A save never changes, and is kept
+/// while something pins it.
 #[async_trait]
 pub trait Saves: Send + Sync + 'static {
     /// An empty directory to save into.
@@ -175,27 +176,29 @@ pub trait Saves: Send + Sync + 'static {
         &self,
         staged: Box<dyn Staged>,
         about: SaveAbout,
-    ) -> Result<Arc<Save>, StoreError>;
-    /// A save whose bytes are known to be what they were; [`StoreError::CorruptSave`] otherwise.
-    /// It stays on disk while the returned value lives.
-    async fn open(&self, id: &SaveId) -> Result<Arc<Save>, StoreError>;
+    ) -> Result<Arc<LocalSave>, StoreError>;
+    /// A save as a directory of this host, whose bytes are known to be what they were;
+    /// [`StoreError::CorruptSave`] otherwise.
+    async fn materialize(&self, id: &SaveId) -> Result<Arc<LocalSave>, StoreError>;
     /// Who can revive each memory save.
     async fn memory_saves(&self) -> Result<HashMap<SaveId, SavedBy>, StoreError>;
     /// What is known of a save, without a look at its bytes.
-    async fn about(&self, id: &SaveId) -> Result<Manifest, StoreError>;
+    async fn manifest(&self, id: &SaveId) -> Result<Manifest, StoreError>;
     /// The bytes of [`LAYER_FILE`] of a filesystem save.
     async fn layer(
         &self,
-        save: &Save,
+        save: &LocalSave,
     ) -> Result<Box<dyn tokio::io::AsyncRead + Send + Unpin>, StoreError>;
-    /// Removes the save if nothing in the ledger names it, when nobody uses it any more.
+    /// Who keeps a save.
+    async fn pins(&self, id: &SaveId) -> Result<Vec<PinOwner>, StoreError>;
+    /// Removes the save when nothing pins it any more.
     async fn release(&self, id: &SaveId);
     /// Makes a filesystem save of a memory save: only the files that `changes` tells.
     async fn files_of(
         &self,
-        save: &Save,
+        save: &LocalSave,
         changes: Box<dyn crate::engine::Changes>,
-    ) -> Result<Arc<Save>, StoreError>;
+    ) -> Result<Arc<LocalSave>, StoreError>;
 }
 
 /// A directory for a save in the making. Dropping it removes it.
@@ -205,14 +208,49 @@ pub trait Staged: Send + Sync + 'static {
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any>;
 }
 
-/// A committed save in use. While it lives, its directory stays.
+/// Who keeps a save.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PinOwner {
+    /// Its last durable moment.
+    Sandbox(SandboxId),
+    Snapshot(SnapshotId),
+    Pool(Name),
+    /// Somebody in this daemon, while a [`LocalSave`] lives.
+    Reader,
+}
+
+/// A reader's pin: keeps a save while it lives.
+pub struct SavePin(Option<Box<dyn FnOnce() + Send + Sync>>);
+
+impl SavePin {
+    /// `unpin` is called once, when this is dropped.
+    pub fn new(unpin: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self(Some(Box::new(unpin)))
+    }
+}
+
+impl Drop for SavePin {
+    fn drop(&mut self) {
+        if let Some(unpin) = self.0.take() {
+            unpin();
+        }
+    }
+}
+
+impl std::fmt::Debug for SavePin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SavePin")
+    }
+}
+
+/// A save on this host, in use: its files are in `dir`, and stay.
 #[derive(Debug)]
-pub struct Save {
+pub struct LocalSave {
     pub id: SaveId,
     pub dir: PathBuf,
     pub manifest: Manifest,
-    /// Keeps the directory; dropped last.
-    pub guard: Box<dyn std::any::Any + Send + Sync>,
+    /// Dropped last.
+    pub pin: SavePin,
 }
 
 /// Who can revive a memory save.
@@ -239,7 +277,7 @@ pub struct SaveAbout {
     pub processes: Vec<SavedProcess>,
 }
 
-/// `manifest.json` of a save.
+/// What a save is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Raised when an older program would misunderstand the rest.

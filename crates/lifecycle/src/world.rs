@@ -22,7 +22,7 @@ use crate::guest::{Guest, GuestError, Item};
 use crate::guest_defaults::GuestDefaults;
 use crate::ledger::{FleetLedger, Owner};
 use crate::steps::Steps;
-use crate::store::{Images, Journal, Record, RootImage, Save, Saves, StoreError, Vault};
+use crate::store::{Images, Journal, LocalSave, Record, RootImage, Saves, StoreError, Vault};
 use crate::{Error, Refusal, fault};
 
 /// How long a machine may take to start before it counts as failed; starts queue for processors.
@@ -122,7 +122,7 @@ impl World {
         &self,
         id: &SandboxId,
         spec: &SandboxSpec,
-        save: Option<&Save>,
+        save: Option<&LocalSave>,
         afresh: bool,
     ) -> Result<Started, Error> {
         fault::point("start.begun");
@@ -158,7 +158,7 @@ impl World {
     pub(crate) async fn root(
         &self,
         spec: &SandboxSpec,
-        memory: Option<&Save>,
+        memory: Option<&LocalSave>,
     ) -> Result<RootImage, StoreError> {
         match memory.and_then(|save| save.manifest.about.root.as_deref()) {
             Some(file) => self.images.root_file(&spec.image_id, file).await,
@@ -169,7 +169,7 @@ impl World {
     async fn machine(
         &self,
         plan: BootPlan,
-        memory: Option<&Save>,
+        memory: Option<&LocalSave>,
     ) -> Result<Box<dyn Machine>, Error> {
         let engine = match memory {
             Some(save) => self.can_revive(save)?,
@@ -193,14 +193,14 @@ impl World {
     }
 
     /// The engine that revives a save, unless no build of it here can.
-    pub(crate) fn can_revive(&self, save: &Save) -> Result<&Arc<dyn Engine>, Refusal> {
+    pub(crate) fn can_revive(&self, save: &LocalSave) -> Result<&Arc<dyn Engine>, Refusal> {
         let engine = self.saved_by(save)?;
         let can = engine.can_revive(&save.manifest.about.engine_version);
         can.map(|_| engine).map_err(|reason| incompatible(save, reason))
     }
 
     /// The engine of a save, if it is here.
-    pub(crate) fn saved_by(&self, save: &Save) -> Result<&Arc<dyn Engine>, Refusal> {
+    pub(crate) fn saved_by(&self, save: &LocalSave) -> Result<&Arc<dyn Engine>, Refusal> {
         let kind = &save.manifest.about.engine;
         let found = self.engines.find(kind);
         found.map_err(|missing| incompatible(save, format!("{kind} saved it, and {missing}")))
@@ -212,7 +212,7 @@ impl World {
         spec: &SandboxSpec,
         channel: Arc<dyn Channel>,
         identity: Identity,
-        files: Option<&Save>,
+        files: Option<&LocalSave>,
     ) -> Result<Guest, Error> {
         let guest = Guest::connect(channel, HELLO_DEADLINE).await?;
         if let Some(save) = files {
@@ -272,7 +272,7 @@ impl World {
     }
 
     /// Puts the files of a filesystem save on top of the image.
-    async fn unpack(&self, guest: &Guest, save: &Save) -> Result<(), Error> {
+    async fn unpack(&self, guest: &Guest, save: &LocalSave) -> Result<(), Error> {
         let request = Request::Unpack { path: "/".to_owned(), owner: None, layer: true };
         let mut layer = self.saves.layer(save).await?;
         let mut stream = guest.open(&request).await?;
@@ -350,7 +350,7 @@ impl World {
     }
 }
 
-fn incompatible(save: &Save, reason: String) -> Refusal {
+fn incompatible(save: &LocalSave, reason: String) -> Refusal {
     Refusal::Incompatible { snapshot: save.id.to_string(), reason }
 }
 

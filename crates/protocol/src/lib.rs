@@ -12,6 +12,7 @@ pub mod egress;
 pub mod engine;
 pub mod error;
 pub mod excerpt;
+pub mod file;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod guest;

@@ -216,6 +216,8 @@ fn engine(error: &EngineError) -> Description {
         EngineError::Image(_) => {
             Description::new(ErrorCode::ImageCorrupt, error).hint("build or import the image again")
         }
+        EngineError::GuestFiles(_) => Description::new(ErrorCode::InvalidRequest, error)
+            .hint("remove or shorten what it names, or take a memory snapshot"),
         EngineError::Unsupported { .. } => Description::new(ErrorCode::Unsupported, error),
         EngineError::Failed { .. } => Description::new(ErrorCode::Internal, error),
     }

@@ -10,7 +10,8 @@
 //!  kernels/     prepared kernels for microVMs
 //!  engine/HASH/ a program that saves were made by, and may need again
 //!  images/ID/   one committed image
-//!  saves/ID/    one committed save: manifest.json and what it lists
+//!  blobs/HASH   a content that saves have, each stored once
+//!  saves/ID/    the files of one save, as links to blobs; what it lacks is linked again
 //!  logs/        what processes said: ID.jsonl, and ID.jsonl.1 before it
 //!  audit/       what sandboxes sent out: egress.jsonl, and .1 to .3 before it
 //!  staging/     work in progress; emptied at start
@@ -73,7 +74,8 @@ impl Layout {
         let layout = Self { root, tag, node, _lock: lock };
         let (staging, scratch) = (layout.staging(), layout.scratch());
         let (logs, audits) = (layout.logs(), layout.audits());
-        for dir in [layout.images(), layout.saves(), logs, audits, staging, scratch] {
+        let (blobs, saves) = (layout.blobs(), layout.saves());
+        for dir in [layout.images(), blobs, saves, logs, audits, staging, scratch] {
             make_dir(&dir)?;
         }
         layout.clear_staging();
@@ -116,12 +118,12 @@ impl Layout {
         self.root.join("secret.key")
     }
 
-    /// Kernels for microVMs.
     /// Programs of an engine that saves were made by.
     pub fn engine_builds(&self) -> PathBuf {
         self.root.join("engine")
     }
 
+    /// Kernels for microVMs.
     pub fn kernels(&self) -> PathBuf {
         Self::kernels_in(&self.root)
     }
@@ -137,6 +139,14 @@ impl Layout {
 
     pub fn image(&self, id: &ImageId) -> PathBuf {
         self.images().join(id.as_str())
+    }
+
+    pub(crate) fn blobs(&self) -> PathBuf {
+        self.root.join("blobs")
+    }
+
+    pub(crate) fn blob(&self, hash: &str) -> PathBuf {
+        self.blobs().join(hash)
     }
 
     pub fn saves(&self) -> PathBuf {
@@ -189,20 +199,21 @@ impl Layout {
 
     /// A fresh directory for work in progress, on the same filesystem as everything else.
     pub fn stage(&self) -> Result<Stage, StoreError> {
-        let path = self.fresh_path()?;
+        let path = self.draft()?;
         make_dir(&path)?;
         Ok(Stage { path })
     }
 
     /// Takes a committed directory out of its place at once; its files go with the returned value.
     pub(crate) fn unplace(&self, dir: &Path) -> Result<Stage, StoreError> {
-        let path = self.fresh_path()?;
+        let path = self.draft()?;
         std::fs::rename(dir, &path)
             .map_err(files::failed("move what is removed out of its place"))?;
         Ok(Stage { path })
     }
 
-    fn fresh_path(&self) -> Result<PathBuf, StoreError> {
+    /// A path for work in progress; nothing is there.
+    pub(crate) fn draft(&self) -> Result<PathBuf, StoreError> {
         let mut bytes = [0u8; 8];
         getrandom::fill(&mut bytes).map_err(StoreError::failed("get a random number"))?;
         Ok(self.staging().join(format!("{:016x}", u64::from_le_bytes(bytes))))
@@ -253,7 +264,8 @@ impl Drop for Stage {
     }
 }
 
-fn make_dir(dir: &Path) -> Result<(), StoreError> {
+/// For nobody else.
+pub(crate) fn make_dir(dir: &Path) -> Result<(), StoreError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(refused(dir, "can't be created"))
 }

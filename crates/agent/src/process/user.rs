@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
-/// Larger account files are cut: a user may write them, and they are read for each process.
+/// Larger files are cut: a user may write them, and accounts are read for each process.
 const FILE_MAX: u64 = 1024 * 1024;
 
 /// Who a process runs as, or whom a file belongs to.
@@ -62,7 +62,8 @@ pub(crate) fn is_member(account: &Account, group: &str) -> bool {
     find_group(group, &read(GROUP)).is_some_and(|gid| account.groups.contains(&gid))
 }
 
-fn read(path: &str) -> String {
+/// A file of the machine's `/etc`; empty if it can't be read.
+pub(crate) fn read(path: &str) -> String {
     use std::io::Read;
     use std::os::unix::fs::OpenOptionsExt;
     let mut bytes = Vec::new();

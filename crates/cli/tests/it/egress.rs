@@ -9,7 +9,7 @@ const ID: &str = "000000000000000000000";
 
 fn event(at_ms: u64, verdict: &str) -> Value {
     json!({
-        "at_ms": at_ms, "sandbox": ID, "what": "tls", "verdict": verdict, "rule": "allow",
+        "at": torpor_protocol::time::text(at_ms), "sandbox": ID, "what": "tls", "verdict": verdict, "rule": "allow",
         "host": "api.example.com", "port": 443,
     })
 }
@@ -108,7 +108,12 @@ fn a_policy_that_can_not_be_kept_is_refused_with_the_reason() {
 
 #[test]
 fn tail_shows_events_as_they_come_and_says_what_it_missed() {
-    let lines = [event(1_800_000_000_250, "denied"), json!({"missed": 3}), event(2, "allowed")];
+    let line = |mut event: Value| {
+        event["event"] = json!("egress");
+        event
+    };
+    let missed = json!({"event": "missed", "missed": 3});
+    let lines = [line(event(1_800_000_000_250, "denied")), missed, line(event(2, "allowed"))];
     let body: String = lines.iter().map(|line| format!("{line}\n")).collect();
     let stub = Stub::new(move |_| Some(Answer::Now(200, body.clone().into())));
     let done = stub.torpor(["egress", "tail", "web", "-n", "5", "--denied"]);
@@ -147,7 +152,10 @@ fn events_and_gateways_are_listed() {
     });
     let shown = stub.torpor(["egress", "ls", "web"]).ok();
     assert_eq!(shown, "1970-01-01T00:00:00.001Z failed  tls   api.example.com:443 (allow)\n");
-    assert_eq!(stub.torpor(["egress", "ls", "web", "--json"]).json()["events"][0]["at_ms"], 1);
+    assert_eq!(
+        stub.torpor(["egress", "ls", "web", "--json"]).json()["events"][0]["at"],
+        "1970-01-01T00:00:00.001Z"
+    );
     let table = stub.torpor(["egress", "gateways"]).ok();
     let words: Vec<&str> = table.split_whitespace().collect();
     assert_eq!(words, ["NAME", "THROUGH", "office", "source", "203.0.113.9"]);

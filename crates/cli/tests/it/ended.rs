@@ -49,7 +49,7 @@ fn archive(asked: &Asked, ended: usize) -> Option<Value> {
     let query = asked.what.strip_prefix("GET /v1/archive?")?;
     let get = |key: &str| query.split('&').find_map(|pair| pair.strip_prefix(&format!("{key}=")));
     let limit: usize = get("limit")?.parse().ok()?;
-    let first = get("before").map_or(1, |id| id[..6].parse::<usize>().unwrap() + 1);
+    let first = get("cursor").map_or(1, |id| id[..6].parse::<usize>().unwrap() + 1);
     let last = (first + limit - 1).min(ended);
     let id = |n: usize| format!("{n:06}{}", "a".repeat(15));
     let one = |n: usize| {

@@ -14,7 +14,7 @@ use crate::stub::{Answer, Stub, done, ok, refuse, sandbox, snapshot};
 fn taker() -> Stub {
     Stub::new(|asked| {
         let name = asked.json()["name"].as_str().map(str::to_owned);
-        asked.what.ends_with("/snapshots").then(|| ok(snapshot(name.as_deref(), json!({}))))
+        asked.what.contains("/snapshots").then(|| ok(snapshot(name.as_deref(), json!({}))))
     })
 }
 
@@ -35,7 +35,7 @@ fn an_unnamed_snapshot_prints_its_id() {
     let stub = taker();
     let id = stub.torpor(["snapshot", "web", "--filesystem", "--no-wait"]).ok();
     assert!(id.starts_with("snap-"), "{id}");
-    let asked = stub.body_of("POST /v1/sandboxes/web/snapshots");
+    let asked = stub.body_of("POST /v1/sandboxes/web/snapshots?wait=false");
     assert_eq!(asked, json!({"name": null, "kind": "filesystem"}));
 }
 

@@ -166,5 +166,5 @@ fn ps_shows_how_deep_they_sleep() {
     let stub = Stub::new(|_| Some(ok(json!({"sandboxes": [asleep("cold", true)]}))));
     let table = stub.torpor(["ps", "--state", "asleep"]).ok();
     assert!(table.contains("   asleep (cold)   "), "{table}");
-    assert_eq!(stub.asked(), ["GET /v1/sandboxes?state=standby"]);
+    assert_eq!(stub.asked(), ["GET /v1/sandboxes?state=asleep"]);
 }

@@ -198,5 +198,5 @@ fn or_null(map: &mut Map<String, Value>) {
     }
     let real = if *first == null { other.clone() } else { first.clone() };
     map.remove("oneOf");
-    map.insert("anyOf".to_owned(), json!([real, null]));
+    map.insert("anyOf".to_owned(), Value::Array(vec![real, null]));
 }

@@ -11,7 +11,7 @@ use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
 use torpor_lifecycle::ledger::{SnapshotFilter, SnapshotPlace};
-use torpor_lifecycle::store::{Saves, SnapshotRecord};
+use torpor_lifecycle::store::{PinOwner, Saves, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::snapshot::{SnapshotDetails, SnapshotList, TakeSnapshot, Verified};
 use torpor_protocol::{SandboxRef, SaveId, Snapshot, SnapshotRef, SnapshotState};
@@ -126,14 +126,17 @@ async fn get(
         let (files, processes, needed_by) = (Vec::new(), Vec::new(), Vec::new());
         return Ok(Json(SnapshotDetails { snapshot, files, ancestors, processes, needed_by }));
     };
-    let manifest = app.saves.about(&save).await?;
-    let needed_by = app.ledger.sandboxes_of_save(&save).await?;
+    let manifest = app.saves.manifest(&save).await?;
+    let needing = app.saves.pins(&save).await?.into_iter().filter_map(|owner| match owner {
+        PinOwner::Sandbox(id) => Some(id),
+        PinOwner::Snapshot(_) | PinOwner::Pool(_) | PinOwner::Reader => None,
+    });
     Ok(Json(SnapshotDetails {
         snapshot,
         files: manifest.files,
         ancestors,
         processes: manifest.about.processes,
-        needed_by,
+        needed_by: needing.collect(),
     }))
 }
 

@@ -113,7 +113,7 @@ async fn a_snapshot_that_is_deleted_during_a_fork_is_still_forked() {
         world.delete("/v1/snapshots/base").await.expect(204);
     };
     let (forks, ()) = tokio::join!(forking, deleting);
-    assert_eq!(names(&forks.expect(200)), ["f-1", "f-2", "f-3"]);
+    assert_eq!(names(&forks.expect(201)), ["f-1", "f-2", "f-3"]);
     // They are durable on their own, also after the snapshot is gone.
     world.post("/v1/sandboxes/f-1/sleep", json!({"cold": true})).await.expect(200);
     world.tell("/v1/sandboxes/f-1/wake").await.expect(200);

@@ -150,7 +150,7 @@ async fn a_listing_filters_by_label_and_state_and_comes_in_pages() {
     assert_eq!(page["sandboxes"].as_array().unwrap().len(), 2);
     let next = page["next_cursor"].as_str().unwrap();
     assert_eq!(names(&format!("cursor={next}")).await.len(), 1);
-    world.get("/v1/sandboxes?state=asleep").await.expect_error(400, "invalid_request");
+    world.get("/v1/sandboxes?state=standby").await.expect_error(400, "invalid_request");
     world.get("/v1/sandboxes?bogus=1").await.expect_error(400, "invalid_request");
 }
 

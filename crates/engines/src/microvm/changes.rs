@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use torpor_ext4::{Entry, Files, Filesystem, Kind, Limits, Upper};
+use torpor_ext4::{Entry, Ext4Error, Files, Filesystem, Kind, Limits, Upper};
 use torpor_lifecycle::engine::{Change, ChangeKind, Changes, EngineError, See};
 use torpor_qemu::unit;
 
@@ -18,7 +18,10 @@ pub(super) fn read(saved: &Path) -> Result<Box<dyn Changes>, EngineError> {
     let unit = unit::open(saved).map_err(EngineError::failed(WHAT))?;
     let filesystem = Filesystem::open(unit.disk).map_err(EngineError::failed(WHAT))?;
     let upper = Upper::read(filesystem, UPPER, Limits::default());
-    let Upper { entries, files } = upper.map_err(EngineError::failed(WHAT))?;
+    let Upper { entries, files } = upper.map_err(|error| match error {
+        Ext4Error::TooMuch(_) => EngineError::GuestFiles(error.to_string()),
+        error => EngineError::failed(WHAT)(error),
+    })?;
     Ok(Box::new(SavedFiles { changes: entries.into_iter().map(change).collect(), files }))
 }
 

@@ -11,7 +11,7 @@ use crate::engine::Machine;
 use crate::error::chain;
 use crate::guest::Guest;
 use crate::sandbox::Request;
-use crate::store::{PersistedState, Record, Save, StoreError};
+use crate::store::{LocalSave, PersistedState, Record, StoreError};
 use crate::world::{HELLO_DEADLINE, Started, discard, resume, run_hook};
 use crate::{Error, Refusal, fault};
 
@@ -41,7 +41,7 @@ impl Driver {
     pub(super) async fn queued(&mut self, until_ms: u64) -> Phase {
         self.publish(State::Creating, Some(StatusReason::Queued));
         let needed_mib = match &self.record.save {
-            Some(save) => match self.world.saves.about(save).await {
+            Some(save) => match self.world.saves.manifest(save).await {
                 Ok(manifest) => manifest.size_bytes().div_ceil(1024 * 1024),
                 Err(error) => return self.start_failed(&error).await,
             },
@@ -115,9 +115,9 @@ impl Driver {
     }
 
     /// The save it begins from, if any, known to be whole.
-    pub(super) async fn open_save(&mut self) -> Result<Option<std::sync::Arc<Save>>, Error> {
+    pub(super) async fn open_save(&mut self) -> Result<Option<std::sync::Arc<LocalSave>>, Error> {
         let Some(id) = &self.record.save else { return Ok(None) };
-        let save = self.world.saves.open(id).await?;
+        let save = self.world.saves.materialize(id).await?;
         self.show_saved(&save);
         Ok(Some(save))
     }
@@ -277,7 +277,7 @@ impl Driver {
         let Some(save) = self.record.save.clone() else {
             return self.fail(FailureReason::MachineLost { cause: loss.to_string() }).await;
         };
-        let saved_at_ms = match self.world.saves.about(&save).await {
+        let saved_at_ms = match self.world.saves.manifest(&save).await {
             Ok(manifest) => manifest.about.created_at_ms,
             Err(error) => {
                 let cause = format!("{loss}; {}", chain(&error));

@@ -13,7 +13,7 @@ use crate::engine::{Machine, Saved};
 use crate::error::chain;
 use crate::guest::Guest;
 use crate::sandbox::{Back, Reply};
-use crate::store::{PersistedState, Record, Save, SaveAbout, StoreError};
+use crate::store::{LocalSave, PersistedState, Record, SaveAbout, StoreError};
 use crate::world::discard;
 use crate::{Error, fault};
 
@@ -25,7 +25,7 @@ impl Driver {
         machine: &mut Box<dyn Machine>,
         state: PersistedState,
         processes: Vec<SavedProcess>,
-    ) -> Result<Arc<Save>, Error> {
+    ) -> Result<Arc<LocalSave>, Error> {
         let saves = Arc::clone(&self.world.saves);
         let staged = saves.stage().await?;
         fault::point("save.staged");
@@ -93,7 +93,7 @@ impl Driver {
         &mut self,
         sleeper: &mut Sleeper,
         interrupted: bool,
-    ) -> Result<Arc<Save>, Error> {
+    ) -> Result<Arc<LocalSave>, Error> {
         if sleeper.durable {
             return self.saved().await;
         }
@@ -120,15 +120,19 @@ impl Driver {
     }
 
     /// The save of a sandbox that sleeps.
-    pub(super) async fn saved(&self) -> Result<Arc<Save>, Error> {
+    pub(super) async fn saved(&self) -> Result<Arc<LocalSave>, Error> {
         let Some(id) = &self.record.save else {
             return Err(StoreError::NoSuchSave("of a sleeping sandbox".to_owned()).into());
         };
-        Ok(self.world.saves.open(id).await?)
+        Ok(self.world.saves.materialize(id).await?)
     }
 
     /// Has it begin from `with` instead of `of` when it wakes; only while it sleeps on disk.
-    pub(super) async fn replace_save(&mut self, of: &SaveId, with: &Save) -> Result<bool, Error> {
+    pub(super) async fn replace_save(
+        &mut self,
+        of: &SaveId,
+        with: &LocalSave,
+    ) -> Result<bool, Error> {
         if self.record.save.as_ref() != Some(of) {
             return Ok(false);
         }
@@ -140,7 +144,7 @@ impl Driver {
         Ok(true)
     }
 
-    pub(super) fn show_saved(&self, save: &Save) {
+    pub(super) fn show_saved(&self, save: &LocalSave) {
         let bytes = save.manifest.size_bytes();
         self.status.send_modify(|status| status.saved_bytes = bytes);
     }
@@ -149,7 +153,7 @@ impl Driver {
     pub(super) async fn look_up_saved(&self) {
         let Some(save) = &self.record.save else { return };
         // Whoever wakes it hears what is wrong with the save.
-        if let Ok(manifest) = self.world.saves.about(save).await {
+        if let Ok(manifest) = self.world.saves.manifest(save).await {
             self.status.send_modify(|status| status.saved_bytes = manifest.size_bytes());
         }
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use async_trait::async_trait;
 use torpor_protocol::api::ArchivedSandbox;
-use torpor_protocol::{Name, NodeId, SandboxId, SaveId, SnapshotId, SnapshotRef};
+use torpor_protocol::{Name, NodeId, SandboxId, SnapshotId, SnapshotRef};
 
 use super::FakeStore;
 use super::store::StoreState;
@@ -98,12 +98,6 @@ impl SandboxLedger for FakeStore {
         let own = own.map(|(_, record)| record);
         let rest = own.filter(|record| after.is_none_or(|after| record.id > *after));
         Ok(rest.take(limit).cloned().collect())
-    }
-
-    async fn sandboxes_of_save(&self, save: &SaveId) -> Result<Vec<SandboxId>, StoreError> {
-        let state = self.state.lock();
-        let needing = state.records.values().filter(|(_, r)| r.save.as_ref() == Some(save));
-        Ok(needing.map(|(_, record)| record.id.clone()).collect())
     }
 }
 
@@ -276,6 +270,7 @@ impl Changes for FakeStore {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use torpor_protocol::SaveId;
 
     use super::*;
     use crate::ledger::FleetLedger;

@@ -14,8 +14,8 @@ use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SecretName, SnapshotKind
 
 use crate::engine::Changes;
 use crate::store::{
-    BoundSecret, Images, Journal, Manifest, PoolRecord, Record, RootImage, Save, SaveAbout,
-    SavedBy, Saves, Search, SnapshotRecord, Staged, StoreError, Vault,
+    BoundSecret, Images, Journal, LocalSave, Manifest, PinOwner, PoolRecord, Record, RootImage,
+    SaveAbout, SavePin, SavedBy, Saves, Search, SnapshotRecord, Staged, StoreError, Vault,
 };
 use crate::world::Room;
 
@@ -114,22 +114,32 @@ impl FakeStore {
         Ok(change(&mut state))
     }
 
-    fn keep(&self, dir: PathBuf, about: SaveAbout) -> Arc<Save> {
+    fn keep(&self, dir: PathBuf, about: SaveAbout) -> Arc<LocalSave> {
         let file = SavedFile { name: "memory".to_owned(), bytes: 7, hash: String::new() };
         let files = vec![file];
         let manifest = Manifest { format: Manifest::FORMAT, about, files, stored_bytes: None };
         let id = SaveId::random();
         self.state.lock().saves.insert(id.clone(), (dir.clone(), manifest.clone()));
-        Arc::new(Save { id, dir, manifest, guard: Box::new(()) })
+        Arc::new(LocalSave { id, dir, manifest, pin: SavePin::new(|| {}) })
     }
 }
 
 impl StoreState {
-    fn names(&self, save: &SaveId) -> bool {
+    fn pins(&self, save: &SaveId) -> Vec<PinOwner> {
         let is = |other: Option<&SaveId>| other == Some(save);
-        self.records.values().any(|(_, record)| is(record.save.as_ref()))
-            || self.snapshots.iter().any(|record| is(record.save.as_ref()))
-            || self.pools.values().any(|pool| is(pool.from.as_ref().map(|(_, save)| save)))
+        let sandboxes = self
+            .records
+            .values()
+            .map(|(_, record)| record)
+            .filter(|record| is(record.save.as_ref()));
+        let snapshots = self.snapshots.iter().filter(|record| is(record.save.as_ref()));
+        let pools = self.pools.values();
+        let pools = pools.filter(|pool| is(pool.from.as_ref().map(|(_, save)| save)));
+        sandboxes
+            .map(|record| PinOwner::Sandbox(record.id.clone()))
+            .chain(snapshots.map(|record| PinOwner::Snapshot(record.snapshot.id.clone())))
+            .chain(pools.map(|pool| PinOwner::Pool(pool.name.clone())))
+            .collect()
     }
 
     pub(super) fn check(&self, save: Option<&SaveId>) -> Result<(), StoreError> {
@@ -174,7 +184,7 @@ impl Saves for FakeStore {
         &self,
         staged: Box<dyn Staged>,
         about: SaveAbout,
-    ) -> Result<Arc<Save>, StoreError> {
+    ) -> Result<Arc<LocalSave>, StoreError> {
         {
             let mut state = self.state.lock();
             if state.fail_commits > 0 {
@@ -185,7 +195,7 @@ impl Saves for FakeStore {
         Ok(self.keep(staged.path().to_owned(), about))
     }
 
-    async fn open(&self, id: &SaveId) -> Result<Arc<Save>, StoreError> {
+    async fn materialize(&self, id: &SaveId) -> Result<Arc<LocalSave>, StoreError> {
         let state = self.state.lock();
         if state.corrupt.contains(id) {
             let (id, file) = (id.to_string(), "memory".to_owned());
@@ -193,10 +203,10 @@ impl Saves for FakeStore {
         }
         let found = state.saves.get(id).cloned();
         let (dir, manifest) = found.ok_or_else(|| StoreError::NoSuchSave(id.to_string()))?;
-        Ok(Arc::new(Save { id: id.clone(), dir, manifest, guard: Box::new(()) }))
+        Ok(Arc::new(LocalSave { id: id.clone(), dir, manifest, pin: SavePin::new(|| {}) }))
     }
 
-    async fn about(&self, id: &SaveId) -> Result<Manifest, StoreError> {
+    async fn manifest(&self, id: &SaveId) -> Result<Manifest, StoreError> {
         let found = self.state.lock().saves.get(id).map(|(_, manifest)| manifest.clone());
         found.ok_or_else(|| StoreError::NoSuchSave(id.to_string()))
     }
@@ -214,23 +224,27 @@ impl Saves for FakeStore {
 
     async fn layer(
         &self,
-        _save: &Save,
+        _save: &LocalSave,
     ) -> Result<Box<dyn tokio::io::AsyncRead + Send + Unpin>, StoreError> {
         Ok(Box::new(tokio::io::empty()))
     }
 
+    async fn pins(&self, id: &SaveId) -> Result<Vec<PinOwner>, StoreError> {
+        Ok(self.state.lock().pins(id))
+    }
+
     async fn release(&self, id: &SaveId) {
         let mut state = self.state.lock();
-        if !state.names(id) {
+        if state.pins(id).is_empty() {
             state.saves.remove(id);
         }
     }
 
     async fn files_of(
         &self,
-        save: &Save,
+        save: &LocalSave,
         _changes: Box<dyn Changes>,
-    ) -> Result<Arc<Save>, StoreError> {
+    ) -> Result<Arc<LocalSave>, StoreError> {
         let about = SaveAbout { kind: SnapshotKind::Filesystem, ..save.manifest.about.clone() };
         Ok(self.keep(save.dir.clone(), about))
     }

@@ -3,18 +3,18 @@
 //! A memory save can be revived by the build that wrote it. What needs a build that is not wanted any more,
 //! or not here any more, can be brought to its files alone: it boots from them, on any build.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use torpor_protocol::engine::{EngineBuild, Migrated, MigratedKind};
-use torpor_protocol::{SandboxId, SandboxRef, SaveId, SnapshotKind, State};
+use torpor_protocol::{SandboxId, SandboxRef, SaveId, SnapshotKind, SnapshotRef, State};
 
 use super::Fleet;
 use super::snapshots::describe;
 use crate::Error;
 use crate::engine::{self, Engine};
 use crate::error::chain;
-use crate::store::{Save, SavedBy, SnapshotRecord};
+use crate::store::{LocalSave, PinOwner, SavedBy, SnapshotRecord};
 
 /// The builds of an engine that are here, the current one first.
 fn present(engine: &Arc<dyn Engine>) -> Vec<EngineBuild> {
@@ -77,27 +77,35 @@ impl Fleet {
         self.inner.world.engines.find(&by.engine).ok()?.can_revive(&by.version).ok()
     }
 
+    /// Sandboxes first, then snapshots, then pools.
     async fn needs(&self) -> Result<Vec<Need>, Error> {
-        let world = &self.inner.world;
-        let by: HashMap<SaveId, SavedBy> = world.saves.memory_saves().await?;
-        let need = |save: &SaveId, who| {
-            let by = by.get(save)?.clone();
-            Some(Need { save: save.clone(), by, who })
-        };
+        let saves = &self.inner.world.saves;
         let mut needs = Vec::new();
-        for save in by.keys() {
-            let sandboxes = world.ledger.sandboxes_of_save(save).await?;
-            needs.extend(sandboxes.into_iter().filter_map(|id| need(save, Who::Sandbox(id))));
+        for (save, by) in saves.memory_saves().await? {
+            for owner in saves.pins(&save).await? {
+                if let Some(who) = self.needing(owner).await? {
+                    needs.push(Need { save: save.clone(), by: by.clone(), who });
+                }
+            }
         }
-        for record in self.recorded_snapshots().await? {
-            let save = record.save.clone();
-            needs.extend(save.and_then(|save| need(&save, Who::Snapshot(Box::new(record)))));
-        }
-        for pool in self.recorded_pools().await? {
-            let (name, from) = (pool.name.to_string(), pool.from);
-            needs.extend(from.and_then(|(_, save)| need(&save, Who::Pool(name))));
-        }
+        needs.sort_by_key(|need| match need.who {
+            Who::Sandbox(_) => 0,
+            Who::Snapshot(_) => 1,
+            Who::Pool(_) => 2,
+        });
         Ok(needs)
+    }
+
+    async fn needing(&self, owner: PinOwner) -> Result<Option<Who>, Error> {
+        Ok(match owner {
+            PinOwner::Sandbox(id) => Some(Who::Sandbox(id)),
+            PinOwner::Snapshot(id) => {
+                let record = self.inner.world.ledger.find_snapshot(&SnapshotRef::Id(id)).await?;
+                record.map(|record| Who::Snapshot(Box::new(record)))
+            }
+            PinOwner::Pool(name) => Some(Who::Pool(name.to_string())),
+            PinOwner::Reader => None,
+        })
     }
 
     /// Lets the engine give up builds that nothing needs.
@@ -193,8 +201,8 @@ impl Fleet {
         Ok(recorded?)
     }
 
-    async fn files_of_save(&self, save: &SaveId) -> Result<Arc<Save>, Error> {
-        let save = self.inner.world.saves.open(save).await?;
+    async fn files_of_save(&self, save: &SaveId) -> Result<Arc<LocalSave>, Error> {
+        let save = self.inner.world.saves.materialize(save).await?;
         debug_assert_eq!(save.manifest.about.kind, SnapshotKind::Memory);
         self.files_of(&save).await
     }

@@ -126,7 +126,7 @@ impl Fleet {
     async fn settle_pool(&self, record: PoolRecord) -> Result<PoolRecord, Error> {
         let world = &self.inner.world;
         let save = match &record.from {
-            Some((_, save)) => Some(world.saves.open(save).await?),
+            Some((_, save)) => Some(world.saves.materialize(save).await?),
             None => None,
         };
         let spec = world.engines.settle(record.spec.clone(), save.as_deref())?;
@@ -134,7 +134,7 @@ impl Fleet {
     }
 
     /// All pools of the ledger, by name.
-    pub(super) async fn recorded_pools(&self) -> Result<Vec<PoolRecord>, Error> {
+    async fn recorded_pools(&self) -> Result<Vec<PoolRecord>, Error> {
         let ledger = &self.inner.world.ledger;
         let page = |after: Option<Name>| async move { ledger.pools(after.as_ref(), PAGE).await };
         let mut recorded = everything(page, |record: &PoolRecord| record.name.clone()).await?;
@@ -350,7 +350,7 @@ impl Fleet {
         let world = &self.inner.world;
         let id = SandboxId::random();
         let save = match &record.from {
-            Some((_, save)) => Some(world.saves.open(save).await?),
+            Some((_, save)) => Some(world.saves.materialize(save).await?),
             None => None,
         };
         let Started { mut machine, guest, root, .. } =

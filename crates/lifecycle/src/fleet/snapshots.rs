@@ -14,7 +14,7 @@ use crate::engine::Changes;
 use crate::error::chain;
 use crate::ledger::{PAGE, SnapshotFilter, SnapshotPlace, everything};
 use crate::sandbox::Sandbox;
-use crate::store::{Manifest, Save, SnapshotRecord, StoreError};
+use crate::store::{LocalSave, Manifest, SnapshotRecord, StoreError};
 use crate::{Error, Refusal, fault};
 
 /// Ancestors of a snapshot that anybody is told.
@@ -26,7 +26,7 @@ const RECORD_AGAIN: Duration = Duration::from_secs(1);
 /// A save to begin from. It stays while this value lives; [`Fleet::let_go`] of it.
 #[derive(Debug, Clone)]
 pub struct RestorePoint {
-    pub save: Arc<Save>,
+    pub save: Arc<LocalSave>,
     pub snapshot: Option<SnapshotId>,
 }
 
@@ -195,7 +195,11 @@ impl Fleet {
     }
 
     /// A save of the sandbox of that kind.
-    async fn save_as(&self, sandbox: &Sandbox, kind: SnapshotKind) -> Result<Arc<Save>, Error> {
+    async fn save_as(
+        &self,
+        sandbox: &Sandbox,
+        kind: SnapshotKind,
+    ) -> Result<Arc<LocalSave>, Error> {
         let save = sandbox.save().await?;
         match (kind, save.manifest.about.kind) {
             (SnapshotKind::Memory, SnapshotKind::Memory)
@@ -209,7 +213,7 @@ impl Fleet {
     }
 
     /// A save of the files alone.
-    pub(super) async fn files_of(&self, save: &Arc<Save>) -> Result<Arc<Save>, Error> {
+    pub(super) async fn files_of(&self, save: &Arc<LocalSave>) -> Result<Arc<LocalSave>, Error> {
         let (fleet, kept) = (self.clone(), Arc::clone(save));
         let changes = tokio::task::spawn_blocking(move || fleet.changes(&kept)).await;
         let changes = changes.map_err(StoreError::failed("read the files of a save"))??;
@@ -247,7 +251,7 @@ impl Fleet {
     }
 
     /// Takes up a snapshot that came from elsewhere, under a fresh id.
-    pub async fn enlist(&self, snapshot: Snapshot, save: &Save) -> Result<Snapshot, Error> {
+    pub async fn enlist(&self, snapshot: Snapshot, save: &LocalSave) -> Result<Snapshot, Error> {
         let mut snapshot = snapshot;
         snapshot.id = SnapshotId::random();
         snapshot.state = SnapshotState::Completed;
@@ -276,7 +280,7 @@ impl Fleet {
             let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
             return Err(Refusal::SnapshotNotReady { id: snapshot.id.to_string(), why }.into());
         };
-        let save = self.inner.world.saves.open(&save).await?;
+        let save = self.inner.world.saves.materialize(&save).await?;
         Ok(RestorePoint { save, snapshot: Some(snapshot.id) })
     }
 
@@ -334,7 +338,7 @@ impl Fleet {
     }
 
     /// What a memory save has on top of its image. Blocks.
-    pub fn changes(&self, save: &Save) -> Result<Box<dyn Changes>, Error> {
+    pub fn changes(&self, save: &LocalSave) -> Result<Box<dyn Changes>, Error> {
         Ok(self.inner.world.saved_by(save)?.changes(&save.dir)?)
     }
 }

@@ -36,7 +36,6 @@ macro_rules! ledger_contract {
             snapshots_of_a_sandbox_are_found_by_its_id_and_by_its_name
             ancestors_end_where_nobody_knows_more_and_where_they_began
             a_pool_is_created_once_changed_and_erased
-            a_save_knows_its_sandboxes
         );
     };
     ($subject:expr, $($test:ident)*) => {
@@ -302,16 +301,4 @@ pub async fn a_pool_is_created_once_changed_and_erased(subject: &impl Subject) {
     assert_eq!(ledger.pools(Some(&pool.name), 9).await.unwrap(), [later]);
     assert!(ledger.erase_pool(&pool.name).await.unwrap());
     assert!(!ledger.erase_pool(&pool.name).await.unwrap());
-}
-
-pub async fn a_save_knows_its_sandboxes(subject: &impl Subject) {
-    let ledger = subject.ledger();
-    let owner = ledger.take_over().await.unwrap();
-    let save = subject.save().await;
-    let mut sleeper = record(subject, None);
-    sleeper.save = Some(save.clone());
-    ledger.create_sandbox(&owner, &sleeper).await.unwrap();
-    ledger.create_sandbox(&owner, &record(subject, None)).await.unwrap();
-    assert_eq!(ledger.sandboxes_of_save(&save).await.unwrap(), [sleeper.id]);
-    assert_eq!(ledger.sandboxes_of_save(&SaveId::random()).await.unwrap(), []);
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use async_trait::async_trait;
 use torpor_protocol::api::ArchivedSandbox;
-use torpor_protocol::{Name, SandboxId, SaveId, Snapshot, SnapshotId, SnapshotRef};
+use torpor_protocol::{Name, SandboxId, Snapshot, SnapshotId, SnapshotRef};
 
 use super::{Changes, Owner};
 use crate::store::{PoolRecord, Record, SnapshotRecord, StoreError};
@@ -36,8 +36,6 @@ pub trait SandboxLedger: Send + Sync + 'static {
         after: Option<&SandboxId>,
         limit: usize,
     ) -> Result<Vec<Record>, StoreError>;
-    /// Those that a save can't go for.
-    async fn sandboxes_of_save(&self, save: &SaveId) -> Result<Vec<SandboxId>, StoreError>;
 }
 
 /// Sandboxes that are gone, for people. The oldest are forgotten.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::sync::Arc;
 
-use torpor_lifecycle::store::{LAYER_FILE, Save, Saves as _, StoreError};
+use torpor_lifecycle::store::{LAYER_FILE, LocalSave, Saves as _, StoreError};
 use torpor_protocol::{SnapshotKind, SnapshotRef};
 use torpor_store::{Image, ImageName};
 
@@ -39,14 +39,14 @@ pub(super) async fn publish(
 }
 
 /// A save of the files that a memory save has.
-async fn files_of(app: &Arc<Service>, save: &Arc<Save>) -> Result<Arc<Save>> {
+async fn files_of(app: &Arc<Service>, save: &Arc<LocalSave>) -> Result<Arc<LocalSave>> {
     let (fleet, kept) = (app.fleet.clone(), Arc::clone(save));
     let changes = tokio::task::spawn_blocking(move || fleet.changes(&kept)).await;
     let changes = changes.map_err(StoreError::failed("read the files of a save"))??;
     Ok(app.saves.files_of(save, changes).await?)
 }
 
-async fn import(app: &Service, save: &Save, name: &ImageName) -> Result<Image> {
+async fn import(app: &Service, save: &LocalSave, name: &ImageName) -> Result<Image> {
     let layer = save.dir.join(LAYER_FILE);
     let layer = File::open(layer).map_err(StoreError::failed("open the files of a save"))?;
     let spec = &save.manifest.about.spec;

@@ -1,6 +1,6 @@
-//! Manifests: written once, read with distrust, and compared with what is on disk.
+//! Manifests: made once, read with distrust, and compared with what is on disk.
 
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -10,11 +10,11 @@ use torpor_lifecycle::store::{Manifest, SaveAbout, StoreError};
 use torpor_protocol::SaveId;
 use torpor_protocol::snapshot::SavedFile;
 
+use super::blobs::Blobs;
 use super::content::{self, Digest, Form, Hashes, Identity};
 use crate::files;
-use crate::layout::Stage;
+use crate::layout::{Stage, make_dir};
 
-pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 /// Largest manifest that is read: tens of thousands of processes.
 pub(crate) const MANIFEST_MAX: u64 = 16 * 1024 * 1024;
 /// Files of one save; engines write a handful.
@@ -23,22 +23,32 @@ pub(crate) const FILES_MAX: usize = 64;
 const FORMAT_PLAIN: u32 = 1;
 /// Longest name of a file.
 const NAME_MAX: usize = 100;
+/// Saves had one before manifests were in the ledger alone.
+const RESERVED: &str = "manifest.json";
 
 /// What this daemon knows of a save because it wrote or read all of it.
 #[derive(Debug, Clone)]
 pub(crate) struct Known {
     pub(crate) manifest: Manifest,
-    /// Also of the manifest file.
-    files: Vec<(String, Identity)>,
+    files: Vec<KnownFile>,
+}
+
+#[derive(Debug, Clone)]
+struct KnownFile {
+    name: String,
+    digest: Digest,
+    blob: Identity,
+    /// In the save's directory: the same file, unless it could not be linked.
+    local: Identity,
 }
 
 impl Known {
     /// Whether the files are still the ones that were read; microseconds.
-    pub(crate) fn holds(&self, dir: &Path) -> bool {
-        let same = |(name, known): &(String, Identity)| {
-            Identity::at(&dir.join(name)).is_ok_and(|found| found == *known)
-        };
-        self.files.iter().all(same)
+    pub(crate) fn holds(&self, dir: &Path, blobs: &Blobs) -> bool {
+        let is = |path: &Path, known| Identity::at(path).is_ok_and(|found| found == known);
+        self.files.iter().all(|file| {
+            is(&blobs.path(file.digest), file.blob) && is(&dir.join(&file.name), file.local)
+        })
     }
 }
 
@@ -81,31 +91,61 @@ pub(crate) fn is_file_name(name: &str) -> bool {
     (1..=NAME_MAX).contains(&name.len())
         && name.bytes().all(plain)
         && !name.starts_with('.')
-        && name != MANIFEST_FILE
+        && name != RESERVED
 }
 
 // === Writing ===
 
-/// Hashes what is in a stage, adds the manifest, and makes all of it durable under its present name.
-/// A file that is also in an earlier save is not read again.
-pub(crate) fn seal(stage: &Stage, about: SaveAbout, hashes: &Hashes) -> Result<Known, StoreError> {
+/// A save whose bytes are on disk, under names that do not last yet.
+pub(crate) struct Sealed {
+    stage: Stage,
+    pub(crate) manifest: Manifest,
+    digests: Vec<Digest>,
+    /// What each file takes on disk.
+    pub(crate) stored: Vec<u64>,
+}
+
+/// Hashes what is in a stage, and syncs it. A file that is also in an earlier save is not read again.
+pub(crate) fn seal(stage: Stage, about: SaveAbout, hashes: &Hashes) -> Result<Sealed, StoreError> {
     let names = staged_names(stage.path())?;
-    let (format, files, mut known) = std::thread::scope(|scope| {
+    let (files, digests) = std::thread::scope(|scope| {
         let synced = scope.spawn(|| sync_files(stage.path(), &names));
         let hashed = hash_files(stage.path(), &names, hashes);
         let panicked = || StoreError::failed("write a save to disk")("a thread panicked");
         synced.join().map_err(|_| panicked())??;
         hashed
     })?;
-    let stored_bytes = stored_bytes(stage.path(), &files)?;
+    let stored = stored(stage.path(), &files)?;
+    let sum: u64 = stored.iter().sum();
+    let long: u64 = files.iter().map(|file| file.bytes).sum();
+    let sparse = digests.iter().any(|digest| digest.form == Form::Sparse);
+    let format = if sparse { Manifest::FORMAT } else { FORMAT_PLAIN };
+    let stored_bytes = (sum < long).then_some(sum);
     let manifest = Manifest { format, about, files, stored_bytes };
-    let action = "write the manifest of a save";
-    let text = serde_json::to_vec_pretty(&manifest).map_err(StoreError::failed(action))?;
-    let path = stage.path().join(MANIFEST_FILE);
-    // Also makes the names in the directory durable.
-    files::write_whole(&path, &text).map_err(files::failed(action))?;
-    known.push((MANIFEST_FILE.to_owned(), Identity::at(&path).map_err(files::failed(action))?));
-    Ok(Known { manifest, files: known })
+    Ok(Sealed { stage, manifest, digests, stored })
+}
+
+impl Sealed {
+    /// Makes the files blobs, durably, and the stage the directory of the save. That is not synced:
+    /// what of it a power cut takes is linked again.
+    pub(crate) fn place(
+        &self,
+        dir: &Path,
+        blobs: &Blobs,
+        hashes: &Hashes,
+    ) -> Result<Known, StoreError> {
+        let mut files = Vec::new();
+        for (file, digest) in self.manifest.files.iter().zip(&self.digests) {
+            let path = self.stage.path().join(&file.name);
+            let added = blobs.add(&path, *digest, hashes).and_then(|()| Identity::at(&path));
+            let local = added.map_err(files::failed(format!("keep {} of a save", file.name)))?;
+            // A stage is on the filesystem of the blobs, so they are the same file.
+            files.push(KnownFile { name: file.name.clone(), digest: *digest, blob: local, local });
+        }
+        let placed = blobs.sync().and_then(|()| std::fs::rename(self.stage.path(), dir));
+        placed.map_err(files::failed("move a save to its place"))?;
+        Ok(Known { manifest: self.manifest.clone(), files })
+    }
 }
 
 fn staged_names(dir: &Path) -> Result<Vec<String>, StoreError> {
@@ -138,97 +178,84 @@ fn sync_files(dir: &Path, names: &[String]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// The format that this needs, and what is known of the files.
-type Hashed = (u32, Vec<SavedFile>, Vec<(String, Identity)>);
+type Hashed = (Vec<SavedFile>, Vec<Digest>);
 
 fn hash_files(dir: &Path, names: &[String], hashes: &Hashes) -> Result<Hashed, StoreError> {
-    let (mut format, mut listed, mut known) = (FORMAT_PLAIN, Vec::new(), Vec::new());
+    let (mut listed, mut digests) = (Vec::new(), Vec::new());
     for name in names {
         let hashed = content::open(&dir.join(name)).and_then(|file| {
             let form = Form::suiting(&file.metadata()?);
             hashes.of(&file, form)
         });
         let (digest, identity) = hashed.map_err(files::failed(format!("hash {name} of a save")))?;
-        match digest.form {
-            Form::Plain => {}
-            Form::Sparse => format = Manifest::FORMAT,
-        }
         let (bytes, hash) = (identity.bytes, digest.to_string());
         listed.push(SavedFile { name: name.clone(), bytes, hash });
-        known.push((name.clone(), identity));
+        digests.push(digest);
     }
-    Ok((format, listed, known))
+    Ok((listed, digests))
 }
 
-/// What files take on disk, if holes make it less than their lengths. To be asked when they are
-/// there: before, some filesystems do not know.
-fn stored_bytes(dir: &Path, listed: &[SavedFile]) -> Result<Option<u64>, StoreError> {
-    let (mut stored, mut long) = (0, 0);
-    for file in listed {
+/// What each file takes on disk. To be asked when they are there: before, some filesystems do not
+/// know.
+fn stored(dir: &Path, listed: &[SavedFile]) -> Result<Vec<u64>, StoreError> {
+    let stored = |file: &SavedFile| {
         let found = dir.join(&file.name).symlink_metadata();
         let found = found.map_err(files::failed("look at what was saved"))?;
-        stored += found.blocks().saturating_mul(512).min(file.bytes);
-        long += file.bytes;
-    }
-    Ok((stored < long).then_some(stored))
+        Ok(found.blocks().saturating_mul(512).min(file.bytes))
+    };
+    listed.iter().map(stored).collect()
 }
 
 // === Checking ===
 
-/// Reads all of a save and compares it with what the ledger says of it.
+/// Reads all of a save, compares it with what its manifest says, and has it in its directory.
 pub(crate) fn check(
     id: &SaveId,
     dir: &Path,
     manifest: Manifest,
     reading: Reading,
-    hashes: &Hashes,
+    (blobs, hashes): (&Blobs, &Hashes),
 ) -> Result<Known, StoreError> {
-    let mut known = vec![(MANIFEST_FILE.to_owned(), check_manifest(id, dir, &manifest)?)];
+    let action = "make the directory of a save";
+    make_dir(dir)?;
+    let (mut files, mut adopted) = (Vec::new(), false);
     for file in &manifest.files {
-        let identity =
-            check_file(dir, file, reading, hashes).map_err(|detail| corrupt(id, file, detail))?;
-        known.push((file.name.clone(), identity));
+        let corrupt = |detail| StoreError::CorruptSave {
+            id: id.to_string(),
+            file: file.name.clone(),
+            detail,
+        };
+        let digest: Digest = file.hash.parse().map_err(corrupt)?;
+        let (path, local) = (blobs.path(digest), dir.join(&file.name));
+        // Before there were blobs, what is in the directory was all of a save.
+        let old = path.symlink_metadata().is_err();
+        let found = if old { &local } else { &path };
+        let blob = check_file(found, file.bytes, digest, reading, hashes).map_err(corrupt)?;
+        if old {
+            blobs.add(&local, digest, hashes).map_err(files::failed(action))?;
+            adopted = true;
+        }
+        let local = blobs.link(digest, &blob, &local).map_err(files::failed(action))?;
+        files.push(KnownFile { name: file.name.clone(), digest, blob, local });
     }
-    Ok(Known { manifest, files: known })
-}
-
-fn check_manifest(id: &SaveId, dir: &Path, expected: &Manifest) -> Result<Identity, StoreError> {
-    let broken = |detail: String| StoreError::CorruptSave {
-        id: id.to_string(),
-        file: MANIFEST_FILE.to_owned(),
-        detail,
-    };
-    let read = || -> io::Result<_> {
-        let file = content::open(&dir.join(MANIFEST_FILE))?;
-        let identity = Identity::of(&file)?;
-        let mut text = Vec::new();
-        file.take(MANIFEST_MAX).read_to_end(&mut text)?;
-        Ok((identity, text))
-    };
-    let (identity, text) = read().map_err(|error| broken(detail(&error)))?;
-    let found = match parse(&format!("save {id}"), &text) {
-        Ok(found) => found,
-        Err(error @ StoreError::Invalid(_)) => return Err(error),
-        Err(_) => return Err(broken("it is no manifest".to_owned())),
-    };
-    if found != *expected {
-        return Err(broken("it does not say what the ledger says".to_owned()));
+    if adopted {
+        blobs.sync().map_err(files::failed(action))?;
     }
-    Ok(identity)
+    Ok(Known { manifest, files })
 }
 
 fn check_file(
-    dir: &Path,
-    expected: &SavedFile,
+    path: &Path,
+    expected: u64,
+    digest: Digest,
     reading: Reading,
     hashes: &Hashes,
 ) -> Result<Identity, String> {
-    let file = content::open(&dir.join(&expected.name)).map_err(|error| detail(&error))?;
+    let file = content::open(path).map_err(|error| detail(&error))?;
     let bytes = Identity::of(&file).map_err(|error| detail(&error))?.bytes;
-    if bytes != expected.bytes {
-        return Err(format!("it has {bytes} bytes and had {}", expected.bytes));
+    if bytes != expected {
+        return Err(format!("it has {bytes} bytes and had {expected}"));
     }
-    let digest: Digest = expected.hash.parse()?;
     let hashed = match reading {
         Reading::Cached => hashes.of(&file, digest.form),
         Reading::Fresh => {
@@ -242,10 +269,6 @@ fn check_file(
         return Err(format!("it has BLAKE3 {found} and had {digest}"));
     }
     Ok(identity)
-}
-
-fn corrupt(id: &SaveId, file: &SavedFile, detail: String) -> StoreError {
-    StoreError::CorruptSave { id: id.to_string(), file: file.name.clone(), detail }
 }
 
 fn detail(error: &io::Error) -> String {

@@ -1,21 +1,24 @@
-//! Saves: moments of machines at rest, one immutable directory each.
+//! Saves: moments of machines at rest. A save is a manifest in the ledger; the contents that it names
+//! are blobs; its directory, for the engine, consists of links to them.
 //!
 //! ```text
-//!  stage ─▶ the engine writes ─▶ hash + fsync, manifest.json ─▶ rename to saves/ID ─▶ ledger row
+//!  stage ─▶ the engine writes ─▶ hash + fsync ─▶ blobs/HASH, fsync ─▶ saves/ID ─▶ manifest in the ledger
 //! ```
 //!
-//! - A save is there while a row of the ledger names it; foreign keys see to that. Nothing here
-//!   decides who needs what.
-//! - [`Save`] values are guards: a directory never goes while one lives. A release that comes
-//!   meanwhile is done when the last one is dropped, in the background.
+//! - A save is there while something pins it: a row of the ledger that names it (a sandbox, a
+//!   snapshot, a pool), or a reader with a [`LocalSave`] value. A release that comes meanwhile is done
+//!   when the last reader is gone, in the background.
+//! - A blob is there while a manifest names it.
 //! - A save is read whole and compared with its manifest before its first use by this daemon;
 //!   afterwards a few `stat`s tell that its files are the same ones still.
 
+mod blobs;
 mod content;
 mod diff;
 mod layer;
 mod manifest;
 pub(crate) mod parcel;
+mod pins;
 mod spot;
 mod tree;
 
@@ -30,8 +33,9 @@ use tokio::io::AsyncRead;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use torpor_lifecycle::engine::Changes;
+use torpor_lifecycle::fault;
 use torpor_lifecycle::store::{
-    self, LAYER_FILE, Manifest, Save, SaveAbout, SavedBy, Staged, StoreError,
+    self, LAYER_FILE, LocalSave, Manifest, PinOwner, SaveAbout, SavedBy, Staged, StoreError,
 };
 use torpor_protocol::SaveId;
 use torpor_protocol::snapshot::{SnapshotKind, Verified};
@@ -39,8 +43,10 @@ use torpor_protocol::snapshot::{SnapshotKind, Verified};
 use crate::images::blocking;
 use crate::layout::{Layout, Stage};
 use crate::ledger::Ledger;
-use content::Hashes;
-use manifest::{Known, Reading};
+use blobs::Blobs;
+use content::{Digest, Hashes};
+use manifest::{Known, Reading, Sealed};
+use pins::Slot;
 
 pub use layer::LayerChanges;
 pub use parcel::Imported;
@@ -61,56 +67,16 @@ struct Shared {
     ledger: Ledger,
     /// One for every save that was used; it goes with its save.
     slots: Mutex<HashMap<SaveId, Arc<Slot>>>,
+    blobs: Blobs,
     /// Saves share files: what one machine begins from, others begin from too.
     hashes: Hashes,
-    /// For work that a dropped guard leaves.
+    /// For work that a dropped pin leaves.
     runtime: Handle,
 }
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Saves").field("root", &self.layout.root()).finish_non_exhaustive()
-    }
-}
-
-/// One save, as this daemon uses it.
-#[derive(Default)]
-struct Slot {
-    /// Held while it is read or removed, so that one caller does it and the others wait.
-    known: tokio::sync::Mutex<Option<Arc<Known>>>,
-    usage: Mutex<Usage>,
-}
-
-#[derive(Default)]
-struct Usage {
-    guards: usize,
-    /// Somebody let go of it while it was used.
-    released: bool,
-}
-
-/// Keeps a save on disk.
-struct Guard {
-    shared: Arc<Shared>,
-    id: SaveId,
-    slot: Arc<Slot>,
-}
-
-impl Guard {
-    /// While `slot.known` is locked, so that a removal does not miss it.
-    fn new(shared: &Arc<Shared>, id: &SaveId, slot: &Arc<Slot>) -> Self {
-        slot.usage.lock().guards += 1;
-        Self { shared: shared.clone(), id: id.clone(), slot: slot.clone() }
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let mut usage = self.slot.usage.lock();
-        usage.guards -= 1;
-        if usage.guards == 0 && std::mem::take(&mut usage.released) {
-            let (shared, id) = (self.shared.clone(), self.id.clone());
-            self.shared.runtime.spawn(async move { shared.remove(&id).await });
-        }
     }
 }
 
@@ -140,11 +106,12 @@ impl Drop for StagedSave {
 
 impl Saves {
     /// Opens the saves of a data directory and removes those that nothing names. To be called on a
-    /// runtime that outlives every [`Save`].
+    /// runtime that outlives every [`LocalSave`].
     pub async fn open(layout: Arc<Layout>, ledger: Ledger) -> Result<Self, StoreError> {
+        let blobs = Blobs::new(Arc::clone(&layout));
         let (slots, hashes) = (Mutex::default(), Hashes::default());
         let runtime = Handle::current();
-        let shared = Arc::new(Shared { layout, ledger, slots, hashes, runtime });
+        let shared = Arc::new(Shared { layout, ledger, slots, blobs, hashes, runtime });
         let saves = Self { shared };
         saves.sweep().await?;
         Ok(saves)
@@ -154,14 +121,14 @@ impl Saves {
     pub async fn verify(&self, id: &SaveId) -> Result<Verified, StoreError> {
         let shared = self.shared.clone();
         let fresh = |id, dir: PathBuf, manifest| {
-            blocking(move || manifest::check(&id, &dir, manifest, Reading::Fresh, &shared.hashes))
+            blocking(move || shared.check(&id, &dir, manifest, Reading::Fresh))
         };
         let manifest = self.shared.read(id, fresh).await?;
         let bytes = manifest.files.iter().map(|file| file.bytes).sum();
         Ok(Verified { files: manifest.files.len(), bytes })
     }
 
-    /// Bytes of all saves on disk.
+    /// Bytes of all saves on disk; what several have counts once.
     pub async fn bytes(&self) -> Result<u64, StoreError> {
         self.shared.ledger.files.save_bytes().await
     }
@@ -189,7 +156,11 @@ impl Saves {
     }
 
     /// Commits in a task of its own: if the caller goes away, the save goes too.
-    async fn commit_stage(&self, stage: Stage, about: SaveAbout) -> Result<Arc<Save>, StoreError> {
+    async fn commit_stage(
+        &self,
+        stage: Stage,
+        about: SaveAbout,
+    ) -> Result<Arc<LocalSave>, StoreError> {
         let (sender, receiver) = oneshot::channel();
         let shared = self.shared.clone();
         tokio::spawn(async move {
@@ -203,11 +174,13 @@ impl Saves {
         receiver.await.map_err(StoreError::failed("commit a save"))?
     }
 
-    /// Removes what a crash left: rows that nothing names and directories without a row.
+    /// Removes what a crash left: manifests that nothing pins, directories without a manifest, and
+    /// blobs that no manifest names.
     async fn sweep(&self) -> Result<(), StoreError> {
         let shared = self.shared.clone();
-        shared.ledger.files.drop_unnamed_saves().await?;
+        shared.ledger.files.drop_unpinned_saves().await?;
         let ids = shared.ledger.files.save_ids().await?;
+        let named = shared.ledger.files.blobs().await?;
         let keep: HashSet<_> = ids.iter().map(|id| shared.layout.save(id)).collect();
         blocking(move || {
             let found = std::fs::read_dir(shared.layout.saves())
@@ -225,7 +198,7 @@ impl Saves {
             }
             // Nobody waits for their bytes to be given back.
             std::thread::spawn(move || drop(removed));
-            Ok(())
+            shared.blobs.sweep(&named)
         })
         .await
     }
@@ -243,16 +216,16 @@ impl store::Saves for Saves {
         &self,
         staged: Box<dyn Staged>,
         about: SaveAbout,
-    ) -> Result<Arc<Save>, StoreError> {
+    ) -> Result<Arc<LocalSave>, StoreError> {
         let stage = staged_here(staged)?;
         self.commit_stage(stage, about).await
     }
 
-    async fn open(&self, id: &SaveId) -> Result<Arc<Save>, StoreError> {
-        self.shared.open(id).await
+    async fn materialize(&self, id: &SaveId) -> Result<Arc<LocalSave>, StoreError> {
+        self.shared.materialize(id).await
     }
 
-    async fn about(&self, id: &SaveId) -> Result<Manifest, StoreError> {
+    async fn manifest(&self, id: &SaveId) -> Result<Manifest, StoreError> {
         self.shared.manifest(id).await
     }
 
@@ -260,12 +233,24 @@ impl store::Saves for Saves {
         self.shared.ledger.files.memory_saves().await
     }
 
-    async fn layer(&self, save: &Save) -> Result<Box<dyn AsyncRead + Send + Unpin>, StoreError> {
+    async fn layer(
+        &self,
+        save: &LocalSave,
+    ) -> Result<Box<dyn AsyncRead + Send + Unpin>, StoreError> {
         let path = save.dir.join(LAYER_FILE);
         let file = blocking(move || {
             content::open(&path).map_err(crate::files::failed("open the files of a save"))
         });
         Ok(Box::new(tokio::fs::File::from_std(file.await?)))
+    }
+
+    async fn pins(&self, id: &SaveId) -> Result<Vec<PinOwner>, StoreError> {
+        let mut pins = self.shared.ledger.files.save_pins(id).await?;
+        let slot = self.shared.slots.lock().get(id).cloned();
+        if slot.is_some_and(|slot| slot.readers() > 0) {
+            pins.push(PinOwner::Reader);
+        }
+        Ok(pins)
     }
 
     async fn release(&self, id: &SaveId) {
@@ -274,9 +259,9 @@ impl store::Saves for Saves {
 
     async fn files_of(
         &self,
-        save: &Save,
+        save: &LocalSave,
         changes: Box<dyn Changes>,
-    ) -> Result<Arc<Save>, StoreError> {
+    ) -> Result<Arc<LocalSave>, StoreError> {
         let about = SaveAbout {
             kind: SnapshotKind::Filesystem,
             // It boots, from whatever file its image has then.
@@ -302,35 +287,56 @@ fn staged_here(staged: Box<dyn Staged>) -> Result<Stage, StoreError> {
 }
 
 impl Shared {
-    /// Moves a stage to its place and records it, in this order: a crash in between leaves a
-    /// directory that start-up removes.
+    /// Makes blobs of a stage, and records the manifest that names them, in this order: a crash in
+    /// between leaves what start-up removes.
     async fn place(
         self: &Arc<Self>,
         stage: Stage,
         about: SaveAbout,
-    ) -> Result<Arc<Save>, StoreError> {
+    ) -> Result<Arc<LocalSave>, StoreError> {
+        let shared = self.clone();
+        let sealed = blocking(move || manifest::seal(stage, about, &shared.hashes)).await?;
+        let hashes = sealed.manifest.files.iter().map(|file| file.hash.clone()).collect();
         let id = SaveId::random();
-        let (shared, dir) = (self.clone(), self.layout.save(&id));
-        let known = blocking(move || {
-            let known = manifest::seal(&stage, about, &shared.hashes)?;
-            let placed = std::fs::rename(stage.path(), &dir)
-                .and_then(|()| crate::files::sync_dir(&shared.layout.saves()));
-            placed.map_err(crate::files::failed("move a save to its place"))?;
-            Ok(known)
-        })
-        .await?;
-        if let Err(error) = self.ledger.files.commit_save(&id, &known.manifest).await {
-            self.discard(&id).await;
-            return Err(error);
+        match self.add(&id, sealed).await {
+            Ok(known) => {
+                let slot = self.slot(&id);
+                let mut slot_known = slot.known.lock().await;
+                let save = self.pinned(&id, &slot, known.manifest.clone());
+                *slot_known = Some(Arc::new(known));
+                Ok(save)
+            }
+            Err(error) => {
+                self.discard(&id, hashes).await;
+                Err(error)
+            }
         }
-        let slot = self.slot(&id);
-        let mut slot_known = slot.known.lock().await;
-        let save = self.guarded(&id, &slot, known.manifest.clone());
-        *slot_known = Some(Arc::new(known));
-        Ok(save)
     }
 
-    async fn open(self: &Arc<Self>, id: &SaveId) -> Result<Arc<Save>, StoreError> {
+    async fn add(self: &Arc<Self>, id: &SaveId, sealed: Sealed) -> Result<Known, StoreError> {
+        let _adding = self.blobs.adding().await;
+        let (shared, dir) = (self.clone(), self.layout.save(id));
+        let (known, stored) = blocking(move || {
+            let known = sealed.place(&dir, &shared.blobs, &shared.hashes)?;
+            Ok((known, sealed.stored))
+        })
+        .await?;
+        fault::point("commit.placed");
+        self.ledger.files.commit_save(id, &known.manifest, &stored).await?;
+        Ok(known)
+    }
+
+    fn check(
+        &self,
+        id: &SaveId,
+        dir: &Path,
+        manifest: Manifest,
+        reading: Reading,
+    ) -> Result<Known, StoreError> {
+        manifest::check(id, dir, manifest, reading, (&self.blobs, &self.hashes))
+    }
+
+    async fn materialize(self: &Arc<Self>, id: &SaveId) -> Result<Arc<LocalSave>, StoreError> {
         let slot = self.slot_of(id).await?;
         let mut known = slot.known.lock().await;
         // It may have been removed while this waited.
@@ -340,11 +346,11 @@ impl Shared {
         };
         let (before, dir, owned) = (known.clone(), self.layout.save(id), id.clone());
         let shared = self.clone();
-        let found = blocking(move || match before.filter(|known| known.holds(&dir)) {
-            Some(known) => Ok(known),
-            None => manifest::check(&owned, &dir, manifest, Reading::Cached, &shared.hashes)
-                .map(Arc::new),
-        });
+        let found =
+            blocking(move || match before.filter(|known| known.holds(&dir, &shared.blobs)) {
+                Some(known) => Ok(known),
+                None => shared.check(&owned, &dir, manifest, Reading::Cached).map(Arc::new),
+            });
         let found = match found.await {
             Ok(found) => found,
             Err(error) => {
@@ -352,7 +358,7 @@ impl Shared {
                 return Err(error);
             }
         };
-        let save = self.guarded(id, &slot, found.manifest.clone());
+        let save = self.pinned(id, &slot, found.manifest.clone());
         *known = Some(found);
         Ok(save)
     }
@@ -365,10 +371,10 @@ impl Shared {
         read: impl FnOnce(SaveId, PathBuf, Manifest) -> F,
     ) -> Result<Manifest, StoreError> {
         let slot = self.slot_of(id).await?;
-        let (_guard, manifest) = {
+        let (_pin, manifest) = {
             let _turn = slot.known.lock().await;
             let manifest = self.manifest(id).await?;
-            (Guard::new(self, id, &slot), manifest)
+            (pins::pin(self, id, &slot), manifest)
         };
         let found = read(id.clone(), self.layout.save(id), manifest.clone()).await;
         let mut known = slot.known.lock().await;
@@ -394,50 +400,66 @@ impl Shared {
         std::thread::spawn(move || {
             // For this thread and those it starts, which is why it is not one of the runtime's.
             let _ = rustix::process::nice(NICEST);
-            let read = manifest::check(&id, &dir, manifest, Reading::Cached, &shared.hashes);
-            drop(sender.send(read));
+            drop(sender.send(shared.check(&id, &dir, manifest, Reading::Cached)));
         });
         receiver.await.map_err(StoreError::failed("read a save ahead"))?
     }
 
-    /// Removes a save unless something names or uses it.
+    /// Removes a save unless something pins it.
     async fn remove(self: &Arc<Self>, id: &SaveId) {
         let slot = self.slot(id);
         let mut known = slot.known.lock().await;
-        {
-            let mut usage = slot.usage.lock();
-            if usage.guards > 0 {
-                usage.released = true;
-                return;
-            }
+        if slot.is_read() {
+            return;
         }
-        match self.ledger.files.drop_save(id).await {
-            Ok(true) => {}
-            Ok(false) => return,
+        let hashes = match self.ledger.files.drop_save(id).await {
+            Ok(Some(hashes)) => hashes,
+            Ok(None) => return,
             Err(error) => {
-                // Nothing names it, so it goes at the next start.
-                return tracing::warn!(save = %id, %error, "a save stays for now");
+                // Nothing pins it, so it goes at the next start.
+                return tracing::warn!(save = %id, %error, "save not removed before a restart");
             }
-        }
+        };
+        fault::point("remove.dropped");
         *known = None;
         self.slots.lock().remove(id);
-        self.discard(id).await;
+        self.discard(id, hashes).await;
     }
 
-    /// The directory of a save without a row; what is not there is fine. Giving back its bytes takes
-    /// a while, and nobody need wait for that.
-    async fn discard(&self, id: &SaveId) {
+    /// The directory of a save without a manifest, and its blobs that no other has; what is not there
+    /// is fine. Giving back its bytes takes a while, and nobody need wait for that.
+    async fn discard(self: &Arc<Self>, id: &SaveId, hashes: Vec<String>) {
         let (layout, dir) = (self.layout.clone(), self.layout.save(id));
         let unplaced = blocking(move || match dir.symlink_metadata() {
             Ok(_) => layout.unplace(&dir).map(Some),
             Err(_) => Ok(None),
         });
-        match unplaced.await {
+        let unplaced = unplaced.await;
+        let collected = self.collect(hashes).await;
+        match unplaced {
             Ok(stage) => drop(tokio::task::spawn_blocking(move || drop(stage))),
-            Err(error) => {
-                tracing::warn!(save = %id, %error, "files of a removed save stay for now");
+            Err(error) => tracing::warn!(save = %id, %error, "files of a removed save stay"),
+        }
+        if let Err(error) = collected {
+            tracing::warn!(save = %id, %error, "blobs of a removed save stay");
+        }
+    }
+
+    /// Removes those blobs that no manifest names.
+    async fn collect(self: &Arc<Self>, hashes: Vec<String>) -> Result<(), StoreError> {
+        let _removing = self.blobs.removing().await;
+        let mut unnamed: Vec<Digest> = Vec::new();
+        for hash in hashes {
+            if !self.ledger.files.names_blob(&hash).await? {
+                unnamed.extend(hash.parse::<Digest>().ok());
             }
         }
+        let shared = self.clone();
+        blocking(move || {
+            shared.blobs.remove(&unnamed);
+            Ok(())
+        })
+        .await
     }
 
     async fn manifest(&self, id: &SaveId) -> Result<Manifest, StoreError> {
@@ -466,8 +488,13 @@ impl Shared {
         slot.is_some_and(|slot| slot.known.try_lock().is_ok_and(|known| known.is_some()))
     }
 
-    fn guarded(self: &Arc<Self>, id: &SaveId, slot: &Arc<Slot>, manifest: Manifest) -> Arc<Save> {
-        let guard = Box::new(Guard::new(self, id, slot));
-        Arc::new(Save { id: id.clone(), dir: self.layout.save(id), manifest, guard })
+    fn pinned(
+        self: &Arc<Self>,
+        id: &SaveId,
+        slot: &Arc<Slot>,
+        manifest: Manifest,
+    ) -> Arc<LocalSave> {
+        let pin = pins::pin(self, id, slot);
+        Arc::new(LocalSave { id: id.clone(), dir: self.layout.save(id), manifest, pin })
     }
 }

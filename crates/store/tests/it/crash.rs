@@ -1,16 +1,21 @@
 //! What survives: a writer killed at any instant, a newer program's database.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 
+use torpor_lifecycle::fault;
 use torpor_lifecycle::store::{Saves as _, StoreError};
 use torpor_store::{Layout, Ledger, Limits};
 
-use crate::saves::{about, snapshot};
+use crate::saves::{about, blobs, snapshot};
 use crate::world::{AGENT, World, names, record, sample};
 
 /// Set for the process that plays the daemon.
 const WRITER_DIR: &str = "TORPOR_TEST_WRITER_DIR";
+/// Where it dies, after a while; empty: nowhere.
+const DIES_AT: &str = "TORPOR_TEST_DIES_AT";
 /// Acknowledged rows before the writer is killed.
 const ACKNOWLEDGED: usize = 40;
 
@@ -49,7 +54,8 @@ async fn every_acknowledged_row_survives_a_killed_writer() {
     for _ in 0..3 {
         let closed = world.close().await;
         let writer = "crash::writer_process";
-        acknowledged.extend(kill_a_writer(writer, &closed.dir, image.id.as_str(), ACKNOWLEDGED));
+        let end = End::Killed { acknowledged: ACKNOWLEDGED };
+        acknowledged.extend(end_a_writer(writer, &closed.dir, image.id.as_str(), end));
         world = closed.open(AGENT).await;
         let found = world.recorded().await;
         for id in &acknowledged {
@@ -58,13 +64,22 @@ async fn every_acknowledged_row_survives_a_killed_writer() {
     }
 }
 
-fn kill_a_writer(
-    process: &str,
-    dir: &std::path::Path,
-    image: &str,
-    acknowledged: usize,
-) -> Vec<String> {
+/// How a writer ends.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    /// When so much is acknowledged.
+    Killed { acknowledged: usize },
+    /// By itself, at a place of the store.
+    At(&'static str),
+}
+
+fn end_a_writer(process: &str, dir: &std::path::Path, image: &str, end: End) -> Vec<String> {
+    let (acknowledged, place) = match end {
+        End::Killed { acknowledged } => (acknowledged, ""),
+        End::At(place) => (usize::MAX, place),
+    };
     let child = Command::new(std::env::current_exe().unwrap())
+        .env(DIES_AT, place)
         .args(["--exact", process, "--nocapture"])
         .env(WRITER_DIR, dir)
         .env("TORPOR_TEST_IMAGE", image)
@@ -83,7 +98,8 @@ fn kill_a_writer(
             writer.0.kill().unwrap();
         }
     }
-    assert!(found.len() >= acknowledged, "the writer said {} rows", found.len());
+    let signal = writer.0.wait().unwrap().signal();
+    assert_eq!(signal, Some(9), "{end:?}: the writer said {} rows", found.len());
     found
 }
 
@@ -94,7 +110,11 @@ async fn saver_process() {
     let Some(dir) = std::env::var_os(WRITER_DIR) else { return };
     let world = World::open(dir.as_ref(), AGENT, Limits::default()).await.unwrap();
     let image = std::env::var("TORPOR_TEST_IMAGE").unwrap().parse().unwrap();
+    let dies_at = std::env::var(DIES_AT).unwrap();
     for round in 0u64.. {
+        if round == 3 {
+            fault::arm(&dies_at);
+        }
         let staged = world.saves.stage().await.unwrap();
         for name in ["checkpoint.img", "pages.img"] {
             std::fs::write(staged.path().join(name), round.to_le_bytes().repeat(20_000)).unwrap();
@@ -119,16 +139,24 @@ async fn every_named_save_survives_a_killed_daemon_and_nothing_else_does() {
     let mut world = World::new().await;
     let image = world.import_dir("sample", source.path()).await.unwrap();
     let mut acknowledged = Vec::new();
-    for count in 1..6 {
+    let killed = (1..6).map(|acknowledged| End::Killed { acknowledged });
+    let places = ["commit.placed", "remove.dropped"].map(End::At);
+    for end in killed.chain(places) {
         let closed = world.close().await;
         let saver = "crash::saver_process";
-        acknowledged.extend(kill_a_writer(saver, &closed.dir, image.id.as_str(), count));
+        acknowledged.extend(end_a_writer(saver, &closed.dir, image.id.as_str(), end));
         world = closed.open(AGENT).await;
         let rows = world.snapshots().await;
         let mut named: Vec<_> =
             rows.iter().map(|row| row.save.as_ref().unwrap().to_string()).collect();
         named.sort();
         assert_eq!(names(&world.dir.join("saves")), named);
+        let mut hashes = BTreeSet::new();
+        for id in &named {
+            let manifest = world.saves.manifest(&id.parse().unwrap()).await.unwrap();
+            hashes.extend(manifest.files.into_iter().map(|file| file.hash));
+        }
+        assert_eq!(blobs(&world), Vec::from_iter(hashes));
         for id in &acknowledged {
             assert!(named.contains(id), "{id} is lost");
         }
@@ -156,7 +184,7 @@ async fn a_database_of_a_newer_program_is_refused_and_left_alone() {
     World::open(&data, AGENT, Limits::default()).await.unwrap();
 }
 
-async fn sqlite(path: &std::path::Path, sql: &'static str) {
+pub(crate) async fn sqlite(path: &std::path::Path, sql: &'static str) {
     use sqlx::Connection;
     let url = format!("sqlite:{}", path.display());
     let mut connection = sqlx::SqliteConnection::connect(&url).await.unwrap();

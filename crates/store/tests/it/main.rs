@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up has failed")]
 
 mod archives;
+mod blobs;
 mod commit;
 mod crash;
 mod disk_full;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use torpor_lifecycle::engine::Changes;
-use torpor_lifecycle::store::{Save, Saves as _, StoreError};
+use torpor_lifecycle::store::{LocalSave, Saves as _, StoreError};
 use torpor_protocol::ImageId;
 use torpor_store::LayerChanges;
 
@@ -31,7 +31,7 @@ impl std::io::Write for Shelf {
 pub(crate) async fn export(
     world: &World,
     image: &ImageId,
-    save: &Arc<Save>,
+    save: &Arc<LocalSave>,
     with_image: bool,
 ) -> Vec<u8> {
     let shelf = Shelf::default();

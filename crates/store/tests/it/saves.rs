@@ -1,15 +1,17 @@
 //! What a save promises: it is whole or not there, damage is noticed and named, and it stays while
 //! somebody needs it.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use torpor_lifecycle::store::{Manifest, Save, SaveAbout, Saves as _, SnapshotRecord, StoreError};
+use torpor_lifecycle::store::{LocalSave, SaveAbout, Saves as _, SnapshotRecord, StoreError};
 use torpor_protocol::snapshot::{SavedProcess, SnapshotKind, SnapshotState};
 use torpor_protocol::{ImageId, SandboxId, SaveId, Snapshot, SnapshotId};
 
+use crate::crash::sqlite;
 use crate::world::{AGENT, World, names, record, sample};
 
 /// Larger than what is hashed in one go, and no multiple of anything.
@@ -46,7 +48,7 @@ pub(crate) fn about(image: &ImageId) -> SaveAbout {
     }
 }
 
-pub(crate) async fn commit(world: &World, image: &ImageId) -> Arc<Save> {
+pub(crate) async fn commit(world: &World, image: &ImageId) -> Arc<LocalSave> {
     let staged = world.saves.stage().await.unwrap();
     let pages: Vec<u8> = (0..PAGES).map(|at| (at % 253) as u8).collect();
     std::fs::write(staged.path().join("pages.img"), pages).unwrap();
@@ -55,7 +57,7 @@ pub(crate) async fn commit(world: &World, image: &ImageId) -> Arc<Save> {
     world.saves.commit(staged, about(image)).await.unwrap()
 }
 
-pub(crate) fn snapshot(image: &ImageId, save: &Save) -> SnapshotRecord {
+pub(crate) fn snapshot(image: &ImageId, save: &LocalSave) -> SnapshotRecord {
     let snapshot = Snapshot {
         id: SnapshotId::random(),
         name: Some("base".parse().unwrap()),
@@ -78,27 +80,39 @@ pub(crate) fn snapshot(image: &ImageId, save: &Save) -> SnapshotRecord {
 }
 
 /// Makes something name the save.
-pub(crate) async fn keep(world: &World, image: &ImageId, save: &Save) -> SnapshotRecord {
+pub(crate) async fn keep(world: &World, image: &ImageId, save: &LocalSave) -> SnapshotRecord {
     let record = snapshot(image, save);
     world.ledger.record_snapshot(&record).await.unwrap();
     record
+}
+
+/// The blobs of a data directory.
+pub(crate) fn blobs(world: &World) -> Vec<String> {
+    names(&world.dir.join("blobs"))
 }
 
 fn in_saves(world: &World) -> Vec<String> {
     names(&world.dir.join("saves"))
 }
 
-/// Waits until nothing is in staging and only these saves are left.
+/// Waits until nothing is in staging and only these saves are left, and their blobs.
 pub(crate) async fn settled(world: &World, saves: &[&SaveId]) {
     let mut expected: Vec<String> = saves.iter().map(|id| id.to_string()).collect();
     expected.sort();
+    let mut named = BTreeSet::new();
+    for id in saves {
+        let manifest = world.saves.manifest(id).await.unwrap();
+        named.extend(manifest.files.into_iter().map(|file| file.hash));
+    }
+    let expected = (expected, Vec::from_iter(named), Vec::<String>::new());
+    let found = || (in_saves(world), blobs(world), names(&world.dir.join("staging")));
     let waiting = async {
-        while in_saves(world) != expected || !names(&world.dir.join("staging")).is_empty() {
+        while found() != expected {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     if tokio::time::timeout(SOON, waiting).await.is_err() {
-        panic!("{:?} {:?}", in_saves(world), names(&world.dir.join("staging")));
+        panic!("{:?} instead of {expected:?}", found());
     }
 }
 
@@ -129,12 +143,10 @@ async fn a_commit_is_there_with_its_hashes_also_after_a_restart() {
     let (id, before) = (save.id.clone(), save.manifest.clone());
     drop(save);
     let world = world.reopen(AGENT).await;
-    let save = world.saves.open(&id).await.unwrap();
+    let save = world.saves.materialize(&id).await.unwrap();
     assert_eq!(save.manifest.files, before.files);
     assert_eq!(save.manifest.about.processes, before.about.processes);
-    let on_disk = std::fs::read(save.dir.join("manifest.json")).unwrap();
-    assert_eq!(serde_json::from_slice::<Manifest>(&on_disk).unwrap(), save.manifest);
-    assert_eq!(world.saves.about(&id).await.unwrap(), save.manifest);
+    assert_eq!(world.saves.manifest(&id).await.unwrap(), save.manifest);
     assert_eq!(names(&world.dir.join("staging")), Vec::<String>::new());
 }
 
@@ -164,7 +176,7 @@ async fn a_crash_between_rename_and_row_leaves_nothing() {
     drop(save);
     let world = world.reopen(AGENT).await;
     settled(&world, &[&id]).await;
-    world.saves.open(&id).await.unwrap();
+    world.saves.materialize(&id).await.unwrap();
 }
 
 #[tokio::test]
@@ -176,27 +188,30 @@ async fn a_crash_before_anything_names_a_save_leaves_nothing() {
     let named = Arc::into_inner(named).unwrap().id;
     let world = world.reopen(AGENT).await;
     settled(&world, &[&named]).await;
-    let error = world.saves.open(&unnamed).await.unwrap_err();
+    let error = world.saves.materialize(&unnamed).await.unwrap_err();
     assert!(matches!(error, StoreError::NoSuchSave(_)), "{error:?}");
-    world.saves.open(&named).await.unwrap();
+    world.saves.materialize(&named).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_row_without_its_directory_stays_and_says_what_is_missing() {
+async fn a_save_without_its_bytes_stays_and_says_what_is_missing() {
     let (world, image) = pictured().await;
     let save = commit(&world, &image).await;
     keep(&world, &image, &save).await;
     let (id, dir) = (save.id.clone(), save.dir.clone());
     drop(save);
     std::fs::remove_dir_all(dir).unwrap();
+    for blob in blobs(&world) {
+        std::fs::remove_file(world.dir.join("blobs").join(blob)).unwrap();
+    }
     for _ in 0..2 {
-        let error = world.saves.open(&id).await.unwrap_err();
-        assert_eq!(corrupt_file(&error), "manifest.json");
+        let error = world.saves.materialize(&id).await.unwrap_err();
+        assert_eq!(corrupt_file(&error), "checkpoint.img");
         assert!(error.to_string().contains("it is missing"), "{error}");
     }
     let world = world.reopen(AGENT).await;
-    assert_eq!(corrupt_file(&world.saves.open(&id).await.unwrap_err()), "manifest.json");
-    world.saves.about(&id).await.unwrap();
+    assert_eq!(corrupt_file(&world.saves.materialize(&id).await.unwrap_err()), "checkpoint.img");
+    world.saves.manifest(&id).await.unwrap();
 }
 
 #[tokio::test]
@@ -205,36 +220,54 @@ async fn every_damage_is_noticed_before_use_and_named() {
     let save = commit(&world, &image).await;
     let (id, dir) = (save.id.clone(), save.dir.clone());
     keep(&world, &image, &save).await;
-    let damages: [(&str, Damage); 6] = [
+    let damages: [(&str, Damage); 3] = [
         ("pages.img", |dir| flip(&dir.join("pages.img"), PAGES as u64 - 1)),
         ("pages.img", |dir| flip(&dir.join("pages.img"), 0)),
         ("checkpoint.img", |dir| std::fs::write(dir.join("checkpoint.img"), "stat").unwrap()),
-        ("empty.img", |dir| std::fs::remove_file(dir.join("empty.img")).unwrap()),
-        ("manifest.json", |dir| {
-            let text = std::fs::read_to_string(dir.join("manifest.json")).unwrap();
-            std::fs::write(dir.join("manifest.json"), text.replace("release-1", "release-2"))
-                .unwrap();
-        }),
-        ("checkpoint.img", |dir| {
-            std::fs::rename(dir.join("checkpoint.img"), dir.join("moved")).unwrap();
-            std::os::unix::fs::symlink("moved", dir.join("checkpoint.img")).unwrap();
-        }),
     ];
     for (file, damage) in damages {
-        let whole = tempfile::tempdir().unwrap();
-        for name in names(&dir) {
-            std::fs::copy(dir.join(&name), whole.path().join(name)).unwrap();
-        }
-        world.saves.open(&id).await.unwrap();
+        let whole = std::fs::read(dir.join(file)).unwrap();
+        world.saves.materialize(&id).await.unwrap();
         damage(dir.clone());
-        assert_eq!(corrupt_file(&world.saves.open(&id).await.unwrap_err()), file);
+        assert_eq!(corrupt_file(&world.saves.materialize(&id).await.unwrap_err()), file);
         assert_eq!(corrupt_file(&world.saves.verify(&id).await.unwrap_err()), file);
-        std::fs::remove_dir_all(&dir).unwrap();
-        std::fs::create_dir(&dir).unwrap();
-        for name in names(whole.path()) {
-            std::fs::copy(whole.path().join(&name), dir.join(name)).unwrap();
+        std::fs::write(dir.join(file), whole).unwrap();
+        world.saves.materialize(&id).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_lost_or_replaced_in_the_directory_of_a_save_is_linked_again() {
+    let (world, image) = pictured().await;
+    let save = commit(&world, &image).await;
+    let (id, dir) = (save.id.clone(), save.dir.clone());
+    keep(&world, &image, &save).await;
+    let damages: [Damage; 5] = [
+        |dir| std::fs::remove_dir_all(dir).unwrap(),
+        |dir| std::fs::remove_file(dir.join("empty.img")).unwrap(),
+        |dir| {
+            std::fs::remove_file(dir.join("pages.img")).unwrap();
+            std::fs::write(dir.join("pages.img"), "something else").unwrap();
+        },
+        |dir| {
+            std::fs::rename(dir.join("checkpoint.img"), dir.join("moved")).unwrap();
+            std::os::unix::fs::symlink("moved", dir.join("checkpoint.img")).unwrap();
+        },
+        |dir| {
+            std::fs::remove_file(dir.join("pages.img")).unwrap();
+            std::os::unix::fs::symlink("/etc/passwd", dir.join("pages.img")).unwrap();
+        },
+    ];
+    for damage in damages {
+        damage(dir.clone());
+        let before = bytes_read();
+        let save = world.saves.materialize(&id).await.unwrap();
+        assert!(bytes_read() - before < 1_000_000, "what is known is not read again");
+        for file in &save.manifest.files {
+            let found = std::fs::read(save.dir.join(&file.name)).unwrap();
+            assert_eq!(blake3::hash(&found).to_hex().to_string(), file.hash);
+            assert!(save.dir.join(&file.name).symlink_metadata().unwrap().is_file());
         }
-        world.saves.open(&id).await.unwrap();
     }
 }
 
@@ -254,7 +287,7 @@ async fn damage_that_leaves_no_trace_is_noticed_after_a_restart_and_by_verify() 
     utimensat(CWD, &path, &times, AtFlags::empty()).unwrap();
     assert_eq!(corrupt_file(&world.saves.verify(&id).await.unwrap_err()), "pages.img");
     let world = world.reopen(AGENT).await;
-    assert_eq!(corrupt_file(&world.saves.open(&id).await.unwrap_err()), "pages.img");
+    assert_eq!(corrupt_file(&world.saves.materialize(&id).await.unwrap_err()), "pages.img");
 }
 
 #[tokio::test]
@@ -272,11 +305,12 @@ async fn a_manifest_of_a_newer_program_is_refused_with_the_reason() {
     let (world, image) = pictured().await;
     let save = commit(&world, &image).await;
     keep(&world, &image, &save).await;
-    let (id, path) = (save.id.clone(), save.dir.join("manifest.json"));
+    let id = save.id.clone();
     drop(save);
-    let text = std::fs::read_to_string(&path).unwrap();
-    std::fs::write(&path, text.replace("\"format\": 1", "\"format\": 3, \"more\": []")).unwrap();
-    let error = world.saves.open(&id).await.unwrap_err();
+    let sql = "UPDATE saves SET manifest = json_set(manifest, '$.format', 3, '$.more', 1)";
+    sqlite(&world.dir.join("ledger.db"), sql).await;
+    let world = world.reopen(AGENT).await;
+    let error = world.saves.materialize(&id).await.unwrap_err();
     assert!(matches!(error, StoreError::Invalid(_)), "{error:?}");
     assert!(error.to_string().contains("has format 3, this program knows up to 2"), "{error}");
 }
@@ -297,6 +331,7 @@ async fn what_an_engine_must_not_write_is_refused() {
         let error = world.saves.commit(staged, about(&image)).await.unwrap_err();
         assert!(matches!(error, StoreError::Invalid(_)), "{error:?}");
         assert_eq!(in_saves(&world), Vec::<String>::new());
+        assert_eq!(blobs(&world), Vec::<String>::new());
         assert_eq!(names(&world.dir.join("staging")), Vec::<String>::new());
     }
 }
@@ -328,18 +363,18 @@ async fn a_released_save_goes_with_its_last_user_and_not_before() {
     let (world, image) = pictured().await;
     let first = commit(&world, &image).await;
     let id = first.id.clone();
-    let second = world.saves.open(&id).await.unwrap();
+    let second = world.saves.materialize(&id).await.unwrap();
     world.saves.release(&id).await;
     assert!(first.dir.join("pages.img").exists());
     drop(first);
     world.saves.release(&id).await;
     // Somebody may still begin to use it.
-    let third = world.saves.open(&id).await.unwrap();
+    let third = world.saves.materialize(&id).await.unwrap();
     drop(second);
     assert!(third.dir.join("pages.img").exists());
     drop(third);
     settled(&world, &[]).await;
-    let error = world.saves.open(&id).await.unwrap_err();
+    let error = world.saves.materialize(&id).await.unwrap_err();
     assert!(matches!(error, StoreError::NoSuchSave(_)), "{error:?}");
     world.saves.release(&id).await;
 }
@@ -363,7 +398,7 @@ async fn a_save_that_something_names_is_kept_whoever_lets_go() {
     let record = keep(&world, &image, &save).await;
     drop(save);
     world.saves.release(&id).await;
-    drop(world.saves.open(&id).await.unwrap());
+    drop(world.saves.materialize(&id).await.unwrap());
     assert_eq!(in_saves(&world), [id.to_string()]);
     world.ledger.erase_snapshot(&record.snapshot.id).await.unwrap();
     world.saves.release(&id).await;
@@ -382,7 +417,7 @@ async fn many_users_at_once_read_a_save_once_and_all_get_it() {
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..16 {
         let (saves, id) = (world.saves.clone(), id.clone());
-        tasks.spawn(async move { saves.open(&id).await.map(drop) });
+        tasks.spawn(async move { saves.materialize(&id).await.map(drop) });
     }
     for result in tasks.join_all().await {
         result.unwrap();
@@ -405,7 +440,7 @@ async fn a_save_is_read_once_per_daemon() {
     keep(&world, &image, &save).await;
     let before = bytes_read();
     for _ in 0..10 {
-        world.saves.open(&save.id).await.unwrap();
+        world.saves.materialize(&save.id).await.unwrap();
     }
     assert!(bytes_read() - before < 1_000_000, "a committed save is known");
     let id = save.id.clone();
@@ -413,14 +448,14 @@ async fn a_save_is_read_once_per_daemon() {
     let world = world.reopen(AGENT).await;
     world.saves.warm_up().await;
     let before = bytes_read();
-    world.saves.open(&id).await.unwrap();
+    world.saves.materialize(&id).await.unwrap();
     assert!(bytes_read() - before < 1_000_000, "it was read ahead");
     // A file that was written anew is read anew.
     let path = world.dir.join("saves").join(id.as_str()).join("pages.img");
     let pages = std::fs::read(&path).unwrap();
     std::fs::write(&path, pages).unwrap();
     let before = bytes_read();
-    world.saves.open(&id).await.unwrap();
+    world.saves.materialize(&id).await.unwrap();
     assert!(bytes_read() - before >= PAGES as u64);
 }
 
@@ -428,12 +463,14 @@ async fn a_save_is_read_once_per_daemon() {
 async fn reading_ahead_survives_corrupt_saves() {
     let (world, image) = pictured().await;
     let mut ids = Vec::new();
-    for _ in 0..2 {
-        let save = commit(&world, &image).await;
+    for number in 0..2 {
+        let staged = world.saves.stage().await.unwrap();
+        std::fs::write(staged.path().join("pages.img"), vec![number; 2_000_000]).unwrap();
+        let save = world.saves.commit(staged, about(&image)).await.unwrap();
         let mut record = snapshot(&image, &save);
         record.snapshot.name = None;
         world.ledger.record_snapshot(&record).await.unwrap();
-        flip(&save.dir.join("pages.img"), ids.len() as u64);
+        flip(&save.dir.join("pages.img"), 5);
         ids.push(save.id.clone());
     }
     let whole = commit(&world, &image).await;
@@ -442,6 +479,6 @@ async fn reading_ahead_survives_corrupt_saves() {
     let world = world.reopen(AGENT).await;
     world.saves.warm_up().await;
     for id in ids {
-        assert_eq!(corrupt_file(&world.saves.open(&id).await.unwrap_err()), "pages.img");
+        assert_eq!(corrupt_file(&world.saves.materialize(&id).await.unwrap_err()), "pages.img");
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use torpor_lifecycle::store::{Save, Saves as _};
+use torpor_lifecycle::store::{LocalSave, Saves as _};
 use torpor_protocol::{ImageId, SnapshotId};
 
 use crate::parcel::{export, nothing_in, packed, parts, refused};
@@ -25,9 +25,9 @@ async fn a_file_that_two_saves_share_is_read_once_and_by_verify_again() {
     std::fs::write(staged.path().join("delta"), "more").unwrap();
     let before = bytes_read();
     let second = world.saves.commit(staged, about(&image)).await.unwrap();
-    world.saves.open(&first.id).await.unwrap();
+    world.saves.materialize(&first.id).await.unwrap();
     assert!(bytes_read() - before < 1_000_000, "{}", bytes_read() - before);
-    let hash = |save: &Save| {
+    let hash = |save: &LocalSave| {
         let mut files = save.manifest.files.iter();
         files.find(|file| file.name == "pages.img").unwrap().hash.clone()
     };
@@ -53,10 +53,10 @@ async fn a_file_that_two_saves_share_is_read_once_and_by_verify_again() {
     world.saves.release(&ids[1]).await;
     settled(&world, &[&ids[0]]).await;
     let before = bytes_read();
-    world.saves.open(&ids[0]).await.unwrap();
+    world.saves.materialize(&ids[0]).await.unwrap();
     assert!(bytes_read() - before < 1_000_000, "losing a name is no change");
     flip(&world.dir.join("saves").join(ids[0].as_str()).join("pages.img"), 5);
-    assert_eq!(corrupt_file(&world.saves.open(&ids[0]).await.unwrap_err()), "pages.img");
+    assert_eq!(corrupt_file(&world.saves.materialize(&ids[0]).await.unwrap_err()), "pages.img");
 }
 
 /// A file with data at a few places, as the disk of a machine.
@@ -69,7 +69,7 @@ fn sparse_file(path: &Path, bytes: u64, places: &[u64]) {
 }
 
 /// A save of one sparse file.
-async fn commit_disk(world: &World, image: &ImageId, bytes: u64, places: &[u64]) -> Arc<Save> {
+async fn commit_disk(world: &World, image: &ImageId, bytes: u64, places: &[u64]) -> Arc<LocalSave> {
     let staged = world.saves.stage().await.unwrap();
     sparse_file(&staged.path().join("disk"), bytes, places);
     world.saves.commit(staged, about(image)).await.unwrap()
@@ -80,7 +80,7 @@ async fn holes_are_neither_read_nor_counted() {
     let (world, image) = pictured().await;
     let before = bytes_read();
     let save = commit_disk(&world, &image, 10 << 30, &[0, 5 << 30]).await;
-    world.saves.open(&save.id).await.unwrap();
+    world.saves.materialize(&save.id).await.unwrap();
     assert_eq!(world.saves.verify(&save.id).await.unwrap().bytes, 10 << 30);
     assert!(bytes_read() - before < 1_000_000, "{}", bytes_read() - before);
     let disk = &save.manifest.files[0];
@@ -115,7 +115,7 @@ async fn every_damage_of_a_sparse_file_is_noticed() {
     for damage in damages {
         let save = commit_disk(&world, &image, bytes, &[0, 20 << 20]).await;
         damage(&File::options().write(true).open(save.dir.join("disk")).unwrap());
-        assert_eq!(corrupt_file(&world.saves.open(&save.id).await.unwrap_err()), "disk");
+        assert_eq!(corrupt_file(&world.saves.materialize(&save.id).await.unwrap_err()), "disk");
         assert_eq!(corrupt_file(&world.saves.verify(&save.id).await.unwrap_err()), "disk");
         let record = snapshot(&image, &save);
         let exported = world.saves.export(save, &record.snapshot, false, std::io::sink()).await;
@@ -129,7 +129,7 @@ async fn zeros_in_the_place_of_a_hole_are_no_damage() {
     let save = commit_disk(&world, &image, 64 << 20, &[0, 20 << 20]).await;
     let disk = File::options().write(true).open(save.dir.join("disk")).unwrap();
     disk.write_all_at(&[0; 100_000], 30 << 20).unwrap();
-    world.saves.open(&save.id).await.unwrap();
+    world.saves.materialize(&save.id).await.unwrap();
     world.saves.verify(&save.id).await.unwrap();
 }
 
@@ -153,7 +153,7 @@ async fn an_export_is_as_large_as_what_is_in_it_and_comes_back_the_same() {
     let there = World::new().await;
     let imported = there.saves.import(&there.images, Cursor::new(with_image)).await.unwrap();
     assert_eq!(imported.save.manifest.files, save.manifest.files);
-    let blocks = |save: &Save, name: &str| save.dir.join(name).metadata().unwrap().blocks();
+    let blocks = |save: &LocalSave, name: &str| save.dir.join(name).metadata().unwrap().blocks();
     assert_eq!(blocks(&imported.save, "memory"), blocks(&save, "memory"));
     assert!(blocks(&imported.save, "disk") < blocks(&save, "disk"), "the zeros are a hole now");
     assert_eq!(blocks(&imported.save, "nothing"), 0);

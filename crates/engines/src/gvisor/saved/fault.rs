@@ -18,6 +18,9 @@ pub(super) enum Fault {
     /// The parts are whole but contradict each other.
     #[error("{0}")]
     Absurd(String),
+    /// In order, and more than is good for the memory of a host.
+    #[error("{0}")]
+    TooMuch(String),
     /// Whole, but not in the shape that the known builds of runsc give it.
     #[error("{0}")]
     Shape(String),
@@ -37,6 +40,7 @@ impl From<Fault> for EngineError {
                 engine: "gvisor",
                 what: format!("read the files of a machine that this build of runsc saved: {what}"),
             },
+            Fault::TooMuch(what) => Self::GuestFiles(what),
             Fault::Io { .. } | Fault::Damaged { .. } | Fault::Absurd(_) => {
                 Self::failed("read the files of a saved machine")(fault)
             }

@@ -120,7 +120,7 @@ impl<'a> Walk<'_, '_, 'a> {
                 let (path, inode) = self.name(&dir.path, pair?, &mut seen)?;
                 paths += path.len();
                 if paths > PATHS_MAX {
-                    return Err(Fault::Absurd("it has too many files".into()));
+                    return Err(Fault::TooMuch("it has too many files".into()));
                 }
                 let index = match known.get(&inode.object) {
                     Some(&index) => self.another_name(index)?,
@@ -170,7 +170,7 @@ impl<'a> Walk<'_, '_, 'a> {
         let path = [dir, slash, name].concat();
         if path.len() > PATH_MAX {
             let path = Excerpt::of(&path);
-            return Err(Fault::Absurd(format!("a path is too long: {path}")));
+            return Err(Fault::TooMuch(format!("a path is too long: {path}")));
         }
         let dentry = self.upper.graph.follow(dentry)?;
         Ok((path, self.upper.graph.fields(dentry)?.pointer("inode")?))

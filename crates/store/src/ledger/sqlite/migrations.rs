@@ -22,7 +22,9 @@ static STEPS: &[(&str, &str)] = &steps![
     "0006_domains",
     "0007_keys",
     "0008_requests",
+    "0010_reasons",
     "0011_owners",
+    "0012_blobs",
 ];
 
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {

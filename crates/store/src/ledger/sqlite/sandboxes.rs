@@ -4,8 +4,8 @@ use async_trait::async_trait;
 use sqlx::sqlite::SqliteRow;
 use torpor_lifecycle::ledger::{Owner, SandboxLedger};
 use torpor_lifecycle::store::{Record, StoreError};
+use torpor_protocol::SandboxId;
 use torpor_protocol::api::ArchivedSandbox;
-use torpor_protocol::{SandboxId, SaveId};
 
 use super::{Query, SqliteLedger, column, json, limit_of, optional, parsed, time, to_column};
 
@@ -79,14 +79,6 @@ impl SandboxLedger for SqliteLedger {
         let rows = query.fetch_all(&self.readers).await;
         let rows = rows.map_err(self.failed("read the sandboxes from the ledger"))?;
         rows.iter().map(read_record).collect()
-    }
-
-    async fn sandboxes_of_save(&self, save: &SaveId) -> Result<Vec<SandboxId>, StoreError> {
-        let query = sqlx::query("SELECT id FROM sandboxes WHERE save_id = ? ORDER BY id")
-            .bind(save.as_str());
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("look for sandboxes that need a save"))?;
-        rows.iter().map(|row| parsed(row, "id")).collect()
     }
 }
 

@@ -1,22 +1,25 @@
-//! What the ledger knows of saves: a row is what makes a save exist, and it can't go while a sandbox,
-//! a snapshot or a pool names it.
+//! What the ledger knows of saves: its manifest is what makes a save exist, and it can't go while a
+//! sandbox, a snapshot or a pool pins it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use torpor_lifecycle::store::{Manifest, SavedBy, StoreError};
+use torpor_lifecycle::store::{Manifest, PinOwner, SavedBy, StoreError};
 use torpor_protocol::{SaveId, SnapshotKind};
 
 use super::{SqliteLedger, column, parsed, to_column};
 
 impl SqliteLedger {
+    /// Records a manifest, and what each of its files takes on disk.
     pub(crate) async fn commit_save(
         &self,
         id: &SaveId,
         manifest: &Manifest,
+        stored: &[u64],
     ) -> Result<(), StoreError> {
         let action = "record a save in the ledger";
         let text = serde_json::to_string(manifest).map_err(StoreError::failed(action))?;
         let image = &manifest.about.spec.image_id;
+        let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
         let query = sqlx::query(
             "INSERT INTO saves (id, kind, image_id, manifest, bytes, created_at_ms)
              VALUES (?, ?, ?, ?, ?, ?)",
@@ -27,13 +30,20 @@ impl SqliteLedger {
         .bind(text)
         .bind(to_column(manifest.size_bytes()))
         .bind(to_column(manifest.about.created_at_ms));
-        match query.execute(&self.writer).await {
-            Ok(_) => Ok(()),
+        match query.execute(&mut *transaction).await {
+            Ok(_) => {}
             Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
-                Err(StoreError::NoSuchImage(image.to_string()))
+                return Err(StoreError::NoSuchImage(image.to_string()));
             }
-            Err(error) => Err(self.failed(action)(error)),
+            Err(error) => return Err(self.failed(action)(error)),
         }
+        for (file, bytes) in manifest.files.iter().zip(stored) {
+            let query = "INSERT INTO save_files (save_id, name, hash, bytes) VALUES (?, ?, ?, ?)";
+            let query = sqlx::query(query).bind(id.as_str()).bind(&file.name).bind(&file.hash);
+            let added = query.bind(to_column(*bytes)).execute(&mut *transaction).await;
+            added.map_err(self.failed(action))?;
+        }
+        transaction.commit().await.map_err(self.failed(action))
     }
 
     /// The manifest of a save, still as text: it may be of a format that is not known here.
@@ -64,30 +74,68 @@ impl SqliteLedger {
         rows.iter().map(by).collect()
     }
 
-    /// Bytes of all saves.
+    /// Bytes of all saves; what several have counts once.
     pub(crate) async fn save_bytes(&self) -> Result<u64, StoreError> {
-        let query = sqlx::query_scalar("SELECT coalesce(sum(bytes), 0) FROM saves");
+        let query = sqlx::query_scalar(
+            "SELECT coalesce(sum(bytes), 0) FROM
+                 (SELECT max(bytes) AS bytes FROM save_files GROUP BY hash)",
+        );
         let sum: Result<i64, _> = query.fetch_one(&self.readers).await;
         Ok(u64::try_from(sum.map_err(self.failed("add up the saves"))?).unwrap_or(0))
     }
 
-    /// Whether the save is gone now; it is not if something names it.
-    pub(crate) async fn drop_save(&self, id: &SaveId) -> Result<bool, StoreError> {
-        let query = sqlx::query("DELETE FROM saves WHERE id = ?").bind(id.as_str());
-        match query.execute(&self.writer).await {
-            Ok(_) => Ok(true),
-            Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => Ok(false),
-            Err(error) => Err(self.failed("remove a save from the ledger")(error)),
-        }
+    /// Every hash that a manifest names.
+    pub(crate) async fn blobs(&self) -> Result<HashSet<String>, StoreError> {
+        let query = sqlx::query_scalar("SELECT DISTINCT hash FROM save_files");
+        let hashes = query.fetch_all(&self.readers).await;
+        Ok(hashes.map_err(self.failed("list the blobs"))?.into_iter().collect())
     }
 
-    /// Forgets every save that nothing names.
-    pub(crate) async fn drop_unnamed_saves(&self) -> Result<u64, StoreError> {
+    pub(crate) async fn names_blob(&self, hash: &str) -> Result<bool, StoreError> {
+        let query = sqlx::query("SELECT 1 FROM save_files WHERE hash = ? LIMIT 1").bind(hash);
+        let found = query.fetch_optional(&self.readers).await;
+        Ok(found.map_err(self.failed("look up a blob"))?.is_some())
+    }
+
+    /// Who keeps a save.
+    pub(crate) async fn save_pins(&self, id: &SaveId) -> Result<Vec<PinOwner>, StoreError> {
+        let query = sqlx::query("SELECT kind, owner FROM save_pins WHERE save_id = ?");
+        let rows = query.bind(id.as_str()).fetch_all(&self.readers).await;
+        let owner = |row| {
+            let kind: String = column(row, "kind")?;
+            match kind.as_str() {
+                "sandbox" => Ok(PinOwner::Sandbox(parsed(row, "owner")?)),
+                "snapshot" => Ok(PinOwner::Snapshot(parsed(row, "owner")?)),
+                "pool" => Ok(PinOwner::Pool(parsed(row, "owner")?)),
+                other => Err(StoreError::Invalid(format!("a {other} can't pin a save"))),
+            }
+        };
+        rows.map_err(self.failed("look up who keeps a save"))?.iter().map(owner).collect()
+    }
+
+    /// Forgets a save; gives the hashes that it named. None if something pins it.
+    pub(crate) async fn drop_save(&self, id: &SaveId) -> Result<Option<Vec<String>>, StoreError> {
+        let action = "remove a save from the ledger";
+        let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
+        let pinned = sqlx::query("SELECT 1 FROM save_pins WHERE save_id = ? LIMIT 1");
+        let pinned = pinned.bind(id.as_str()).fetch_optional(&mut *transaction).await;
+        if pinned.map_err(self.failed(action))?.is_some() {
+            return Ok(None);
+        }
+        let hashes = sqlx::query_scalar("SELECT hash FROM save_files WHERE save_id = ?");
+        let hashes = hashes.bind(id.as_str()).fetch_all(&mut *transaction).await;
+        let hashes = hashes.map_err(self.failed(action))?;
+        let query = sqlx::query("DELETE FROM saves WHERE id = ?").bind(id.as_str());
+        query.execute(&mut *transaction).await.map_err(self.failed(action))?;
+        transaction.commit().await.map_err(self.failed(action))?;
+        Ok(Some(hashes))
+    }
+
+    /// Forgets every save that nothing pins.
+    pub(crate) async fn drop_unpinned_saves(&self) -> Result<u64, StoreError> {
         let query = sqlx::query(
             "DELETE FROM saves WHERE
-                 NOT EXISTS (SELECT 1 FROM sandboxes WHERE save_id = saves.id) AND
-                 NOT EXISTS (SELECT 1 FROM snapshots WHERE save_id = saves.id) AND
-                 NOT EXISTS (SELECT 1 FROM pools WHERE save_id = saves.id)",
+                 NOT EXISTS (SELECT 1 FROM save_pins WHERE save_id = saves.id)",
         );
         let done = query.execute(&self.writer).await;
         Ok(done.map_err(self.failed("remove saves from the ledger"))?.rows_affected())

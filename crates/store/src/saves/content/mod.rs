@@ -110,15 +110,20 @@ impl Hashes {
     /// The hash of a whole file, and its identity; read only if it was not before.
     pub(crate) fn of(&self, file: &File, form: Form) -> io::Result<(Digest, Identity)> {
         let identity = Identity::of(file)?;
-        let mut remembered = self.remembered.lock();
-        remembered.uses += 1;
-        let now = remembered.uses;
-        if let Some((hash, last_use)) = remembered.hashes.get_mut(&(identity, form)) {
-            *last_use = now;
-            return Ok((Digest { form, hash: *hash }, identity));
+        match self.remembered.lock().get(&(identity, form)) {
+            Some(hash) => return Ok((Digest { form, hash }, identity)),
+            None => {}
         }
-        drop(remembered);
         self.read(file, form)
+    }
+
+    /// Whether a file is known to have this hash; a large one is not read for that.
+    pub(crate) fn vouches(&self, file: &File, digest: Digest) -> bool {
+        let Ok(identity) = Identity::of(file) else { return false };
+        if identity.bytes < REMEMBERED_MIN {
+            return self.read(file, digest.form).is_ok_and(|(found, _)| found == digest);
+        }
+        self.remembered.lock().get(&(identity, digest.form)) == Some(digest.hash)
     }
 
     /// [`Hashes::of`] a file that is read in any case.
@@ -132,6 +137,13 @@ impl Hashes {
 }
 
 impl Remembered {
+    fn get(&mut self, file: &(Identity, Form)) -> Option<Hash> {
+        self.uses += 1;
+        let (hash, last_use) = self.hashes.get_mut(file)?;
+        *last_use = self.uses;
+        Some(*hash)
+    }
+
     fn insert(&mut self, file: (Identity, Form), hash: Hash) {
         let full = self.hashes.len() >= REMEMBERED_MAX && !self.hashes.contains_key(&file);
         let oldest = self.hashes.iter().min_by_key(|(_, (_, last_use))| *last_use);

@@ -1,7 +1,8 @@
 //! `layer.tar` of a filesystem save: what was written on top of an image, as an OCI layer.
 //!
 //! `.wh.NAME` stands for a NAME that was removed, `.wh..wh..opq` in a directory for all that the
-//! image has in it. A socket can't be in a layer; what the image has in its place is gone, though.
+//! image has in it. A socket can't be in a layer, under none of its names; what the image has in its
+//! place is gone, though.
 //! A file that a guest called `.wh.NAME` carries [`LITERAL`], which other programs do not know.
 //!
 //! A file with holes is in it without them, as GNU tar writes one in PAX archives (version 1.0). All
@@ -9,6 +10,7 @@
 
 mod reading;
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, BufWriter, Read as _, Write};
 use std::ops::Range;
@@ -48,6 +50,7 @@ pub(super) fn write_file(path: &Path, changes: &dyn Changes, room: u64) -> Resul
     let action = "write the files of a save";
     let file = File::create_new(path).map_err(files::failed(action))?;
     let mut out = BufWriter::with_capacity(BUFFER, file);
+    let sockets = sockets(changes);
     let mut left = room;
     for (index, change) in changes.entries().iter().enumerate() {
         if change.path.len() > PATH_MAX {
@@ -61,11 +64,33 @@ pub(super) fn write_file(path: &Path, changes: &dyn Changes, room: u64) -> Resul
                 StoreError::Invalid(format!("{text}; a filesystem snapshot can't hold that"))
             })?;
             write_content(&mut out, changes, index, &map).map_err(files::failed(action))?;
+        } else if is_socket(change, &sockets) {
+            write_removed(&mut out, &change.path).map_err(files::failed(action))?;
         } else {
             write_change(&mut out, change).map_err(files::failed(action))?;
         }
     }
     finish(&mut out).and_then(|()| out.flush()).map_err(files::failed(action))
+}
+
+fn sockets(changes: &dyn Changes) -> HashSet<&[u8]> {
+    let sockets = changes.entries().iter().filter(|change| change.kind == ChangeKind::Socket);
+    sockets.map(|change| &*change.path).collect()
+}
+
+/// Whether it is a socket, or another name of one.
+fn is_socket(change: &Change, sockets: &HashSet<&[u8]>) -> bool {
+    match &change.kind {
+        ChangeKind::Socket => true,
+        ChangeKind::HardLink { to } => sockets.contains(&**to),
+        ChangeKind::File { .. }
+        | ChangeKind::Directory { .. }
+        | ChangeKind::Symlink { .. }
+        | ChangeKind::Fifo
+        | ChangeKind::CharDevice { .. }
+        | ChangeKind::BlockDevice { .. }
+        | ChangeKind::Removed => false,
+    }
 }
 
 /// Which blocks of a file are in the layer.
@@ -152,12 +177,14 @@ fn write_change(out: &mut impl Write, change: &Change) -> io::Result<()> {
             }
             Ok(())
         }
-        ChangeKind::Removed | ChangeKind::Socket => {
-            let (dir, name) = split(&change.path);
-            let path = join(dir, &[WHITEOUT, name].concat());
-            out.write_all(&head(&path, b'0', b"", None).bytes())
-        }
+        ChangeKind::Removed | ChangeKind::Socket => write_removed(out, &change.path),
     }
+}
+
+fn write_removed(out: &mut impl Write, path: &[u8]) -> io::Result<()> {
+    let (dir, name) = split(path);
+    let path = join(dir, &[WHITEOUT, name].concat());
+    out.write_all(&head(&path, b'0', b"", None).bytes())
 }
 
 /// The headers of one entry in the making.

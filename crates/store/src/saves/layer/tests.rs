@@ -101,3 +101,23 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_socket_is_in_a_layer_under_none_of_its_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let link = |to: &[u8]| ChangeKind::HardLink { to: to.to_vec() };
+    let made = Bare(vec![
+        change(b"again".to_vec(), link(b"pipe")),
+        change(b"also".to_vec(), link(b"socket")),
+        change(b"pipe".to_vec(), ChangeKind::Fifo),
+        change(b"socket".to_vec(), ChangeKind::Socket),
+    ]);
+    write_file(&dir.path().join(LAYER_FILE), &made, 0).unwrap();
+    let layer = LayerChanges::open(dir.path()).unwrap();
+    let kinds: Vec<_> = layer.entries().iter().map(|c| (&c.path[..], &c.kind)).collect();
+    assert_eq!(kinds.len(), 4, "{kinds:?}");
+    for (path, kind) in kinds {
+        let gone = matches!(kind, ChangeKind::Removed);
+        assert_eq!(gone, matches!(path, b"also" | b"socket"), "{path:?} {kind:?}");
+    }
+}

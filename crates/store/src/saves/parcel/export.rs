@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use serde_json::value::to_raw_value;
-use torpor_lifecycle::store::{Save, StoreError};
+use torpor_lifecycle::store::{LocalSave, StoreError};
 use torpor_protocol::Snapshot;
 
 use super::super::Saves;
@@ -26,7 +26,7 @@ impl Saves {
     /// use.
     pub async fn export(
         &self,
-        save: Arc<Save>,
+        save: Arc<LocalSave>,
         snapshot: &Snapshot,
         image: bool,
         mut out: impl Write + Send + 'static,
@@ -71,7 +71,7 @@ fn write_letter(out: &mut impl Write, letter: &Letter) -> Result<(), StoreError>
     written.and_then(|()| pad(out, size)).map_err(files::failed(WRITE))
 }
 
-fn write_files(out: &mut impl Write, save: &Save) -> Result<(), StoreError> {
+fn write_files(out: &mut impl Write, save: &LocalSave) -> Result<(), StoreError> {
     for file in &save.manifest.files {
         let corrupt = |detail: String| StoreError::CorruptSave {
             id: save.id.to_string(),

@@ -14,7 +14,7 @@ pub(crate) mod import;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::sync::Arc;
-use torpor_lifecycle::store::{LAYER_FILE, Manifest, Save, StoreError};
+use torpor_lifecycle::store::{LAYER_FILE, LocalSave, Manifest, StoreError};
 use torpor_protocol::Snapshot;
 use torpor_protocol::snapshot::SnapshotKind;
 
@@ -37,7 +37,7 @@ const BUFFER: usize = 256 * 1024;
 /// What an import brought. Nothing names the save yet.
 #[derive(Debug)]
 pub struct Imported {
-    pub save: Arc<Save>,
+    pub save: Arc<LocalSave>,
     /// As it was where it came from; its id and name are those of another installation.
     pub snapshot: Snapshot,
 }

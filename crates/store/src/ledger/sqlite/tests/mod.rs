@@ -266,7 +266,7 @@ fn manifest(image: &ImageId) -> Manifest {
 
 async fn save(world: &World, image: &ImageId) -> SaveId {
     let id = SaveId::random();
-    world.ledger.commit_save(&id, &manifest(image)).await.unwrap();
+    world.ledger.commit_save(&id, &manifest(image), &[40]).await.unwrap();
     id
 }
 
@@ -359,7 +359,7 @@ async fn what_names_a_save_or_an_image_that_is_gone_is_told_which() {
     image_gone(world.record(&sandbox).await.unwrap_err());
     let from = Some((SnapshotId::random(), there));
     image_gone(world.record_pool(&pool_of(&no_image, from)).await.unwrap_err());
-    let error = world.ledger.commit_save(&SaveId::random(), &manifest(&no_image)).await;
+    let error = world.ledger.commit_save(&SaveId::random(), &manifest(&no_image), &[40]).await;
     image_gone(error.unwrap_err());
 }
 
@@ -375,14 +375,14 @@ async fn a_save_stays_while_anything_names_it() {
     world.ledger.record_snapshot(&named).await.unwrap();
     world.record_pool(&pool).await.unwrap();
     assert_eq!(world.ledger.save_bytes().await.unwrap(), 40);
-    assert!(!world.ledger.drop_save(&id).await.unwrap());
+    assert_eq!(world.ledger.drop_save(&id).await.unwrap(), None);
     world.archive(&sandbox.ended(1, None)).await.unwrap();
-    assert!(!world.ledger.drop_save(&id).await.unwrap());
+    assert_eq!(world.ledger.drop_save(&id).await.unwrap(), None);
     world.ledger.erase_snapshot(&named.snapshot.id).await.unwrap();
-    assert!(!world.ledger.drop_save(&id).await.unwrap());
-    assert_eq!(world.ledger.drop_unnamed_saves().await.unwrap(), 0);
+    assert_eq!(world.ledger.drop_save(&id).await.unwrap(), None);
+    assert_eq!(world.ledger.drop_unpinned_saves().await.unwrap(), 0);
     world.ledger.erase_pool(&pool.name).await.unwrap();
-    assert!(world.ledger.drop_save(&id).await.unwrap());
+    assert!(world.ledger.drop_save(&id).await.unwrap().is_some());
     assert_eq!(world.ledger.save(&id).await.unwrap(), None);
     assert_eq!(world.ledger.save_bytes().await.unwrap(), 0);
 }

@@ -111,7 +111,7 @@ async fn every_reference_of_the_ledger_has_an_index() {
             .unwrap();
         references += count;
     }
-    assert_eq!(references, 9);
+    assert_eq!(references, 10);
 }
 
 #[tokio::test]
