@@ -119,13 +119,7 @@ impl Stock {
 
 impl Fleet {
     pub(super) async fn recover_pools(&self) -> Result<(), Error> {
-        for record in self.recorded_pools().await? {
-            match self.settle_pool(record.clone()).await {
-                Ok(settled) => self.open_pool(settled),
-                // Its snapshot or its engine is not here: it says so, and tries again.
-                Err(_) => self.open_pool(record),
-            }
-        }
+        self.recorded_pools().await?.into_iter().for_each(|record| self.open_pool(record));
         Ok(())
     }
 
@@ -144,7 +138,14 @@ impl Fleet {
     async fn recorded_pools(&self) -> Result<Vec<PoolRecord>, Error> {
         let ledger = &self.inner.world.ledger;
         let page = |after: Option<Name>| async move { ledger.pools(after.as_ref(), PAGE).await };
-        Ok(everything(page, |record| record.name.clone()).await?)
+        let mut recorded = everything(page, |record: &PoolRecord| record.name.clone()).await?;
+        // Those that are older than the choice of an engine; what can't be decided says why when it is filled.
+        for record in recorded.iter_mut().filter(|record| record.spec.engine.is_none()) {
+            if let Ok(settled) = self.settle_pool(record.clone()).await {
+                *record = settled;
+            }
+        }
+        Ok(recorded)
     }
 
     /// Learns what other nodes change, until the daemon stops.
