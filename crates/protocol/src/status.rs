@@ -83,8 +83,6 @@ pub struct Status {
     #[serde(rename = "last_used_at", with = "time::instant")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub last_used_at_ms: u64,
-    /// The engine that runs it.
-    pub engine: String,
     /// Asleep: how deeply it sleeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<Tier>,

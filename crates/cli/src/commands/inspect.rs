@@ -80,7 +80,7 @@ fn describe(status: &Status) -> Fields {
     }
     fields.extend(describe_spec(spec));
     fields.extend([
-        ("engine", plain(&status.engine)),
+        ("engine", plain(status.spec.engine.as_deref().unwrap_or_default())),
         ("created", units::show_time(status.created_at_ms)),
         ("last used", units::show_time(status.last_used_at_ms)),
         ("sleeps", describe_sleep(&spec.standby)),

@@ -228,7 +228,6 @@ mod tests {
             generation: 1,
             created_at_ms: 0,
             last_used_at_ms: 0,
-            engine: "fake".into(),
             tier: None,
             durable: false,
             saved_bytes: 0,

@@ -72,8 +72,7 @@ async fn list(
     let id = |ended: &ArchivedSandbox| ended.id.to_string();
     let prev_cursor = part.first().filter(|_| later).map(id);
     let next_cursor = part.last().filter(|_| earlier).map(id);
-    let engine = app.fleet.about().kind;
-    let sandboxes = part.into_iter().map(|ended| SandboxInfo::archived(ended, engine)).collect();
+    let sandboxes = part.into_iter().map(SandboxInfo::archived).collect();
     Ok(Json(List { sandboxes, prev_cursor, next_cursor }))
 }
 
@@ -81,5 +80,5 @@ async fn list(
 async fn one(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<SandboxInfo>> {
     let of: SandboxRef = text.parse().map_err(|_| missing(&text))?;
     let ended = archive::find(&app, &of).await?.ok_or_else(|| missing(&text))?;
-    Ok(Json(SandboxInfo::archived(ended, app.fleet.about().kind)))
+    Ok(Json(SandboxInfo::archived(ended)))
 }

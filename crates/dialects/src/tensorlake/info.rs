@@ -179,11 +179,11 @@ impl SandboxInfo {
             sandbox_url: url.clone(),
             ingress_endpoint: url,
             resource_resize: resized.then(|| (&status.spec.resources).into()),
-            ..Self::plain(status.id, status.spec, status.engine)
+            ..Self::plain(status.id, status.spec)
         }
     }
 
-    pub(super) fn archived(ended: ArchivedSandbox, engine: &str) -> Self {
+    pub(super) fn archived(ended: ArchivedSandbox) -> Self {
         Self {
             status: TERMINATED,
             created_at: ended.created_at_ms,
@@ -191,12 +191,12 @@ impl SandboxInfo {
             archived_at: Some(ended.ended_at_ms),
             termination_reason: termination(ended.reason),
             outcome: ended.reason.map(|reason| reason.to_string()),
-            ..Self::plain(ended.id, ended.spec, engine.to_owned())
+            ..Self::plain(ended.id, ended.spec)
         }
     }
 
     /// What the specification says.
-    fn plain(id: SandboxId, spec: SandboxSpec, runtime: String) -> Self {
+    fn plain(id: SandboxId, spec: SandboxSpec) -> Self {
         Self {
             id,
             namespace: NAMESPACE,
@@ -212,7 +212,7 @@ impl SandboxInfo {
             allow_unauthenticated_access: spec.ports.as_ref().is_some_and(|ports| ports.public),
             exposed_ports: spec.ports.map(|ports| ports.exposed),
             auto_resume: spec.standby.auto_wake,
-            runtime,
+            runtime: spec.engine.unwrap_or_default(),
             pool_id: spec.pool,
             outcome: None,
             termination_reason: None,

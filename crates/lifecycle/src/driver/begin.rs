@@ -116,7 +116,11 @@ impl Driver {
 
     /// Starts a machine. If the engine lacks something, addresses for one, those who sleep in memory give
     /// theirs back, one after another.
-    pub(super) async fn start(&self, save: Option<&LocalSave>, afresh: bool) -> Result<Started, Error> {
+    pub(super) async fn start(
+        &self,
+        save: Option<&LocalSave>,
+        afresh: bool,
+    ) -> Result<Started, Error> {
         let Record { id, spec, .. } = &self.record;
         let give_up = Instant::now() + AWAKE_WITHIN;
         loop {

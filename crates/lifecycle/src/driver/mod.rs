@@ -334,7 +334,6 @@ impl Driver {
 
 fn show(status: &mut Status, record: &Record) {
     status.spec = record.spec.clone();
-    status.engine = record.spec.engine.clone().unwrap_or_default();
     status.wakes = record.facts.wakes;
     status.recovered_from_ms = record.facts.recovered_from_ms;
     status.parent.clone_from(&record.facts.parent);
@@ -374,7 +373,6 @@ pub(crate) fn first_status(record: &Record) -> Status {
         generation: 0,
         created_at_ms: record.created_at_ms,
         last_used_at_ms: record.last_used_at_ms,
-        engine: record.spec.engine.clone().unwrap_or_default(),
         tier: None,
         durable: false,
         saved_bytes: 0,
