@@ -37,6 +37,7 @@ mod session;
 mod stream;
 mod sudo;
 mod terminal;
+mod writable;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -51,6 +52,7 @@ use agent::Agent;
 pub use archive::fuzzing;
 pub use line::packets;
 pub use sudo::{called_as_sudo, sudo};
+pub use writable::make_pages_writable;
 
 /// Threads for the few jobs that are long and wait for nobody (removing a big tree). In a machine
 /// every thread costs the host one too.

@@ -6,8 +6,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
+use rustix::fs::FileType;
 use rustix::process::DumpableBehavior;
-use torpor_agent::{Mode, called_as_sudo, packets, serve, sudo};
+use torpor_agent::{Mode, called_as_sudo, make_pages_writable, packets, serve, sudo};
 
 fn main() -> io::Result<ExitCode> {
     if called_as_sudo() {
@@ -18,7 +19,14 @@ fn main() -> io::Result<ExitCode> {
     // Users inside shall not read the agent's memory or borrow its channel. Where the kernel does not
     // know this, there is nothing else to do about it.
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
-    serve(packets(take_channel()?)?, Mode::Init)?;
+    let channel = take_channel()?;
+    let is_socket =
+        FileType::from_raw_mode(rustix::fs::fstat(&channel)?.st_mode) == FileType::Socket;
+    if is_socket {
+        // gVisor has one, a microVM a port. Without it, all goes well but for what is told there.
+        let _ = make_pages_writable();
+    }
+    serve(packets(channel)?, Mode::Init)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -392,12 +392,11 @@ pub struct Failure {
 impl Failure {
     /// What it is, also from an agent in a save that has no code for it: those said it in words.
     pub fn code(&self) -> FailureCode {
-        match self.code {
-            FailureCode::CannotStart if self.message.starts_with("no such user: ") => {
-                FailureCode::NoSuchUser
-            }
-            code => code,
+        let no_user = self.message.starts_with("no such user: ");
+        if self.code == FailureCode::CannotStart && no_user {
+            return FailureCode::NoSuchUser;
         }
+        self.code
     }
 }
 

@@ -69,7 +69,7 @@ fn what_is_not_mentioned_of_a_pool_stays_as_it_is() {
     assert_eq!(stub.torpor(words.split(' ')).ok(), "plain\n");
     let hooks = json!({"before_sleep": [], "after_wake": [], "grace_ms": 5000});
     let whole = json!({
-        "name": "plain", "size": 9, "max": null, "image": "torpor/base", "snapshot": null, "ports": null,
+        "name": "plain", "size": 9, "max": null, "image": "torpor/base", "snapshot": null, "ports": null, "engine": null,
         "cpus": 2.0, "memory_mib": 1024, "disk_mib": 10240,
         "network": {"internet": false, "deny": ["198.51.100.7"]}, "entrypoint": ["serve"],
         "lifetime": {"max_age_ms": 60_000, "expire_idle_ms": null, "expires_at": null},

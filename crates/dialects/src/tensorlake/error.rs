@@ -43,6 +43,8 @@ fn api_status(code: ErrorCode) -> (StatusCode, &'static str) {
         ErrorCode::SnapshotNotReady => (StatusCode::BAD_REQUEST, "SNAPSHOT_NOT_READY"),
         // 501 would be asked again by some.
         ErrorCode::Unsupported => (StatusCode::BAD_REQUEST, "UNSUPPORTED"),
+        // Their clients know no other word for more than there can be.
+        ErrorCode::LimitReached => (StatusCode::BAD_REQUEST, "INVALID_REQUEST"),
         ErrorCode::InvalidRequest
         | ErrorCode::Unauthenticated
         | ErrorCode::ImageNotFound
@@ -60,7 +62,6 @@ fn api_status(code: ErrorCode) -> (StatusCode, &'static str) {
         | ErrorCode::PortNotListening
         | ErrorCode::PortNotExposed
         | ErrorCode::TooLarge
-        | ErrorCode::LimitReached
         | ErrorCode::IdempotencyKeyReused
         | ErrorCode::IdempotencyInProgress
         | ErrorCode::IdempotencyOutcomeUnknown

@@ -95,11 +95,11 @@ async fn a_body_that_a_web_page_may_send_unasked_is_refused() {
 #[tokio::test]
 async fn the_time_of_a_named_sandbox_is_until_it_sleeps() {
     let world = World::new().await;
-    for (name, secs) in [("soon", 30), ("never", 0)] {
+    for (name, secs, idle_ms) in [("soon", 30, json!(30_000)), ("never", 0, Value::Null)] {
         world.create(json!({"name": name, "timeout_secs": secs})).await;
         assert_eq!(world.info(name).await["timeout_secs"], secs);
         let own = world.own("GET", &format!("/sandboxes/{name}"), None).await.expect(200);
-        assert_eq!(own["standby"]["idle_after_ms"], secs * 1000);
+        assert_eq!(own["standby"]["idle_after_ms"], idle_ms);
         assert_eq!(own["lifetime"]["expire_idle_ms"], Value::Null);
     }
 }
