@@ -49,6 +49,24 @@ pub(crate) enum Request {
     Lines(Reply<()>),
 }
 
+impl Request {
+    /// Answers without anything being done. `Ok` gives nobody a lease or a save.
+    pub(crate) fn answer(self, answer: Result<(), Error>) {
+        match self {
+            Self::Wake(reply)
+            | Self::Sleep { reply, .. }
+            | Self::Update(_, reply)
+            | Self::Restore(Back { reply, .. })
+            | Self::Parent(_, reply)
+            | Self::Lines(reply) => drop(reply.send(answer)),
+            Self::Replace { reply, .. } => drop(reply.send(answer.map(|()| false))),
+            Self::Awake(reply) => drop(answer.map_err(|error| reply.send(Err(error)))),
+            Self::Save(reply) => drop(answer.map_err(|error| reply.send(Err(error)))),
+            Self::SuspendEarly | Self::Demote => {}
+        }
+    }
+}
+
 /// To a restore point.
 pub(crate) struct Back {
     pub(crate) save: Arc<LocalSave>,

@@ -3,11 +3,12 @@
 use tokio::time::Instant;
 use torpor_protocol::{LossReason, State, StatusReason, Tier};
 
-use super::{Driver, Event, Phase, Sleeper, Waiter};
+use super::request::{Body, Decision, Standing, admit};
+use super::{Driver, Event, Phase, Sleeper};
 use crate::engine::{BootPlan, Machine};
 use crate::error::chain;
 use crate::fleet::Reservation;
-use crate::sandbox::{Reply, Request};
+use crate::sandbox::Request;
 use crate::store::{PersistedState, Record, StoreError};
 use crate::world::{ShutdownMode, Started, discard, resume, run_hook};
 use crate::{Error, Refusal, fault};
@@ -33,8 +34,9 @@ impl Driver {
                 }
                 Alarm::LeaveMemory => return self.leave_memory(sleeper).await,
                 Alarm::Event(Event::Asked(request)) => {
-                    match self.asked_warm(sleeper, request).await {
-                        Ok(still) => sleeper = still,
+                    match self.serve(Standing::Warm, Body::Frozen(sleeper), request).await {
+                        Ok(Body::Frozen(still)) => sleeper = still,
+                        Ok(body) => return body.into_phase(),
                         Err(phase) => return phase,
                     }
                 }
@@ -74,53 +76,8 @@ impl Driver {
         }
     }
 
-    /// `Err` is the next phase.
-    async fn asked_warm(&mut self, sleeper: Sleeper, asked: Request) -> Result<Sleeper, Phase> {
-        let mut sleeper = sleeper;
-        match asked {
-            Request::Awake(reply) => {
-                let Some(waiter) = self.may_wake(reply) else { return Ok(sleeper) };
-                return Err(self.thaw(sleeper, vec![waiter]).await);
-            }
-            Request::Wake(reply) => {
-                return Err(self.thaw(sleeper, vec![Waiter::Word(reply)]).await);
-            }
-            Request::Sleep { cold, reply } => {
-                let saved = self.make_durable(&mut sleeper, false).await;
-                let saved = saved.map(drop);
-                if cold && saved.is_ok() {
-                    let phase = self.demote(sleeper).await;
-                    let _ = reply.send(saved);
-                    return Err(phase);
-                }
-                let _ = reply.send(saved);
-            }
-            Request::SuspendEarly => {}
-            Request::Demote => return Err(self.leave_memory(sleeper).await),
-            Request::Save(reply) => {
-                let _ = reply.send(self.make_durable(&mut sleeper, false).await);
-            }
-            Request::Restore(back) => {
-                let phase = self.restore(Some(sleeper.machine), back).await;
-                // Not recorded: the machine was not touched.
-                return Err(phase.unwrap_or(Phase::Adopting));
-            }
-            Request::Update(update, reply) => {
-                self.update(update, Some(&mut sleeper.machine), reply).await;
-            }
-            Request::Lines(reply) => {
-                let _ = reply.send(Ok(()));
-            }
-            Request::Replace { reply, .. } => {
-                let _ = reply.send(Ok(false));
-            }
-            Request::Parent(parent, reply) => self.note_parent(parent, reply).await,
-        }
-        Ok(sleeper)
-    }
-
     /// Memory is wanted, or it slept for long. What can't be saved stays.
-    async fn leave_memory(&mut self, mut sleeper: Sleeper) -> Phase {
+    pub(super) async fn leave_memory(&mut self, mut sleeper: Sleeper) -> Phase {
         match self.make_durable(&mut sleeper, false).await {
             Ok(_) => self.demote(sleeper).await,
             Err(_) => {
@@ -163,7 +120,7 @@ impl Driver {
     }
 
     /// Lets a frozen machine go on. If it does not come back, its save does, if it is all of it.
-    pub(super) async fn thaw(&mut self, sleeper: Sleeper, waiters: Vec<Waiter>) -> Phase {
+    pub(super) async fn thaw(&mut self, sleeper: Sleeper, waiters: Vec<Request>) -> Phase {
         let Sleeper { mut machine, durable, .. } = sleeper;
         fault::point("thaw.begun");
         let mut running = self.record.clone();
@@ -196,7 +153,7 @@ impl Driver {
                 run_hook(id, &guest, "after_wake", command, hooks.grace_ms).await;
                 self.status.send_modify(|status| status.start_steps.clear());
                 let phase = self.enter(machine, guest);
-                self.let_in(waiters);
+                waiters.into_iter().for_each(|waiter| self.let_in(waiter));
                 phase
             }
             Err(error) => self.did_not_thaw(machine, durable, error, waiters).await,
@@ -208,7 +165,7 @@ impl Driver {
         &mut self,
         mut machine: Box<dyn Machine>,
         error: StoreError,
-        waiters: Vec<Waiter>,
+        waiters: Vec<Request>,
     ) -> Phase {
         let frozen = machine.pause().await.is_ok();
         tracing::error!(sandbox = %self.record.id, error = chain(&error), frozen, "let go of it");
@@ -221,7 +178,7 @@ impl Driver {
         machine: Box<dyn Machine>,
         durable: bool,
         error: Error,
-        waiters: Vec<Waiter>,
+        waiters: Vec<Request>,
     ) -> Phase {
         tracing::error!(sandbox = %self.record.id, error = chain(&error), "resume failed");
         discard(&self.record.id, machine).await;
@@ -231,7 +188,7 @@ impl Driver {
         }
         let cause = chain(&error);
         for waiter in waiters {
-            waiter.refuse(self.cant_wake(cause.clone()).into());
+            waiter.answer(Err(self.cant_wake(cause.clone()).into()));
         }
         Phase::Lost(LossReason::NoAnswer(cause))
     }
@@ -254,49 +211,20 @@ impl Driver {
             if self.is_unwanted() {
                 return Phase::Unwanted;
             }
-            match self.next_event(None, None).await {
-                Event::Asked(Request::Awake(reply)) => {
-                    if let Some(waiter) = self.may_wake(reply) {
-                        return Phase::waking(vec![waiter]);
-                    }
-                }
-                Event::Asked(Request::Wake(reply)) => {
-                    return Phase::waking(vec![Waiter::Word(reply)]);
-                }
-                Event::Asked(Request::Sleep { reply, .. }) => {
-                    let _ = reply.send(Ok(()));
-                }
-                Event::Asked(Request::Save(reply)) => {
-                    let _ = reply.send(self.saved().await);
-                }
-                Event::Asked(Request::Restore(back)) => {
-                    if let Some(phase) = self.restore(None, back).await {
-                        return phase;
-                    }
-                }
-                Event::Asked(Request::Replace { of, with, reply }) => {
-                    let _ = reply.send(self.replace_save(&of, &with).await);
-                }
-                Event::Asked(Request::Update(update, reply)) => {
-                    self.update(update, None, reply).await;
-                }
-                Event::Asked(Request::Lines(reply)) => {
-                    let _ = reply.send(Ok(()));
-                }
-                Event::Asked(Request::Parent(parent, reply)) => {
-                    self.note_parent(parent, reply).await;
-                }
-                Event::Expired(reason) => {
-                    return Phase::Deleting { machine: None, reason: Some(reason) };
-                }
-                Event::Delete => return Phase::Deleting { machine: None, reason: None },
-                Event::Stop => return Phase::Left,
-                Event::Asked(Request::SuspendEarly | Request::Demote)
-                | Event::NoteLastUse
-                | Event::Exited(_)
-                | Event::AgentGone
-                | Event::Idle => {}
+            if let Some(phase) = self.next_without_machine(Standing::Cold).await {
+                return phase;
             }
+        }
+    }
+
+    /// What comes next for one that has no machine. `None`: it stays where it is.
+    pub(super) async fn next_without_machine(&mut self, standing: Standing<'_>) -> Option<Phase> {
+        match self.next_event(None, None).await {
+            Event::Asked(request) => self.serve(standing, Body::Nothing, request).await.err(),
+            Event::Expired(reason) => Some(Phase::Deleting { machine: None, reason: Some(reason) }),
+            Event::Delete => Some(Phase::Deleting { machine: None, reason: None }),
+            Event::Stop => Some(Phase::Left),
+            Event::NoteLastUse | Event::Exited(_) | Event::AgentGone | Event::Idle => None,
         }
     }
 
@@ -317,7 +245,7 @@ impl Driver {
     /// Brings it back from its save. If that fails it sleeps on: nothing is lost.
     pub(super) async fn waking(
         &mut self,
-        waiters: Vec<Waiter>,
+        waiters: Vec<Request>,
         room: Option<Reservation>,
     ) -> Phase {
         let (delete, stopping) = (self.delete.clone(), self.world.stopping.clone());
@@ -333,7 +261,7 @@ impl Driver {
                 let phase = self.opened(started).await;
                 // Before anybody is let in: it counts by itself.
                 drop(room);
-                self.let_in(waiters);
+                waiters.into_iter().for_each(|waiter| self.let_in(waiter));
                 phase
             }
             Some(Err(Error::Refused(lack @ (Refusal::HostFull(_) | Refusal::NoMemory { .. })))) => {
@@ -374,45 +302,22 @@ impl Driver {
 
     // === Who waits ===
 
-    /// Refuses unless requests may wake it.
-    fn may_wake(&self, reply: Reply<crate::Lease>) -> Option<Waiter> {
-        if self.record.spec.standby.auto_wake {
-            return Some(Waiter::Lease(reply));
-        }
-        let _ = reply.send(Err(Refusal::Asleep(self.record.id.to_string()).into()));
-        None
-    }
-
-    fn let_in(&self, waiters: Vec<Waiter>) {
-        let over = || Error::from(Refusal::Terminated(self.record.id.to_string()));
-        for waiter in waiters {
-            match waiter {
-                Waiter::Lease(reply) => {
-                    let _ = reply.send(self.gate.enter().ok_or_else(over));
-                }
-                Waiter::Word(reply) => {
-                    let _ = reply.send(Ok(()));
-                }
-            }
-        }
+    /// It runs, which is what whoever waits wanted.
+    pub(super) fn let_in(&self, waiter: Request) {
+        let Request::Awake(reply) = waiter else { return waiter.answer(Ok(())) };
+        let over = || Refusal::Terminated(self.record.id.to_string()).into();
+        let _ = reply.send(self.gate.enter().ok_or_else(over));
     }
 
     /// A refusal is for all; of another error the first who waits gets the error itself, all others, also
     /// those in the inbox, its text: they asked for the wake that failed.
-    fn refuse(&mut self, mut waiters: Vec<Waiter>, error: Error) {
+    fn refuse(&mut self, mut waiters: Vec<Request>, error: Error) {
         while let Ok(request) = self.inbox.try_recv() {
-            match request {
-                Request::Awake(reply) => waiters.push(Waiter::Lease(reply)),
-                Request::Wake(reply) => waiters.push(Waiter::Word(reply)),
-                other @ (Request::Sleep { .. }
-                | Request::SuspendEarly
-                | Request::Demote
-                | Request::Update(..)
-                | Request::Save(_)
-                | Request::Restore(_)
-                | Request::Replace { .. }
-                | Request::Lines(_)
-                | Request::Parent(..)) => self.backlog.push_back(other),
+            match admit(Standing::Unwoken, &request, true) {
+                Decision::Refuse => waiters.push(request),
+                Decision::Defer | Decision::Act | Decision::Wake | Decision::Settle => {
+                    self.backlog.push_back(request);
+                }
             }
         }
         let refusal = match &error {
@@ -421,9 +326,9 @@ impl Driver {
         };
         let mut waiters = waiters.into_iter();
         if let Some(first) = waiters.next() {
-            first.refuse(error);
+            first.answer(Err(error));
         }
-        waiters.for_each(|waiter| waiter.refuse(refusal.clone().into()));
+        waiters.for_each(|waiter| waiter.answer(Err(refusal.clone().into())));
     }
 
     fn cant_wake(&self, cause: String) -> Refusal {

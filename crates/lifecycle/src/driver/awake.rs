@@ -5,13 +5,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 use torpor_protocol::LossReason;
 
+use super::request::{Body, Standing};
 use super::{Driver, Event, Phase, Sleeper};
 use crate::engine::Machine;
 use crate::error::chain;
-use crate::sandbox::{Back, Reply, Request};
-use crate::store::PersistedState;
 use crate::world::{ShutdownMode, discard, run_hook};
-use crate::{Error, Lease, Refusal, fault};
+use crate::{Error, Refusal, fault};
 
 /// How long the agent may take to say whether something keeps the sandbox awake.
 const ASK_MAX: Duration = Duration::from_secs(2);
@@ -29,49 +28,20 @@ pub(super) enum Slept {
 }
 
 impl Driver {
+    /// After every request it is entered anew, so it begins with nothing that others see.
     pub(super) async fn running(&mut self, mut machine: Box<dyn Machine>) -> Phase {
         loop {
             let idle_after = self.idle_after();
             match self.next_event(Some(&mut machine), idle_after).await {
-                Event::Asked(Request::Awake(reply)) => self.admit(reply),
-                Event::Asked(Request::Wake(reply)) => {
-                    let _ = reply.send(Ok(()));
+                Event::Asked(request) => {
+                    let served = self.serve(Standing::Running, Body::Running(machine), request);
+                    return served.await.map_or_else(|phase| phase, Body::into_phase);
                 }
-                Event::Asked(Request::Sleep { cold, reply }) => {
-                    return self.put_to_sleep(machine, cold, reply).await;
-                }
-                Event::Asked(Request::Save(reply)) => {
-                    let saved =
-                        self.persist(&mut machine, PersistedState::Running, Vec::new()).await;
-                    let _ = reply.send(saved);
-                }
-                Event::Asked(Request::Restore(back)) => {
-                    return self.go_back(machine, back).await;
-                }
-                Event::Asked(Request::Replace { reply, .. }) => {
-                    let _ = reply.send(Ok(false));
-                }
-                Event::Asked(Request::Update(update, reply)) => {
-                    self.update(update, Some(&mut machine), reply).await;
-                }
-                Event::Asked(Request::Lines(reply)) => {
-                    self.note_last_lines().await;
-                    let _ = reply.send(Ok(()));
-                }
-                Event::Asked(Request::Parent(parent, reply)) => {
-                    self.note_parent(parent, reply).await;
-                }
-                Event::Asked(Request::Demote) => {}
                 Event::NoteLastUse => {
                     self.note_last_use().await;
                     self.note_last_lines().await;
                 }
-                Event::Idle | Event::Asked(Request::SuspendEarly) => {
-                    match self.suspend_if_idle(machine).await {
-                        Slept::Yes(sleeper) => return Phase::Warm(sleeper),
-                        Slept::No(still, _) => machine = still,
-                    }
-                }
+                Event::Idle => return self.suspend_if_idle(machine).await,
                 Event::Exited(reason) => {
                     self.gate.close();
                     discard(&self.record.id, machine).await;
@@ -92,21 +62,8 @@ impl Driver {
         }
     }
 
-    async fn go_back(&mut self, machine: Box<dyn Machine>, back: Back) -> Phase {
-        let guest = self.gate.guest();
-        if let Some(phase) = self.restore(Some(machine), back).await {
-            return phase;
-        }
-        // It could not be recorded: the machine was not touched. Whoever holds a stream must not hear
-        // what is said in the next session.
-        if let Some(guest) = guest {
-            guest.sever().await;
-        }
-        Phase::Adopting
-    }
-
     /// Nobody uses it: it falls asleep, unless something inside wants it awake.
-    async fn suspend_if_idle(&mut self, machine: Box<dyn Machine>) -> Slept {
+    pub(super) async fn suspend_if_idle(&mut self, machine: Box<dyn Machine>) -> Phase {
         // Both ask the agent: together they take the time of one.
         let (kept_awake, ()) = tokio::join!(self.kept_awake(), self.note_last_lines());
         let slept = if kept_awake {
@@ -114,11 +71,14 @@ impl Driver {
         } else {
             self.fall_asleep(machine, false).await
         };
-        if matches!(slept, Slept::No(..)) {
-            // Not again at once.
-            self.gate.touch();
+        match slept {
+            Slept::Yes(sleeper) => Phase::Warm(sleeper),
+            Slept::No(still, _) => {
+                // Not again at once.
+                self.gate.touch();
+                Phase::Running(still)
+            }
         }
-        slept
     }
 
     /// How long nobody may have used it until it counts as idle; `None`: it never does.
@@ -175,35 +135,27 @@ impl Driver {
         Slept::Yes(Sleeper { machine, durable: false, since, save_at, processes })
     }
 
-    /// Asked to sleep: answered when all of it is on disk. If that fails it runs as before.
-    async fn put_to_sleep(
+    /// Asked to sleep, with all of it on disk: where it stands then, and what to answer. If that fails it
+    /// runs as before.
+    pub(super) async fn put_to_sleep(
         &mut self,
         machine: Box<dyn Machine>,
         cold: bool,
-        reply: Reply<()>,
-    ) -> Phase {
+    ) -> (Phase, Result<(), Error>) {
         let served = self.gate.idle_for(Duration::ZERO);
         let _ = tokio::time::timeout_at(self.entered + SERVE_FIRST, served).await;
         let mut sleeper = match self.fall_asleep(machine, true).await {
             Slept::Yes(sleeper) => sleeper,
             Slept::No(machine, error) => {
                 let error = error.unwrap_or_else(|| Refusal::Stopping.into());
-                let _ = reply.send(Err(error));
-                return Phase::Running(machine);
+                return (Phase::Running(machine), Err(error));
             }
         };
         match self.make_durable(&mut sleeper, false).await {
-            Ok(_) => {
-                let phase = if cold { self.demote(sleeper).await } else { Phase::Warm(sleeper) };
-                let _ = reply.send(Ok(()));
-                phase
-            }
-            Err(error) => {
-                // Who is told of it finds it running.
-                let phase = self.thaw(sleeper, Vec::new()).await;
-                let _ = reply.send(Err(error));
-                phase
-            }
+            Ok(_) if cold => (self.demote(sleeper).await, Ok(())),
+            Ok(_) => (Phase::Warm(sleeper), Ok(())),
+            // Who is told of it finds it running.
+            Err(error) => (self.thaw(sleeper, Vec::new()).await, Err(error)),
         }
     }
 
@@ -218,17 +170,6 @@ impl Driver {
             Slept::Yes(sleeper) => self.stopping_asleep(sleeper, true).await,
             // It goes on; the next daemon takes it over.
             Slept::No(..) => Phase::Left,
-        }
-    }
-
-    fn admit(&self, reply: Reply<Lease>) {
-        match self.gate.enter() {
-            Some(lease) => {
-                let _ = reply.send(Ok(lease));
-            }
-            None => {
-                let _ = reply.send(Err(Refusal::Terminated(self.record.id.to_string()).into()));
-            }
         }
     }
 }

@@ -6,15 +6,15 @@ use tokio::time::Instant;
 use torpor_protocol::guest::{Identity, ProcessSpec};
 use torpor_protocol::{EndReason, FailureReason, LossReason, State, StatusReason};
 
-use super::{Driver, Event, Phase, Sleeper};
+use super::request::{Body, Standing};
+use super::{Driver, Phase, Sleeper};
 use crate::engine::{EngineError, Machine};
 use crate::error::chain;
 use crate::fleet::{AWAKE_WITHIN, Cause};
 use crate::guest::Guest;
-use crate::sandbox::Request;
 use crate::store::{LocalSave, PersistedState, Record, StoreError};
 use crate::world::{HELLO_DEADLINE, Started, discard, resume, run_hook};
-use crate::{Error, Refusal, fault};
+use crate::{Error, fault};
 
 /// Between two attempts to forget a sandbox that is being deleted.
 const ERASE_AGAIN: Duration = Duration::from_secs(1);
@@ -61,7 +61,11 @@ impl Driver {
                 biased;
                 () = delete.cancelled() => return ended(EndReason::Cancelled),
                 () = stopping.cancelled() => return Phase::Left,
-                Some(request) = self.inbox.recv() => self.asked_queued(request).await,
+                Some(request) = self.inbox.recv() => {
+                    if let Err(phase) = self.serve(Standing::Queued, Body::Nothing, request).await {
+                        return phase;
+                    }
+                }
                 () = tokio::time::sleep(self.world.clock.until(until_ms)) => {
                     return ended(EndReason::NoCapacity);
                 }
@@ -73,25 +77,6 @@ impl Driver {
         match self.write(admitted).await {
             Ok(()) => Phase::Creating,
             Err(error) => self.start_failed(&error).await,
-        }
-    }
-
-    /// What can be done without a machine is done; all others wait with it.
-    async fn asked_queued(&mut self, request: Request) {
-        match request {
-            Request::Update(update, reply) => self.update(update, None, reply).await,
-            Request::Lines(reply) => {
-                let _ = reply.send(Ok(()));
-            }
-            other @ (Request::Awake(_)
-            | Request::Wake(_)
-            | Request::Sleep { .. }
-            | Request::SuspendEarly
-            | Request::Demote
-            | Request::Save(_)
-            | Request::Restore(_)
-            | Request::Replace { .. }
-            | Request::Parent(..)) => self.backlog.push_back(other),
         }
     }
 
@@ -326,45 +311,9 @@ impl Driver {
 
     pub(super) async fn failed(&mut self, reason: FailureReason) -> Phase {
         self.publish(State::Failed, Some(StatusReason::Failed(reason.clone())));
-        let refusal = Refusal::Failed { id: self.record.id.to_string(), reason };
         loop {
-            match self.next_event(None, None).await {
-                Event::Asked(Request::Awake(reply)) => {
-                    let _ = reply.send(Err(refusal.clone().into()));
-                }
-                Event::Asked(Request::Wake(reply) | Request::Sleep { reply, .. }) => {
-                    let _ = reply.send(Err(refusal.clone().into()));
-                }
-                Event::Asked(Request::Save(reply)) => {
-                    let _ = reply.send(Err(refusal.clone().into()));
-                }
-                Event::Asked(Request::Restore(back)) => {
-                    if let Some(phase) = self.restore(None, back).await {
-                        return phase;
-                    }
-                }
-                Event::Asked(Request::Replace { reply, .. }) => {
-                    let _ = reply.send(Ok(false));
-                }
-                Event::Asked(Request::Update(update, reply)) => {
-                    self.update(update, None, reply).await;
-                }
-                Event::Asked(Request::Lines(reply)) => {
-                    let _ = reply.send(Ok(()));
-                }
-                Event::Asked(Request::Parent(parent, reply)) => {
-                    self.note_parent(parent, reply).await;
-                }
-                Event::Expired(reason) => {
-                    return Phase::Deleting { machine: None, reason: Some(reason) };
-                }
-                Event::Delete => return Phase::Deleting { machine: None, reason: None },
-                Event::Stop => return Phase::Left,
-                Event::Asked(Request::SuspendEarly | Request::Demote)
-                | Event::NoteLastUse
-                | Event::Exited(_)
-                | Event::AgentGone
-                | Event::Idle => {}
+            if let Some(phase) = self.next_without_machine(Standing::Failed(&reason)).await {
+                return phase;
             }
         }
     }

@@ -9,6 +9,7 @@
 //!  begin.rs   creating, adopting, failing, deleting
 //!  awake.rs   running, falling asleep
 //!  asleep.rs  warm, cold, waking
+//!  request.rs what becomes of a request
 //!  save.rs    making a machine durable
 //!  change.rs  what can be changed while it lives; what its processes said
 //! ```
@@ -17,6 +18,7 @@ mod asleep;
 mod awake;
 pub(crate) mod begin;
 mod change;
+pub(crate) mod request;
 mod save;
 
 use std::collections::VecDeque;
@@ -37,7 +39,7 @@ use crate::engine::Machine;
 use crate::error::chain;
 use crate::fleet::{DriverState, Fleet, Reservation};
 use crate::lease::Gate;
-use crate::sandbox::{Reply, Request, Sandbox};
+use crate::sandbox::{Request, Sandbox};
 use crate::store::{PersistedState, Record};
 use crate::world::World;
 
@@ -81,7 +83,7 @@ pub(crate) enum Phase {
     Unwanted,
     /// It is brought back from its save; whoever asked for it waits.
     Waking {
-        waiters: Vec<Waiter>,
+        waiters: Vec<Request>,
         /// For its machine, if that was made before.
         room: Option<Reservation>,
     },
@@ -118,21 +120,6 @@ pub(crate) enum End {
     Over(mpsc::Receiver<Request>),
 }
 
-/// Somebody who waits until the sandbox runs.
-pub(crate) enum Waiter {
-    Lease(Reply<crate::Lease>),
-    Word(Reply<()>),
-}
-
-impl Waiter {
-    fn refuse(self, error: Error) {
-        match self {
-            Self::Lease(reply) => drop(reply.send(Err(error))),
-            Self::Word(reply) => drop(reply.send(Err(error))),
-        }
-    }
-}
-
 /// Everything that can happen to a sandbox that has no transition under way.
 enum Event {
     Asked(Request),
@@ -146,7 +133,7 @@ enum Event {
 }
 
 impl Phase {
-    fn waking(waiters: Vec<Waiter>) -> Self {
+    fn waking(waiters: Vec<Request>) -> Self {
         Self::Waking { waiters, room: None }
     }
 }

@@ -8,11 +8,11 @@ use tokio::time::Instant;
 use torpor_protocol::snapshot::SavedProcess;
 use torpor_protocol::{SaveId, SnapshotId, SnapshotKind, State, StatusReason, Tier};
 
-use super::{Driver, Phase, Sleeper, Waiter};
+use super::{Driver, Phase, Sleeper};
 use crate::engine::{Machine, Saved};
 use crate::error::chain;
 use crate::guest::Guest;
-use crate::sandbox::{Back, Reply};
+use crate::sandbox::{Back, Reply, Request};
 use crate::store::{LocalSave, PersistedState, Record, SaveAbout, StoreError};
 use crate::world::discard;
 use crate::{Error, fault};
@@ -209,6 +209,6 @@ impl Driver {
         if let Some(before) = before.filter(|before| *before != save.id) {
             self.world.saves.release(&before).await;
         }
-        Some(Phase::Waking { waiters: vec![Waiter::Word(reply)], room: Some(room) })
+        Some(Phase::Waking { waiters: vec![Request::Wake(reply)], room: Some(room) })
     }
 }

@@ -9,6 +9,7 @@ mod engines;
 mod kept;
 mod lives;
 mod owners;
+mod requests;
 mod snapshots;
 mod standby;
 mod turns;

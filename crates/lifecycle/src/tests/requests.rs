@@ -1,0 +1,62 @@
+//! What becomes of every request, wherever the sandbox stands.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot::channel;
+use torpor_protocol::{FailureReason, SnapshotId};
+
+use super::World;
+use crate::driver::request::Decision::{Act, Defer, Refuse, Settle, Wake};
+use crate::driver::request::{Standing, admit};
+use crate::sandbox::{Back, Request};
+use crate::store::LocalSave;
+
+fn every_request(save: &Arc<LocalSave>) -> [Request; 11] {
+    let (of, with) = (save.id.clone(), Arc::clone(save));
+    let back = Back { save: Arc::clone(save), snapshot: None, reply: channel().0 };
+    [
+        Request::Awake(channel().0),
+        Request::Wake(channel().0),
+        Request::Sleep { cold: false, reply: channel().0 },
+        Request::SuspendEarly,
+        Request::Demote,
+        Request::Update(Box::default(), channel().0),
+        Request::Save(channel().0),
+        Request::Restore(back),
+        Request::Replace { of, with, reply: channel().0 },
+        Request::Parent(SnapshotId::random(), channel().0),
+        Request::Lines(channel().0),
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_request_has_its_decision_wherever_the_sandbox_stands() {
+    let save = World::new().await.running("a").await.save().await.unwrap();
+    let requests = every_request(&save);
+    let reason = FailureReason::StartFailed { cause: "it is broken".to_owned() };
+    let failed = Standing::Failed(&reason);
+    // Awake, wake, sleep; suspend early, demote; update, save, restore, replace, parent, lines.
+    let table = [
+        (
+            Standing::Queued,
+            [Defer, Defer, Defer, Defer, Defer, Act, Defer, Defer, Defer, Defer, Settle],
+        ),
+        (Standing::Running, [Act, Settle, Act, Act, Settle, Act, Act, Act, Settle, Act, Act]),
+        (Standing::Warm, [Wake, Wake, Act, Settle, Act, Act, Act, Act, Settle, Act, Settle]),
+        (Standing::Cold, [Wake, Wake, Settle, Settle, Settle, Act, Act, Act, Act, Act, Settle]),
+        (
+            Standing::Unwoken,
+            [Refuse, Refuse, Defer, Defer, Defer, Defer, Defer, Defer, Defer, Defer, Defer],
+        ),
+        (failed, [Refuse, Refuse, Refuse, Settle, Settle, Act, Refuse, Act, Settle, Act, Settle]),
+    ];
+    for (standing, mut decisions) in table {
+        let decide = |auto_wake| requests.each_ref().map(|asked| admit(standing, asked, auto_wake));
+        assert_eq!(decide(true), decisions, "{standing:?}");
+        // A request does not wake it then; an order does.
+        if decisions[0] == Wake {
+            decisions[0] = Refuse;
+        }
+        assert_eq!(decide(false), decisions, "{standing:?}");
+    }
+}
