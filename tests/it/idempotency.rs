@@ -41,7 +41,7 @@ fn a_create_and_a_snapshot_that_a_killed_daemon_did_not_answer_are_done_once() {
         let answer = world.request("POST", "/v1/sandboxes", &head(place), body.as_bytes());
         assert_eq!(answer.status, 201, "{}", answer.text());
         let id = answer.json()["id"].clone();
-        assert_eq!(ids(&world), [id.clone()], "{place}");
+        assert_eq!(ids(&world), std::slice::from_ref(&id), "{place}");
         let again = world.request("POST", "/v1/sandboxes", &head(place), body.as_bytes());
         assert_eq!((again.status, again.json()["id"].clone()), (201, id.clone()));
         world.torpor(&["rm", id.as_str().unwrap()]).ok();

@@ -10,8 +10,9 @@ use crate::Mode;
 use crate::agent::Agent;
 use crate::failure::failure;
 use crate::kept::{keep, resume};
+use crate::quiesce::{quiesce, unquiesce};
 use crate::stream::Stream;
-use crate::{archive, files, identity, ports, process, quiesce};
+use crate::{archive, files, identity, ports, process};
 
 /// Answers completely, but for the `End`; or says why not.
 pub(crate) async fn answer(
@@ -25,12 +26,8 @@ pub(crate) async fn answer(
     let reply = match request {
         Request::Identify(identity) => identify(agent, identity).map(done),
         Request::Health => Ok(Reply::Health(agent.health())),
-        Request::Quiesce => {
-            quiesce::quiesce(agent).await.map(|processes| Reply::Quiesced { processes })
-        }
-        Request::Unquiesce { now_us, entropy } => {
-            quiesce::unquiesce(agent, now_us, &entropy).map(done)
-        }
+        Request::Quiesce => quiesce(agent).await.map(|processes| Reply::Quiesced { processes }),
+        Request::Unquiesce { now_us, entropy } => unquiesce(agent, now_us, &entropy).map(done),
 
         Request::Run(spec) => return process::run(agent, stream, spec).await,
         Request::Start(spec) => process::start(agent, spec, false).map(status),

@@ -16,6 +16,7 @@ use torpor_protocol::{
 };
 
 use crate::ledger::Owner;
+use crate::{Error, Refusal};
 
 /// What the ledger knows of a sandbox.
 #[derive(Debug, Clone, PartialEq)]
@@ -363,6 +364,11 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// A name that is taken is no failure of the store, but refused like this.
+    pub(crate) fn or_taken(self, refusal: impl FnOnce(Name) -> Refusal) -> Error {
+        if let Self::NameTaken(name) = self { refusal(name).into() } else { self.into() }
+    }
+
     /// `StoreError::failed("open the ledger")(error)`, for `map_err`.
     pub fn failed<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         action: impl Into<String>,

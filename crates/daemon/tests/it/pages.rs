@@ -1,6 +1,6 @@
 //! Lists come in pages, all the same way.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::world::World;
 
@@ -14,10 +14,8 @@ async fn walk(world: &World, path: &str, list: &str, key: &str) -> Vec<String> {
         let entries = page[list].as_array().unwrap_or_else(|| panic!("{path}: {page}"));
         assert!(entries.len() <= 2, "{path}: {page}");
         seen.extend(entries.iter().map(|entry| entry[key].as_str().unwrap().to_owned()));
-        match &page["next_cursor"] {
-            Value::String(next) => cursor = Some(next.clone()),
-            _ => return seen,
-        }
+        let Some(next) = page["next_cursor"].as_str() else { return seen };
+        cursor = Some(next.to_owned());
     }
 }
 

@@ -27,6 +27,7 @@ pub(super) const SANDBOX_HEADER: &str = "x-tensorlake-sandbox-id";
 /// What a host ends with that names a sandbox.
 const LOCAL: &str = ".local";
 
+#[expect(clippy::result_large_err, reason = "it is the answer, and made once a request")]
 pub(super) fn refuse_two_hosts(headers: &HeaderMap) -> Result<(), Response> {
     if headers.get_all(HOST).iter().count() <= 1 {
         return Ok(());
@@ -35,6 +36,7 @@ pub(super) fn refuse_two_hosts(headers: &HeaderMap) -> Result<(), Response> {
     Err(refuse(StatusCode::BAD_REQUEST, "INVALID_REQUEST", text))
 }
 
+#[expect(clippy::result_large_err, reason = "it is the answer, and made once a request")]
 pub(super) fn refuse_other_namespaces(uri: &Uri) -> Result<(), Response> {
     let named = uri.path().strip_prefix(NAMESPACES).and_then(|rest| rest.split('/').next());
     if named.is_none_or(|named| named == NAMESPACE) {

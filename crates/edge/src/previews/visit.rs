@@ -173,9 +173,9 @@ impl Visitor<'_> {
     async fn lease(&self, sandbox: &Sandbox, browser: bool) -> Instead<Lease> {
         let deadline = if browser { Instant::now() + PATIENCE } else { wake_deadline() };
         let lease = self.server.service.fleet.awake(sandbox, deadline).await;
-        lease.map_err(|error| match error {
-            lifecycle::Error::Refused(Refusal::StillWaking(_)) if browser => self.server.waiting(),
-            error => self.server.told(&error.into()),
+        lease.map_err(|error| {
+            let waking = matches!(error, lifecycle::Error::Refused(Refusal::StillWaking(_)));
+            if waking && browser { self.server.waiting() } else { self.server.told(&error.into()) }
         })
     }
 

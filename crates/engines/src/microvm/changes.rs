@@ -18,9 +18,11 @@ pub(super) fn read(saved: &Path) -> Result<Box<dyn Changes>, EngineError> {
     let unit = unit::open(saved).map_err(EngineError::failed(WHAT))?;
     let filesystem = Filesystem::open(unit.disk).map_err(EngineError::failed(WHAT))?;
     let upper = Upper::read(filesystem, UPPER, Limits::default());
-    let Upper { entries, files } = upper.map_err(|error| match error {
-        Ext4Error::TooMuch(_) => EngineError::GuestFiles(error.to_string()),
-        error => EngineError::failed(WHAT)(error),
+    let Upper { entries, files } = upper.map_err(|error| {
+        if let Ext4Error::TooMuch(_) = error {
+            return EngineError::GuestFiles(error.to_string());
+        }
+        EngineError::failed(WHAT)(error)
     })?;
     Ok(Box::new(SavedFiles { changes: entries.into_iter().map(change).collect(), files }))
 }

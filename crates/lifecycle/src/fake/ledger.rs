@@ -163,7 +163,7 @@ impl SnapshotLedger for FakeStore {
                 return Err(StoreError::NameTaken(name.clone()));
             }
             snapshots.push(record.clone());
-            snapshots.sort_by(|a, b| place(a).cmp(&place(b)));
+            snapshots.sort_by_key(place);
             state.snapshots = snapshots;
             Ok(())
         })?

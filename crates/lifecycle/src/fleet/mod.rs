@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
-use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, broadcast};
+use tokio::sync::{Mutex as AsyncMutex, MutexGuard, Notify, Semaphore, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use torpor_protocol::api::UpdateSandbox;
@@ -162,14 +162,19 @@ impl Fleet {
                 tasks: TaskTracker::new(),
             }),
         };
-        fleet.recover_snapshots().await?;
-        let sleepers = records.into_iter().filter_map(|record| fleet.bring_back(record)).collect();
-        fleet.adopt(sleepers).await;
-        fleet.recover_pools().await?;
-        fleet.inner.tasks.spawn(fleet.clone().enforce_idle_limit());
-        fleet.inner.tasks.spawn(fleet.clone().follow_pools());
-        fleet.inner.tasks.spawn(fleet.clone().watch_memory());
+        fleet.bring_all_back(records).await?;
         Ok(fleet)
+    }
+
+    async fn bring_all_back(&self, records: Vec<Record>) -> Result<(), Error> {
+        self.recover_snapshots().await?;
+        let sleepers = records.into_iter().filter_map(|record| self.bring_back(record)).collect();
+        self.adopt(sleepers).await;
+        self.recover_pools().await?;
+        self.inner.tasks.spawn(self.clone().enforce_idle_limit());
+        self.inner.tasks.spawn(self.clone().follow_pools());
+        self.inner.tasks.spawn(self.clone().watch_memory());
+        Ok(())
     }
 
     /// A sandbox that sleeps gets no driver yet, as it may need none: it is returned.
@@ -200,6 +205,14 @@ impl Fleet {
         self.create_from(spec, None, Plan::default()).await
     }
 
+    /// Held by who claims a sandbox from a pool, until it counts.
+    async fn begin_claim(&self, spec: &SandboxSpec) -> Result<Option<MutexGuard<'_, ()>>, Error> {
+        let Some(pool) = &spec.pool else { return Ok(None) };
+        let claiming = self.inner.claiming.lock().await;
+        self.may_claim(pool)?;
+        Ok(Some(claiming))
+    }
+
     /// Creates a sandbox from its image or from a restore point; out of a pool if one fits.
     pub async fn create_from(
         &self,
@@ -218,14 +231,7 @@ impl Fleet {
             (None, None) => Some(self.reserve(1, from.map_or(0, RestorePoint::memory_mib)).await?),
             (room, _) => room,
         };
-        let _claiming = match &spec.pool {
-            Some(pool) => {
-                let claiming = self.inner.claiming.lock().await;
-                self.may_claim(pool)?;
-                Some(claiming)
-            }
-            None => None,
-        };
+        let _claiming = self.begin_claim(&spec).await?;
         let spec = self.inner.world.engines.settle(spec, from.map(|point| &*point.save))?;
         let save = from.map(|point| point.save.id.clone());
         let ready = self.inner.pools.take(&spec, save.as_ref());
@@ -235,7 +241,7 @@ impl Fleet {
             return Err(taken.into());
         }
         let now = self.inner.world.clock.now_ms();
-        // A machine that was ready runs as soon as it is recorded.
+        // Once recorded, a machine that was ready runs.
         let state = if ready.is_some() { PersistedState::Running } else { PersistedState::Created };
         let parent = from.and_then(|point| point.snapshot.clone());
         let root = match &ready {
@@ -254,10 +260,7 @@ impl Fleet {
             if let Err(error) = world.ledger.create_sandbox(&world.owner, &record).await {
                 fleet.inner.register.lock().forget(&record.id, record.spec.name.as_ref());
                 fleet.inner.pools.put_back(ready);
-                return Err(match error {
-                    StoreError::NameTaken(name) => Refusal::NameTaken(name).into(),
-                    error => Error::from(error),
-                });
+                return Err(error.or_taken(Refusal::NameTaken));
             }
             fault::point("create.recorded");
             let phase = match (ready, queued_until_ms) {

@@ -19,7 +19,7 @@ use crate::engine::Machine;
 use crate::error::chain;
 use crate::ledger::{PAGE, REFRESH, everything};
 use crate::sandbox::Sandbox;
-use crate::store::{PoolRecord, StoreError};
+use crate::store::PoolRecord;
 use crate::world::{Started, discard};
 use crate::{Error, Refusal};
 
@@ -179,10 +179,8 @@ impl Fleet {
         let _writing = self.inner.pools_version.writing().await;
         let record = self.settle_pool(record).await?;
         let _room = self.reserve_pool(&record).await?;
-        self.inner.world.ledger.create_pool(&record).await.map_err(|error| match error {
-            StoreError::NameTaken(name) => Refusal::PoolNameTaken(name).into(),
-            error => Error::from(error),
-        })?;
+        let created = self.inner.world.ledger.create_pool(&record).await;
+        created.map_err(|error| error.or_taken(Refusal::PoolNameTaken))?;
         self.open_pool(record);
         Ok(())
     }

@@ -363,10 +363,7 @@ impl Fleet {
 
 /// A name that is taken is no failure of the store.
 fn named(error: StoreError) -> Error {
-    match error {
-        StoreError::NameTaken(name) => Refusal::SnapshotNameTaken(name).into(),
-        error => error.into(),
-    }
+    error.or_taken(Refusal::SnapshotNameTaken)
 }
 
 /// What the manifest knows better than whoever asked for the snapshot.

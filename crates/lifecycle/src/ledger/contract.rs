@@ -249,8 +249,8 @@ pub async fn snapshots_of_a_sandbox_are_found_by_its_id_and_by_its_name(subject:
         let filter = SnapshotFilter { sandbox, sandbox_name };
         ledger.snapshots(&filter, None, 9).await.unwrap()
     };
-    assert_eq!(found(sandbox.clone(), None).await, [other.clone()]);
-    assert_eq!(found(None, sandbox_name.clone()).await, [named.clone()]);
+    assert_eq!(found(sandbox.clone(), None).await, std::slice::from_ref(&other));
+    assert_eq!(found(None, sandbox_name.clone()).await, std::slice::from_ref(&named));
     assert_eq!(found(sandbox, sandbox_name).await, [other, named]);
     assert_eq!(found(Some(SandboxId::random()), None).await, []);
 }

@@ -295,7 +295,7 @@ async fn no_more_sandboxes_are_claimed_from_a_pool_than_it_may_have() {
     world.fleet.create_pool(pool(1, Some(2))).await.unwrap();
     let claim = || SandboxSpec { pool: Some("ready".parse().unwrap()), ..spec(None) };
     let claims = [claim(), claim(), claim()].map(|spec| world.fleet.create(spec));
-    let claimed: Vec<_> = futures(claims).await;
+    let claimed: Vec<_> = Box::pin(futures(claims)).await;
     let (made, refused): (Vec<_>, Vec<_>) = claimed.into_iter().partition(Result::is_ok);
     assert_eq!((made.len(), refused.len()), (2, 1));
     assert_eq!(world.fleet.pools()[0].claimed.len(), 2);

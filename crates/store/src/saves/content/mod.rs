@@ -110,9 +110,9 @@ impl Hashes {
     /// The hash of a whole file, and its identity; read only if it was not before.
     pub(crate) fn of(&self, file: &File, form: Form) -> io::Result<(Digest, Identity)> {
         let identity = Identity::of(file)?;
-        match self.remembered.lock().get(&(identity, form)) {
-            Some(hash) => return Ok((Digest { form, hash }, identity)),
-            None => {}
+        let remembered = self.remembered.lock().get(&(identity, form));
+        if let Some(hash) = remembered {
+            return Ok((Digest { form, hash }, identity));
         }
         self.read(file, form)
     }
