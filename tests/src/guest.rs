@@ -14,7 +14,7 @@ impl World {
     /// Writes a file in a sandbox.
     #[track_caller]
     pub fn put(&self, sandbox: &str, path: &str, content: &[u8]) {
-        let url = format!("/v1/sandboxes/{sandbox}/files?path={path}");
+        let url = format!("/v1/sandboxes/{sandbox}/files/content?path={path}");
         let answer = self.request("PUT", &url, "", content);
         assert!((200..300).contains(&answer.status), "{path}: {answer:?}");
     }

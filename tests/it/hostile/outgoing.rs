@@ -76,7 +76,7 @@ fn devices_as_files(world: &World) {
 fn a_file_that_shrinks(world: &World) {
     world.sh("bad", "head -c 100000000 /dev/zero >/tmp/shrinks").ok();
     for (url, line) in [
-        ("files?path=/tmp/shrinks", "truncate -s 1000 /tmp/shrinks"),
+        ("files/content?path=/tmp/shrinks", "truncate -s 1000 /tmp/shrinks"),
         (
             "files/archive?path=/tmp/shrinks",
             "truncate -s 10 /tmp/shrinks; truncate -s 99M /tmp/shrinks",
@@ -281,7 +281,7 @@ fn a_line_without_end(world: &World) {
     assert!(run.body.len() < 64 << 20, "{} bytes", run.body.len());
     let grown = memory_of_daemon(world).saturating_sub(before);
     assert!(grown < 128 << 20, "{grown} bytes of the daemon");
-    let log = world.get("/v1/sandboxes/bad/log?limit=1000");
+    let log = world.get("/v1/sandboxes/bad/logs?limit=1000");
     assert!(log.status == 200 && log.body.len() < 8 << 20, "{} bytes", log.body.len());
 }
 

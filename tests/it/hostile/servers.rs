@@ -116,7 +116,7 @@ fn serve(tar: Vec<u8>) -> String {
         if request.contains("/archive") {
             return plain("200 OK", "application/x-tar", &tar);
         }
-        let stat = r#"{"path":"/srv","name":"srv","kind":"directory","size":0,"mode":493,"uid":0,"gid":0,"modified_at_ms":0}"#;
+        let stat = r#"{"path":"/srv","name":"srv","kind":"directory","size":0,"mode":493,"uid":0,"gid":0,"modified_at":"1970-01-01T00:00:00.000Z"}"#;
         plain("200 OK", "application/json", stat.as_bytes())
     })
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use torpor_protocol::engine::{EngineBuildList, MigrateEngine, Migration};
+use torpor_protocol::engine::{EngineBuild, EngineBuildList, MigrateEngine, Migration};
 use torpor_service::Service;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -27,7 +27,13 @@ async fn builds(
 ) -> Answer<EngineBuildList> {
     let cut = Cut::try_from(query)?;
     let builds = app.fleet.builds().await?;
-    Ok(Json(cut.of(builds, |build| format!("{} {}", build.engine, build.version))))
+    // Those in use first, then older ones that are kept, then missing ones.
+    let place = |build: &EngineBuild| match (build.current, build.present) {
+        (true, _) => 0,
+        (false, true) => 1,
+        (false, false) => 2,
+    };
+    Ok(Json(cut.of(builds, |build| format!("{} {} {}", place(build), build.engine, build.version))))
 }
 
 /// Go on with the files alone of what needs a build.

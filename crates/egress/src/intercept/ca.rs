@@ -32,8 +32,8 @@ use time::{Duration, OffsetDateTime};
 
 /// What the CA is called. Leaves name it, so a change makes every pair on disk a foreign one.
 const NAME: &str = "Torpor egress";
-const CERTIFICATE: &str = "egress-ca.pem";
-const KEY: &str = "egress-ca.key";
+const CERTIFICATE: &str = "egress-authority.pem";
+const KEY: &str = "egress-authority.key";
 /// As long as an installation may live; guests that trust it can't be told of a new one.
 const CA_LIFE: Duration = Duration::days(3650);
 /// How far a certificate reaches back: the clock of a guest may be behind, the more so after sleep.
