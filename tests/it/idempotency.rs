@@ -10,16 +10,17 @@ fn head(key: &str) -> String {
     format!("content-type: application/json\r\nidempotency-key: {key}\r\n")
 }
 
-/// Asks a daemon that will not answer.
-fn ask(world: &World, path: &str, key: &str, body: &Value) {
+/// Asks a daemon that will not answer, on a connection that stays open until it is dropped.
+fn ask(world: &World, path: &str, key: &str, body: &Value) -> TcpStream {
     let body = body.to_string();
     let mut socket = TcpStream::connect(world.address()).unwrap();
     let request = format!(
-        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n{}\r\n{body}",
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n{}\r\n{body}",
         body.len(),
         head(key)
     );
     socket.write_all(request.as_bytes()).unwrap();
+    socket
 }
 
 fn ids(world: &World) -> Vec<Value> {
@@ -34,7 +35,7 @@ fn a_create_and_a_snapshot_that_a_killed_daemon_did_not_answer_are_done_once() {
     for place in ["create.recorded", "start.greeted"] {
         world.kill_daemon();
         world.start_daemon_that_dies_at(place);
-        ask(&world, "/v1/sandboxes", place, &small);
+        let _open = ask(&world, "/v1/sandboxes", place, &small);
         world.daemon_dies();
         world.start_daemon();
         let body = small.to_string();
@@ -49,7 +50,7 @@ fn a_create_and_a_snapshot_that_a_killed_daemon_did_not_answer_are_done_once() {
     world.create_with("web", &["--memory", "256m"]);
     world.kill_daemon();
     world.start_daemon_that_dies_at("snapshot.saved");
-    ask(&world, "/v1/sandboxes/web/snapshots", "take", &json!({"name": "base"}));
+    let _open = ask(&world, "/v1/sandboxes/web/snapshots", "take", &json!({"name": "base"}));
     world.daemon_dies();
     world.start_daemon();
     let body = json!({"name": "base"}).to_string();
@@ -64,7 +65,7 @@ fn a_command_that_a_killed_daemon_did_not_answer_is_not_run_again() {
     let mut world = World::start();
     world.create_with("web", &["--memory", "256m"]);
     let command = json!({"command": ["sh", "-c", "echo x >>/tmp/runs; sleep 100"]});
-    ask(&world, "/v1/sandboxes/web/run", "once", &command);
+    let _open = ask(&world, "/v1/sandboxes/web/run", "once", &command);
     wait_for("it to run", || (world.sh("web", "cat /tmp/runs").stdout == "x\n").then_some(()));
     world.kill_daemon();
     world.start_daemon();
