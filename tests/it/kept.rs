@@ -108,7 +108,7 @@ impl Line {
 
 #[test]
 fn kept_connections_go_on_where_they_were_after_every_sleep() {
-    let world = counting("0");
+    let world = counting("never");
     let mut lines = [Line::by_tunnel(&world), Line::by_preview(&world)];
     for round in 0..3 {
         for tier in TIERS {
@@ -141,7 +141,7 @@ fn a_quiet_kept_connection_lets_the_sandbox_fall_asleep() {
 
 #[test]
 fn a_fork_has_no_kept_connections_of_its_original() {
-    let world = counting("0");
+    let world = counting("never");
     let mut line = Line::by_tunnel(&world);
     line.goes_on();
     world.torpor(&["fork", "web", "--name", "twin"]).ok();

@@ -138,8 +138,8 @@ fn a_microvm_serves_previews_and_reaches_what_its_policy_says() {
 #[test]
 fn sandboxes_of_both_engines_sleep_wake_and_are_adopted_side_by_side() {
     let Some(mut world) = World::on_microvms() else { return };
-    create(&world, "vm", &["--idle-after", "0"]);
-    create(&world, "box", &["--idle-after", "0", "--engine", "gvisor"]);
+    create(&world, "vm", &["--idle-after", "never"]);
+    create(&world, "box", &["--idle-after", "never", "--engine", "gvisor"]);
     let engine = |world: &World, name: &str| world.inspect(name)["spec"]["engine"].clone();
     assert_eq!((engine(&world, "vm"), engine(&world, "box")), (json!("microvm"), json!("gvisor")));
     assert!(world.sh("vm", "uname -r").ok().contains("cloud"));
