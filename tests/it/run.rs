@@ -147,7 +147,9 @@ fn ten_thousand_runs_leak_nothing() {
     runs(1_000);
     let before = health();
     runs(9_000);
-    let after = health();
-    assert_eq!(before[0], after[0], "open files of the agent");
+    // What the last runs had open may be closed a moment after their answers.
+    let after = wait_for("the agent to have no more files open than before", || {
+        Some(health()).filter(|after| after[0] <= before[0])
+    });
     assert!(after[1] - before[1] < 4_096, "memory of the agent: {before:?} → {after:?} KiB");
 }
