@@ -140,7 +140,7 @@ fn sandboxes_of_both_engines_sleep_wake_and_are_adopted_side_by_side() {
     let Some(mut world) = World::on_microvms() else { return };
     create(&world, "vm", &["--idle-after", "never"]);
     create(&world, "box", &["--idle-after", "never", "--engine", "gvisor"]);
-    let engine = |world: &World, name: &str| world.inspect(name)["spec"]["engine"].clone();
+    let engine = |world: &World, name: &str| world.inspect(name)["engine"].clone();
     assert_eq!((engine(&world, "vm"), engine(&world, "box")), (json!("microvm"), json!("gvisor")));
     assert!(world.sh("vm", "uname -r").ok().contains("cloud"));
     assert!(!world.sh("box", "uname -r").ok().contains("cloud"));
