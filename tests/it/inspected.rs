@@ -97,7 +97,7 @@ fn pip_installs_from_an_inspected_network_without_a_flag_also_after_sleep() {
 #[test]
 fn npm_installs_from_an_inspected_network_without_a_flag() {
     if !Path::new(NPM).is_dir() {
-        return torpor_testkit::missing(format!("there is no npm in {NPM}"));
+        return torpor_testkit::not_here(format!("there is no npm in {NPM}"));
     }
     let internet = Internet::with(&[NAME]);
     let world = inspected(&internet);
