@@ -1,10 +1,8 @@
 //! The agent's own pages, made writable where gVisor is the kernel.
 //!
-//! gVisor is not told by the processor whether a fault was a read, a write or the fetch of an instruction. It
-//! takes a fault for a read, and the same one again at once for a write. After a save pages are mapped
-//! anew, and an instruction that lies across the end of a page can fault twice: gVisor then sees a write to a
-//! page of code and ends the process, and with the agent the sandbox. In pages that may be written it is not
-//! one. None is copied unless that happens.
+//! Seen with runsc 20240729: after a save, an instruction across the end of a page faulted, gVisor treated that
+//! as a write to a page of code and ended the process, and with the agent the sandbox. Probably it takes a fault
+//! that comes twice in a row for a write (decision 16). In pages that may be written it would not be refused.
 
 use std::io;
 
