@@ -136,14 +136,16 @@ async fn pictured(disk: &SmallDisk) -> (World, ImageId) {
     (world, image.id)
 }
 
-fn no_saves(world: &World) {
+async fn no_saves(world: &World) {
     assert_eq!(names(&world.dir.join("saves")), Vec::<String>::new());
     // Bytes are given back in the background.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
-    while !world.leftovers().0.is_empty() && std::time::Instant::now() < deadline {
-        std::thread::yield_now();
-    }
-    assert_eq!(world.leftovers().0, Vec::<String>::new());
+    let empty = async {
+        while !world.leftovers().0.is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let waited = tokio::time::timeout(std::time::Duration::from_secs(30), empty).await;
+    assert!(waited.is_ok(), "left: {:?}", world.leftovers().0);
 }
 
 #[tokio::test]
@@ -155,7 +157,7 @@ async fn a_save_that_does_not_fit_says_so_and_leaves_nothing() {
     let filler = disk.fill();
     let error = world.saves.commit(staged, about(&image)).await.unwrap_err();
     assert!(matches!(error, StoreError::DiskFull(_)), "{error:?}");
-    no_saves(&world);
+    no_saves(&world).await;
     // With room again it goes on.
     std::fs::remove_file(filler).unwrap();
     let staged = world.saves.stage().await.unwrap();
@@ -181,10 +183,10 @@ async fn files_of_a_save_and_an_import_that_do_not_fit_say_so_and_leave_nothing(
     let made = Made::default().file("large", vec![1; 12 << 20]);
     let error = world.saves.files_of(&large, made.boxed()).await.unwrap_err();
     assert!(matches!(error, StoreError::DiskFull(_)), "{error:?}");
-    no_saves(&world);
+    no_saves(&world).await;
     let error = world.saves.import(&world.images, shelf.reopen().unwrap()).await.unwrap_err();
     assert!(matches!(error, StoreError::DiskFull(_)), "{error:?}");
-    no_saves(&world);
+    no_saves(&world).await;
 }
 
 fn line(stamp_us: u64) -> LogLine {
