@@ -1,8 +1,8 @@
 //! The agent's own pages, made writable where gVisor is the kernel.
 //!
 //! Seen with runsc 20240729: after a save, an instruction across the end of a page faulted, gVisor treated that
-//! as a write to a page of code and ended the process, and with the agent the sandbox. Probably it takes a fault
-//! that comes twice in a row for a write (decision 16). In pages that may be written it would not be refused.
+//! as a write to a page of code and ended the process, and with the agent the sandbox: it takes a fault that comes
+//! twice in a row for a write (decision 16). In pages that may be written that is not refused.
 
 use std::io;
 
