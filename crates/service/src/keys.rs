@@ -44,7 +44,7 @@ impl Caller {
     /// A name that tells callers apart, and no key.
     pub fn name(&self) -> String {
         match self {
-            Self::Key(digest) => digest.iter().map(|byte| format!("{byte:02x}")).collect(),
+            Self::Key(digest) => hex::encode(digest),
             Self::Anybody => String::new(),
         }
     }

@@ -131,8 +131,7 @@ impl Acme {
     /// Under which name the account is kept: one for each directory.
     fn account_name(&self) -> String {
         let hash = Sha256::digest(self.directory.as_bytes());
-        let digits: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        format!("account-{digits}")
+        format!("account-{}", hex::encode(&hash[..8]))
     }
 
     /// The account, made if there is none.

@@ -213,7 +213,7 @@ impl Jobs {
         let upload = Upload::new(body, CONTEXT_MAX).save(&file, |bytes| hash.update(bytes));
         let late = |_| Error::invalid("the context did not arrive in time");
         timeout(CONTEXT_DEADLINE, upload).await.map_err(late)??;
-        let digest = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = hex::encode(hash.finalize());
         let mut arrived = Some(Arrived { stage, digest });
         if let Some(Job { state: JobState::Waiting { arrived: slot, .. }, .. }) =
             self.open.lock().get_mut(id)

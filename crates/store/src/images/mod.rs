@@ -1,10 +1,9 @@
 //! Images: read-only root filesystems, one EROFS file each, shared by all sandboxes.
 //!
 //! ```text
-//!  directory ─┐
-//!  tar ───────┤   staged tree        id          root file        images/ID/  ledger row
-//!  layers ────┼─▶ (limits, no   ──▶ (describe) ─▶ (agent added, ──▶ fsync,  ─▶ = committed
-//!  EROFS ─────┘    devices)                        mkfs.erofs)      rename
+//!  tar ────┐   staged tree        id          root file        images/ID/  ledger row
+//!  layers ─┼─▶ (limits, no   ──▶ (describe) ─▶ (agent added, ──▶ fsync,  ─▶ = committed
+//!  EROFS ──┘    devices)                        mkfs.erofs)      rename
 //! ```
 //!
 //! - The id is a hash of tree and configuration, without the agent: importing the same thing twice
@@ -16,7 +15,6 @@ mod base;
 pub(crate) mod blobs;
 mod config;
 mod describe;
-mod directory;
 mod erofs;
 pub(crate) mod import;
 mod layer;

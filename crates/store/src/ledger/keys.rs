@@ -91,5 +91,5 @@ fn hash(secret: &str) -> KeyHash {
 fn random_hex<const N: usize>() -> Result<String, StoreError> {
     let mut bytes = [0u8; N];
     getrandom::fill(&mut bytes).map_err(StoreError::failed("get random bytes"))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex::encode(bytes))
 }

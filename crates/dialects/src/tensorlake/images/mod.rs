@@ -84,22 +84,13 @@ fn shown(name: &str) -> &str {
 }
 
 fn id_of(name: &str) -> String {
-    let digits: String = shown(name).bytes().map(|byte| format!("{byte:02x}")).collect();
-    format!("{ID_PREFIX}{digits}")
+    format!("{ID_PREFIX}{}", hex::encode(shown(name)))
 }
 
 /// The name that an id stands for.
 fn name_of(id: &str) -> Option<ImageName> {
-    let digits = id.strip_prefix(ID_PREFIX)?.as_bytes();
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let bytes: Option<Vec<u8>> = digits
-        .chunks(2)
-        .map(|pair| match pair {
-            [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
-            _ => None,
-        })
-        .collect();
-    String::from_utf8(bytes?).ok()?.parse().ok()
+    let bytes = hex::decode(id.strip_prefix(ID_PREFIX)?).ok()?;
+    String::from_utf8(bytes).ok()?.parse().ok()
 }
 
 /// An image under one of its names. Clients want every field.
