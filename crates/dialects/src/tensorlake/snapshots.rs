@@ -97,7 +97,7 @@ async fn list(State(app): State<Arc<Service>>) -> Result<Json<List>> {
 }
 
 async fn listed(app: &Service, filter: SnapshotFilter) -> Result<Json<List>> {
-    let all = app.fleet.snapshots(&filter, None, usize::MAX).await?;
+    let all = app.fleet.every_snapshot(&filter).await?;
     let snapshots = all.into_iter().map(|record| record.snapshot.into()).collect();
     Ok(Json(List { snapshots, cursor: None }))
 }

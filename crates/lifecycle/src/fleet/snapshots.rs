@@ -13,7 +13,7 @@ use super::capacity::{Reservation, mib};
 use super::{Fleet, Plan};
 use crate::engine::Changes;
 use crate::error::chain;
-use crate::ledger::{PAGE, SnapshotFilter, SnapshotPlace, everything};
+use crate::ledger::{PAGE, Place, SnapshotFilter, everything};
 use crate::sandbox::Sandbox;
 use crate::store::{LocalSave, Manifest, SnapshotRecord, StoreError};
 use crate::{Error, Refusal, fault};
@@ -66,7 +66,7 @@ impl Taking {
 impl Fleet {
     /// What was being taken when an earlier daemon ended is not complete.
     pub(super) async fn recover_snapshots(&self) -> Result<(), Error> {
-        for mut record in self.recorded_snapshots().await? {
+        for mut record in self.every_snapshot(&SnapshotFilter::default()).await? {
             if record.snapshot.state == SnapshotState::InProgress {
                 record.snapshot.state = SnapshotState::Failed;
                 record.snapshot.reason = Some("the daemon ended while it was taken".to_owned());
@@ -76,13 +76,15 @@ impl Fleet {
         Ok(())
     }
 
-    /// All snapshots of the ledger, oldest first.
-    pub(super) async fn recorded_snapshots(&self) -> Result<Vec<SnapshotRecord>, Error> {
-        let (ledger, every) = (&self.inner.world.ledger, &SnapshotFilter::default());
-        let page = |after: Option<SnapshotPlace>| async move {
-            ledger.snapshots(every, after.as_ref(), PAGE).await
+    /// All of these snapshots, read by pages; oldest first.
+    pub async fn every_snapshot(
+        &self,
+        filter: &SnapshotFilter,
+    ) -> Result<Vec<SnapshotRecord>, Error> {
+        let page = |after: Option<Place<SnapshotId>>| async move {
+            self.snapshots(filter, after.as_ref(), PAGE).await
         };
-        Ok(everything(page, |record| SnapshotPlace::from(&record.snapshot)).await?)
+        everything(page, |record| (record.snapshot.created_at_ms, record.snapshot.id.clone())).await
     }
 
     /// Begins to save a sandbox as it is now, without waking it. When this returns the snapshot is
@@ -233,7 +235,7 @@ impl Fleet {
     pub async fn snapshots(
         &self,
         filter: &SnapshotFilter,
-        after: Option<&SnapshotPlace>,
+        after: Option<&Place<SnapshotId>>,
         limit: usize,
     ) -> Result<Vec<SnapshotRecord>, Error> {
         Ok(self.inner.world.ledger.snapshots(filter, after, limit).await?)

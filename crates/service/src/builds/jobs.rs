@@ -21,6 +21,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
+use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::{Build, BuildKind, BuildState};
 use torpor_protocol::{BuildId, ErrorCode, SnapshotRef};
@@ -44,8 +45,6 @@ const CONTEXT_DEADLINE: Duration = Duration::from_secs(3600);
 const CANCEL_PATIENCE: Duration = Duration::from_secs(20);
 /// Longest idempotency key.
 const KEY_MAX: usize = 256;
-/// Builds of one list.
-const LISTED: usize = 100;
 
 pub(super) const RESTARTED: &str = "the daemon was restarted; build it again";
 
@@ -298,9 +297,9 @@ impl Jobs {
         Ok(self.ledger.find_build_by_key(key).await?.map(|build| self.latest(build)))
     }
 
-    /// The newest first.
-    pub async fn list(&self) -> Result<Vec<Build>> {
-        let builds = self.ledger.builds(LISTED).await?;
+    /// At most `limit` before this place, the newest first.
+    pub async fn list(&self, before: Option<&Place<BuildId>>, limit: usize) -> Result<Vec<Build>> {
+        let builds = self.ledger.builds(before, limit).await?;
         Ok(builds.into_iter().map(|build| self.latest(build)).collect())
     }
 

@@ -222,8 +222,8 @@ impl Images {
             Ok(measured)
         })
         .await?;
-        let created_at_ms = crate::ledger::now_ms();
-        Ok(ImageRow { id, config, file, file_bytes, file_hash, agent_hash, created_at_ms })
+        let (created_at_ms, names) = (crate::ledger::now_ms(), Vec::new());
+        Ok(ImageRow { id, config, file, file_bytes, file_hash, agent_hash, created_at_ms, names })
     }
 
     /// Moves the root file to its place and records it, in this order: a crash in between leaves a
@@ -245,7 +245,7 @@ impl Images {
         .await?;
         self.shared.ledger.commit_image(row, name).await?;
         // Files of machines that were saved with another agent stay while they are needed.
-        self.sweep().await
+        self.sweep_files(&row.id).await
     }
 }
 

@@ -35,7 +35,7 @@ use tokio::sync::oneshot;
 use torpor_lifecycle::engine::Changes;
 use torpor_lifecycle::fault;
 use torpor_lifecycle::store::{
-    self, LAYER_FILE, LocalSave, Manifest, PinOwner, SaveAbout, SavedBy, Staged, StoreError,
+    self, LAYER_FILE, LocalSave, Manifest, MemorySave, PinOwner, SaveAbout, Staged, StoreError,
 };
 use torpor_protocol::SaveId;
 use torpor_protocol::snapshot::{SnapshotKind, Verified};
@@ -229,7 +229,7 @@ impl store::Saves for Saves {
         self.shared.manifest(id).await
     }
 
-    async fn memory_saves(&self) -> Result<HashMap<SaveId, SavedBy>, StoreError> {
+    async fn memory_saves(&self) -> Result<Vec<MemorySave>, StoreError> {
         self.shared.ledger.files.memory_saves().await
     }
 

@@ -48,7 +48,7 @@ async fn the_same_tree_is_the_same_image() {
     let second = world.import_dir("two", two.path()).await.unwrap();
     assert_eq!(first.id, second.id);
     assert_eq!(second.names, ["one:latest", "two:latest"]);
-    assert_eq!(world.images.list().await.unwrap().len(), 1);
+    assert_eq!(world.images.all().await.unwrap().len(), 1);
 }
 
 #[tokio::test]
@@ -306,7 +306,7 @@ async fn many_imports_of_the_same_tree_at_once_are_one_image() {
     for image in tasks.join_all().await {
         image.unwrap();
     }
-    let images = world.images.list().await.unwrap();
+    let images = world.images.all().await.unwrap();
     assert_eq!((images.len(), images[0].names.len()), (1, 8));
     world.images.verify("copy-3").await.unwrap();
     assert_eq!(world.leftovers().0, Vec::<String>::new());

@@ -122,7 +122,7 @@ async fn a_filesystem_snapshot_goes_where_its_image_is() {
         let layer = LayerChanges::open(&imported.save.dir).unwrap();
         assert_eq!(layer.entries().len(), 2);
     }
-    assert_eq!(here.images.list().await.unwrap().len(), 1);
+    assert_eq!(here.images.all().await.unwrap().len(), 1);
 }
 
 #[tokio::test]

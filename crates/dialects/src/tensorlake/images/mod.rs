@@ -164,7 +164,7 @@ async fn named(app: &Service, name: &ImageName) -> Result<Record> {
 
 /// All images under all their names, by name.
 pub(super) async fn all(app: &Service) -> Result<Vec<Record>> {
-    let images = app.images.list().await?;
+    let images = app.images.all().await?;
     let named = |image: &Image| {
         let record = |name: &String| Record::new(app, name, image);
         image.names.iter().map(record).collect::<Vec<_>>()

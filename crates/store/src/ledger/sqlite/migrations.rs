@@ -25,6 +25,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0010_reasons",
     "0011_owners",
     "0012_blobs",
+    "0013_pages",
 ];
 
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {

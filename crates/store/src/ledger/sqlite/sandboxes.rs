@@ -59,8 +59,7 @@ impl SandboxLedger for SqliteLedger {
 
     async fn find_sandbox(&self, id: &SandboxId) -> Result<Option<Record>, StoreError> {
         let query = sqlx::query("SELECT * FROM sandboxes WHERE id = ?").bind(id.as_str());
-        let row = query.fetch_optional(&self.readers).await;
-        row.map_err(self.failed("look up a sandbox"))?.as_ref().map(read_record).transpose()
+        self.one("look up a sandbox", query, read_record).await
     }
 
     async fn sandboxes(
@@ -76,9 +75,7 @@ impl SandboxLedger for SqliteLedger {
         .bind(after.map_or("", |after| after.as_str()))
         .bind(to_column(owner.epoch))
         .bind(limit_of(limit));
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("read the sandboxes from the ledger"))?;
-        rows.iter().map(read_record).collect()
+        self.all("read the sandboxes from the ledger", query, read_record).await
     }
 }
 

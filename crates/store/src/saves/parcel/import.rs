@@ -1,7 +1,6 @@
 //! Reading a snapshot file. Nothing in it is believed: names come from a checked list, every byte is
 //! compared with its hash, a sparse file is as long as the letter says and no longer, and an image is made anew from the files in it, under its true id.
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -48,13 +47,13 @@ impl Saves {
         images: &Images,
         reader: impl Read + Send + 'static,
     ) -> Result<Imported, StoreError> {
-        let present: HashSet<ImageId> =
-            self.shared.ledger.images().await?.into_iter().map(|row| row.id).collect();
         let shared = self.shared.clone();
         let unpacked = blocking(move || {
             let stage = shared.layout.stage()?;
             let spare = shared.layout.stage()?;
-            unpack(reader, stage, spare, &present)
+            let present =
+                |id: &ImageId| Ok(shared.runtime.block_on(shared.ledger.image(id))?.is_some());
+            unpack(reader, stage, spare, present)
         });
         let Unpacked { stage, letter, manifest, image } = unpacked.await?;
         let id = letter.snapshot.image_id.clone();
@@ -89,7 +88,7 @@ pub(crate) fn unpack(
     reader: impl Read,
     stage: Stage,
     spare: Stage,
-    present: &HashSet<ImageId>,
+    present: impl FnOnce(&ImageId) -> Result<bool, StoreError>,
 ) -> Result<Unpacked, StoreError> {
     let mut tarball = Tarball::with_sparse_files(reader);
     let (letter, manifest) = read_letter(&mut tarball)?;
@@ -98,7 +97,7 @@ pub(crate) fn unpack(
         let to = File::create_new(&path).map_err(files::failed("create a file of a save"))?;
         take(&mut tarball, &file.name, file.bytes, &file.hash, Some(to))?;
     }
-    let have = present.contains(&letter.snapshot.image_id);
+    let have = present(&letter.snapshot.image_id)?;
     let mut image = None;
     if let Some(brought) = &letter.image {
         let path = spare.path().join(IMAGE_FILE);

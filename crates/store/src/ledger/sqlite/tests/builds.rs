@@ -47,7 +47,7 @@ async fn a_key_leads_to_the_build_it_was_first_given_for() {
     let other = build(6);
     let error = world.ledger.record_build(&other, Some("once")).await.unwrap_err();
     assert!(matches!(error, StoreError::Invalid(_)), "{error:?}");
-    assert_eq!(world.ledger.builds(10).await.unwrap(), [one]);
+    assert_eq!(world.ledger.builds(None, 10).await.unwrap(), [one]);
 }
 
 #[tokio::test]
@@ -61,11 +61,11 @@ async fn the_newest_thousand_builds_are_kept() {
          FROM builds, n",
     );
     many.execute(&world.ledger.writer).await.unwrap();
-    assert_eq!(world.ledger.builds(usize::MAX).await.unwrap().len(), 1_000);
+    assert_eq!(world.ledger.builds(None, usize::MAX).await.unwrap().len(), 1_000);
     let last = build(5_000);
     world.ledger.record_build(&last, None).await.unwrap();
-    assert_eq!(world.ledger.builds(usize::MAX).await.unwrap().len(), 1_000);
-    assert_eq!(world.ledger.builds(1).await.unwrap(), [last]);
+    assert_eq!(world.ledger.builds(None, usize::MAX).await.unwrap().len(), 1_000);
+    assert_eq!(world.ledger.builds(None, 1).await.unwrap(), [last]);
     assert_eq!(world.ledger.find_build(&first.id).await.unwrap(), None);
     assert_eq!(world.ledger.find_build_by_key("first").await.unwrap(), None);
 }
