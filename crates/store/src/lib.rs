@@ -41,8 +41,8 @@ pub use journals::Journals;
 pub use layout::{Layout, Stage};
 pub use ledger::{
     Begun, BuildLedger, Database, DomainLedger, DomainRow, ImageLedger, ImageRow, KeyHash,
-    KeyLedger, KeyRow, Ledger, PreviewLedger, Removed, RequestLedger, Seal, Sealed, SecretLedger,
-    SqliteLedger, TokenRow,
+    KeyLedger, KeyRow, Ledger, PreviewLedger, Removed, RequestLedger, SaveLedger, Seal, Sealed,
+    SecretLedger, SqliteLedger, TokenRow,
 };
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError};
 pub use vault::{KeptAnswer, Repeated, RequestKey, Vault};

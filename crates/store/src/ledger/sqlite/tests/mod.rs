@@ -23,7 +23,7 @@ use torpor_protocol::{
 };
 
 use super::*;
-use crate::{ImageLedger as _, ImageRow, KeyLedger as _, Layout};
+use crate::{ImageLedger as _, ImageRow, KeyLedger as _, Layout, SaveLedger as _};
 
 struct World {
     ledger: SqliteLedger,
