@@ -68,9 +68,8 @@ impl SqliteLedger {
         id: &SandboxId,
     ) -> Result<(), StoreError> {
         let query = sqlx::query_scalar(
-            "SELECT coalesce(
-                 (SELECT node = ?1 AND epoch = ?2 FROM sandboxes WHERE id = ?3),
-                 EXISTS (SELECT 1 FROM nodes WHERE id = ?1 AND epoch = ?2))",
+            "SELECT EXISTS (SELECT 1 FROM nodes WHERE id = ?1 AND epoch = ?2)
+                 AND coalesce((SELECT node = ?1 FROM sandboxes WHERE id = ?3), TRUE)",
         )
         .bind(owner.node.as_str())
         .bind(to_column(owner.epoch))

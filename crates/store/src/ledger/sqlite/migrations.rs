@@ -26,6 +26,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0011_owners",
     "0012_blobs",
     "0013_pages",
+    "0014_epochs",
 ];
 
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
