@@ -35,7 +35,7 @@ pub mod saves;
 mod vault;
 
 pub use audit::AuditLog;
-pub use certificates::{Certificates, Keepsake};
+pub use certificates::{CertificateFile, Certificates};
 pub use images::{Image, ImageConfig, ImageName, Images, Limits, OnProgress, Progress, Step};
 pub use journals::Journals;
 pub use layout::{Layout, Stage};

@@ -1,8 +1,8 @@
 //! Snapshots: take, list, get, verify, delete. What is in them: [`contents`]; from and to elsewhere:
-//! [`parcel`]. None of it wakes a sandbox or revives anything.
+//! [`file`]. None of it wakes a sandbox or revives anything.
 
 mod contents;
-mod parcel;
+mod file;
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
         .routes(routes!(get, delete))
         .routes(routes!(verify))
         .merge(contents::routes())
-        .merge(parcel::routes())
+        .merge(file::routes())
 }
 
 /// Take a snapshot of a sandbox. If it sleeps, it sleeps on.

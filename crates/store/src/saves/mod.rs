@@ -17,8 +17,8 @@ mod content;
 mod diff;
 mod layer;
 mod manifest;
-pub(crate) mod parcel;
 mod pins;
+pub(crate) mod snapshot_file;
 mod spot;
 mod tree;
 
@@ -49,7 +49,7 @@ use manifest::{Known, Reading, Sealed};
 use pins::Slot;
 
 pub use layer::LayerChanges;
-pub use parcel::Imported;
+pub use snapshot_file::Imported;
 pub use spot::TreeError;
 pub use tree::SavedTree;
 
@@ -146,7 +146,7 @@ impl Saves {
             }
             match self
                 .shared
-                .read(&id, |id, dir, manifest| self.shared.read_humbly(id, dir, manifest))
+                .read(&id, |id, dir, manifest| self.shared.read_at_low_priority(id, dir, manifest))
                 .await
             {
                 Ok(_) | Err(StoreError::NoSuchSave(_)) => {}
@@ -389,7 +389,7 @@ impl Shared {
     }
 
     /// Reads a save on a thread that gives way to all others.
-    async fn read_humbly(
+    async fn read_at_low_priority(
         self: &Arc<Self>,
         id: SaveId,
         dir: PathBuf,
