@@ -38,7 +38,7 @@ pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,
 };
 pub use preview::PreviewLabel;
-pub use reason::{EndReason, FailureReason, LossReason, ReasonCode, StatusReason};
+pub use reason::{EndReason, FailureReason, LossReason, ReasonCode, StatusReason, WorkFailure};
 pub use snapshot::{Snapshot, SnapshotKind, SnapshotState};
 pub use spec::{Hooks, Lifetime, PortAccess, Resources, SandboxSpec, StandbyPolicy};
 pub use status::{State, Status, Tier};

@@ -170,7 +170,7 @@ async fn complete(app: &Service, of: &SnapshotRef) -> Result<(Snapshot, SaveId)>
         (SnapshotState::Completed, Some(save)) => Ok((snapshot, save)),
         (SnapshotState::InProgress | SnapshotState::Completed | SnapshotState::Failed, _) => {
             let id = snapshot.id.to_string();
-            let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
+            let why = snapshot.message.unwrap_or_else(|| "it is being taken".to_owned());
             Err(Error::from(Refusal::SnapshotNotReady { id, why }).into())
         }
     }

@@ -84,7 +84,8 @@ async fn a_snapshot_that_fails_says_why_and_the_sandbox_goes_on() {
     refused.expect_error(503, "capacity_reached");
     let failed = world.get("/v1/snapshots/base").await.expect(200);
     assert_eq!(failed["state"], "failed");
-    assert!(failed["reason"].as_str().unwrap().contains("disk is full"), "{failed}");
+    assert_eq!(failed["reason"], "no_capacity");
+    assert!(failed["message"].as_str().unwrap().contains("disk is full"), "{failed}");
     world.post("/v1/snapshots/base/fork", json!({})).await.expect_error(409, "snapshot_not_ready");
     world.delete("/v1/snapshots/base").await.expect(204);
     world.sh("true").await;

@@ -63,7 +63,7 @@ impl From<Snapshot> for SnapshotInfo {
             status: snapshot.state.as_str(),
             snapshot_type: snapshot.kind.as_str(),
             base_image: shown_image(&snapshot.image),
-            error: snapshot.reason,
+            error: snapshot.message,
             snapshot_uri: None,
             snapshot_format_version: None,
             size_bytes: snapshot.size_bytes,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use torpor_protocol::{
     Name, SandboxRef, SandboxSpec, SaveId, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
-    SnapshotState,
+    SnapshotState, WorkFailure,
 };
 
 use super::capacity::{Reservation, mib};
@@ -69,7 +69,8 @@ impl Fleet {
         for mut record in self.every_snapshot(&SnapshotFilter::default()).await? {
             if record.snapshot.state == SnapshotState::InProgress {
                 record.snapshot.state = SnapshotState::Failed;
-                record.snapshot.reason = Some("the daemon ended while it was taken".to_owned());
+                record.snapshot.reason = Some(WorkFailure::Interrupted);
+                record.snapshot.message = Some("the daemon ended while it was taken".to_owned());
                 self.inner.world.ledger.record_snapshot(&record).await?;
             }
         }
@@ -131,6 +132,7 @@ impl Fleet {
             kind,
             state: SnapshotState::InProgress,
             reason: None,
+            message: None,
             sandbox: status.id,
             sandbox_name: status.spec.name,
             parent: status.parent,
@@ -157,7 +159,8 @@ impl Fleet {
             Ok(save) => save,
             Err(error) => {
                 record.snapshot.state = SnapshotState::Failed;
-                record.snapshot.reason = Some(chain(&error));
+                record.snapshot.reason = Some(error.as_failure());
+                record.snapshot.message = Some(chain(&error));
                 self.note_failed(record).await;
                 return Err(error);
             }
@@ -288,7 +291,7 @@ impl Fleet {
     pub async fn restore_point(&self, of: &SnapshotRef) -> Result<RestorePoint, Error> {
         let SnapshotRecord { snapshot, save } = self.find_snapshot(of).await?;
         let Some(save) = save.filter(|_| snapshot.state == SnapshotState::Completed) else {
-            let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
+            let why = snapshot.message.unwrap_or_else(|| "it is being taken".to_owned());
             return Err(Refusal::SnapshotNotReady { id: snapshot.id.to_string(), why }.into());
         };
         let save = self.inner.world.saves.materialize(&save).await?;

@@ -27,6 +27,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0012_blobs",
     "0013_pages",
     "0014_epochs",
+    "0015_work_failures",
 ];
 
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {

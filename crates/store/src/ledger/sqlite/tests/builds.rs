@@ -1,18 +1,19 @@
 //! What is remembered of builds.
 
-use torpor_protocol::BuildId;
 use torpor_protocol::api::{Build, BuildKind, BuildState};
+use torpor_protocol::{BuildId, WorkFailure};
 
 use super::*;
 use crate::BuildLedger as _;
 
-fn build(created_at_ms: u64) -> Build {
+pub(super) fn build(created_at_ms: u64) -> Build {
     Build {
         id: BuildId::random(),
         name: "my/app".to_owned(),
         kind: BuildKind::Dockerfile,
         state: BuildState::Waiting,
         reason: None,
+        message: None,
         image: None,
         created_at_ms,
         updated_at_ms: created_at_ms,
@@ -26,7 +27,8 @@ async fn a_build_comes_back_with_its_last_word() {
     world.ledger.record_build(&one, None).await.unwrap();
     assert_eq!(world.ledger.find_build(&one.id).await.unwrap(), Some(one.clone()));
     one.state = BuildState::Failed;
-    one.reason = Some("no such package".to_owned());
+    one.reason = Some(WorkFailure::Failed);
+    one.message = Some("no such package".to_owned());
     one.updated_at_ms = 9;
     world.ledger.record_build(&one, None).await.unwrap();
     world.ledger.close().await;

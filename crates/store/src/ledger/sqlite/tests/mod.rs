@@ -278,6 +278,7 @@ fn snapshot(image: &ImageId, name: Option<&str>, save: Option<&SaveId>) -> Snaps
         kind: SnapshotKind::Memory,
         state: SnapshotState::Completed,
         reason: None,
+        message: None,
         sandbox: SandboxId::random(),
         sandbox_name: None,
         parent: None,
