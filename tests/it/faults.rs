@@ -126,7 +126,7 @@ impl Stage {
             Act::Snapshot => {
                 let half = world.get("/v1/snapshots/half").json();
                 assert_eq!(half["state"], "failed", "{half}");
-                assert!(half["reason"].as_str().unwrap().contains("daemon ended"), "{half}");
+                assert!(half["message"].as_str().unwrap().contains("daemon ended"), "{half}");
                 world.torpor(&["fork", "half"]).fails(1);
                 world.torpor(&["snapshot", "rm", "half"]).ok();
             }

@@ -37,7 +37,7 @@ fn a_full_disk_fails_the_save_and_the_sandbox_goes_on() {
         let half = world.get("/v1/snapshots/base").json();
         Some(half).filter(|half| half["state"] == "failed")
     });
-    assert!(half["reason"].as_str().unwrap().contains("full"), "{half}");
+    assert!(half["message"].as_str().unwrap().contains("full"), "{half}");
     fs::remove_file(filler).unwrap();
     world.is_tidy();
     world.torpor(&["sleep", "web", "--cold"]).ok();

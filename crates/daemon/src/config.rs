@@ -24,6 +24,7 @@ use torpor_store::Vault;
 mod egress;
 mod guest;
 mod keys;
+mod never;
 mod previews;
 mod second;
 
@@ -127,6 +128,7 @@ pub struct Limits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StandbyConfig {
+    #[serde(with = "never")]
     pub idle_after_ms: u64,
     pub persist_after_ms: u64,
     pub warm_for_secs: u64,

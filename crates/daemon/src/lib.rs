@@ -330,7 +330,7 @@ async fn refuse_exposed(
 /// first boot, wake and fork the time.
 async fn read_ahead(app: Arc<Service>) {
     use torpor_lifecycle::store::Images as _;
-    let images = app.images.list().await.unwrap_or_default();
+    let images = app.images.all().await.unwrap_or_default();
     for image in images {
         if let Err(error) = app.images.root(&image.id).await {
             tracing::error!(image = %image.id, error = torpor_lifecycle::chain(&error), "bad image");

@@ -5,7 +5,6 @@
 //! source that nothing is installed from by itself, such as bookworm-backports: it runs in guests, not
 //! here.
 
-use std::fmt::Write as _;
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -78,11 +77,8 @@ async fn blocking<T: Send + 'static>(
 }
 
 fn check(bytes: &[u8], package: &Package) -> Result<(), KernelError> {
-    let mut hash = String::new();
-    for byte in Sha256::digest(bytes) {
-        write!(hash, "{byte:02x}").expect("a string takes any text");
-    }
-    match hash == package.sha256 && bytes.len() as u64 == package.size {
+    match hex::encode(Sha256::digest(bytes)) == package.sha256 && bytes.len() as u64 == package.size
+    {
         true => Ok(()),
         false => Err(unfit(package.name.as_str(), "it is not what apt's signed lists say")),
     }

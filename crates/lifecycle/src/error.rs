@@ -1,6 +1,6 @@
 //! Refusal or failure: the request does not fit the sandbox now, or we tried and it broke.
 
-use torpor_protocol::{ErrorCode, FailureReason, Name, SandboxRef, SnapshotRef};
+use torpor_protocol::{ErrorCode, FailureReason, Name, SandboxRef, SnapshotRef, WorkFailure};
 
 use crate::engine::EngineError;
 use crate::guest::GuestError;
@@ -73,6 +73,19 @@ impl Refusal {
             Self::Terminated(_) => ErrorCode::SandboxTerminated,
             Self::Stopping => ErrorCode::ShuttingDown,
         }
+    }
+}
+
+impl Error {
+    /// What it is for whoever asks later how some work went.
+    pub(crate) fn as_failure(&self) -> WorkFailure {
+        let full = matches!(
+            self,
+            Self::Refused(Refusal::HostFull(_) | Refusal::NoMemory { .. })
+                | Self::Engine(EngineError::Capacity { .. } | EngineError::DiskFull(_))
+                | Self::Store(StoreError::DiskFull(_))
+        );
+        if full { WorkFailure::NoCapacity } else { WorkFailure::Failed }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is kept of sandboxes, and the traits of the store that keeps it. What is recorded of them:
 //! [`crate::ledger`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -181,8 +181,8 @@ pub trait Saves: Send + Sync + 'static {
     /// A save as a directory of this host, whose bytes are known to be what they were;
     /// [`StoreError::CorruptSave`] otherwise.
     async fn materialize(&self, id: &SaveId) -> Result<Arc<LocalSave>, StoreError>;
-    /// Who can revive each memory save.
-    async fn memory_saves(&self) -> Result<HashMap<SaveId, SavedBy>, StoreError>;
+    /// All memory saves, once for each who keeps them.
+    async fn memory_saves(&self) -> Result<Vec<MemorySave>, StoreError>;
     /// What is known of a save, without a look at its bytes.
     async fn manifest(&self, id: &SaveId) -> Result<Manifest, StoreError>;
     /// The bytes of [`LAYER_FILE`] of a filesystem save.
@@ -252,6 +252,14 @@ pub struct LocalSave {
     pub manifest: Manifest,
     /// Dropped last.
     pub pin: SavePin,
+}
+
+/// A memory save, who can revive it, and who keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemorySave {
+    pub id: SaveId,
+    pub by: SavedBy,
+    pub owner: Option<PinOwner>,
 }
 
 /// Who can revive a memory save.

@@ -311,7 +311,7 @@ impl World {
             env,
             user: image.user.clone(),
             workdir: image.workdir.clone(),
-            entropy: hex(&random::<32>()),
+            entropy: hex::encode(random::<32>()),
             boot_id: afresh.then(boot_id),
             ca: self.trusted_ca(spec).or(extra_ca.first()).cloned(),
             extra_ca,
@@ -409,13 +409,9 @@ fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Text that nobody guesses, of 128 bits.
 pub(crate) fn token() -> String {
-    hex(&random::<16>())
+    hex::encode(random::<16>())
 }
 
 /// A random UUID, as the kernel has one for each boot.
@@ -423,6 +419,6 @@ fn boot_id() -> String {
     let mut bytes = random::<16>();
     bytes[6] = (bytes[6] & 0x0f) | 0x40;
     bytes[8] = (bytes[8] & 0x3f) | 0x80;
-    let hex = hex(&bytes);
+    let hex = hex::encode(bytes);
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }

@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 pub use crate::file::{ChangeMode, FileEntry, FileList, MakeDirectory, MoveFile, WatchEvent};
 use crate::guest::{Exit, HealthCheck, HealthReport, ProcessStatus, RestartPolicy, TerminalSize};
 use crate::id::{Name, SecretName};
-pub use crate::kept::{
+use crate::network::Network;
+pub use crate::records::{
     ArchiveList, ArchivedSandbox, Build, BuildKind, BuildList, BuildState, Image, ImageConfig,
     ImageEvent, ImageList, Log, LogEntry, Secret, SecretList, SetSecret,
 };
-use crate::network::Network;
 use crate::spec::{Hooks, Lifetime, PortAccess, StandbyPolicy};
 use crate::status::Status;
 use crate::time;

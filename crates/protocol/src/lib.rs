@@ -17,11 +17,11 @@ pub mod file;
 pub mod fuzzing;
 pub mod guest;
 pub mod id;
-pub mod kept;
 pub mod network;
 pub mod page;
 pub mod preview;
 pub mod reason;
+pub mod records;
 pub mod snapshot;
 pub mod spec;
 pub mod status;
@@ -38,7 +38,7 @@ pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,
 };
 pub use preview::PreviewLabel;
-pub use reason::{EndReason, FailureReason, LossReason, ReasonCode, StatusReason};
+pub use reason::{EndReason, FailureReason, LossReason, ReasonCode, StatusReason, WorkFailure};
 pub use snapshot::{Snapshot, SnapshotKind, SnapshotState};
 pub use spec::{Hooks, Lifetime, PortAccess, Resources, SandboxSpec, StandbyPolicy};
 pub use status::{State, Status, Tier};

@@ -1,4 +1,5 @@
-//! Why a sandbox is in a state that nobody asked for: closed lists for programs, a sentence for people.
+//! Why a sandbox is in a state that nobody asked for, or work failed: closed lists for programs, a sentence
+//! for people.
 
 use std::fmt;
 use std::str::FromStr;
@@ -67,6 +68,22 @@ impl fmt::Display for FailureReason {
             Self::MachineLost { cause } => write!(f, "{cause}; files and memory are gone"),
         }
     }
+}
+
+/// Why a snapshot, a build of an image or the last refill of a pool failed, for programs. The sentence for
+/// people is in `message`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum WorkFailure {
+    /// The daemon ended before it did.
+    Interrupted,
+    /// The host has not got what it needs: memory, disk, addresses.
+    NoCapacity,
+    /// What it needs did not arrive in time.
+    TimedOut,
+    /// A step of it failed.
+    Failed,
 }
 
 /// How a sandbox lost its machine.

@@ -8,6 +8,7 @@ use crate::ErrorBody;
 use crate::api::{FileEntry, Standby};
 use crate::id::{ImageId, Name, SandboxId, SnapshotId};
 use crate::network::Network;
+use crate::reason::WorkFailure;
 use crate::spec::{Lifetime, PortAccess, Resources, StandbyPolicy};
 use crate::status::{State, Status, Tier};
 use crate::time;
@@ -64,8 +65,12 @@ pub struct Snapshot {
     pub name: Option<Name>,
     pub kind: SnapshotKind,
     pub state: SnapshotState,
+    /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    pub reason: Option<WorkFailure>,
+    /// The same for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
     /// The sandbox it was taken of.
     pub sandbox: SandboxId,
     pub sandbox_name: Option<Name>,
@@ -326,7 +331,10 @@ pub struct Pool {
     pub misses: u64,
     /// Why the last refill failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    pub reason: Option<WorkFailure>,
+    /// The same for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 /// `GET /v1/pools`

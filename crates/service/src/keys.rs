@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
-use torpor_lifecycle::ledger::{Aggregate, CacheVersion};
+use torpor_lifecycle::ledger::{Aggregate, CacheVersion, Place};
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ErrorCode;
 use torpor_store::{KeyRow, Ledger};
@@ -44,7 +44,7 @@ impl Caller {
     /// A name that tells callers apart, and no key.
     pub fn name(&self) -> String {
         match self {
-            Self::Key(digest) => digest.iter().map(|byte| format!("{byte:02x}")).collect(),
+            Self::Key(digest) => hex::encode(digest),
             Self::Anybody => String::new(),
         }
     }
@@ -143,8 +143,9 @@ impl Keyring {
         Ok(made)
     }
 
-    pub async fn list(&self) -> Result<Vec<KeyRow>> {
-        Ok(self.ledger.keys(None, usize::MAX).await?)
+    /// At most `limit` after this place, oldest first.
+    pub async fn list(&self, after: Option<&Place<String>>, limit: usize) -> Result<Vec<KeyRow>> {
+        Ok(self.ledger.keys(after, limit).await?)
     }
 
     /// Not valid any more when this returns.

@@ -22,7 +22,7 @@ const STAR: &str = "_wildcard";
 
 /// What kind of file something is kept in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keepsake {
+pub enum CertificateFile {
     /// A key and the chain of its certificate (PEM).
     Certificate,
     /// How asking for a certificate went the last time (JSON).
@@ -31,7 +31,7 @@ pub enum Keepsake {
     Account,
 }
 
-impl Keepsake {
+impl CertificateFile {
     fn ending(self) -> &'static str {
         match self {
             Self::Certificate => "pem",
@@ -57,7 +57,7 @@ impl Certificates {
     }
 
     /// What is kept under a name, if there is something.
-    pub fn get(&self, kind: Keepsake, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
+    pub fn get(&self, kind: CertificateFile, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let action = "read a file of certificates";
         let file = match File::open(self.path(kind, name)?) {
             Ok(file) => file,
@@ -73,13 +73,13 @@ impl Certificates {
     }
 
     /// Replaces what is kept under a name, durably.
-    pub fn put(&self, kind: Keepsake, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+    pub fn put(&self, kind: CertificateFile, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
         let written = files::write_private(&self.path(kind, name)?, bytes);
         written.map_err(files::failed("write a file of certificates"))
     }
 
     /// What is not there is fine.
-    pub fn remove(&self, kind: Keepsake, name: &str) -> Result<(), StoreError> {
+    pub fn remove(&self, kind: CertificateFile, name: &str) -> Result<(), StoreError> {
         match std::fs::remove_file(self.path(kind, name)?) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(files::failed("remove a file of certificates")(error))
@@ -89,7 +89,7 @@ impl Certificates {
     }
 
     /// Names under which something of that kind is kept, sorted.
-    pub fn names(&self, kind: Keepsake) -> Result<Vec<String>, StoreError> {
+    pub fn names(&self, kind: CertificateFile) -> Result<Vec<String>, StoreError> {
         let action = "list the certificates";
         let mut names = Vec::new();
         for entry in std::fs::read_dir(&self.dir).map_err(files::failed(action))? {
@@ -109,7 +109,7 @@ impl Certificates {
         Ok(names)
     }
 
-    fn path(&self, kind: Keepsake, name: &str) -> Result<PathBuf, StoreError> {
+    fn path(&self, kind: CertificateFile, name: &str) -> Result<PathBuf, StoreError> {
         if !is_plain(name) {
             let shown: String = name.chars().take(80).collect();
             return Err(StoreError::Invalid(format!("{shown:?} is no name of a certificate")));
@@ -146,20 +146,20 @@ mod tests {
     fn what_is_kept_is_found_again_and_private() {
         let (dir, certificates) = kept();
         for name in ["a.example.org", "*.example.org", "example.org"] {
-            certificates.put(Keepsake::Certificate, name, name.as_bytes()).unwrap();
+            certificates.put(CertificateFile::Certificate, name, name.as_bytes()).unwrap();
         }
-        certificates.put(Keepsake::Attempt, "b.example.org", b"{}").unwrap();
+        certificates.put(CertificateFile::Attempt, "b.example.org", b"{}").unwrap();
         let again = Certificates::open(dir.path()).unwrap();
-        let names = again.names(Keepsake::Certificate).unwrap();
+        let names = again.names(CertificateFile::Certificate).unwrap();
         assert_eq!(names, ["*.example.org", "a.example.org", "example.org"]);
-        let star = again.get(Keepsake::Certificate, "*.example.org").unwrap().unwrap();
+        let star = again.get(CertificateFile::Certificate, "*.example.org").unwrap().unwrap();
         assert_eq!(star, b"*.example.org");
         for entry in std::fs::read_dir(&again.dir).unwrap() {
             let mode = entry.unwrap().metadata().unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
         }
-        again.remove(Keepsake::Certificate, "*.example.org").unwrap();
-        assert_eq!(again.get(Keepsake::Certificate, "*.example.org").unwrap(), None);
+        again.remove(CertificateFile::Certificate, "*.example.org").unwrap();
+        assert_eq!(again.get(CertificateFile::Certificate, "*.example.org").unwrap(), None);
     }
 
     #[test]
@@ -178,8 +178,8 @@ mod tests {
             "a.*.b",
             "_wildcard.b",
         ] {
-            assert!(certificates.put(Keepsake::Account, name, b"x").is_err(), "{name:?}");
-            assert!(certificates.get(Keepsake::Account, name).is_err(), "{name:?}");
+            assert!(certificates.put(CertificateFile::Account, name, b"x").is_err(), "{name:?}");
+            assert!(certificates.get(CertificateFile::Account, name).is_err(), "{name:?}");
         }
     }
 
@@ -187,8 +187,8 @@ mod tests {
     fn a_draft_that_a_crash_left_is_no_certificate() {
         let (_dir, certificates) = kept();
         std::fs::write(certificates.dir.join("a.example.org.draft"), "half").unwrap();
-        assert!(certificates.names(Keepsake::Certificate).unwrap().is_empty());
-        assert_eq!(certificates.get(Keepsake::Certificate, "a.example.org").unwrap(), None);
+        assert!(certificates.names(CertificateFile::Certificate).unwrap().is_empty());
+        assert_eq!(certificates.get(CertificateFile::Certificate, "a.example.org").unwrap(), None);
     }
 
     #[test]
@@ -196,6 +196,6 @@ mod tests {
         let (_dir, certificates) = kept();
         let huge = vec![b'x'; usize::try_from(FILE_MAX).unwrap() + 1];
         std::fs::write(certificates.dir.join("a.example.org.pem"), huge).unwrap();
-        assert!(certificates.get(Keepsake::Certificate, "a.example.org").is_err());
+        assert!(certificates.get(CertificateFile::Certificate, "a.example.org").is_err());
     }
 }

@@ -19,7 +19,7 @@ use crate::images::reader;
 use crate::images::tarball::Tarball;
 use crate::images::tree::{TREE_DIR, Tree};
 use crate::layout::Layout;
-use crate::saves::parcel;
+use crate::saves::snapshot_file;
 use crate::{LayerChanges, Limits};
 
 /// Small, so that what exceeds it is found, and soon.
@@ -121,12 +121,12 @@ pub fn layer(bytes: &[u8]) {
 }
 
 /// A snapshot file is refused, or what it has is in its stage.
-pub fn parcel(bytes: &[u8]) {
+pub fn snapshot_file(bytes: &[u8]) {
     let scratch = input::Scratch::new();
     let layout = Layout::open(&scratch.inside()).expect("a layout can be made");
     let stage = || layout.stage().expect("a stage can be made");
     let bytes = input::tar(bytes);
-    let _ = parcel::import::unpack(&bytes[..], stage(), stage(), &HashSet::new());
+    let _ = snapshot_file::import::unpack(&bytes[..], stage(), stage(), |_| Ok(false));
     scratch.check();
 }
 
@@ -166,8 +166,8 @@ mod tests {
     }
 
     #[test]
-    fn no_seed_breaks_parcel() {
-        input::replay("parcel", parcel);
+    fn no_seed_breaks_snapshot_file() {
+        input::replay("snapshot_file", snapshot_file);
     }
 
     #[test]

@@ -35,14 +35,14 @@ pub mod saves;
 mod vault;
 
 pub use audit::AuditLog;
-pub use certificates::{Certificates, Keepsake};
+pub use certificates::{CertificateFile, Certificates};
 pub use images::{Image, ImageConfig, ImageName, Images, Limits, OnProgress, Progress, Step};
 pub use journals::Journals;
 pub use layout::{Layout, Stage};
 pub use ledger::{
     Begun, BuildLedger, Database, DomainLedger, DomainRow, ImageLedger, ImageRow, KeyHash,
-    KeyLedger, KeyRow, Ledger, PreviewLedger, Removed, RequestLedger, Seal, Sealed, SecretLedger,
-    SqliteLedger, TokenRow,
+    KeyLedger, KeyRow, Ledger, PreviewLedger, Removed, RequestLedger, SaveLedger, Seal, Sealed,
+    SecretLedger, SqliteLedger, TokenRow,
 };
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError};
 pub use vault::{KeptAnswer, Repeated, RequestKey, Vault};

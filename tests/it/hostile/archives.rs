@@ -1,4 +1,4 @@
-//! Images, build contexts and parcels that were made to reach the host's files or to use up its disk.
+//! Images, build contexts and snapshot files that were made to reach the host's files or to use up its disk.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +25,7 @@ pub(super) const ATTEMPTS: &[Attempt<Stage>] = &[
     ("an image with a name of 64 megabytes", a_name_without_end),
     ("an image whose blobs are not what their digests say", wrong_digests),
     ("an image whose manifest names files outside", a_manifest_that_leads_out),
-    ("a parcel with paths that lead out", parcels),
+    ("a snapshot file with paths that lead out", snapshot_files),
     ("a build that copies files of the host", copies_from_outside),
     ("a build whose context has links to the host", a_context_with_links),
     ("a build whose Dockerfile is elsewhere", a_dockerfile_elsewhere),
@@ -258,7 +258,7 @@ fn a_manifest_that_leads_out(stage: &Stage) {
     }
 }
 
-fn parcels(stage: &Stage) {
+fn snapshot_files(stage: &Stage) {
     let (outside, up) = (stage.outside(), "../".repeat(20));
     for name in [format!("{outside}/new"), format!("{up}{outside}/new"), "manifest.json".into()] {
         for content in [&b"x"[..], b"{}", br#"{"format":1,"files":{"../../x":"y"}}"#] {

@@ -43,7 +43,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "tests/it/snapshots.rs",
         "hostile_names_reach_nothing",
     ),
-    ("change bytes of a parcel", "tests/it/snapshots.rs", "a_snapshot_travels_as_one_file"),
+    ("change bytes of a snapshot file", "tests/it/snapshots.rs", "a_snapshot_travels_as_one_file"),
     ("change bytes of an image on disk", "tests/it/images.rs", "a_corrupt_image_is_not_booted"),
     (
         "send the head of a request slowly",

@@ -13,7 +13,7 @@ fn pool(name: &str) -> Value {
         "claimed": [SandboxId::random(), SandboxId::random()], "entrypoint": ["serve"],
         "lifetime": {"max_age_ms": 60_000}, "standby": {"idle_after_ms": 1000},
         "created_at": 1000, "updated_at": 2000,
-        "hits": 9, "misses": 1, "reason": "no memory is left"
+        "hits": 9, "misses": 1, "reason": "no_capacity", "message": "no memory is left"
     })
 }
 

@@ -48,7 +48,7 @@ fn a_snapshot_of_a_sleeping_sandbox_is_not_noticed() {
 
 #[test]
 fn a_failed_snapshot_is_an_error() {
-    let failed = json!({"state": "failed", "reason": "the disk is full"});
+    let failed = json!({"state": "failed", "reason": "no_capacity", "message": "the disk is full"});
     let stub = Stub::new(move |_| Some(ok(snapshot(Some("base"), failed.clone()))));
     let (code, words) = stub.torpor(["snapshot", "web"]).failed();
     assert_eq!((code, &*words), (1, "error: the disk is full\n"));

@@ -119,11 +119,12 @@ async fn parts(dir: &Path, host: &Arc<FakeHost>) -> Parts {
     let layout = Arc::new(Layout::open(&dir.join("data")).unwrap());
     let ledger = Ledger::open(&layout).await.unwrap();
     let images = Images::open(Arc::clone(&layout), ledger.clone(), b"no agent").await.unwrap();
-    let root = dir.join("root");
-    std::fs::create_dir_all(root.join("tmp")).unwrap();
     let name = "torpor/base".parse().unwrap();
-    let config = ImageConfig::default();
-    images.import_directory(Some(&name), root, config, Arc::new(|_| {})).await.unwrap();
+    let mut tar = tar::Builder::new(Vec::new());
+    tar.append_dir("tmp", dir).unwrap();
+    let (tar, config) = (std::io::Cursor::new(tar.into_inner().unwrap()), ImageConfig::default());
+    let quiet = Arc::new(|_| {});
+    images.import_tar_stream(Some(&name), tar, config, u64::MAX, quiet).await.unwrap();
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await.unwrap();
     let installation = layout.tag().to_owned();
     let engines = Engines::new(Arc::new(FakeEngine::new(Arc::clone(host))), []);

@@ -26,15 +26,15 @@ struct BuildPath {
 /// List the newest builds.
 #[utoipa::path(
     get, path = "/v1/builds", params(PageQuery),
-    responses((status = 200, description = "Newest first; the last hundred are known.", body = BuildList))
+    responses((status = 200, description = "Newest first; the last thousand are known.", body = BuildList))
 )]
 async fn list(
     State(app): State<Arc<Service>>,
     Query(query): Query<PageQuery>,
 ) -> Answer<BuildList> {
     let cut = Cut::try_from(query)?;
-    let builds = app.builds.list().await?;
-    Ok(Json(cut.newest_first(builds, |build| dated(build.created_at_ms, &build.id))))
+    let builds = app.builds.list(cut.parsed_date()?.as_ref(), cut.rows()).await?;
+    Ok(Json(cut.page(builds, |build| dated(build.created_at_ms, &build.id))))
 }
 
 /// How a build stands.

@@ -62,8 +62,9 @@ async fn list(
     Query(query): Query<PageQuery>,
 ) -> Answer<ImageList> {
     let cut = Cut::try_from(query)?;
-    let images = app.images.list().await?.into_iter().map(shown).collect();
-    Ok(Json(cut.of(images, |image: &Image| dated(image.created_at_ms, &image.id))))
+    let images = app.images.list(cut.parsed_date()?.as_ref(), cut.rows()).await?;
+    let images = images.into_iter().map(shown).collect();
+    Ok(Json(cut.page(images, |image: &Image| dated(image.created_at_ms, &image.id))))
 }
 
 /// Inspect an image.

@@ -45,8 +45,9 @@ async fn create(
 )]
 async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<KeyList> {
     let cut = Cut::try_from(query)?;
-    let keys = app.keys.list().await?.into_iter().map(|row| shown(row, None)).collect();
-    Ok(Json(cut.of(keys, |key: &ApiKey| dated(key.created_at_ms, &key.id))))
+    let keys = app.keys.list(cut.parsed_date()?.as_ref(), cut.rows()).await?;
+    let keys = keys.into_iter().map(|row| shown(row, None)).collect();
+    Ok(Json(cut.page(keys, |key: &ApiKey| dated(key.created_at_ms, &key.id))))
 }
 
 /// Revoke a key.

@@ -48,40 +48,33 @@ impl Cut {
         parsed.map(Some).ok_or_else(|| ApiError::invalid("cursor is not one that was given out"))
     }
 
-    /// In the order of the keys, which differ.
-    pub(super) fn of<T, P: Page<Entry = T>>(&self, all: Vec<T>, key: impl Fn(&T) -> String) -> P {
-        self.cut(all, key, |key, cursor| key > cursor, false)
-    }
-
-    /// In the opposite order.
-    pub(super) fn newest_first<T, P: Page<Entry = T>>(
+    /// Of all there are, in the order of the keys, which differ.
+    pub(super) fn of<T, P: Page<Entry = T>>(
         &self,
-        all: Vec<T>,
+        mut all: Vec<T>,
         key: impl Fn(&T) -> String,
     ) -> P {
-        self.cut(all, key, |key, cursor| key < cursor, true)
+        all.retain(|entry| self.cursor.as_ref().is_none_or(|cursor| key(entry) > *cursor));
+        all.sort_by_cached_key(&key);
+        self.page(all, key)
     }
 
-    fn cut<T, P: Page<Entry = T>>(
+    /// Of what a store has read: after the cursor, in its order, and one more than the limit if there
+    /// are more.
+    pub(super) fn page<T, P: Page<Entry = T>>(
         &self,
-        all: Vec<T>,
+        mut rows: Vec<T>,
         key: impl Fn(&T) -> String,
-        follows: fn(&str, &str) -> bool,
-        backwards: bool,
     ) -> P {
-        let keyed = all.into_iter().map(|entry| (key(&entry), entry));
-        let wanted = |(key, _): &(String, T)| {
-            self.cursor.as_deref().is_none_or(|cursor| follows(key, cursor))
-        };
-        let mut rest: Vec<_> = keyed.filter(wanted).collect();
-        rest.sort_by(|(one, _), (other, _)| one.cmp(other));
-        if backwards {
-            rest.reverse();
-        }
-        let more = rest.len() > self.limit;
-        rest.truncate(self.limit);
-        let next = rest.last().filter(|_| more).map(|(key, _)| key.clone());
-        P::new(rest.into_iter().map(|(_, entry)| entry).collect(), next)
+        let more = rows.len() > self.limit;
+        rows.truncate(self.limit);
+        let next = rows.last().filter(|_| more).map(key);
+        P::new(rows, next)
+    }
+
+    /// How many a store is asked for.
+    pub(super) fn rows(&self) -> usize {
+        self.limit + 1
     }
 }
 

@@ -36,7 +36,8 @@ async fn list(
     Query(query): Query<PageQuery>,
 ) -> Answer<SecretList> {
     let cut = Cut::try_from(query)?;
-    Ok(Json(cut.of(secrets::list(&app).await?, |secret| secret.name.to_string())))
+    let secrets = app.vault.list(cut.parsed()?.as_ref(), cut.rows()).await?;
+    Ok(Json(cut.page(secrets, |secret| secret.name.to_string())))
 }
 
 /// Give a secret a value. Sandboxes that start, are forked or wake from now on get it.

@@ -1,8 +1,8 @@
 //! Snapshots: take, list, get, verify, delete. What is in them: [`contents`]; from and to elsewhere:
-//! [`parcel`]. None of it wakes a sandbox or revives anything.
+//! [`file`]. None of it wakes a sandbox or revives anything.
 
 mod contents;
-mod parcel;
+mod file;
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
-use torpor_lifecycle::ledger::{SnapshotFilter, SnapshotPlace};
+use torpor_lifecycle::ledger::SnapshotFilter;
 use torpor_lifecycle::store::{PinOwner, Saves, SnapshotRecord};
 use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::snapshot::{SnapshotDetails, SnapshotList, TakeSnapshot, Verified};
@@ -33,7 +33,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
         .routes(routes!(get, delete))
         .routes(routes!(verify))
         .merge(contents::routes())
-        .merge(parcel::routes())
+        .merge(file::routes())
 }
 
 /// Take a snapshot of a sandbox. If it sleeps, it sleeps on.
@@ -100,14 +100,9 @@ async fn list(
 ) -> Answer<SnapshotList> {
     let cut = Cut::new(query.limit, query.cursor.clone())?;
     let after = cut.parsed_date()?;
-    let after = after.map(|(created_at_ms, id)| SnapshotPlace { created_at_ms, id });
-    let page = app.fleet.snapshots(&query.filter(&app), after.as_ref(), cut.limit + 1).await?;
-    let mut snapshots: Vec<_> = page.into_iter().map(|record| record.snapshot).collect();
-    let more = snapshots.len() > cut.limit;
-    snapshots.truncate(cut.limit);
-    let next_cursor =
-        snapshots.last().filter(|_| more).map(|last| dated(last.created_at_ms, &last.id));
-    Ok(Json(SnapshotList { snapshots, next_cursor }))
+    let page = app.fleet.snapshots(&query.filter(&app), after.as_ref(), cut.rows()).await?;
+    let snapshots = page.into_iter().map(|record| record.snapshot).collect();
+    Ok(Json(cut.page(snapshots, |last: &Snapshot| dated(last.created_at_ms, &last.id))))
 }
 
 /// Get a snapshot, with what ran in it and what needs it.
@@ -175,7 +170,7 @@ async fn complete(app: &Service, of: &SnapshotRef) -> Result<(Snapshot, SaveId)>
         (SnapshotState::Completed, Some(save)) => Ok((snapshot, save)),
         (SnapshotState::InProgress | SnapshotState::Completed | SnapshotState::Failed, _) => {
             let id = snapshot.id.to_string();
-            let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
+            let why = snapshot.message.unwrap_or_else(|| "it is being taken".to_owned());
             Err(Error::from(Refusal::SnapshotNotReady { id, why }).into())
         }
     }

@@ -136,8 +136,8 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "standby.idle_after_ms",
         default: "15000",
-        help: "A sandbox that does not say falls asleep when nobody talked to it for so long. 0: \
-               never by itself.",
+        help: "A sandbox that does not say falls asleep when nobody talked to it for so long, \
+               or `\"never\"` by itself.",
     },
     Key {
         name: "standby.persist_after_ms",

@@ -79,6 +79,8 @@ fn senseless_standby_is_refused_with_its_key() {
         ("[standby]\nshells = 1000", "shells"),
         ("[standby]\npressure_percent = 101", "pressure_percent"),
         ("[standby]\nidle_after_ms = -1", "idle_after_ms"),
+        ("[standby]\nidle_after_ms = 0", "write \"never\""),
+        ("[standby]\nidle_after_ms = 'soon'", "neither a number of milliseconds nor \"never\""),
         ("[standby]\nidle_after = 1", "idle_after"),
         ("listen_also = 'here'", "listen_also"),
     ] {
@@ -86,6 +88,10 @@ fn senseless_standby_is_refused_with_its_key() {
         assert!(error.contains(key), "{error}");
     }
     let variables = [("TORPOR_STANDBY_WARM_FOR_SECS", "60")];
+    let config = with("[standby]\nidle_after_ms = 'never'", &[], Overrides::default()).unwrap();
+    assert_eq!(config.standby.idle_after_ms, 0);
+    let never = [("TORPOR_STANDBY_IDLE_AFTER_MS", "never")];
+    assert_eq!(with("", &never, Overrides::default()).unwrap().standby.idle_after_ms, 0);
     let config = with("[standby]\nshells = 0", &variables, Overrides::default()).unwrap();
     assert_eq!((config.standby.shells, config.standby.warm_for_secs), (0, 60));
 }

@@ -84,7 +84,8 @@ async fn a_snapshot_that_fails_says_why_and_the_sandbox_goes_on() {
     refused.expect_error(503, "capacity_reached");
     let failed = world.get("/v1/snapshots/base").await.expect(200);
     assert_eq!(failed["state"], "failed");
-    assert!(failed["reason"].as_str().unwrap().contains("disk is full"), "{failed}");
+    assert_eq!(failed["reason"], "no_capacity");
+    assert!(failed["message"].as_str().unwrap().contains("disk is full"), "{failed}");
     world.post("/v1/snapshots/base/fork", json!({})).await.expect_error(409, "snapshot_not_ready");
     world.delete("/v1/snapshots/base").await.expect(204);
     world.sh("true").await;
@@ -291,35 +292,35 @@ async fn a_snapshot_is_carried_to_another_host_in_one_file() {
     let id = world.id("web").await;
     world.host.set_memory(&id, "thoughts");
     let base = world.snapshot("base").await;
-    let parcel = world.get("/v1/snapshots/base/export").await;
-    assert_eq!((parcel.status.as_u16(), parcel.header("content-type")), (200, "application/x-tar"));
+    let file = world.get("/v1/snapshots/base/export").await;
+    assert_eq!((file.status.as_u16(), file.header("content-type")), (200, "application/x-tar"));
     let elsewhere = World::new().await;
-    let post = request(Method::POST, "/v1/snapshots/import?name=carried", parcel.body.clone());
+    let post = request(Method::POST, "/v1/snapshots/import?name=carried", file.body.clone());
     let there = send(elsewhere.address, post).await.expect(201);
     assert_eq!(there["name"], "carried");
     assert_ne!(there["id"], base["id"]);
     let made = elsewhere.create(json!({"snapshot": "carried"})).await.expect(201);
     let made = made["id"].as_str().unwrap().parse().unwrap();
     assert_eq!(elsewhere.host.memory(&made).unwrap(), "thoughts");
-    let again = request(Method::POST, "/v1/snapshots/import?name=carried", parcel.body.clone());
+    let again = request(Method::POST, "/v1/snapshots/import?name=carried", file.body.clone());
     send(elsewhere.address, again).await.expect_error(409, "already_exists");
     let small = world.get("/v1/snapshots/base/export?image=false").await;
-    assert!(small.body.len() < parcel.body.len());
+    assert!(small.body.len() < file.body.len());
 }
 
 #[tokio::test]
-async fn what_is_no_parcel_is_refused_and_leaves_nothing() {
+async fn what_is_no_snapshot_file_is_refused_and_leaves_nothing() {
     let world = World::with_sandbox().await;
     world.snapshot("base").await;
-    let parcel = world.get("/v1/snapshots/base/export").await.body;
-    let half = parcel.slice(..parcel.len() / 2);
+    let file = world.get("/v1/snapshots/base/export").await.body;
+    let half = file.slice(..file.len() / 2);
     for body in [b"".as_slice(), b"garbage", &[0; 4096], &half] {
         let body = bytes::Bytes::copy_from_slice(body);
         let post = request(Method::POST, "/v1/snapshots/import", body.clone());
         let answer = send(world.address, post).await;
         assert!(answer.status.is_client_error(), "{}: {}", body.len(), answer.text());
     }
-    let post = request(Method::POST, "/v1/snapshots/import?name=../x", parcel);
+    let post = request(Method::POST, "/v1/snapshots/import?name=../x", file);
     send(world.address, post).await.expect_error(400, "invalid_request");
     let list = world.get("/v1/snapshots").await.expect(200);
     assert_eq!(list["snapshots"].as_array().unwrap().len(), 1);

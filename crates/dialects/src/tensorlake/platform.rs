@@ -107,7 +107,7 @@ fn shown(secret: &Secret) -> Value {
 }
 
 async fn list_secrets(State(app): State<Arc<Service>>) -> Result<Json<Value>> {
-    let items: Vec<_> = calls::secrets::list(&app).await?.iter().map(shown).collect();
+    let items: Vec<_> = calls::secrets::all(&app).await?.iter().map(shown).collect();
     Ok(Json(json!({"pagination": {"total": items.len()}, "items": items})))
 }
 

@@ -71,7 +71,7 @@ pub(super) async fn remove(app: &Service, name: &str) -> Result<()> {
 }
 
 async fn list(State(app): State<Arc<Service>>) -> Result<Json<Vec<Info>>> {
-    let all = secrets::list(&app).await?;
+    let all = secrets::all(&app).await?;
     Ok(Json(all.into_iter().map(Info::from).collect()))
 }
 

@@ -63,7 +63,7 @@ impl From<Snapshot> for SnapshotInfo {
             status: snapshot.state.as_str(),
             snapshot_type: snapshot.kind.as_str(),
             base_image: shown_image(&snapshot.image),
-            error: snapshot.reason,
+            error: snapshot.message,
             snapshot_uri: None,
             snapshot_format_version: None,
             size_bytes: snapshot.size_bytes,
@@ -97,7 +97,7 @@ async fn list(State(app): State<Arc<Service>>) -> Result<Json<List>> {
 }
 
 async fn listed(app: &Service, filter: SnapshotFilter) -> Result<Json<List>> {
-    let all = app.fleet.snapshots(&filter, None, usize::MAX).await?;
+    let all = app.fleet.every_snapshot(&filter).await?;
     let snapshots = all.into_iter().map(|record| record.snapshot.into()).collect();
     Ok(Json(List { snapshots, cursor: None }))
 }

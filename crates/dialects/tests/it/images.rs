@@ -35,7 +35,7 @@ fn context(dockerfile: &str) -> (Vec<u8>, String) {
     header.set_mtime(0);
     builder.append_data(&mut header, ".tensorlake/Dockerfile", dockerfile.as_bytes()).unwrap();
     let bytes = builder.into_inner().unwrap();
-    let digest = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest = hex::encode(Sha256::digest(&bytes));
     (bytes, digest)
 }
 

@@ -205,8 +205,12 @@ async fn parts(dir: &Path, host: &Arc<FakeHost>, free_mib: &Arc<AtomicU64>) -> P
         let root = dir.join(name);
         std::fs::create_dir_all(root.join("tmp")).unwrap();
         std::fs::write(root.join("name"), name).unwrap();
-        let (name, config) = (name.parse().unwrap(), ImageConfig::default());
-        images.import_directory(Some(&name), root, config, Arc::new(|_| {})).await.unwrap();
+        let mut tar = tar::Builder::new(Vec::new());
+        tar.append_dir_all(".", root).unwrap();
+        let tar = std::io::Cursor::new(tar.into_inner().unwrap());
+        let (name, config, quiet) =
+            (name.parse().unwrap(), ImageConfig::default(), Arc::new(|_| {}));
+        images.import_tar_stream(Some(&name), tar, config, u64::MAX, quiet).await.unwrap();
     }
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await.unwrap();
     let installation = layout.tag().to_owned();

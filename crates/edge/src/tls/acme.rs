@@ -15,7 +15,7 @@ use rcgen::{CertificateParams, DistinguishedName, KeyPair};
 use sha2::{Digest, Sha256};
 use tokio::sync::Mutex;
 use torpor_lifecycle::store::StoreError;
-use torpor_store::{Certificates, Keepsake};
+use torpor_store::{CertificateFile, Certificates};
 
 use super::challenges::{Answering, BadChallenge, Challenges};
 use super::config::{AcmeChallenge, TlsConfig};
@@ -131,8 +131,7 @@ impl Acme {
     /// Under which name the account is kept: one for each directory.
     fn account_name(&self) -> String {
         let hash = Sha256::digest(self.directory.as_bytes());
-        let digits: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        format!("account-{digits}")
+        format!("account-{}", hex::encode(&hash[..8]))
     }
 
     /// The account, made if there is none.
@@ -143,7 +142,7 @@ impl Acme {
         }
         let name = self.account_name();
         let builder = || Account::builder_with_http(Box::new(self.web.clone()));
-        let kept = self.store.get(Keepsake::Account, &name)?;
+        let kept = self.store.get(CertificateFile::Account, &name)?;
         let kept = kept.and_then(|bytes| serde_json::from_slice::<AccountCredentials>(&bytes).ok());
         let account = match kept {
             Some(credentials) => builder().from_credentials(credentials).await?,
@@ -158,7 +157,7 @@ impl Acme {
                 let made = builder().create(&new, self.directory.clone(), None).await?;
                 let (account, credentials) = made;
                 let bytes = serde_json::to_vec(&credentials).map_err(Error::from)?;
-                self.store.put(Keepsake::Account, &name, &bytes)?;
+                self.store.put(CertificateFile::Account, &name, &bytes)?;
                 tracing::info!(directory = self.directory, "made an account for certificates");
                 account
             }
@@ -174,7 +173,7 @@ impl Acme {
             Ok(order) => order,
             Err(error @ OrderError::Directory(_)) if error.kind() == Some(NO_ACCOUNT) => {
                 *self.account.lock().await = None;
-                self.store.remove(Keepsake::Account, &self.account_name())?;
+                self.store.remove(CertificateFile::Account, &self.account_name())?;
                 self.account().await?.new_order(&new).await?
             }
             Err(error) => return Err(error),

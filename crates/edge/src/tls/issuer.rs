@@ -17,7 +17,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use torpor_lifecycle::chain;
 use torpor_lifecycle::store::StoreError;
-use torpor_store::{Certificates, Keepsake};
+use torpor_store::{CertificateFile, Certificates};
 
 use super::acme::{Authority, Issued, OrderError};
 use super::held::Held;
@@ -97,8 +97,8 @@ impl Issuer {
         now: WallClock,
     ) -> Result<Arc<Self>, StoreError> {
         let mut entries: HashMap<String, Entry> = HashMap::new();
-        for name in store.names(Keepsake::Certificate)? {
-            let held = store.get(Keepsake::Certificate, &name).ok().flatten();
+        for name in store.names(CertificateFile::Certificate)? {
+            let held = store.get(CertificateFile::Certificate, &name).ok().flatten();
             match held.as_ref().map(|pem| Held::parse(pem, pem)) {
                 Some(Ok(held)) => entries.entry(name).or_default().held = Some(held),
                 Some(Err(error)) => {
@@ -107,8 +107,8 @@ impl Issuer {
                 None => tracing::warn!(name, "a certificate can't be read"),
             }
         }
-        for name in store.names(Keepsake::Attempt)? {
-            let failures = store.get(Keepsake::Attempt, &name).ok().flatten();
+        for name in store.names(CertificateFile::Attempt)? {
+            let failures = store.get(CertificateFile::Attempt, &name).ok().flatten();
             let failures = failures.and_then(|bytes| serde_json::from_slice(&bytes).ok());
             // Without it, the name is tried at once, which does no harm once.
             entries.entry(name).or_default().failures = failures.unwrap_or_default();
@@ -198,10 +198,12 @@ impl Issuer {
         let held = match ended {
             Ok((issued, held)) => {
                 let pem = format!("{}{}", issued.key, issued.chain);
-                if let Err(error) = self.store.put(Keepsake::Certificate, name, pem.as_bytes()) {
+                if let Err(error) =
+                    self.store.put(CertificateFile::Certificate, name, pem.as_bytes())
+                {
                     tracing::warn!(name, error = chain(&error), "a certificate was not kept");
                 }
-                if let Err(error) = self.store.remove(Keepsake::Attempt, name) {
+                if let Err(error) = self.store.remove(CertificateFile::Attempt, name) {
                     tracing::warn!(name, error = chain(&error), "an old failure was not forgotten");
                 }
                 tracing::info!(name, "got a certificate");
@@ -234,7 +236,7 @@ impl Issuer {
             "an order for a certificate failed"
         );
         let bytes = serde_json::to_vec(&failures).expect("it has text keys only");
-        if let Err(error) = self.store.put(Keepsake::Attempt, name, &bytes) {
+        if let Err(error) = self.store.put(CertificateFile::Attempt, name, &bytes) {
             tracing::warn!(name, error = chain(&error), "a failure was not kept");
         }
         failures
@@ -272,7 +274,7 @@ impl Issuer {
         }
         for name in gone {
             entries.remove(&name);
-            for kind in [Keepsake::Certificate, Keepsake::Attempt] {
+            for kind in [CertificateFile::Certificate, CertificateFile::Attempt] {
                 if let Err(error) = self.store.remove(kind, &name) {
                     tracing::warn!(
                         name,

@@ -83,7 +83,7 @@ impl Container {
         urgent: bool,
         wanted: Wanted<'_>,
     ) -> Result<Self, EngineError> {
-        let dir = host.remains.layout.machine(&id);
+        let dir = host.footprint.layout.machine(&id);
         let begun = Instant::now();
         let (group, slot) = prepare(host, &id, &spec, &dir).await?;
         let prepared = Instant::now();
@@ -122,14 +122,14 @@ async fn prepare(
     spec: &ContainerSpec,
     dir: &MachineDir,
 ) -> Result<(Group, Slot), EngineError> {
-    let remains = host.remains.clone();
+    let footprint = host.footprint.clone();
     let config = Description {
         root: &spec.root,
         memory_mib: spec.resources.memory_mib,
-        empty_root: &remains.layout.empty_root(),
+        empty_root: &footprint.layout.empty_root(),
         generation: spec.build.generation,
         disk: &dir.disk,
-        cgroups_path: &remains.group(id).relative_path(),
+        cgroups_path: &footprint.group(id).relative_path(),
     };
     let config = serde_json::to_vec(&config.to_json()).expect("a description has text keys");
     make_dir(dir).map_err(EngineError::failed("make the machine's directory"))?;
@@ -141,7 +141,7 @@ async fn prepare(
     });
     let id = id.clone();
     let group = spawn_blocking(move || {
-        Group::create(&remains.hierarchy, &remains.tag, id.as_str(), &resources)
+        Group::create(&footprint.hierarchy, &footprint.tag, id.as_str(), &resources)
     });
     // Open, as most machines want it; closed when it gets a guest that must not.
     let slot = host.network().take();
@@ -177,7 +177,7 @@ async fn create(
         oom_score_adj: GUEST_OOM_SCORE,
     };
     let card = async { slot.packet_socket() };
-    let (spawned, card) = tokio::join!(host.remains.keeper.spawn(spawn, CREATE_MAX), card);
+    let (spawned, card) = tokio::join!(host.footprint.keeper.spawn(spawn, CREATE_MAX), card);
     let (ended, stderr) = spawned.map_err(EngineError::failed("start runsc"))?;
     if ended != (Ended::Code { code: 0 }) {
         let why = format!("runsc create ended with {ended}: {}", Excerpt::from(stderr.trim()));
@@ -195,7 +195,7 @@ fn create_command(
     let path = |path: &Path| path.to_string_lossy().into_owned();
     let mut command = vec![
         path(&build.program),
-        format!("--root={}", path(&host.remains.layout.runsc_root())),
+        format!("--root={}", path(&host.footprint.layout.runsc_root())),
         "--platform=systrap".into(),
         "--network=sandbox".into(),
         format!("--panic-log={}", path(&dir.panic_log)),

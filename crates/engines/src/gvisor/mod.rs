@@ -152,13 +152,13 @@ impl Backend for Runsc {
         let channel = channel_of(host, &record.id).await?;
         let generation = Generation::of_name(&record.build);
         let halt = generation.unwrap_or(host.backend.builds.current().generation).halt();
-        let dir = host.remains.layout.machine(&record.id);
+        let dir = host.footprint.layout.machine(&record.id);
         Ok((channel, KernelControl::new(record, &dir, group.clone(), halt, mark)))
     }
 
     async fn why_ended(host: &Shared<Self>, group: &Group, record: &Record) -> String {
-        let dir = host.remains.layout.machine(&record.id);
-        report::reason(&host.remains.keeper, &dir, group, record).await
+        let dir = host.footprint.layout.machine(&record.id);
+        report::reason(&host.footprint.keeper, &dir, group, record).await
     }
 
     fn changes(saved: &Path) -> Result<Box<dyn Changes>, EngineError> {
@@ -198,7 +198,7 @@ impl Backend for Runsc {
 /// The daemon's end of the channel, which the keeper holds.
 async fn channel_of(host: &Shared<Runsc>, id: &MachineId) -> Result<SeqPacket, EngineError> {
     const WHAT: &str = "get the machine's channel";
-    let channel = host.remains.keeper.channel(id.as_str()).await;
+    let channel = host.footprint.keeper.channel(id.as_str()).await;
     let channel = channel.map_err(EngineError::failed(WHAT))?;
     let channel = channel.ok_or_else(|| EngineError::failed(WHAT)("it is not held"))?;
     SeqPacket::new(channel).map_err(EngineError::failed(WHAT))

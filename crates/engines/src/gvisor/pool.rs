@@ -115,7 +115,7 @@ impl Shared<Runsc> {
     pub(super) async fn take_prepared(&self, spec: &ContainerSpec) -> Option<Container> {
         while let Some(container) = self.backend.pool.take(spec) {
             // A keeper that died took the channel with it.
-            let held = self.remains.keeper.channel(container.id.as_str()).await;
+            let held = self.footprint.keeper.channel(container.id.as_str()).await;
             let ready = held.is_ok_and(|channel| channel.is_some())
                 && container.process.open().is_some()
                 && container.group.set_urgent(true).and_then(|()| container.group.thaw()).is_ok();
@@ -147,7 +147,7 @@ impl Shared<Runsc> {
         }
         let left = std::mem::take(&mut pool.stock.lock().ready);
         let ids: Vec<MachineId> = left.iter().map(|container| container.id.clone()).collect();
-        if let Err(error) = self.remains.clear_all(ids).await {
+        if let Err(error) = self.footprint.clear_all(ids).await {
             tracing::warn!(%error, "something of a prepared machine stays until the next sweep");
         }
     }

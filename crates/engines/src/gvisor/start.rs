@@ -153,7 +153,7 @@ impl Start<'_> {
             },
             // It crashed, and the reason is in what it left.
             UrpcError::Broken { .. } => {
-                report::reason(&self.host.remains.keeper, dir, group, record).await.into()
+                report::reason(&self.host.footprint.keeper, dir, group, record).await.into()
             }
             UrpcError::Connect { .. } | UrpcError::Deadline { .. } => error.into(),
         };
@@ -191,7 +191,7 @@ impl Start<'_> {
             }
             // It crashed, and the reason is in what it left.
             Err(UrpcError::Broken { .. }) => {
-                report::reason(&self.host.remains.keeper, dir, group, record).await.into()
+                report::reason(&self.host.footprint.keeper, dir, group, record).await.into()
             }
             Err(error) => error.into(),
         };

@@ -13,7 +13,7 @@ use crate::directory;
 use crate::gvisor::{self, GvisorConfig};
 use crate::keeper::Keeper;
 use crate::limits::{self, Hierarchy};
-use crate::machines::{Files, Remains, Users, host_memory_mib, ids_in, left_in};
+use crate::machines::{Files, Footprint, Users, host_memory_mib, ids_in, left_in};
 use crate::microvm::{self, MicrovmConfig};
 use crate::network::{Network, remove_traces};
 
@@ -96,8 +96,8 @@ pub async fn open(
 pub async fn purge(config: &HostConfig) -> Result<usize, EngineError> {
     let hierarchy =
         Hierarchy::discover().map_err(EngineError::failed("find the host's cgroups"))?;
-    let gvisor = config.remains(gvisor::Layout::of(config), &hierarchy);
-    let microvm = config.remains(microvm::Layout::of(config), &hierarchy);
+    let gvisor = config.footprint(gvisor::Layout::of(config), &hierarchy);
+    let microvm = config.footprint(microvm::Layout::of(config), &hierarchy);
     let cleared = gvisor.clear_everything().await? + microvm.clear_everything().await?;
     remove_traces(&config.tag).await.map_err(EngineError::failed("remove the network"))?;
     let traces = || EngineError::failed("remove the engine's traces");
@@ -118,7 +118,11 @@ impl HostConfig {
     }
 
     /// What it takes to find everything of the engine that has this layout.
-    pub(crate) fn remains<F: Files>(&self, layout: F, hierarchy: &Hierarchy) -> Arc<Remains<F>> {
+    pub(crate) fn footprint<F: Files>(
+        &self,
+        layout: F,
+        hierarchy: &Hierarchy,
+    ) -> Arc<Footprint<F>> {
         let own = layout.machines();
         let others = self.machines().into_iter().filter(|machines| *machines != own).collect();
         let socket = layout.keeper_socket();
@@ -126,7 +130,7 @@ impl HostConfig {
         command.push(socket.clone().into());
         let keeper = Keeper::at(command, &socket);
         let (tag, hierarchy) = (self.tag.clone(), hierarchy.clone());
-        Arc::new(Remains { layout, tag, hierarchy, keeper, others })
+        Arc::new(Footprint { layout, tag, hierarchy, keeper, others })
     }
 
     fn check(&self) -> Result<(), EngineError> {

@@ -59,7 +59,7 @@ impl<B: Backend> HostMachine<B> {
         let Parts { record, slot, group, channel, pidfd, control } = parts;
         let pidfd =
             watch(pidfd, Interest::READABLE).map_err(EngineError::failed("watch the machine"))?;
-        let layout = host.remains.layout.clone();
+        let layout = host.footprint.layout.clone();
         let file = layout.machines().join(record.id.as_str()).join(RECORD);
         let place = Place { record: record.clone(), file, slot };
         let meter = Readings { group: group.clone(), layout, id: record.id.clone() };
@@ -114,12 +114,12 @@ impl<B: Backend> Removable for HostMachine<B> {
         let _control = timeout(NOTICE_MAX, self.control.lock()).await;
         let place = timeout(NOTICE_MAX, self.place.lock()).await;
         // A frozen v1 group dies when it is thawed; `clear` sees to that and to the rest.
-        let cleared = host.remains.clear(&self.record.id).await;
+        let cleared = host.footprint.clear(&self.record.id).await;
         if let Some(sandbox) = &self.record.sandbox {
-            host.roll.forget(sandbox, &self.record.id);
+            host.assignments.forget(sandbox, &self.record.id);
         }
         // Its keeper's child: reaped, its number is free, and nothing of it is left.
-        let _ = host.remains.keeper.exit_of(self.record.process.pid, REAP_MAX).await;
+        let _ = host.footprint.keeper.exit_of(self.record.process.pid, REAP_MAX).await;
         drop(place);
         // Only now, with all else: its place in the network.
         drop(self.place);

@@ -9,7 +9,7 @@
 //!
 //! Invariants
 //! - a machine is found by tag and its own id alone: its directory, its cgroups, its disk. Its record
-//!   says which sandbox has it; what no sandbox has is a remainder, and `remains` removes it;
+//!   says which sandbox has it; what no sandbox has is removed through its `footprint`;
 //! - one engine never touches what another engine of the installation has: whoever has a machine's directory has
 //!   the machine;
 //! - one start or kill at a time per sandbox, each carried to its end once begun.
@@ -67,8 +67,8 @@ impl<B: Backend> Host<B> {
     ) -> Result<Self, EngineError> {
         layout.make().map_err(EngineError::failed("make the engine's directories"))?;
         let left = left_in(&layout.machines()).into_iter().map(|left| left.slot).collect();
-        let remains = installation.config.remains(layout, &installation.hierarchy);
-        remains.keeper.ensure().await.map_err(EngineError::failed("start the keeper"))?;
+        let footprint = installation.config.footprint(layout, &installation.hierarchy);
+        footprint.keeper.ensure().await.map_err(EngineError::failed("start the keeper"))?;
         let network = &installation.network;
         let about = About {
             kind: B::KIND,
@@ -83,7 +83,7 @@ impl<B: Backend> Host<B> {
                 quiesces: B::QUIESCES,
             },
         };
-        let shared = Arc::new(Shared::new(installation, backend, remains));
+        let shared = Arc::new(Shared::new(installation, backend, footprint));
         let background = Mutex::new(B::background(&shared));
         Ok(Self { shared, about, left, background })
     }
@@ -122,7 +122,7 @@ impl<B: Backend> Engine for Host<B> {
     }
 
     fn builds(&self) -> Vec<EngineBuild> {
-        let records = self.shared.remains.records();
+        let records = self.shared.footprint.records();
         let build = |version: String| EngineBuild {
             machines: records.iter().filter(|record| record.build == version).count(),
             version,
@@ -131,7 +131,7 @@ impl<B: Backend> Engine for Host<B> {
     }
 
     fn retain_builds(&self, needed: &HashSet<String>) {
-        let records = self.shared.remains.records();
+        let records = self.shared.footprint.records();
         let runs = |name: &str| records.iter().any(|record| record.build == name);
         self.shared.backend.retain_builds(|name| needed.contains(name) || runs(name));
     }
@@ -151,15 +151,15 @@ impl<B: Backend> Engine for Host<B> {
     }
 
     async fn sweep(&self, keep: &HashSet<SandboxId>) -> Result<usize, EngineError> {
-        let Shared { backend, remains, roll, .. } = &*self.shared;
-        roll.retain(keep);
+        let Shared { backend, footprint, assignments, .. } = &*self.shared;
+        assignments.retain(keep);
         let mut stay: HashSet<MachineId> = backend.prepared().into_iter().collect();
-        stay.extend(keep.iter().filter_map(|sandbox| roll.machine_of(sandbox)));
-        let mut ids = remains.ids().await;
+        stay.extend(keep.iter().filter_map(|sandbox| assignments.machine_of(sandbox)));
+        let mut ids = footprint.ids().await;
         ids.retain(|id| !stay.contains(id));
         // What was prepared ahead was nobody's.
-        let count = ids.iter().filter(|id| !remains.is_unowned(id)).count();
-        remains.clear_all(ids).await?;
+        let count = ids.iter().filter(|id| !footprint.is_unowned(id)).count();
+        footprint.clear_all(ids).await?;
         self.shared.network().swept(&self.left);
         Ok(count)
     }
@@ -170,10 +170,10 @@ impl<B: Backend> Engine for Host<B> {
         if let Some(background) = background {
             let _ = background.await;
         }
-        if !self.shared.remains.ids().await.is_empty() {
+        if !self.shared.footprint.ids().await.is_empty() {
             return;
         }
-        if let Err(error) = self.shared.remains.clear_shared().await {
+        if let Err(error) = self.shared.footprint.clear_shared().await {
             tracing::warn!(%error, "the engine's traces stay on the host");
         }
         self.shared.installation.close_unused().await;

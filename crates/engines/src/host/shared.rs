@@ -13,8 +13,8 @@ use super::backend::{Backend, Control, Origin};
 use super::installation::Installation;
 use super::machine::{HostMachine, Parts};
 use crate::machines::{
-    Files, MARK, MachineId, MarkFile, Process, RECORD, Record, Remains, Roll, Turns, Unclaimed,
-    check_root,
+    Assignments, Files, Footprint, MARK, MachineId, MarkFile, Process, RECORD, Record, Turns,
+    Unclaimed, check_root,
 };
 use crate::network::{Network, Slot};
 
@@ -24,28 +24,28 @@ pub(crate) type Steps = Vec<(&'static str, Duration)>;
 pub(crate) struct Shared<B: Backend> {
     pub(crate) backend: B,
     pub(crate) installation: Arc<Installation>,
-    pub(crate) remains: Arc<Remains<B::Files>>,
+    pub(crate) footprint: Arc<Footprint<B::Files>>,
     /// Starts under way. They are bound by the processor: more at once makes each slower and all
     /// later.
     starts: Semaphore,
     /// The same for saves.
     pub(super) saves: Arc<Semaphore>,
     pub(super) turns: Turns,
-    pub(super) roll: Roll,
+    pub(super) assignments: Assignments,
 }
 
 impl<B: Backend> Shared<B> {
     pub(super) fn new(
         installation: &Arc<Installation>,
         backend: B,
-        remains: Arc<Remains<B::Files>>,
+        footprint: Arc<Footprint<B::Files>>,
     ) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             backend,
             installation: installation.clone(),
-            roll: Roll::read(&remains.layout.machines()),
-            remains,
+            assignments: Assignments::read(&footprint.layout.machines()),
+            footprint,
             starts: Semaphore::new(cores + 1),
             saves: Arc::new(Semaphore::new(cores + 1)),
             turns: Turns::default(),
@@ -88,7 +88,7 @@ impl<B: Backend> Shared<B> {
         if answer.is_closed() {
             return;
         }
-        if let Some(former) = self.roll.machine_of(&plan.id) {
+        if let Some(former) = self.assignments.machine_of(&plan.id) {
             // One that died, or whose removal failed.
             self.clear_up(&former).await;
         }
@@ -115,7 +115,7 @@ impl<B: Backend> Shared<B> {
                 tracing::debug!(?sandbox, %id, %error, "clearing up");
                 self.clear_up(id).await;
                 if let Some(sandbox) = sandbox {
-                    self.roll.forget(sandbox, id);
+                    self.assignments.forget(sandbox, id);
                 }
                 Err(error)
             }
@@ -130,10 +130,10 @@ impl<B: Backend> Shared<B> {
         slot: &Slot,
         stand_in: &SandboxId,
     ) -> Result<(), EngineError> {
-        let file = self.remains.layout.machines().join(record.id.as_str()).join(RECORD);
+        let file = self.footprint.layout.machines().join(record.id.as_str()).join(RECORD);
         record.write(&file).map_err(EngineError::failed("write the machine's record"))?;
         if let Some(sandbox) = &record.sandbox {
-            self.roll.assign(sandbox, &record.id);
+            self.assignments.assign(sandbox, &record.id);
         }
         let whose = record.sandbox.as_ref().unwrap_or(stand_in);
         let set = self.network().set_policy(slot, whose, &record.network).await;
@@ -141,7 +141,7 @@ impl<B: Backend> Shared<B> {
     }
 
     pub(crate) async fn clear_up(&self, id: &MachineId) {
-        if let Err(error) = self.remains.clear(id).await {
+        if let Err(error) = self.footprint.clear(id).await {
             tracing::warn!(%id, %error, "something of a machine stays until the next sweep");
         }
     }
@@ -152,14 +152,14 @@ impl<B: Backend> Shared<B> {
         sandbox: &SandboxId,
     ) -> Result<Option<HostMachine<B>>, EngineError> {
         let _turn = self.turns.take(sandbox).await;
-        let Some(id) = self.roll.machine_of(sandbox) else { return Ok(None) };
+        let Some(id) = self.assignments.machine_of(sandbox) else { return Ok(None) };
         match self.take_over(sandbox, &id).await {
             Ok(machine) => Ok(Some(machine)),
             // A start that was cut off, or dead, or without a way to talk to it: not there.
             Err(error) => {
                 tracing::warn!(%sandbox, %error, "a machine that can't be had is given up");
-                self.remains.clear(&id).await?;
-                self.roll.forget(sandbox, &id);
+                self.footprint.clear(&id).await?;
+                self.assignments.forget(sandbox, &id);
                 Ok(None)
             }
         }
@@ -171,13 +171,13 @@ impl<B: Backend> Shared<B> {
         id: &MachineId,
     ) -> Result<HostMachine<B>, EngineError> {
         let gone = |what: &'static str| EngineError::failed("take over a machine")(what);
-        let dir = self.remains.layout.machines().join(id.as_str());
+        let dir = self.footprint.layout.machines().join(id.as_str());
         let record = Record::read(&dir.join(RECORD)).ok_or_else(|| gone("it has no record"))?;
         let mark = MarkFile::open(&dir.join(MARK)).ok_or_else(|| gone("it never ran"))?;
         let pidfd = record.process.open().ok_or_else(|| gone("its process is gone"))?;
         let slot = self.network().adopt(record.slot, sandbox, &record.network).await;
         let slot = slot.map_err(EngineError::failed("take over the machine's network"))?;
-        let group = self.remains.group(id);
+        let group = self.footprint.group(id);
         let (channel, mut control) = B::reach(self, &record, &group, mark).await?;
         control.take_over().await?;
         HostMachine::new(self.clone(), Parts { record, slot, group, channel, pidfd, control })

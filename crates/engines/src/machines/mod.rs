@@ -7,12 +7,12 @@
 //!   mark                 how its guest stands; without it it has none
 //! ```
 
+mod assignments;
+mod footprint;
 mod id;
 mod paging;
 mod place;
 mod record;
-mod remains;
-mod roll;
 mod root;
 mod turns;
 mod unclaimed;
@@ -20,12 +20,12 @@ mod users;
 
 use std::path::Path;
 
+pub(crate) use assignments::{Assignments, left_in};
+pub(crate) use footprint::{Files, Footprint, absent, remove_if_empty};
 pub(crate) use id::MachineId;
 pub(crate) use paging::PagingOut;
 pub(crate) use place::Place;
 pub(crate) use record::{Mark, MarkFile, Process, Record};
-pub(crate) use remains::{Files, Remains, absent, remove_if_empty};
-pub(crate) use roll::{Roll, left_in};
 pub(crate) use root::check_root;
 pub(crate) use turns::{Turn, Turns};
 pub(crate) use unclaimed::{Removable, Unclaimed};

@@ -150,7 +150,7 @@ impl Backend for Qemu {
         group: &Group,
         mark: (MarkFile, Mark),
     ) -> Result<(LineChannel, QemuControl), EngineError> {
-        let dir = host.remains.layout.machine(&record.id);
+        let dir = host.footprint.layout.machine(&record.id);
         let channel = LineChannel::connect(&dir.agent).await;
         let channel = channel.map_err(EngineError::failed("reach the machine's agent"))?;
         let began = Began::read(&dir).ok_or_else(|| {
@@ -160,7 +160,7 @@ impl Backend for Qemu {
     }
 
     async fn why_ended(host: &Shared<Self>, group: &Group, record: &Record) -> String {
-        report::reason(&host.remains.keeper, group, record).await
+        report::reason(&host.footprint.keeper, group, record).await
     }
 
     fn changes(saved: &Path) -> Result<Box<dyn Changes>, EngineError> {

@@ -145,7 +145,7 @@ impl Start<'_> {
         wanted: Wanted<'_>,
         steps: &mut Steps,
     ) -> Result<HostMachine<Qemu>, EngineError> {
-        let dir = self.host.remains.layout.machine(id);
+        let dir = self.host.footprint.layout.machine(id);
         let mut clock = Instant::now();
         let mut step = |name: &'static str, steps: &mut Steps| {
             let now = Instant::now();
@@ -221,10 +221,10 @@ impl Start<'_> {
             let tap = slot.tap().await?;
             Ok::<_, crate::network::NetworkError>((slot, tap.path))
         };
-        let (remains, machine) = (self.host.remains.clone(), id.clone());
+        let (footprint, machine) = (self.host.footprint.clone(), id.clone());
         let limits = self.limits(about);
         let group = spawn_blocking(move || {
-            Group::create(&remains.hierarchy, &remains.tag, machine.as_str(), &limits)
+            Group::create(&footprint.hierarchy, &footprint.tag, machine.as_str(), &limits)
         });
         let work = Placing::of(dir, begin, &about.0)
             .map_err(EngineError::failed("make the machine's memory and disk"))?;
@@ -257,7 +257,7 @@ impl Start<'_> {
 
     /// By which people and tools find it among the processes of the host.
     fn name(&self, id: &MachineId) -> Vec<String> {
-        vec!["-name".to_owned(), format!("{}-{id}", self.host.remains.tag)]
+        vec!["-name".to_owned(), format!("{}-{id}", self.host.footprint.tag)]
     }
 
     fn jail(
@@ -278,7 +278,7 @@ impl Start<'_> {
             Begin::Unit(_) => line::Origin::Revive,
             Begin::Kernel => {
                 seen.push(Seen::read(&kernel.vmlinux, inside::KERNEL));
-                seen.push(Seen::read(self.host.remains.layout.initramfs(), inside::INITRAMFS));
+                seen.push(Seen::read(self.host.footprint.layout.initramfs(), inside::INITRAMFS));
                 line::Origin::Boot { mtu: link.mtu, tick_khz: build.tick_khz }
             }
         };
@@ -324,7 +324,7 @@ impl Start<'_> {
             cwd: dir.dir.clone(),
             oom_score_adj: OOM_SCORE,
         };
-        let spawned = self.host.remains.keeper.spawn(spawn, START_MAX).await;
+        let spawned = self.host.footprint.keeper.spawn(spawn, START_MAX).await;
         let (ended, stderr) = spawned.map_err(EngineError::failed("start QEMU"))?;
         if ended != (Ended::Code { code: 0 }) {
             let line = last_line(&stderr);

@@ -9,8 +9,8 @@ use torpor_protocol::{Name, NodeId, SandboxId, SnapshotId, SnapshotRef};
 use super::FakeStore;
 use super::store::StoreState;
 use crate::ledger::{
-    Aggregate, ArchiveLedger, Changes, Owner, PoolLedger, SandboxLedger, SnapshotFilter,
-    SnapshotLedger, SnapshotPlace,
+    Aggregate, ArchiveLedger, Changes, Owner, Place, PoolLedger, SandboxLedger, SnapshotFilter,
+    SnapshotLedger,
 };
 use crate::store::{PoolRecord, Record, SnapshotRecord, StoreError};
 
@@ -184,7 +184,7 @@ impl SnapshotLedger for FakeStore {
     async fn snapshots(
         &self,
         filter: &SnapshotFilter,
-        after: Option<&SnapshotPlace>,
+        after: Option<&Place<SnapshotId>>,
         limit: usize,
     ) -> Result<Vec<SnapshotRecord>, StoreError> {
         let SnapshotFilter { sandbox, sandbox_name } = filter;
@@ -194,9 +194,7 @@ impl SnapshotLedger for FakeStore {
                 || sandbox.as_ref() == Some(&of.sandbox)
                 || sandbox_name.is_some() && *sandbox_name == of.sandbox_name
         };
-        let later = |record: &&SnapshotRecord| {
-            after.is_none_or(|after| place(record) > (after.created_at_ms, after.id.clone()))
-        };
+        let later = |record: &&SnapshotRecord| after.is_none_or(|after| place(record) > *after);
         let state = self.state.lock();
         Ok(state.snapshots.iter().filter(wanted).filter(later).take(limit).cloned().collect())
     }
@@ -221,7 +219,7 @@ impl SnapshotLedger for FakeStore {
     }
 }
 
-fn place(record: &SnapshotRecord) -> (u64, SnapshotId) {
+fn place(record: &SnapshotRecord) -> Place<SnapshotId> {
     (record.snapshot.created_at_ms, record.snapshot.id.clone())
 }
 

@@ -16,8 +16,9 @@ use torpor_protocol::{ImageId, Name, SandboxId, SaveId, SecretName, SnapshotKind
 use crate::engine::Changes;
 use crate::fleet::{MemoryGauge, MemoryReading};
 use crate::store::{
-    BoundSecret, Images, Journal, LocalSave, Manifest, PinOwner, PoolRecord, Record, RootImage,
-    SaveAbout, SavePin, SavedBy, Saves, Search, SnapshotRecord, Staged, StoreError, Vault,
+    BoundSecret, Images, Journal, LocalSave, Manifest, MemorySave, PinOwner, PoolRecord, Record,
+    RootImage, SaveAbout, SavePin, SavedBy, Saves, Search, SnapshotRecord, Staged, StoreError,
+    Vault,
 };
 
 #[derive(Default)]
@@ -212,15 +213,20 @@ impl Saves for FakeStore {
         found.ok_or_else(|| StoreError::NoSuchSave(id.to_string()))
     }
 
-    async fn memory_saves(&self) -> Result<HashMap<SaveId, SavedBy>, StoreError> {
+    async fn memory_saves(&self) -> Result<Vec<MemorySave>, StoreError> {
         let state = self.state.lock();
-        let memory = |manifest: &&Manifest| manifest.about.kind == SnapshotKind::Memory;
-        let by = |(id, (_, manifest)): (&SaveId, &(PathBuf, Manifest))| {
-            let SaveAbout { engine, engine_version, .. } =
-                Some(manifest).filter(memory)?.about.clone();
-            Some((id.clone(), SavedBy { engine, version: engine_version }))
-        };
-        Ok(state.saves.iter().filter_map(by).collect())
+        let mut found = Vec::new();
+        for (id, (_, manifest)) in &state.saves {
+            let SaveAbout { kind, engine, engine_version: version, .. } = manifest.about.clone();
+            if kind != SnapshotKind::Memory {
+                continue;
+            }
+            let save = MemorySave { id: id.clone(), by: SavedBy { engine, version }, owner: None };
+            let pins = state.pins(id).into_iter();
+            found.extend(pins.map(|owner| MemorySave { owner: Some(owner), ..save.clone() }));
+            found.push(save);
+        }
+        Ok(found)
     }
 
     async fn layer(

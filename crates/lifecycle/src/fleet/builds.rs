@@ -7,14 +7,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use torpor_protocol::engine::{EngineBuild, Migrated, MigratedKind};
-use torpor_protocol::{SandboxId, SandboxRef, SaveId, SnapshotKind, SnapshotRef, State};
+use torpor_protocol::{
+    SandboxId, SandboxRef, SaveId, SnapshotId, SnapshotKind, SnapshotRef, State,
+};
 
 use super::Fleet;
 use super::snapshots::describe;
 use crate::Error;
 use crate::engine::{self, Engine};
 use crate::error::chain;
-use crate::store::{LocalSave, PinOwner, SavedBy, SnapshotRecord};
+use crate::store::{LocalSave, MemorySave, PinOwner, SavedBy};
 
 /// The builds of an engine that are here, the current one first.
 fn present(engine: &Arc<dyn Engine>) -> Vec<EngineBuild> {
@@ -34,13 +36,7 @@ fn present(engine: &Arc<dyn Engine>) -> Vec<EngineBuild> {
 struct Need {
     save: SaveId,
     by: SavedBy,
-    who: Who,
-}
-
-enum Who {
-    Sandbox(SandboxId),
-    Snapshot(Box<SnapshotRecord>),
-    Pool(String),
+    owner: PinOwner,
 }
 
 impl Fleet {
@@ -62,10 +58,11 @@ impl Fleet {
                     ..EngineBuild::default()
                 }),
             };
-            match need.who {
-                Who::Sandbox(_) => using.sandboxes += 1,
-                Who::Snapshot(_) => using.snapshots += 1,
-                Who::Pool(_) => using.pools += 1,
+            match need.owner {
+                PinOwner::Sandbox(_) => using.sandboxes += 1,
+                PinOwner::Snapshot(_) => using.snapshots += 1,
+                PinOwner::Pool(_) => using.pools += 1,
+                PinOwner::Reader => {}
             }
         }
         uses.extend(absent.into_values());
@@ -79,41 +76,24 @@ impl Fleet {
 
     /// Sandboxes first, then snapshots, then pools.
     async fn needs(&self) -> Result<Vec<Need>, Error> {
-        let saves = &self.inner.world.saves;
-        let mut needs = Vec::new();
-        for (save, by) in saves.memory_saves().await? {
-            for owner in saves.pins(&save).await? {
-                if let Some(who) = self.needing(owner).await? {
-                    needs.push(Need { save: save.clone(), by: by.clone(), who });
-                }
-            }
-        }
-        needs.sort_by_key(|need| match need.who {
-            Who::Sandbox(_) => 0,
-            Who::Snapshot(_) => 1,
-            Who::Pool(_) => 2,
+        let saves = self.inner.world.saves.memory_saves().await?.into_iter();
+        let need = |MemorySave { id, by, owner }| Some(Need { save: id, by, owner: owner? });
+        let mut needs: Vec<_> = saves.filter_map(need).collect();
+        needs.sort_by_key(|need| match need.owner {
+            PinOwner::Sandbox(_) => 0,
+            PinOwner::Snapshot(_) => 1,
+            PinOwner::Pool(_) => 2,
+            PinOwner::Reader => 3,
         });
         Ok(needs)
-    }
-
-    async fn needing(&self, owner: PinOwner) -> Result<Option<Who>, Error> {
-        Ok(match owner {
-            PinOwner::Sandbox(id) => Some(Who::Sandbox(id)),
-            PinOwner::Snapshot(id) => {
-                let record = self.inner.world.ledger.find_snapshot(&SnapshotRef::Id(id)).await?;
-                record.map(|record| Who::Snapshot(Box::new(record)))
-            }
-            PinOwner::Pool(name) => Some(Who::Pool(name.to_string())),
-            PinOwner::Reader => None,
-        })
     }
 
     /// Lets the engine give up builds that nothing needs.
     pub async fn retain_builds(&self) -> Result<(), Error> {
         let saves = self.inner.world.saves.memory_saves().await?;
         for engine in self.inner.world.engines.iter() {
-            let of = |by: &&SavedBy| by.engine == engine.about().kind;
-            engine.retain_builds(&saves.values().filter(of).map(|by| by.version.clone()).collect());
+            let of = saves.iter().filter(|save| save.by.engine == engine.about().kind);
+            engine.retain_builds(&of.map(|save| save.by.version.clone()).collect());
         }
         Ok(())
     }
@@ -129,7 +109,7 @@ impl Fleet {
         let of_this_host = |need: &Need| self.inner.world.engines.find(&need.by.engine).is_ok();
         let mut all = Vec::new();
         for need in needs.into_iter().filter(|need| of_this_host(need) && wanted(need)) {
-            let mut migrated = self.introduce(&need);
+            let Some(mut migrated) = self.introduce(&need).await? else { continue };
             if !dry {
                 migrated.reason = self.migrate_one(need).await.err();
                 migrated.done = migrated.reason.is_none();
@@ -142,31 +122,36 @@ impl Fleet {
         Ok(all)
     }
 
-    fn introduce(&self, need: &Need) -> Migrated {
-        let (kind, id, name) = match &need.who {
-            Who::Sandbox(id) => {
+    /// None of what is gone meanwhile.
+    async fn introduce(&self, need: &Need) -> Result<Option<Migrated>, Error> {
+        let (kind, id, name) = match &need.owner {
+            PinOwner::Sandbox(id) => {
                 let found = self.find(&SandboxRef::Id(id.clone())).ok();
                 let name = found.and_then(|sandbox| sandbox.status().spec.name);
-                (MigratedKind::Sandbox, id.to_string(), name.map(|name| name.to_string()))
+                (MigratedKind::Sandbox, id.to_string(), name)
             }
-            Who::Snapshot(record) => {
-                let name = record.snapshot.name.as_ref().map(ToString::to_string);
-                (MigratedKind::Snapshot, record.snapshot.id.to_string(), name)
+            PinOwner::Snapshot(id) => {
+                let of = SnapshotRef::Id(id.clone());
+                let Some(record) = self.inner.world.ledger.find_snapshot(&of).await? else {
+                    return Ok(None);
+                };
+                (MigratedKind::Snapshot, id.to_string(), record.snapshot.name)
             }
-            Who::Pool(name) => (MigratedKind::Pool, name.clone(), Some(name.clone())),
+            PinOwner::Pool(name) => (MigratedKind::Pool, name.to_string(), Some(name.clone())),
+            PinOwner::Reader => return Ok(None),
         };
-        let version = need.by.version.clone();
-        Migrated { kind, id, name, version, done: false, reason: None }
+        let (name, version) = (name.map(|name| name.to_string()), need.by.version.clone());
+        Ok(Some(Migrated { kind, id, name, version, done: false, reason: None }))
     }
 
     async fn migrate_one(&self, need: Need) -> Result<(), String> {
-        match need.who {
-            Who::Sandbox(id) => self.migrate_sandbox(&id, &need.save).await,
-            Who::Snapshot(record) => {
-                let done = self.migrate_snapshot(*record, &need.save).await;
+        match need.owner {
+            PinOwner::Sandbox(id) => self.migrate_sandbox(&id, &need.save).await,
+            PinOwner::Snapshot(id) => {
+                let done = self.migrate_snapshot(id, &need.save).await;
                 done.map_err(|error| chain(&error))
             }
-            Who::Pool(_) => {
+            PinOwner::Pool(_) | PinOwner::Reader => {
                 Err("machines of a pool begin with memory: make it anew from another snapshot"
                     .into())
             }
@@ -189,9 +174,9 @@ impl Fleet {
         replaced.and(Err("it was woken meanwhile".to_owned()))
     }
 
-    async fn migrate_snapshot(&self, record: SnapshotRecord, save: &SaveId) -> Result<(), Error> {
+    async fn migrate_snapshot(&self, id: SnapshotId, save: &SaveId) -> Result<(), Error> {
         let files = self.files_of_save(save).await?;
-        let mut record = record;
+        let mut record = self.find_snapshot(&SnapshotRef::Id(id)).await?;
         describe(&mut record.snapshot, &files.manifest);
         record.save = Some(files.id.clone());
         let world = &self.inner.world;

@@ -434,11 +434,12 @@ async fn with_engines(
     if records.iter().all(|record| record.spec.engine.is_some()) {
         return Ok(records);
     }
-    let by = saves.memory_saves().await?;
+    let by = saves.memory_saves().await?.into_iter().map(|save| (save.id, save.by.engine));
+    let by: HashMap<_, _> = by.collect();
     for record in records.iter_mut().filter(|record| record.spec.engine.is_none()) {
         let saved_by = record.save.as_ref().and_then(|save| by.get(save));
         let default = engines.default_engine().about().kind;
-        record.spec.engine = Some(saved_by.map_or(default, |by| &by.engine).to_owned());
+        record.spec.engine = Some(saved_by.map_or(default, |engine| engine).to_owned());
     }
     Ok(records)
 }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use torpor_protocol::snapshot::Pool;
-use torpor_protocol::{Name, SandboxId, SandboxSpec, SaveId};
+use torpor_protocol::{Name, SandboxId, SandboxSpec, SaveId, WorkFailure};
 
 use super::Fleet;
 use super::capacity::{MACHINE_MIB, Reservation, mib};
@@ -40,7 +40,7 @@ struct Stock {
     ready: VecDeque<Ready>,
     hits: u64,
     misses: u64,
-    reason: Option<String>,
+    failure: Option<(WorkFailure, String)>,
     /// Rings when a machine was taken or the pool is to go.
     changed: Arc<Notify>,
 }
@@ -112,7 +112,8 @@ impl Stock {
             updated_at_ms: self.record.updated_at_ms,
             hits: self.hits,
             misses: self.misses,
-            reason: self.reason.clone(),
+            reason: self.failure.as_ref().map(|(reason, _)| *reason),
+            message: self.failure.as_ref().map(|(_, message)| message.clone()),
         }
     }
 }
@@ -201,7 +202,7 @@ impl Fleet {
             ready: VecDeque::new(),
             hits: 0,
             misses: 0,
-            reason: None,
+            failure: None,
             changed: Arc::clone(&changed),
         };
         self.inner.pools.0.lock().insert(name.clone(), stock);
@@ -260,7 +261,7 @@ impl Fleet {
             let save = record.from.as_ref().map(|(_, save)| save);
             let keep = if stock.fits(&record.spec, save) { record.size } else { 0 };
             stock.record = record;
-            stock.reason = None;
+            stock.failure = None;
             stock.changed.notify_one();
             stock.ready.split_off(keep.min(stock.ready.len()))
         };
@@ -338,7 +339,7 @@ impl Fleet {
     }
 
     fn failing(&self, name: &Name) -> bool {
-        self.inner.pools.0.lock().get(name).is_some_and(|stock| stock.reason.is_some())
+        self.inner.pools.0.lock().get(name).is_some_and(|stock| stock.failure.is_some())
     }
 
     /// Whether the pool wants a machine.
@@ -348,10 +349,10 @@ impl Fleet {
     }
 
     fn note_failure(&self, name: &Name, error: &Error) {
-        let reason = chain(error);
-        tracing::warn!(pool = %name, reason, "a pool could not be filled");
+        let message = chain(error);
+        tracing::warn!(pool = %name, reason = message, "a pool could not be filled");
         if let Some(stock) = self.inner.pools.0.lock().get_mut(name) {
-            stock.reason = Some(reason);
+            stock.failure = Some((error.as_failure(), message));
         }
     }
 
@@ -381,7 +382,7 @@ impl Fleet {
             match pools.get_mut(&record.name) {
                 // It may have become another one meanwhile.
                 Some(stock) if stock.record == *record => {
-                    stock.reason = None;
+                    stock.failure = None;
                     stock.ready.push_back(ready);
                     None
                 }

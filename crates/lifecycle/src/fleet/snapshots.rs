@@ -6,14 +6,14 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use torpor_protocol::{
     Name, SandboxRef, SandboxSpec, SaveId, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
-    SnapshotState,
+    SnapshotState, WorkFailure,
 };
 
 use super::capacity::{Reservation, mib};
 use super::{Fleet, Plan};
 use crate::engine::Changes;
 use crate::error::chain;
-use crate::ledger::{PAGE, SnapshotFilter, SnapshotPlace, everything};
+use crate::ledger::{PAGE, Place, SnapshotFilter, everything};
 use crate::sandbox::Sandbox;
 use crate::store::{LocalSave, Manifest, SnapshotRecord, StoreError};
 use crate::{Error, Refusal, fault};
@@ -66,23 +66,26 @@ impl Taking {
 impl Fleet {
     /// What was being taken when an earlier daemon ended is not complete.
     pub(super) async fn recover_snapshots(&self) -> Result<(), Error> {
-        for mut record in self.recorded_snapshots().await? {
+        for mut record in self.every_snapshot(&SnapshotFilter::default()).await? {
             if record.snapshot.state == SnapshotState::InProgress {
                 record.snapshot.state = SnapshotState::Failed;
-                record.snapshot.reason = Some("the daemon ended while it was taken".to_owned());
+                record.snapshot.reason = Some(WorkFailure::Interrupted);
+                record.snapshot.message = Some("the daemon ended while it was taken".to_owned());
                 self.inner.world.ledger.record_snapshot(&record).await?;
             }
         }
         Ok(())
     }
 
-    /// All snapshots of the ledger, oldest first.
-    pub(super) async fn recorded_snapshots(&self) -> Result<Vec<SnapshotRecord>, Error> {
-        let (ledger, every) = (&self.inner.world.ledger, &SnapshotFilter::default());
-        let page = |after: Option<SnapshotPlace>| async move {
-            ledger.snapshots(every, after.as_ref(), PAGE).await
+    /// All of these snapshots, read by pages; oldest first.
+    pub async fn every_snapshot(
+        &self,
+        filter: &SnapshotFilter,
+    ) -> Result<Vec<SnapshotRecord>, Error> {
+        let page = |after: Option<Place<SnapshotId>>| async move {
+            self.snapshots(filter, after.as_ref(), PAGE).await
         };
-        Ok(everything(page, |record| SnapshotPlace::from(&record.snapshot)).await?)
+        everything(page, |record| (record.snapshot.created_at_ms, record.snapshot.id.clone())).await
     }
 
     /// Begins to save a sandbox as it is now, without waking it. When this returns the snapshot is
@@ -129,6 +132,7 @@ impl Fleet {
             kind,
             state: SnapshotState::InProgress,
             reason: None,
+            message: None,
             sandbox: status.id,
             sandbox_name: status.spec.name,
             parent: status.parent,
@@ -155,7 +159,8 @@ impl Fleet {
             Ok(save) => save,
             Err(error) => {
                 record.snapshot.state = SnapshotState::Failed;
-                record.snapshot.reason = Some(chain(&error));
+                record.snapshot.reason = Some(error.as_failure());
+                record.snapshot.message = Some(chain(&error));
                 self.note_failed(record).await;
                 return Err(error);
             }
@@ -233,7 +238,7 @@ impl Fleet {
     pub async fn snapshots(
         &self,
         filter: &SnapshotFilter,
-        after: Option<&SnapshotPlace>,
+        after: Option<&Place<SnapshotId>>,
         limit: usize,
     ) -> Result<Vec<SnapshotRecord>, Error> {
         Ok(self.inner.world.ledger.snapshots(filter, after, limit).await?)
@@ -286,7 +291,7 @@ impl Fleet {
     pub async fn restore_point(&self, of: &SnapshotRef) -> Result<RestorePoint, Error> {
         let SnapshotRecord { snapshot, save } = self.find_snapshot(of).await?;
         let Some(save) = save.filter(|_| snapshot.state == SnapshotState::Completed) else {
-            let why = snapshot.reason.unwrap_or_else(|| "it is being taken".to_owned());
+            let why = snapshot.message.unwrap_or_else(|| "it is being taken".to_owned());
             return Err(Refusal::SnapshotNotReady { id: snapshot.id.to_string(), why }.into());
         };
         let save = self.inner.world.saves.materialize(&save).await?;

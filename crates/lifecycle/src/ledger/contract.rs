@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use serde_json::json;
 use torpor_protocol::{ImageId, SandboxId, SaveId, Snapshot, SnapshotId, SnapshotRef};
 
-use crate::ledger::{FleetLedger, Owner, SnapshotFilter, SnapshotPlace};
+use crate::ledger::{FleetLedger, Owner, SnapshotFilter};
 use crate::store::{Facts, PersistedState, PoolRecord, Record, SnapshotRecord, StoreError};
 
 /// A ledger without anything in it but what a test records.
@@ -225,14 +225,12 @@ pub async fn snapshots_are_read_by_pages_also_when_the_last_of_one_is_gone(subje
     for one in &all {
         ledger.record_snapshot(one).await.unwrap();
     }
-    all.sort_by(|a, b| {
-        let place = |r: &SnapshotRecord| (r.snapshot.created_at_ms, r.snapshot.id.clone());
-        place(a).cmp(&place(b))
-    });
+    let place = |r: &SnapshotRecord| (r.snapshot.created_at_ms, r.snapshot.id.clone());
+    all.sort_by_key(place);
     let every = SnapshotFilter::default();
     let mut found = ledger.snapshots(&every, None, 2).await.unwrap();
-    let place = SnapshotPlace::from(&found[1].snapshot);
-    ledger.erase_snapshot(&place.id).await.unwrap();
+    let place = place(&found[1]);
+    ledger.erase_snapshot(&place.1).await.unwrap();
     found.extend(ledger.snapshots(&every, Some(&place), 9).await.unwrap());
     assert_eq!(found, all);
 }

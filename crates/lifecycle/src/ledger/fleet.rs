@@ -4,9 +4,9 @@ use std::collections::HashSet;
 
 use async_trait::async_trait;
 use torpor_protocol::api::ArchivedSandbox;
-use torpor_protocol::{Name, SandboxId, Snapshot, SnapshotId, SnapshotRef};
+use torpor_protocol::{Name, SandboxId, SnapshotId, SnapshotRef};
 
-use super::{Changes, Owner};
+use super::{Changes, Owner, Place};
 use crate::store::{PoolRecord, Record, SnapshotRecord, StoreError};
 
 /// Sandboxes, each with the node that owns it.
@@ -73,19 +73,6 @@ pub struct SnapshotFilter {
     pub sandbox_name: Option<Name>,
 }
 
-/// Where a page of snapshots ended. It stays a place when the snapshot is gone.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SnapshotPlace {
-    pub created_at_ms: u64,
-    pub id: SnapshotId,
-}
-
-impl From<&Snapshot> for SnapshotPlace {
-    fn from(last: &Snapshot) -> Self {
-        Self { created_at_ms: last.created_at_ms, id: last.id.clone() }
-    }
-}
-
 #[async_trait]
 pub trait SnapshotLedger: Send + Sync + 'static {
     /// Inserts or replaces a snapshot. [`StoreError::NameTaken`] if another one has its name,
@@ -98,7 +85,7 @@ pub trait SnapshotLedger: Send + Sync + 'static {
     async fn snapshots(
         &self,
         filter: &SnapshotFilter,
-        after: Option<&SnapshotPlace>,
+        after: Option<&Place<SnapshotId>>,
         limit: usize,
     ) -> Result<Vec<SnapshotRecord>, StoreError>;
     /// The parent, its parent, and so on as far as they are known; at most `limit`. The last may be gone.

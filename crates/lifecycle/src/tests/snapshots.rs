@@ -4,7 +4,7 @@ use super::*;
 use crate::fleet::RestorePoint;
 use crate::store::PoolRecord;
 use torpor_protocol::guest::Request;
-use torpor_protocol::{Snapshot, SnapshotKind, SnapshotRef, SnapshotState};
+use torpor_protocol::{Snapshot, SnapshotKind, SnapshotRef, SnapshotState, WorkFailure};
 
 pub(super) async fn written(world: &World, name: &str, text: &str) -> Sandbox {
     let sandbox = world.running(name).await;
@@ -186,7 +186,8 @@ async fn a_failed_snapshot_says_why_and_can_not_be_begun_from() {
     assert!(taking.unwrap().done().await.is_err());
     let record = world.fleet.find_snapshot(&named("base")).await.unwrap();
     assert_eq!(record.snapshot.state, SnapshotState::Failed);
-    assert!(record.snapshot.reason.unwrap().contains("disk is full"));
+    assert_eq!(record.snapshot.reason, Some(WorkFailure::NoCapacity));
+    assert!(record.snapshot.message.unwrap().contains("disk is full"));
     let begun = world.fleet.restore_point(&named("base")).await.map(|_| ());
     assert!(matches!(refusal(begun), Refusal::SnapshotNotReady { .. }));
     assert_eq!(sandbox.status().state, State::Running);

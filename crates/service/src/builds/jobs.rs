@@ -21,9 +21,10 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
+use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::{Build, BuildKind, BuildState};
-use torpor_protocol::{BuildId, ErrorCode, SnapshotRef};
+use torpor_protocol::{BuildId, ErrorCode, SnapshotRef, WorkFailure};
 use torpor_store::{Image, ImageName, Ledger, Stage};
 
 use super::work::Work;
@@ -44,8 +45,6 @@ const CONTEXT_DEADLINE: Duration = Duration::from_secs(3600);
 const CANCEL_PATIENCE: Duration = Duration::from_secs(20);
 /// Longest idempotency key.
 const KEY_MAX: usize = 256;
-/// Builds of one list.
-const LISTED: usize = 100;
 
 pub(super) const RESTARTED: &str = "the daemon was restarted; build it again";
 
@@ -105,7 +104,9 @@ enum JobState {
 }
 
 /// The image, or how else it ended and why.
-pub(super) type Outcome = std::result::Result<Image, (BuildState, Option<String>)>;
+pub(super) type Outcome = std::result::Result<Image, Ending>;
+/// Not that it succeeded; if it failed, why, for programs and for people.
+pub(super) type Ending = (BuildState, Option<(WorkFailure, String)>);
 
 /// A whole context.
 struct Arrived {
@@ -117,8 +118,8 @@ struct Arrived {
 impl Jobs {
     pub async fn open(ledger: Ledger) -> std::result::Result<Self, StoreError> {
         for build in ledger.unfinished_builds().await? {
-            let failed = Build { reason: Some(RESTARTED.to_owned()), ..build };
-            ledger.record_build(&at(failed, BuildState::Failed), None).await?;
+            let failed = ended(build, failed(WorkFailure::Interrupted, RESTARTED));
+            ledger.record_build(&failed, None).await?;
         }
         Ok(Self {
             ledger,
@@ -188,7 +189,7 @@ impl Jobs {
             // On its own, because the deadline goes with the job.
             tokio::spawn(async move {
                 let why = format!("its context did not arrive within {CONTEXT_DEADLINE:?}");
-                app.builds.give_up(&id, BuildState::Failed, Some(why)).await;
+                app.builds.give_up(&id, failed(WorkFailure::TimedOut, why)).await;
             });
         });
         let state =
@@ -213,7 +214,7 @@ impl Jobs {
         let upload = Upload::new(body, CONTEXT_MAX).save(&file, |bytes| hash.update(bytes));
         let late = |_| Error::invalid("the context did not arrive in time");
         timeout(CONTEXT_DEADLINE, upload).await.map_err(late)??;
-        let digest = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = hex::encode(hash.finalize());
         let mut arrived = Some(Arrived { stage, digest });
         if let Some(Job { state: JobState::Waiting { arrived: slot, .. }, .. }) =
             self.open.lock().get_mut(id)
@@ -243,8 +244,8 @@ impl Jobs {
             return if self.is_sealed(id, digest) { Ok(build) } else { Err(not_waiting(&build)) };
         };
         if let Err(error) = self.ledger.record_build(&build, None).await {
-            let why = "the daemon could not record that it began".to_owned();
-            self.end(id, Err((BuildState::Failed, Some(why)))).await;
+            let why = "the daemon could not record that it began";
+            self.end(id, Err(failed(WorkFailure::Failed, why))).await;
             return Err(error.into());
         }
         let stop = order.stop.clone();
@@ -298,9 +299,9 @@ impl Jobs {
         Ok(self.ledger.find_build_by_key(key).await?.map(|build| self.latest(build)))
     }
 
-    /// The newest first.
-    pub async fn list(&self) -> Result<Vec<Build>> {
-        let builds = self.ledger.builds(LISTED).await?;
+    /// At most `limit` before this place, the newest first.
+    pub async fn list(&self, before: Option<&Place<BuildId>>, limit: usize) -> Result<Vec<Build>> {
+        let builds = self.ledger.builds(before, limit).await?;
         Ok(builds.into_iter().map(|build| self.latest(build)).collect())
     }
 
@@ -326,7 +327,7 @@ impl Jobs {
     /// Ends a build before its time; gives how it stood before and how it ended.
     pub async fn cancel(&self, id: &BuildId) -> Result<(BuildState, Build)> {
         let before = self.find(id).await?.state;
-        self.give_up(id, BuildState::Cancelled, None).await;
+        self.give_up(id, (BuildState::Cancelled, None)).await;
         if let Some(Job { state: JobState::Running { stop, cancelled, .. }, .. }) =
             self.open.lock().get_mut(id)
         {
@@ -337,7 +338,7 @@ impl Jobs {
     }
 
     /// Ends a build that still waits for its context.
-    async fn give_up(&self, id: &BuildId, state: BuildState, reason: Option<String>) {
+    async fn give_up(&self, id: &BuildId, ending: Ending) {
         let job = {
             let mut open = self.open.lock();
             match open.get(id).map(|job| &job.state) {
@@ -346,8 +347,8 @@ impl Jobs {
             }
         };
         if let Some(Job { build, .. }) = job {
-            let ended = Build { reason, ..build.borrow().clone() };
-            self.record_end(&build, at(ended, state)).await;
+            let ended = ended(build.borrow().clone(), ending);
+            self.record_end(&build, ended).await;
         }
     }
 
@@ -358,7 +359,7 @@ impl Jobs {
         let before = build.borrow().clone();
         let ended = match outcome {
             Ok(image) => at(Build { image: Some(image.id), ..before }, BuildState::Succeeded),
-            Err((state, reason)) => at(Build { reason, ..before }, state),
+            Err(ending) => ended(before, ending),
         };
         self.record_end(&build, ended).await;
         self.open.lock().remove(id);
@@ -385,6 +386,15 @@ impl Jobs {
     }
 }
 
+pub(super) fn failed(reason: WorkFailure, message: impl Into<String>) -> Ending {
+    (BuildState::Failed, Some((reason, message.into())))
+}
+
+fn ended(build: Build, (state, why): Ending) -> Build {
+    let (reason, message) = why.unzip();
+    at(Build { reason, message, ..build }, state)
+}
+
 fn not_waiting(build: &Build) -> Error {
     let message = format!("build {} does not wait for a context", build.id);
     Error::new(ErrorCode::InUse, message)
@@ -397,6 +407,7 @@ fn fresh(name: &ImageName, kind: BuildKind, state: BuildState) -> Build {
         kind,
         state,
         reason: None,
+        message: None,
         image: None,
         created_at_ms: 0,
         updated_at_ms: 0,

@@ -6,10 +6,10 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::{BuildState, ImageEvent};
-use torpor_protocol::{BuildId, ErrorCode, SnapshotRef};
+use torpor_protocol::{BuildId, ErrorCode, SnapshotRef, WorkFailure};
 use torpor_store::{Image, ImageName, Stage};
 
-use super::jobs::RESTARTED;
+use super::jobs::{Ending, RESTARTED, failed};
 use super::tail::keep_end;
 use super::{Alias, Events, Order, known, published, stopped};
 use crate::Service;
@@ -109,17 +109,12 @@ async fn add_name(app: &Service, of: &str, alias: Alias, name: &ImageName) -> Re
 }
 
 /// What people are told of a build that did not succeed.
-fn explain(
-    app: &Service,
-    id: &BuildId,
-    error: &Error,
-    output: &str,
-) -> (BuildState, Option<String>) {
+fn explain(app: &Service, id: &BuildId, error: &Error, output: &str) -> Ending {
     if app.builds.was_cancelled(id) {
         return (BuildState::Cancelled, None);
     }
     if app.stopping.is_cancelled() {
-        return (BuildState::Failed, Some(RESTARTED.to_owned()));
+        return failed(WorkFailure::Interrupted, RESTARTED);
     }
     if let Some(error) = error.internal() {
         tracing::error!(build = %id, error, "a build failed");
@@ -129,5 +124,9 @@ fn explain(
         "" => told.hint.map(|hint| format!(": {hint}")),
         output => Some(format!("\n{output}")),
     };
-    (BuildState::Failed, Some(told.message + &more.unwrap_or_default()))
+    let reason = match told.code == ErrorCode::CapacityReached {
+        true => WorkFailure::NoCapacity,
+        false => WorkFailure::Failed,
+    };
+    failed(reason, told.message + &more.unwrap_or_default())
 }

@@ -1,5 +1,6 @@
 //! Secrets: their values go in and never come out.
 
+use torpor_lifecycle::ledger::{PAGE, everything};
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::Secret;
 use torpor_protocol::{ErrorCode, HostBinding, SecretName};
@@ -7,9 +8,11 @@ use torpor_protocol::{ErrorCode, HostBinding, SecretName};
 use crate::Service;
 use crate::error::{Error, Result};
 
-/// Sorted by name.
-pub async fn list(app: &Service) -> Result<Vec<Secret>> {
-    Ok(app.vault.list().await?)
+/// All of them, read by pages; sorted by name.
+pub async fn all(app: &Service) -> Result<Vec<Secret>> {
+    let page =
+        |after: Option<SecretName>| async move { app.vault.list(after.as_ref(), PAGE).await };
+    Ok(everything(page, |secret| secret.name.clone()).await?)
 }
 
 pub async fn find(app: &Service, name: &SecretName) -> Result<Secret> {

@@ -349,7 +349,7 @@ impl From<Refused> for Error {
 fn random_secret() -> Result<String, StoreError> {
     let mut bytes = [0u8; 20];
     getrandom::fill(&mut bytes).map_err(StoreError::failed("get random bytes"))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex::encode(bytes))
 }
 
 #[cfg(test)]

@@ -126,7 +126,7 @@ fn shown(row: &TokenRow, now_ms: u64) -> PreviewToken {
 fn fresh() -> String {
     let mut bytes = [0u8; 32];
     getrandom::fill(&mut bytes).expect("the system has entropy");
-    bytes.iter().fold(PREFIX.to_owned(), |text, byte| format!("{text}{byte:02x}"))
+    format!("{PREFIX}{}", hex::encode(bytes))
 }
 
 fn hash(text: &str) -> [u8; 32] {

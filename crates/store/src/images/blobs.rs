@@ -1,45 +1,37 @@
 //! The named parts of an image archive (`docker save`, OCI layout): a tar file with an index of
-//! where its files are, or a directory. Nothing is unpacked.
+//! where its files are. Nothing is unpacked.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{OFlags, ResolveFlags};
 use torpor_lifecycle::store::StoreError;
 
 use super::limits::Budget;
 use super::path::TreePath;
 use super::tarball::{EntryKind, Tarball};
 use super::tree::unreadable;
-use crate::files;
 
 /// Largest manifest, index or configuration that is read.
 const JSON_MAX: u64 = 8 * 1024 * 1024;
 /// How many links from one name to the next are followed in an archive.
 const LINKS_MAX: usize = 8;
 
-pub(crate) enum Blobs {
-    Tar { file: Arc<File>, index: HashMap<TreePath, Place> },
-    Dir(OwnedFd),
+pub(crate) struct Blobs {
+    file: Arc<File>,
+    index: HashMap<TreePath, Place>,
 }
 
 /// Where a name of a tar file leads.
 #[derive(Debug, Clone)]
-pub(crate) enum Place {
+enum Place {
     Bytes { at: u64, size: u64 },
     Link(TreePath),
 }
 
 impl Blobs {
-    pub(crate) fn dir(dir: &Path) -> Result<Self, StoreError> {
-        Ok(Self::Dir(File::open(dir).map_err(unreadable)?.into()))
-    }
-
     /// Indexes an uncompressed tar file.
     pub(crate) fn tar(file: File, budget: &mut Budget) -> Result<Self, StoreError> {
         let file = Arc::new(file);
@@ -61,7 +53,7 @@ impl Blobs {
             index.insert(path, place);
             tarball.skip_body(|input, left| input.at += left);
         }
-        Ok(Self::Tar { file, index })
+        Ok(Self { file, index })
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -70,22 +62,8 @@ impl Blobs {
 
     pub(crate) fn open(&self, name: &str) -> Result<Box<dyn Read>, StoreError> {
         let missing = || StoreError::Invalid(format!("the image archive has no {name:?}"));
-        match self {
-            Self::Tar { file, index } => {
-                let (at, size) = find(index, name).ok_or_else(missing)?;
-                Ok(Box::new(Seeking { file: file.clone(), at }.take(size)))
-            }
-            Self::Dir(dir) => {
-                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-                let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-                let file = files::resolve_at(dir.as_fd(), name.as_ref(), flags, resolve);
-                let file = File::from(file.map_err(|_| missing())?);
-                if !file.metadata().map_err(unreadable)?.is_file() {
-                    return Err(missing());
-                }
-                Ok(Box::new(file))
-            }
-        }
+        let (at, size) = find(&self.index, name).ok_or_else(missing)?;
+        Ok(Box::new(Seeking { file: self.file.clone(), at }.take(size)))
     }
 
     /// A small file whole.

@@ -15,8 +15,8 @@ use super::path::TreePath;
 use super::tarball::Tarball;
 use super::tree::{TREE_DIR, Tree, unreadable};
 use super::{
-    Image, ImageConfig, ImageName, Images, OnProgress, Progress, Step, blocking, describe,
-    directory, layer, layered, reader, stream,
+    Image, ImageConfig, ImageName, Images, OnProgress, Progress, Step, blocking, describe, layer,
+    layered, reader, stream,
 };
 use crate::files;
 use crate::layout::Stage;
@@ -30,46 +30,6 @@ const ARCHIVE_FILE: &str = "archive";
 const BUFFER: usize = 256 * 1024;
 
 impl Images {
-    /// Imports a root filesystem from a directory of the host.
-    pub async fn import_directory(
-        &self,
-        name: Option<&ImageName>,
-        dir: PathBuf,
-        config: ImageConfig,
-        progress: OnProgress,
-    ) -> Result<Image, StoreError> {
-        let fill = move |tree: &mut Tree, _: &Path| {
-            directory::unpack(&dir, tree)?;
-            Ok(config)
-        };
-        self.import_with(name, progress, fill).await
-    }
-
-    /// Imports what is at a path of the host: a root filesystem as directory or tar, a `docker save`
-    /// archive, or an OCI layout as directory or tar; plain or gzip.
-    pub async fn import_path(
-        &self,
-        name: Option<&ImageName>,
-        path: PathBuf,
-        progress: OnProgress,
-    ) -> Result<Image, StoreError> {
-        let tell = progress.clone();
-        let fill = move |tree: &mut Tree, stage: &Path| {
-            let cant =
-                |error| StoreError::Invalid(format!("{} can't be opened: {error}", path.display()));
-            if !path.metadata().map_err(cant)?.is_dir() {
-                let file = File::open(&path).map_err(cant)?;
-                return archive(&mut BufReader::with_capacity(BUFFER, file), stage, tree, &tell);
-            }
-            let blobs = Blobs::dir(&path)?;
-            match layered::detect(&blobs) {
-                Some(format) => layered::unpack(&blobs, format, tree, &tell),
-                None => directory::unpack(&path, tree).map(|()| ImageConfig::default()),
-            }
-        };
-        self.import_with(name, progress, fill).await
-    }
-
     /// Imports an archive of any supported kind from a stream, through a file in the stage.
     pub async fn import_stream(
         &self,
@@ -262,8 +222,8 @@ impl Images {
             Ok(measured)
         })
         .await?;
-        let created_at_ms = crate::ledger::now_ms();
-        Ok(ImageRow { id, config, file, file_bytes, file_hash, agent_hash, created_at_ms })
+        let (created_at_ms, names) = (crate::ledger::now_ms(), Vec::new());
+        Ok(ImageRow { id, config, file, file_bytes, file_hash, agent_hash, created_at_ms, names })
     }
 
     /// Moves the root file to its place and records it, in this order: a crash in between leaves a
@@ -285,7 +245,7 @@ impl Images {
         .await?;
         self.shared.ledger.commit_image(row, name).await?;
         // Files of machines that were saved with another agent stay while they are needed.
-        self.sweep().await
+        self.sweep_files(&row.id).await
     }
 }
 

@@ -214,7 +214,7 @@ fn blob_name(digest: &str) -> Result<String, StoreError> {
 fn checked_json<T: DeserializeOwned>(blobs: &Blobs, digest: &str) -> Result<T, StoreError> {
     let name = blob_name(digest)?;
     let bytes = blobs.read(&name)?;
-    let found: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    let found = hex::encode(Sha256::digest(&bytes));
     if !name.ends_with(&found) {
         return Err(StoreError::Invalid(format!("{name} is damaged: it became sha256:{found}")));
     }

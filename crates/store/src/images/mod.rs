@@ -1,10 +1,9 @@
 //! Images: read-only root filesystems, one EROFS file each, shared by all sandboxes.
 //!
 //! ```text
-//!  directory ─┐
-//!  tar ───────┤   staged tree        id          root file        images/ID/  ledger row
-//!  layers ────┼─▶ (limits, no   ──▶ (describe) ─▶ (agent added, ──▶ fsync,  ─▶ = committed
-//!  EROFS ─────┘    devices)                        mkfs.erofs)      rename
+//!  tar ────┐   staged tree        id          root file        images/ID/  ledger row
+//!  layers ─┼─▶ (limits, no   ──▶ (describe) ─▶ (agent added, ──▶ fsync,  ─▶ = committed
+//!  EROFS ──┘    devices)                        mkfs.erofs)      rename
 //! ```
 //!
 //! - The id is a hash of tree and configuration, without the agent: importing the same thing twice
@@ -16,7 +15,6 @@ mod base;
 pub(crate) mod blobs;
 mod config;
 mod describe;
-mod directory;
 mod erofs;
 pub(crate) mod import;
 mod layer;
@@ -32,11 +30,12 @@ pub(crate) mod tarball;
 pub(crate) mod tree;
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use torpor_lifecycle::ledger::{PAGE, Place, everything};
 use torpor_lifecycle::store::{self, RootImage, StoreError};
 use torpor_protocol::ImageId;
 
@@ -137,21 +136,28 @@ impl Images {
         self.shared.layout.stage()
     }
 
-    /// All images, oldest first.
-    pub async fn list(&self) -> Result<Vec<Image>, StoreError> {
-        let mut names: HashMap<ImageId, Vec<String>> = HashMap::new();
-        for (name, id) in self.shared.ledger.image_names().await? {
-            names.entry(id).or_default().push(name);
-        }
-        let rows = self.shared.ledger.images().await?;
-        Ok(rows.into_iter().map(|row| view(&mut names, row)).collect())
+    /// At most `limit` images after this place, oldest first.
+    pub async fn list(
+        &self,
+        after: Option<&Place<ImageId>>,
+        limit: usize,
+    ) -> Result<Vec<Image>, StoreError> {
+        let rows = self.shared.ledger.images(after, limit).await?;
+        Ok(rows.into_iter().map(Image::from).collect())
+    }
+
+    /// All images, read by pages; oldest first.
+    pub async fn all(&self) -> Result<Vec<Image>, StoreError> {
+        let page =
+            |after: Option<Place<ImageId>>| async move { self.list(after.as_ref(), PAGE).await };
+        everything(page, |image| (image.created_at_ms, image.id.clone())).await
     }
 
     /// One image, by name, id or the beginning of its id.
     pub async fn inspect(&self, reference: &str) -> Result<Image, StoreError> {
         let id = self.resolve(reference).await?;
-        let found = self.list().await?.into_iter().find(|image| image.id == id);
-        found.ok_or_else(|| StoreError::NoSuchImage(reference.to_owned()))
+        let row = self.shared.ledger.image(&id).await?;
+        row.map(Image::from).ok_or_else(|| StoreError::NoSuchImage(reference.to_owned()))
     }
 
     /// The image that a text means: a name, an id, or at least 12 digits an id begins with.
@@ -271,32 +277,24 @@ impl Images {
         Ok(self.usable(id).await?.agent_hash)
     }
 
-    /// Removes directories without a row and files that neither their row nor a saved machine names.
+    /// Removes directories without a row, and files that neither their row nor a saved machine names.
     async fn sweep(&self) -> Result<(), StoreError> {
-        let rows = self.shared.ledger.images().await?;
-        let mut keep: HashSet<PathBuf> = rows.iter().map(|row| self.path_of(row)).collect();
-        for (id, file) in self.shared.ledger.roots_in_use().await? {
-            keep.insert(self.shared.layout.image(&id).join(file));
-        }
-        let dirs: HashSet<PathBuf> =
-            rows.iter().map(|row| self.shared.layout.image(&row.id)).collect();
+        let rows = self.all().await?;
+        let known: HashSet<_> = rows.iter().map(|row| self.shared.layout.image(&row.id)).collect();
         let images = self.shared.layout.images();
-        blocking(move || {
-            let list = |dir| std::fs::read_dir(dir).map_err(files::failed("list the images"));
-            for entry in list(images)?.flatten() {
-                if !dirs.contains(&entry.path()) {
-                    discard(&entry.path());
-                    continue;
-                }
-                for file in list(entry.path())?.flatten() {
-                    if !keep.contains(&file.path()) {
-                        discard(&file.path());
-                    }
-                }
-            }
-            Ok(())
-        })
-        .await
+        blocking(move || discard_others(&images, &known)).await?;
+        for row in rows {
+            self.sweep_files(&row.id).await?;
+        }
+        Ok(())
+    }
+
+    async fn sweep_files(&self, id: &ImageId) -> Result<(), StoreError> {
+        let dir = self.shared.layout.image(id);
+        let files = self.shared.ledger.roots_in_use(id).await?;
+        let mut keep: HashSet<_> = files.iter().map(|file| dir.join(file)).collect();
+        keep.insert(self.path_of(&self.row(id).await?));
+        blocking(move || discard_others(&dir, &keep)).await
     }
 }
 
@@ -335,17 +333,26 @@ impl Images {
     }
 }
 
-fn view(names: &mut HashMap<ImageId, Vec<String>>, row: ImageRow) -> Image {
-    Image {
-        names: names.remove(&row.id).unwrap_or_default(),
-        id: row.id,
-        config: row.config,
-        size_bytes: row.file_bytes,
-        created_at_ms: row.created_at_ms,
+impl From<ImageRow> for Image {
+    fn from(row: ImageRow) -> Self {
+        let ImageRow { id, names, config, file_bytes: size_bytes, created_at_ms, .. } = row;
+        Self { id, names, config, size_bytes, created_at_ms }
     }
 }
 
-fn discard(path: &std::path::Path) {
+/// Removes what is in a directory, but for these paths. One that is not there is fine.
+fn discard_others(dir: &Path, keep: &HashSet<PathBuf>) -> Result<(), StoreError> {
+    let found = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(files::failed("list the images"))?,
+    };
+    for path in found.flatten().map(|entry| entry.path()).filter(|path| !keep.contains(path)) {
+        discard(&path);
+    }
+    Ok(())
+}
+
+fn discard(path: &Path) {
     tracing::info!(path = %path.display(), "removing an uncommitted image");
     if let Err(error) = files::remove_tree(path) {
         tracing::warn!(path = %path.display(), %error, "an uncommitted image was not removed");

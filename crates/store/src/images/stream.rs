@@ -109,8 +109,7 @@ impl<R: Read> Hashed<R> {
     /// Reads to the end and compares with `sha256:…`.
     pub(crate) fn expect(mut self, digest: &str, what: &str) -> Result<(), StoreError> {
         io::copy(&mut self, &mut io::sink()).map_err(unreadable)?;
-        let found = self.hasher.finalize();
-        let found: String = found.iter().map(|byte| format!("{byte:02x}")).collect();
+        let found = hex::encode(self.hasher.finalize());
         if digest.strip_prefix("sha256:") == Some(found.as_str()) {
             return Ok(());
         }

@@ -1,6 +1,7 @@
 //! Builds of images: their last word, for whoever asks later.
 
 use async_trait::async_trait;
+use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::BuildId;
 use torpor_protocol::api::Build;
@@ -18,8 +19,12 @@ pub trait BuildLedger: Send + Sync + 'static {
     async fn find_build(&self, id: &BuildId) -> Result<Option<Build>, StoreError>;
     /// The build that was recorded with this key.
     async fn find_build_by_key(&self, idempotency: &str) -> Result<Option<Build>, StoreError>;
-    /// At most `limit`, newest first.
-    async fn builds(&self, limit: usize) -> Result<Vec<Build>, StoreError>;
+    /// At most `limit` before this place, newest first.
+    async fn builds(
+        &self,
+        before: Option<&Place<BuildId>>,
+        limit: usize,
+    ) -> Result<Vec<Build>, StoreError>;
     /// Those of this node that have not ended.
     async fn unfinished_builds(&self) -> Result<Vec<Build>, StoreError>;
 }

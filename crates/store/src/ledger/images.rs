@@ -1,6 +1,7 @@
 //! Images: a row is what makes an image exist.
 
 use async_trait::async_trait;
+use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ImageId;
 
@@ -17,6 +18,8 @@ pub struct ImageRow {
     pub file_hash: String,
     pub agent_hash: String,
     pub created_at_ms: u64,
+    /// Sorted. They are given and taken one by one, not with the row.
+    pub names: Vec<String>,
 }
 
 /// What [`ImageLedger::remove_image`] did.
@@ -30,17 +33,19 @@ pub enum Removed {
 
 #[async_trait]
 pub trait ImageLedger: Send + Sync + 'static {
-    /// The root files that saved or sleeping machines were booted from, with their images.
-    async fn roots_in_use(&self) -> Result<Vec<(ImageId, String)>, StoreError>;
+    /// The root files of an image that saved or sleeping machines were booted from.
+    async fn roots_in_use(&self, id: &ImageId) -> Result<Vec<String>, StoreError>;
     /// Inserts or replaces an image; with a name, which may move here from another image.
     async fn commit_image(&self, row: &ImageRow, name: Option<&str>) -> Result<(), StoreError>;
     /// Gives an image a name, which may move here from another image.
     async fn name_image(&self, name: &str, id: &ImageId) -> Result<(), StoreError>;
     async fn image(&self, id: &ImageId) -> Result<Option<ImageRow>, StoreError>;
-    /// All images, oldest first.
-    async fn images(&self) -> Result<Vec<ImageRow>, StoreError>;
-    /// All names with their images, sorted.
-    async fn image_names(&self) -> Result<Vec<(String, ImageId)>, StoreError>;
+    /// At most `limit` after this place, oldest first.
+    async fn images(
+        &self,
+        after: Option<&Place<ImageId>>,
+        limit: usize,
+    ) -> Result<Vec<ImageRow>, StoreError>;
     async fn image_by_name(&self, name: &str) -> Result<Option<ImageId>, StoreError>;
     /// Up to two images whose id starts so. The prefix consists of hexadecimal digits.
     async fn images_by_prefix(&self, prefix: &str) -> Result<Vec<ImageId>, StoreError>;

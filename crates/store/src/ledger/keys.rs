@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use sha2::{Digest, Sha256};
+use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::StoreError;
 
 use super::now_ms;
@@ -37,8 +38,12 @@ pub trait KeyLedger: Send + Sync + 'static {
     async fn insert_key(&self, row: &KeyRow, hash: &KeyHash) -> Result<(), StoreError>;
     async fn key_by_hash(&self, hash: &KeyHash) -> Result<Option<KeyRow>, StoreError>;
     async fn note_key_use(&self, id: &str, at_ms: u64) -> Result<(), StoreError>;
-    /// At most `limit` after this one, oldest first.
-    async fn keys(&self, after: Option<&KeyRow>, limit: usize) -> Result<Vec<KeyRow>, StoreError>;
+    /// At most `limit` after this place, oldest first.
+    async fn keys(
+        &self,
+        after: Option<&Place<String>>,
+        limit: usize,
+    ) -> Result<Vec<KeyRow>, StoreError>;
     async fn count_keys(&self) -> Result<usize, StoreError>;
     /// Whether there was such a key; it is not valid any more when this returns.
     async fn delete_key(&self, id: &str) -> Result<bool, StoreError>;
@@ -91,5 +96,5 @@ fn hash(secret: &str) -> KeyHash {
 fn random_hex<const N: usize>() -> Result<String, StoreError> {
     let mut bytes = [0u8; N];
     getrandom::fill(&mut bytes).map_err(StoreError::failed("get random bytes"))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex::encode(bytes))
 }

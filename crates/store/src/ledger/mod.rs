@@ -6,6 +6,7 @@ mod edge;
 mod images;
 mod keys;
 mod requests;
+mod saves;
 mod secrets;
 mod sqlite;
 
@@ -23,6 +24,7 @@ pub use edge::{DomainLedger, DomainRow, PreviewLedger, TokenRow};
 pub use images::{ImageLedger, ImageRow, Removed};
 pub use keys::{KeyHash, KeyLedger, KeyRow};
 pub use requests::{Begun, RequestLedger};
+pub use saves::SaveLedger;
 pub use secrets::{Seal, Sealed, SecretLedger};
 pub use sqlite::SqliteLedger;
 
@@ -37,6 +39,7 @@ pub trait Database:
     + SecretLedger
     + ImageLedger
     + RequestLedger
+    + SaveLedger
 {
     /// Waits for running statements and lets go of the database.
     async fn close(&self);
@@ -46,15 +49,12 @@ pub trait Database:
 #[derive(Clone)]
 pub struct Ledger {
     database: Arc<dyn Database>,
-    /// Saves are recorded beside their files.
-    pub(crate) files: SqliteLedger,
 }
 
 impl Ledger {
     /// Opens or creates the ledger of a data directory and brings it to the present schema.
     pub async fn open(layout: &crate::Layout) -> Result<Self, StoreError> {
-        let sqlite = SqliteLedger::open(layout).await?;
-        Ok(Self { database: Arc::new(sqlite.clone()), files: sqlite })
+        Ok(Self { database: Arc::new(SqliteLedger::open(layout).await?) })
     }
 
     pub fn changes(&self) -> Arc<dyn Changes> {
@@ -76,7 +76,7 @@ impl Deref for Ledger {
 
 impl fmt::Debug for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.files.fmt(f)
+        f.write_str("Ledger")
     }
 }
 

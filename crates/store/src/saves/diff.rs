@@ -5,7 +5,7 @@
 
 use torpor_protocol::snapshot::{Difference, FileDifference};
 
-use super::content::{Digest, Form, Passing};
+use super::content::{Digest, Form, StreamHasher};
 use super::spot::{Content, Facts, SpotKind, TreeError, entry, join};
 use super::tree::{NamesOf, SavedTree, Spot};
 use crate::images::sparse::SparseMap;
@@ -134,7 +134,7 @@ impl Walk<'_> {
 
 /// What a content of so many bytes is; that of a hole and of zeros is the same. Holes are not read.
 fn digest(tree: &SavedTree, content: Content, size: u64) -> Result<Digest, TreeError> {
-    let mut blocks = Blocks { passing: Passing::new(Form::Sparse, size), size, part: None };
+    let mut blocks = Blocks { hasher: StreamHasher::new(Form::Sparse, size), size, part: None };
     tree.read(content, &mut |at, piece| {
         blocks.add(at, piece);
         Ok(())
@@ -144,7 +144,7 @@ fn digest(tree: &SavedTree, content: Content, size: u64) -> Result<Digest, TreeE
 
 /// Hashes pieces of a content, wherever they begin and end.
 struct Blocks {
-    passing: Passing,
+    hasher: StreamHasher,
     size: u64,
     /// A block that more may belong to, and where it begins.
     part: Option<(u64, Vec<u8>)>,
@@ -171,12 +171,12 @@ impl Blocks {
 
     fn flush(&mut self) {
         if let Some((at, block)) = self.part.take() {
-            self.passing.feed(at, &block);
+            self.hasher.feed(at, &block);
         }
     }
 
     fn finish(mut self) -> Digest {
         self.flush();
-        self.passing.finish()
+        self.hasher.finish()
     }
 }

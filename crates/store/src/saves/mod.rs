@@ -17,8 +17,8 @@ mod content;
 mod diff;
 mod layer;
 mod manifest;
-pub(crate) mod parcel;
 mod pins;
+pub(crate) mod snapshot_file;
 mod spot;
 mod tree;
 
@@ -35,7 +35,7 @@ use tokio::sync::oneshot;
 use torpor_lifecycle::engine::Changes;
 use torpor_lifecycle::fault;
 use torpor_lifecycle::store::{
-    self, LAYER_FILE, LocalSave, Manifest, PinOwner, SaveAbout, SavedBy, Staged, StoreError,
+    self, LAYER_FILE, LocalSave, Manifest, MemorySave, PinOwner, SaveAbout, Staged, StoreError,
 };
 use torpor_protocol::SaveId;
 use torpor_protocol::snapshot::{SnapshotKind, Verified};
@@ -49,7 +49,7 @@ use manifest::{Known, Reading, Sealed};
 use pins::Slot;
 
 pub use layer::LayerChanges;
-pub use parcel::Imported;
+pub use snapshot_file::Imported;
 pub use spot::TreeError;
 pub use tree::SavedTree;
 
@@ -130,13 +130,13 @@ impl Saves {
 
     /// Bytes of all saves on disk; what several have counts once.
     pub async fn bytes(&self) -> Result<u64, StoreError> {
-        self.shared.ledger.files.save_bytes().await
+        self.shared.ledger.save_bytes().await
     }
 
     /// Reads every save that this daemon has not read yet, one after the other and only when nobody
     /// else wants the processor, so that later wakes need not. What is corrupt is logged.
     pub async fn warm_up(&self) {
-        let ids = match self.shared.ledger.files.save_ids().await {
+        let ids = match self.shared.ledger.save_ids().await {
             Ok(ids) => ids,
             Err(error) => return tracing::warn!(%error, "saves are not read ahead"),
         };
@@ -146,7 +146,7 @@ impl Saves {
             }
             match self
                 .shared
-                .read(&id, |id, dir, manifest| self.shared.read_humbly(id, dir, manifest))
+                .read(&id, |id, dir, manifest| self.shared.read_at_low_priority(id, dir, manifest))
                 .await
             {
                 Ok(_) | Err(StoreError::NoSuchSave(_)) => {}
@@ -178,9 +178,9 @@ impl Saves {
     /// blobs that no manifest names.
     async fn sweep(&self) -> Result<(), StoreError> {
         let shared = self.shared.clone();
-        shared.ledger.files.drop_unpinned_saves().await?;
-        let ids = shared.ledger.files.save_ids().await?;
-        let named = shared.ledger.files.blobs().await?;
+        shared.ledger.drop_unpinned_saves().await?;
+        let ids = shared.ledger.save_ids().await?;
+        let named = shared.ledger.blobs().await?;
         let keep: HashSet<_> = ids.iter().map(|id| shared.layout.save(id)).collect();
         blocking(move || {
             let found = std::fs::read_dir(shared.layout.saves())
@@ -229,8 +229,8 @@ impl store::Saves for Saves {
         self.shared.manifest(id).await
     }
 
-    async fn memory_saves(&self) -> Result<HashMap<SaveId, SavedBy>, StoreError> {
-        self.shared.ledger.files.memory_saves().await
+    async fn memory_saves(&self) -> Result<Vec<MemorySave>, StoreError> {
+        self.shared.ledger.memory_saves().await
     }
 
     async fn layer(
@@ -245,7 +245,7 @@ impl store::Saves for Saves {
     }
 
     async fn pins(&self, id: &SaveId) -> Result<Vec<PinOwner>, StoreError> {
-        let mut pins = self.shared.ledger.files.save_pins(id).await?;
+        let mut pins = self.shared.ledger.save_pins(id).await?;
         let slot = self.shared.slots.lock().get(id).cloned();
         if slot.is_some_and(|slot| slot.readers() > 0) {
             pins.push(PinOwner::Reader);
@@ -322,7 +322,7 @@ impl Shared {
         })
         .await?;
         fault::point("commit.placed");
-        self.ledger.files.commit_save(id, &known.manifest, &stored).await?;
+        self.ledger.commit_save(id, &known.manifest, &stored).await?;
         Ok(known)
     }
 
@@ -389,7 +389,7 @@ impl Shared {
     }
 
     /// Reads a save on a thread that gives way to all others.
-    async fn read_humbly(
+    async fn read_at_low_priority(
         self: &Arc<Self>,
         id: SaveId,
         dir: PathBuf,
@@ -412,7 +412,7 @@ impl Shared {
         if slot.is_read() {
             return;
         }
-        let hashes = match self.ledger.files.drop_save(id).await {
+        let hashes = match self.ledger.drop_save(id).await {
             Ok(Some(hashes)) => hashes,
             Ok(None) => return,
             Err(error) => {
@@ -450,7 +450,7 @@ impl Shared {
         let _removing = self.blobs.removing().await;
         let mut unnamed: Vec<Digest> = Vec::new();
         for hash in hashes {
-            if !self.ledger.files.names_blob(&hash).await? {
+            if !self.ledger.names_blob(&hash).await? {
                 unnamed.extend(hash.parse::<Digest>().ok());
             }
         }
@@ -463,7 +463,7 @@ impl Shared {
     }
 
     async fn manifest(&self, id: &SaveId) -> Result<Manifest, StoreError> {
-        let text = self.ledger.files.save(id).await?;
+        let text = self.ledger.save(id).await?;
         let text = text.ok_or_else(|| StoreError::NoSuchSave(id.to_string()))?;
         manifest::parse(&format!("save {id}"), text.as_bytes())
     }

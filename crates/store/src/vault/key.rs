@@ -47,7 +47,9 @@ impl Key {
     /// A key that somebody typed: hexadecimal or base64.
     pub(super) fn parse(text: &str) -> Result<Self, StoreError> {
         let text = text.trim();
-        let bytes = from_hex(text).or_else(|| BASE64.decode(text).ok()?.try_into().ok());
+        let bytes = hex::decode(text).ok().filter(|bytes| bytes.len() == KEY_LEN);
+        let bytes =
+            bytes.or_else(|| BASE64.decode(text).ok()).and_then(|bytes| bytes.try_into().ok());
         // The text is not repeated: it may be a key with one letter wrong.
         bytes.map(Self::new).ok_or_else(|| {
             StoreError::Invalid(
@@ -121,18 +123,6 @@ fn read_key(file: File, path: &Path) -> Result<[u8; KEY_LEN], StoreError> {
             path.display()
         ))
     })
-}
-
-fn from_hex(text: &str) -> Option<[u8; KEY_LEN]> {
-    let digits: &[u8; 2 * KEY_LEN] = text.as_bytes().try_into().ok()?;
-    let mut bytes = [0; KEY_LEN];
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-        for digit in pair {
-            let digit = char::from(*digit).to_digit(16)?;
-            *byte = *byte << 4 | u8::try_from(digit).ok()?;
-        }
-    }
-    Some(bytes)
 }
 
 fn random<const N: usize>() -> Result<[u8; N], StoreError> {

@@ -62,9 +62,13 @@ impl Vault {
         self.ledger.put_secret(name, hosts, &seal).await
     }
 
-    /// All secrets, by name.
-    pub async fn list(&self) -> Result<Vec<Secret>, StoreError> {
-        self.ledger.secrets(None, usize::MAX).await
+    /// At most `limit` secrets after this name, by name.
+    pub async fn list(
+        &self,
+        after: Option<&SecretName>,
+        limit: usize,
+    ) -> Result<Vec<Secret>, StoreError> {
+        self.ledger.secrets(after, limit).await
     }
 
     pub async fn find(&self, name: &SecretName) -> Result<Option<Secret>, StoreError> {

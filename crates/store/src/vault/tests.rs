@@ -68,7 +68,7 @@ async fn a_secret_has_the_value_it_was_given_last_also_after_a_restart() {
     let expected = [("EMPTY", ""), ("TOKEN", VALUE)];
     assert_eq!(both, expected.map(|(a, b)| (a.to_owned(), b.to_owned())).into());
     assert_eq!(again.reveal(&[]).await.unwrap(), BTreeMap::new());
-    let listed = again.list().await.unwrap();
+    let listed = again.list(None, 9).await.unwrap();
     assert_eq!(listed.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["EMPTY", "TOKEN"]);
     assert_eq!(again.find(&name("TOKEN")).await.unwrap(), Some(second));
 }
@@ -166,7 +166,7 @@ async fn under_another_key_a_secret_does_not_open_and_says_so() {
     let other = world.with_key(&"5".repeat(64)).unwrap();
     let error = value_of(&other, "TOKEN").await.unwrap_err().to_string();
     assert!(error.contains("secret TOKEN can't be decrypted"), "{error}");
-    assert_eq!(other.list().await.unwrap().len(), 1);
+    assert_eq!(other.list(None, 9).await.unwrap().len(), 1);
     // Set again, it is readable with the new key and no longer with the old one.
     other.set(&name("TOKEN"), "new", None).await.unwrap();
     assert_eq!(value_of(&other, "TOKEN").await.unwrap(), "new");
@@ -226,7 +226,7 @@ async fn nothing_that_is_printed_shows_a_value_or_the_key() {
     let vault = world.with_key(&"ab".repeat(32)).unwrap();
     vault.set(&name("TOKEN"), VALUE, None).await.unwrap();
     let row = world.ledger.secret(&name("TOKEN")).await.unwrap();
-    let shown = format!("{vault:?} {row:?} {:?}", vault.list().await.unwrap());
+    let shown = format!("{vault:?} {row:?} {:?}", vault.list(None, 9).await.unwrap());
     // 171 is 0xab.
     for hidden in [VALUE, "abab", "171, 171", "[171"] {
         assert!(!shown.contains(hidden), "{shown}");

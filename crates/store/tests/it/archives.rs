@@ -6,7 +6,7 @@ use std::path::Path;
 use torpor_lifecycle::store::StoreError;
 use torpor_store::{ImageConfig, Limits};
 
-use crate::world::{Tar, World, facts, gzip, quiet, sample};
+use crate::world::{Tar, World, facts, gzip, quiet, sample, tarred};
 
 /// Imports and expects a refusal that says this; nothing may be left.
 async fn refused(world: &World, tar: Vec<u8>, why: &str) {
@@ -19,44 +19,13 @@ async fn refused(world: &World, tar: Vec<u8>, why: &str) {
 }
 
 #[tokio::test]
-async fn a_tar_and_the_directory_it_was_made_of_are_the_same_image() {
+async fn a_root_filesystem_is_the_same_image_however_it_is_packed() {
     let (world, source) = (World::new().await, tempfile::tempdir().unwrap());
     sample(source.path());
-    let output = std::process::Command::new("tar")
-        .args(["--numeric-owner", "-C"])
-        .arg(source.path())
-        .args(["-c", "."])
-        .output()
-        .unwrap();
-    assert!(output.status.success());
-    let by_dir = world.import_dir("dir", source.path()).await.unwrap();
-    let by_tar = world.import_tar(output.stdout.clone()).await.unwrap();
-    let by_gzip = world.import_tar(gzip(&output.stdout)).await.unwrap();
-    let by_detection = world.import_any(gzip(&output.stdout)).await.unwrap();
-    for image in [by_tar, by_gzip, by_detection] {
-        assert_eq!(image.id, by_dir.id);
-    }
-}
-
-#[tokio::test]
-async fn a_file_of_any_kind_is_recognised_by_its_path() {
-    let (world, source) = (World::new().await, tempfile::tempdir().unwrap());
-    sample(source.path());
-    let dir = world.images.import_path(None, source.path().to_owned(), quiet()).await.unwrap();
-    let tar = source.path().with_extension("tar");
-    let made = std::process::Command::new("tar")
-        .args(["-z", "--numeric-owner", "-C"])
-        .arg(source.path())
-        .arg("-cf")
-        .arg(&tar)
-        .arg(".")
-        .status();
-    assert!(made.unwrap().success());
-    let image = world.images.import_path(None, tar.clone(), quiet()).await;
-    std::fs::remove_file(&tar).unwrap();
-    assert_eq!(image.unwrap().id, dir.id);
-    let error = world.images.import_path(None, tar, quiet()).await.unwrap_err().to_string();
-    assert!(error.contains("can't be opened"), "{error}");
+    let tar = tarred(source.path());
+    let plain = world.import_tar(tar.clone()).await.unwrap();
+    assert_eq!(world.import_tar(gzip(&tar)).await.unwrap().id, plain.id);
+    assert_eq!(world.import_any(gzip(&tar)).await.unwrap().id, plain.id);
 }
 
 #[tokio::test]

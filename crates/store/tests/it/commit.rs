@@ -7,7 +7,7 @@ use std::path::Path;
 use torpor_lifecycle::store::{Images as _, StoreError};
 use torpor_store::ImageConfig;
 
-use crate::world::{AGENT, World, facts, names, quiet, record, sample, set_mtime};
+use crate::world::{AGENT, World, facts, names, quiet, record, sample, set_mtime, tarred};
 
 const NEWER_AGENT: &[u8] = b"#!/bin/true agent two, which is longer\n";
 
@@ -48,7 +48,7 @@ async fn the_same_tree_is_the_same_image() {
     let second = world.import_dir("two", two.path()).await.unwrap();
     assert_eq!(first.id, second.id);
     assert_eq!(second.names, ["one:latest", "two:latest"]);
-    assert_eq!(world.images.list().await.unwrap().len(), 1);
+    assert_eq!(world.images.all().await.unwrap().len(), 1);
 }
 
 #[tokio::test]
@@ -77,8 +77,7 @@ async fn any_difference_that_matters_makes_another_image() {
         ids.push(world.import_dir("changed", changed.path()).await.unwrap().id);
     }
     let config = ImageConfig { user: Some("x".to_owned()), ..ImageConfig::default() };
-    let dir = plain.path().to_owned();
-    ids.push(world.images.import_directory(None, dir, config, quiet()).await.unwrap().id);
+    ids.push(world.import(None, tarred(plain.path()), config).await.unwrap().id);
     let all = ids.len();
     ids.sort();
     ids.dedup();
@@ -297,16 +296,17 @@ async fn many_imports_of_the_same_tree_at_once_are_one_image() {
     let (world, source) = (World::new().await, tree());
     let mut tasks = tokio::task::JoinSet::new();
     for index in 0..8 {
-        let (images, dir) = (world.images.clone(), source.path().to_owned());
+        let (images, tar) = (world.images.clone(), std::io::Cursor::new(tarred(source.path())));
         let name: torpor_store::ImageName = format!("copy-{index}").parse().unwrap();
         tasks.spawn(async move {
-            images.import_directory(Some(&name), dir, ImageConfig::default(), quiet()).await
+            let config = ImageConfig::default();
+            images.import_tar_stream(Some(&name), tar, config, u64::MAX, quiet()).await
         });
     }
     for image in tasks.join_all().await {
         image.unwrap();
     }
-    let images = world.images.list().await.unwrap();
+    let images = world.images.all().await.unwrap();
     assert_eq!((images.len(), images[0].names.len()), (1, 8));
     world.images.verify("copy-3").await.unwrap();
     assert_eq!(world.leftovers().0, Vec::<String>::new());

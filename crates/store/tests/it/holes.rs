@@ -8,8 +8,8 @@ use torpor_lifecycle::store::{LAYER_FILE, Saves as _, StoreError};
 use torpor_store::{LayerChanges, SavedTree};
 
 use crate::files::Made;
-use crate::parcel::export;
 use crate::saves::{bytes_read, commit, pictured};
+use crate::snapshot_file::export;
 use crate::world::{Tar, World, names, quiet};
 
 const HUGE: u64 = 30 << 30;

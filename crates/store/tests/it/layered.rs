@@ -7,7 +7,7 @@ use torpor_store::Image;
 use crate::world::{Tar, World, gzip, names, quiet};
 
 fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(Sha256::digest(bytes))
 }
 
 fn config(layers: &[Vec<u8>]) -> Vec<u8> {
@@ -130,14 +130,6 @@ async fn docker_archives_and_oci_layouts_of_the_same_layers_are_the_same_image()
 
     let oci = oci(&layers());
     assert_eq!(world.import_any(pack(&oci)).await.unwrap().id, image.id);
-
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::create_dir_all(dir.path().join("blobs/sha256")).unwrap();
-    for (name, bytes) in &oci {
-        std::fs::write(dir.path().join(name), bytes).unwrap();
-    }
-    let by_dir = world.images.import_path(None, dir.path().to_owned(), quiet()).await.unwrap();
-    assert_eq!(by_dir.id, image.id);
 }
 
 #[tokio::test]

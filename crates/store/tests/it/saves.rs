@@ -64,6 +64,7 @@ pub(crate) fn snapshot(image: &ImageId, save: &LocalSave) -> SnapshotRecord {
         kind: save.manifest.about.kind,
         state: SnapshotState::Completed,
         reason: None,
+        message: None,
         sandbox: save.manifest.about.sandbox.clone(),
         sandbox_name: None,
         parent: None,

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use torpor_lifecycle::store::{LocalSave, Saves as _};
 use torpor_protocol::{ImageId, SnapshotId};
 
-use crate::parcel::{export, nothing_in, packed, parts, refused};
 use crate::saves::{
     PAGES, about, bytes_read, commit, corrupt_file, flip, keep, pictured, settled, snapshot,
 };
+use crate::snapshot_file::{export, nothing_in, packed, parts, refused};
 use crate::world::{AGENT, World};
 
 #[tokio::test]

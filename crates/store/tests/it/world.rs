@@ -80,13 +80,21 @@ impl World {
 
     pub(crate) async fn import_dir(&self, name: &str, dir: &Path) -> Result<Image, StoreError> {
         let name: ImageName = name.parse().unwrap();
-        let config = ImageConfig::default();
-        self.images.import_directory(Some(&name), dir.to_owned(), config, quiet()).await
+        self.import(Some(&name), tarred(dir), ImageConfig::default()).await
     }
 
     pub(crate) async fn import_tar(&self, tar: Vec<u8>) -> Result<Image, StoreError> {
-        let reader = std::io::Cursor::new(tar);
-        self.images.import_tar_stream(None, reader, ImageConfig::default(), u64::MAX, quiet()).await
+        self.import(None, tar, ImageConfig::default()).await
+    }
+
+    pub(crate) async fn import(
+        &self,
+        name: Option<&ImageName>,
+        tar: Vec<u8>,
+        config: ImageConfig,
+    ) -> Result<Image, StoreError> {
+        let tar = std::io::Cursor::new(tar);
+        self.images.import_tar_stream(name, tar, config, u64::MAX, quiet()).await
     }
 
     pub(crate) async fn import_any(&self, bytes: Vec<u8>) -> Result<Image, StoreError> {
@@ -265,6 +273,14 @@ impl Tar {
         self.0.resize(self.0.len() + 1024, 0);
         self.0
     }
+}
+
+/// A directory as `tar` packs it.
+pub(crate) fn tarred(dir: &Path) -> Vec<u8> {
+    let mut tar = std::process::Command::new("tar");
+    let output = tar.args(["--numeric-owner", "-C"]).arg(dir).args(["-c", "."]).output().unwrap();
+    assert!(output.status.success());
+    output.stdout
 }
 
 pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {

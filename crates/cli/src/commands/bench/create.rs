@@ -78,8 +78,8 @@ async fn from_pool(bench: &Bench, client: &Client, all: &mut Samples) -> Result<
             break;
         }
         if Instant::now() > deadline {
-            let Pool { ready, size, reason, .. } = pool;
-            return Err(Error::failed(format!("{ready} of {size} are in the pool: {reason:?}")));
+            let Pool { ready, size, message, .. } = pool;
+            return Err(Error::failed(format!("{ready} of {size} are in the pool: {message:?}")));
         }
         tokio::time::sleep(LOOK).await;
     }

@@ -29,7 +29,7 @@ pub(super) fn fresh_key() -> Result<String> {
     let mut bytes = [0; 32];
     let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     read.map_err(|error| Error::local("get random bytes", error))?;
-    Ok(bytes.iter().fold("tpk_".to_owned(), |text, byte| format!("{text}{byte:02x}")))
+    Ok(format!("tpk_{}", hex::encode(bytes)))
 }
 
 /// A data directory that goes when it is dropped, with every machine that was begun in it.

@@ -129,8 +129,8 @@ fn describe(pool: &Kept) -> Vec<(&'static str, String)> {
     if !pool.entrypoint.is_empty() {
         fields.push(("entrypoint", inspect::describe_command(&pool.entrypoint)));
     }
-    if let Some(reason) = &pool.reason {
-        fields.push(("last refill", format!("failed: {}", plain(reason))));
+    if let Some(message) = &pool.message {
+        fields.push(("last refill", format!("failed: {}", plain(message))));
     }
     fields
 }

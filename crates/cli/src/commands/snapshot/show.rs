@@ -83,8 +83,8 @@ fn describe(details: &SnapshotDetails) -> Vec<(&'static str, String)> {
         ("ancestors", joined(details.ancestors.iter().map(ToString::to_string).collect())),
         ("needed by", joined(details.needed_by.iter().map(ToString::to_string).collect())),
     ];
-    if let Some(reason) = &taken.reason {
-        fields.insert(4, ("reason", plain(reason)));
+    if let Some(message) = &taken.message {
+        fields.insert(4, ("reason", plain(message)));
     }
     fields
 }

@@ -64,8 +64,8 @@ impl Take {
         let taken: Snapshot = client.post(&route, &request).await?;
         drop(progress);
         if taken.state == SnapshotState::Failed {
-            let reason = taken.reason.unwrap_or_else(|| "the snapshot failed".to_owned());
-            return Err(Error::failed(reason));
+            let message = taken.message.unwrap_or_else(|| "the snapshot failed".to_owned());
+            return Err(Error::failed(message));
         }
         if self.json {
             output::json(&taken)?;

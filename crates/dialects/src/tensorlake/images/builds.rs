@@ -200,7 +200,7 @@ pub(super) async fn from_snapshot(
             Ok((StatusCode::CREATED, Json(record)).into_response())
         }
         BuildState::Failed | BuildState::Cancelled => {
-            let why = build.reason.unwrap_or_default();
+            let why = build.message.unwrap_or_default();
             Err(ApiError::invalid(format!("the snapshot did not become an image: {why}")))
         }
         BuildState::Waiting | BuildState::Running => {
@@ -248,7 +248,7 @@ impl Info {
             phase: phase(build.state),
             attempt_no: u32::from(build.state != BuildState::Waiting),
             builder_sandbox_id: None,
-            error: build.reason.clone(),
+            error: build.message.clone(),
             result: result(app, build).await,
             operation_deadline_ms: None,
             created_at_ms: build.created_at_ms,

@@ -84,22 +84,13 @@ fn shown(name: &str) -> &str {
 }
 
 fn id_of(name: &str) -> String {
-    let digits: String = shown(name).bytes().map(|byte| format!("{byte:02x}")).collect();
-    format!("{ID_PREFIX}{digits}")
+    format!("{ID_PREFIX}{}", hex::encode(shown(name)))
 }
 
 /// The name that an id stands for.
 fn name_of(id: &str) -> Option<ImageName> {
-    let digits = id.strip_prefix(ID_PREFIX)?.as_bytes();
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let bytes: Option<Vec<u8>> = digits
-        .chunks(2)
-        .map(|pair| match pair {
-            [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
-            _ => None,
-        })
-        .collect();
-    String::from_utf8(bytes?).ok()?.parse().ok()
+    let bytes = hex::decode(id.strip_prefix(ID_PREFIX)?).ok()?;
+    String::from_utf8(bytes).ok()?.parse().ok()
 }
 
 /// An image under one of its names. Clients want every field.
@@ -173,7 +164,7 @@ async fn named(app: &Service, name: &ImageName) -> Result<Record> {
 
 /// All images under all their names, by name.
 pub(super) async fn all(app: &Service) -> Result<Vec<Record>> {
-    let images = app.images.list().await?;
+    let images = app.images.all().await?;
     let named = |image: &Image| {
         let record = |name: &String| Record::new(app, name, image);
         image.names.iter().map(record).collect::<Vec<_>>()

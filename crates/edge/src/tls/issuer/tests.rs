@@ -240,7 +240,7 @@ async fn a_name_that_is_not_ours_any_more_is_not_renewed_and_forgotten_when_it_i
     world.issuer.renew(|_| false);
     assert!(world.issuer.entries.lock().is_empty());
     let kept = Certificates::open(world.dir.path()).unwrap();
-    assert!(kept.names(Keepsake::Certificate).unwrap().is_empty());
+    assert!(kept.names(CertificateFile::Certificate).unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -259,10 +259,10 @@ async fn torn_files_are_as_good_as_none() {
     let mut world = World::new();
     world.issuer.get(NAME).await.unwrap();
     let kept = Certificates::open(world.dir.path()).unwrap();
-    let whole = kept.get(Keepsake::Certificate, NAME).unwrap().unwrap();
-    kept.put(Keepsake::Certificate, NAME, &whole[..whole.len() / 2]).unwrap();
-    kept.put(Keepsake::Attempt, NAME, b"{\"count\":").unwrap();
-    kept.put(Keepsake::Certificate, "b.example.org", b"").unwrap();
+    let whole = kept.get(CertificateFile::Certificate, NAME).unwrap().unwrap();
+    kept.put(CertificateFile::Certificate, NAME, &whole[..whole.len() / 2]).unwrap();
+    kept.put(CertificateFile::Attempt, NAME, b"{\"count\":").unwrap();
+    kept.put(CertificateFile::Certificate, "b.example.org", b"").unwrap();
     world.restart();
     world.issuer.get(NAME).await.unwrap();
     assert_eq!(world.orders(), 2);

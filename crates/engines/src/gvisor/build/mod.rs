@@ -3,8 +3,8 @@
 //! What differs between builds is a matter of their [`Generation`]; the programs of an installation,
 //! of which old ones are kept while something needs them, are its [`Builds`].
 
+mod copies;
 mod generation;
-mod kept;
 
 use std::fmt;
 use std::io;
@@ -16,11 +16,11 @@ use tokio::process::Command;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
+pub(super) use self::copies::Builds;
 pub use self::generation::{Generation, Halt};
 use self::generation::{OLDEST, Unused};
 pub(super) use self::generation::{of_another_build, unknown_method};
 pub(crate) use self::generation::{remove_state, unmount_state};
-pub(super) use self::kept::Builds;
 
 /// `runsc --version` takes 15 ms; a machine that needs so long has other problems.
 const ANSWER_MAX: Duration = Duration::from_secs(10);

@@ -11,12 +11,15 @@ use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{EndReason, Name, SandboxId};
 
-use super::{SqliteLedger, column, json, limit_of, optional, parsed, time, to_column};
+use super::{FIRST, LAST, SqliteLedger, column, json, optional, parsed, time, to_column};
 
 /// How many are remembered: a busy day of short-lived sandboxes, in some megabytes.
 const KEPT: u32 = 10_000;
 /// How long one is remembered: who asks what became of a sandbox asks within weeks.
 const KEPT_FOR_MS: u64 = 30 * 24 * 60 * 60 * 1000;
+
+/// What fails if a row can't be read.
+const READ: &str = "read the archive of the ledger";
 
 impl SqliteLedger {
     /// Forgets the sandbox of this owner, and remembers that it was.
@@ -65,9 +68,8 @@ impl SqliteLedger {
         id: &SandboxId,
     ) -> Result<(), StoreError> {
         let query = sqlx::query_scalar(
-            "SELECT coalesce(
-                 (SELECT node = ?1 AND epoch = ?2 FROM sandboxes WHERE id = ?3),
-                 EXISTS (SELECT 1 FROM nodes WHERE id = ?1 AND epoch = ?2))",
+            "SELECT EXISTS (SELECT 1 FROM nodes WHERE id = ?1 AND epoch = ?2)
+                 AND coalesce((SELECT node = ?1 FROM sandboxes WHERE id = ?3), TRUE)",
         )
         .bind(owner.node.as_str())
         .bind(to_column(owner.epoch))
@@ -97,26 +99,22 @@ impl SqliteLedger {
 
     /// Where a sandbox is in the archive's order.
     async fn archive_place(&self, id: &SandboxId) -> Result<(i64, String), StoreError> {
-        let row = self.archive_row(id).await?.ok_or_else(|| {
+        let query = sqlx::query("SELECT ended_at_ms, id FROM archive WHERE id = ?");
+        let read = |row: &SqliteRow| Ok((column(row, "ended_at_ms")?, column(row, "id")?));
+        self.one(READ, query.bind(id.as_str()), read).await?.ok_or_else(|| {
             StoreError::Invalid(format!(
                 "the archive can't be read on from sandbox {id}, which is not or no longer in it: \
                  begin with its first page"
             ))
-        })?;
-        Ok((column(&row, "ended_at_ms")?, column(&row, "id")?))
-    }
-
-    async fn archive_row(&self, id: &SandboxId) -> Result<Option<SqliteRow>, StoreError> {
-        let query = sqlx::query("SELECT * FROM archive WHERE id = ?").bind(id.as_str());
-        let row = query.fetch_optional(&self.readers).await;
-        row.map_err(self.failed("read the archive of the ledger"))
+        })
     }
 }
 
 #[async_trait]
 impl ArchiveLedger for SqliteLedger {
     async fn find_archived(&self, id: &SandboxId) -> Result<Option<ArchivedSandbox>, StoreError> {
-        self.archive_row(id).await?.as_ref().map(read_archived).transpose()
+        let query = sqlx::query("SELECT * FROM archive WHERE id = ?").bind(id.as_str());
+        self.one(READ, query, read_archived).await
     }
 
     async fn find_archived_by_name(
@@ -128,9 +126,7 @@ impl ArchiveLedger for SqliteLedger {
              ORDER BY ended_at_ms DESC, id DESC LIMIT 1",
         )
         .bind(name.as_str());
-        let row = query.fetch_optional(&self.readers).await;
-        let row = row.map_err(self.failed("read the archive of the ledger"))?;
-        row.as_ref().map(read_archived).transpose()
+        self.one(READ, query, read_archived).await
     }
 
     async fn archived(
@@ -139,20 +135,12 @@ impl ArchiveLedger for SqliteLedger {
         limit: usize,
     ) -> Result<Vec<ArchivedSandbox>, StoreError> {
         let place = match before {
-            Some(before) => self.archive_place(before).await?,
-            // Above every row: letters and digits sort below this sign.
-            None => (i64::MAX, String::from("~")),
+            Some(before) => Some(self.archive_place(before).await?),
+            None => None,
         };
-        let query = sqlx::query(
-            "SELECT * FROM archive WHERE (ended_at_ms, id) < (?, ?)
-             ORDER BY ended_at_ms DESC, id DESC LIMIT ?",
-        )
-        .bind(place.0)
-        .bind(place.1)
-        .bind(limit_of(limit));
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("read the archive of the ledger"))?;
-        rows.iter().map(read_archived).collect()
+        let sql = "SELECT * FROM archive WHERE (ended_at_ms, id) < (?, ?)
+             ORDER BY ended_at_ms DESC, id DESC LIMIT ?";
+        self.page_by_time(READ, sql, place.as_ref().map_or(LAST, at), limit, read_archived).await
     }
 
     async fn archived_after(
@@ -161,27 +149,25 @@ impl ArchiveLedger for SqliteLedger {
         limit: usize,
     ) -> Result<Vec<ArchivedSandbox>, StoreError> {
         let place = match after {
-            Some(after) => self.archive_place(after).await?,
-            None => (i64::MIN, String::new()),
+            Some(after) => Some(self.archive_place(after).await?),
+            None => None,
         };
-        let query = sqlx::query(
-            "SELECT * FROM archive WHERE (ended_at_ms, id) > (?, ?)
-             ORDER BY ended_at_ms, id LIMIT ?",
-        )
-        .bind(place.0)
-        .bind(place.1)
-        .bind(limit_of(limit));
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("read the archive of the ledger"))?;
-        rows.iter().rev().map(read_archived).collect()
+        let sql = "SELECT * FROM archive WHERE (ended_at_ms, id) > (?, ?)
+             ORDER BY ended_at_ms, id LIMIT ?";
+        let place = place.as_ref().map_or(FIRST, at);
+        let mut rows = self.page_by_time(READ, sql, place, limit, read_archived).await?;
+        rows.reverse();
+        Ok(rows)
     }
 
     async fn archived_ids(&self) -> Result<HashSet<SandboxId>, StoreError> {
         let query = sqlx::query("SELECT id FROM archive");
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("read the archive of the ledger"))?;
-        rows.iter().map(|row| parsed(row, "id")).collect()
+        Ok(self.all(READ, query, |row| parsed(row, "id")).await?.into_iter().collect())
     }
+}
+
+fn at(place: &(i64, String)) -> (i64, &str) {
+    (place.0, &place.1)
 }
 
 fn read_archived(row: &SqliteRow) -> Result<ArchivedSandbox, StoreError> {

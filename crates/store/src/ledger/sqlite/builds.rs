@@ -2,12 +2,13 @@
 
 use async_trait::async_trait;
 use sqlx::sqlite::SqliteRow;
+use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::BuildId;
 use torpor_protocol::api::Build;
 
 use super::super::BuildLedger;
-use super::{SqliteLedger, column, json, limit_of, to_column};
+use super::{LAST, SqliteLedger, column, json, to_column};
 
 /// How many builds are remembered: who waits for one asks while it is among the newest.
 const KEPT: u32 = 1_000;
@@ -53,24 +54,24 @@ impl BuildLedger for SqliteLedger {
 
     async fn find_build(&self, id: &BuildId) -> Result<Option<Build>, StoreError> {
         let query = sqlx::query("SELECT id, build FROM builds WHERE id = ?").bind(id.as_str());
-        let row = query.fetch_optional(&self.readers).await;
-        row.map_err(self.failed("look up a build"))?.as_ref().map(read_build).transpose()
+        self.one("look up a build", query, read_build).await
     }
 
     async fn find_build_by_key(&self, idempotency: &str) -> Result<Option<Build>, StoreError> {
         let query =
             sqlx::query("SELECT id, build FROM builds WHERE idempotency = ?").bind(idempotency);
-        let row = query.fetch_optional(&self.readers).await;
-        row.map_err(self.failed("look up a build"))?.as_ref().map(read_build).transpose()
+        self.one("look up a build", query, read_build).await
     }
 
-    async fn builds(&self, limit: usize) -> Result<Vec<Build>, StoreError> {
-        let query = sqlx::query(
-            "SELECT id, build FROM builds ORDER BY created_at_ms DESC, id DESC LIMIT ?",
-        )
-        .bind(limit_of(limit));
-        let rows = query.fetch_all(&self.readers).await;
-        rows.map_err(self.failed("list the builds"))?.iter().map(read_build).collect()
+    async fn builds(
+        &self,
+        before: Option<&Place<BuildId>>,
+        limit: usize,
+    ) -> Result<Vec<Build>, StoreError> {
+        let sql = "SELECT id, build FROM builds WHERE (created_at_ms, id) < (?, ?)
+             ORDER BY created_at_ms DESC, id DESC LIMIT ?";
+        let before = before.map_or(LAST, |(at, id)| (to_column(*at), id.as_str()));
+        self.page_by_time("list the builds", sql, before, limit, read_build).await
     }
 
     async fn unfinished_builds(&self) -> Result<Vec<Build>, StoreError> {
@@ -79,11 +80,7 @@ impl BuildLedger for SqliteLedger {
                  AND json_extract(build, '$.state') IN ('waiting', 'running')",
         )
         .bind(self.node.as_str());
-        let rows = query.fetch_all(&self.readers).await;
-        rows.map_err(self.failed("look for builds without an end"))?
-            .iter()
-            .map(read_build)
-            .collect()
+        self.all("look for builds without an end", query, read_build).await
     }
 }
 

@@ -7,7 +7,7 @@ use torpor_lifecycle::store::StoreError;
 use torpor_protocol::DomainName;
 
 use super::super::{DomainLedger, DomainRow};
-use super::{SqliteLedger, column, limit_of, parsed, time, to_column};
+use super::{SqliteLedger, column, parsed, time, to_column};
 
 #[async_trait]
 impl DomainLedger for SqliteLedger {
@@ -51,11 +51,9 @@ impl DomainLedger for SqliteLedger {
         after: Option<&DomainName>,
         limit: usize,
     ) -> Result<Vec<DomainRow>, StoreError> {
-        let query = sqlx::query("SELECT * FROM domains WHERE name > ? ORDER BY name LIMIT ?")
-            .bind(after.map_or("", |after| after.as_str()))
-            .bind(limit_of(limit));
-        let rows = query.fetch_all(&self.readers).await;
-        rows.map_err(self.failed("list the domains"))?.iter().map(read_domain).collect()
+        let sql = "SELECT * FROM domains WHERE name > ? ORDER BY name LIMIT ?";
+        let after = after.map(|after| after.as_str());
+        self.page("list the domains", sql, after, limit, read_domain).await
     }
 
     async fn drop_domain(&self, name: &DomainName) -> Result<bool, StoreError> {

@@ -3,25 +3,33 @@
 use async_trait::async_trait;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Sqlite, Transaction};
+use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ImageId;
 
 use super::super::{ImageLedger, ImageRow, Removed};
-use super::{SqliteLedger, column, parsed, time, to_column};
+use super::{FIRST, SqliteLedger, column, json, parsed, time, to_column};
+
+/// Images with their names.
+macro_rules! named_images {
+    () => {
+        "SELECT *, (SELECT json_group_array(name) FROM image_names WHERE image_id = images.id) AS names
+         FROM images "
+    };
+}
 
 #[async_trait]
 impl ImageLedger for SqliteLedger {
-    async fn roots_in_use(&self) -> Result<Vec<(ImageId, String)>, StoreError> {
+    async fn roots_in_use(&self, id: &ImageId) -> Result<Vec<String>, StoreError> {
         let query = sqlx::query(
-            "SELECT image_id, json_extract(manifest, '$.root') AS file FROM saves
-                 WHERE kind = 'memory' AND file IS NOT NULL
+            "SELECT json_extract(manifest, '$.root') AS file FROM saves
+                 WHERE image_id = ?1 AND kind = 'memory' AND file IS NOT NULL
              UNION
-             SELECT image_id, json_extract(facts, '$.root') AS file FROM sandboxes
-                 WHERE file IS NOT NULL",
-        );
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("look up the roots of saved machines"))?;
-        rows.iter().map(|row| Ok((parsed(row, "image_id")?, column(row, "file")?))).collect()
+             SELECT json_extract(facts, '$.root') AS file FROM sandboxes
+                 WHERE image_id = ?1 AND file IS NOT NULL",
+        )
+        .bind(id.as_str());
+        self.all("look up the roots of saved machines", query, |row| column(row, "file")).await
     }
 
     async fn commit_image(&self, row: &ImageRow, name: Option<&str>) -> Result<(), StoreError> {
@@ -58,35 +66,32 @@ impl ImageLedger for SqliteLedger {
     }
 
     async fn image(&self, id: &ImageId) -> Result<Option<ImageRow>, StoreError> {
-        let query = sqlx::query("SELECT * FROM images WHERE id = ?").bind(id.as_str());
-        let row = query.fetch_optional(&self.readers).await;
-        row.map_err(self.failed("look up an image"))?.as_ref().map(read_image).transpose()
+        let query = sqlx::query(concat!(named_images!(), "WHERE id = ?")).bind(id.as_str());
+        self.one("look up an image", query, read_image).await
     }
 
-    async fn images(&self) -> Result<Vec<ImageRow>, StoreError> {
-        let query = sqlx::query("SELECT * FROM images ORDER BY created_at_ms, id");
-        let rows = query.fetch_all(&self.readers).await;
-        rows.map_err(self.failed("list the images"))?.iter().map(read_image).collect()
-    }
-
-    async fn image_names(&self) -> Result<Vec<(String, ImageId)>, StoreError> {
-        let query = sqlx::query("SELECT name, image_id FROM image_names ORDER BY name");
-        let rows = query.fetch_all(&self.readers).await.map_err(self.failed("list the images"))?;
-        rows.iter().map(|row| Ok((column(row, "name")?, parsed(row, "image_id")?))).collect()
+    async fn images(
+        &self,
+        after: Option<&Place<ImageId>>,
+        limit: usize,
+    ) -> Result<Vec<ImageRow>, StoreError> {
+        let sql = concat!(
+            named_images!(),
+            "WHERE (created_at_ms, id) > (?, ?) ORDER BY created_at_ms, id LIMIT ?"
+        );
+        let after = after.map_or(FIRST, |(at, id)| (to_column(*at), id.as_str()));
+        self.page_by_time("list the images", sql, after, limit, read_image).await
     }
 
     async fn image_by_name(&self, name: &str) -> Result<Option<ImageId>, StoreError> {
         let query = sqlx::query("SELECT image_id FROM image_names WHERE name = ?").bind(name);
-        let row = query.fetch_optional(&self.readers).await;
-        let row = row.map_err(self.failed("look up an image"))?;
-        row.map(|row| parsed(&row, "image_id")).transpose()
+        self.one("look up an image", query, |row| parsed(row, "image_id")).await
     }
 
     async fn images_by_prefix(&self, prefix: &str) -> Result<Vec<ImageId>, StoreError> {
         let query =
             sqlx::query("SELECT id FROM images WHERE id GLOB ? LIMIT 2").bind(format!("{prefix}*"));
-        let rows = query.fetch_all(&self.readers).await.map_err(self.failed("look up an image"))?;
-        rows.iter().map(|row| parsed(row, "id")).collect()
+        self.all("look up an image", query, |row| parsed(row, "id")).await
     }
 
     async fn remove_image(&self, id: &ImageId, name: Option<&str>) -> Result<Removed, StoreError> {
@@ -171,12 +176,13 @@ impl SqliteLedger {
 }
 
 fn read_image(row: &SqliteRow) -> Result<ImageRow, StoreError> {
-    let id: ImageId = parsed(row, "id")?;
-    let config: String = column(row, "config")?;
-    let action = format!("read the configuration of image {id} from the ledger");
+    let what = format!("the configuration of image {}", column::<String>(row, "id")?);
+    let mut names: Vec<String> = json(row, "names", "the names of an image")?;
+    names.sort();
     Ok(ImageRow {
-        config: serde_json::from_str(&config).map_err(StoreError::failed(action))?,
-        id,
+        id: parsed(row, "id")?,
+        config: json(row, "config", &what)?,
+        names,
         file: column(row, "file")?,
         file_bytes: time(row, "file_bytes")?,
         file_hash: column(row, "file_hash")?,

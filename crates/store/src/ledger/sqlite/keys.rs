@@ -3,11 +3,11 @@
 use async_trait::async_trait;
 use sqlx::sqlite::SqliteRow;
 use subtle::ConstantTimeEq;
-use torpor_lifecycle::ledger::Aggregate;
+use torpor_lifecycle::ledger::{Aggregate, Place};
 use torpor_lifecycle::store::StoreError;
 
 use super::super::{KeyHash, KeyLedger, KeyRow};
-use super::{SqliteLedger, column, limit_of, time, to_column};
+use super::{FIRST, SqliteLedger, column, time, to_column};
 
 #[async_trait]
 impl KeyLedger for SqliteLedger {
@@ -43,16 +43,15 @@ impl KeyLedger for SqliteLedger {
         done.map(drop).map_err(self.failed("record the use of an API key"))
     }
 
-    async fn keys(&self, after: Option<&KeyRow>, limit: usize) -> Result<Vec<KeyRow>, StoreError> {
-        let query = sqlx::query(
-            "SELECT * FROM api_keys WHERE (created_at_ms, id) > (?, ?)
-             ORDER BY created_at_ms, id LIMIT ?",
-        )
-        .bind(after.map_or(-1, |after| to_column(after.created_at_ms)))
-        .bind(after.map_or("", |after| &after.id))
-        .bind(limit_of(limit));
-        let rows = query.fetch_all(&self.readers).await;
-        rows.map_err(self.failed("read the API keys"))?.iter().map(read_key).collect()
+    async fn keys(
+        &self,
+        after: Option<&Place<String>>,
+        limit: usize,
+    ) -> Result<Vec<KeyRow>, StoreError> {
+        let sql = "SELECT * FROM api_keys WHERE (created_at_ms, id) > (?, ?)
+             ORDER BY created_at_ms, id LIMIT ?";
+        let after = after.map_or(FIRST, |(at, id)| (to_column(*at), id.as_str()));
+        self.page_by_time("read the API keys", sql, after, limit, read_key).await
     }
 
     async fn count_keys(&self) -> Result<usize, StoreError> {

@@ -25,6 +25,9 @@ static STEPS: &[(&str, &str)] = &steps![
     "0010_reasons",
     "0011_owners",
     "0012_blobs",
+    "0013_pages",
+    "0014_epochs",
+    "0015_work_failures",
 ];
 
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {

@@ -183,6 +183,60 @@ impl SqliteLedger {
     }
 }
 
+// === Reading ===
+
+/// Before the first row by time, and after the last: no id sorts beyond these.
+const FIRST: (i64, &str) = (i64::MIN, "");
+const LAST: (i64, &str) = (i64::MAX, "~");
+
+impl SqliteLedger {
+    async fn one<T>(
+        &self,
+        action: &'static str,
+        query: Query<'_>,
+        read: fn(&SqliteRow) -> Result<T, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        let row = query.fetch_optional(&self.readers).await;
+        row.map_err(self.failed(action))?.as_ref().map(read).transpose()
+    }
+
+    async fn all<T>(
+        &self,
+        action: &'static str,
+        query: Query<'_>,
+        read: fn(&SqliteRow) -> Result<T, StoreError>,
+    ) -> Result<Vec<T>, StoreError> {
+        let rows = query.fetch_all(&self.readers).await;
+        rows.map_err(self.failed(action))?.iter().map(read).collect()
+    }
+
+    /// Rows by key: `sql` takes the key that they come after, and how many at most.
+    async fn page<T>(
+        &self,
+        action: &'static str,
+        sql: &'static str,
+        after: Option<&str>,
+        limit: usize,
+        read: fn(&SqliteRow) -> Result<T, StoreError>,
+    ) -> Result<Vec<T>, StoreError> {
+        let query = sqlx::query(sql).bind(after.unwrap_or_default()).bind(limit_of(limit));
+        self.all(action, query, read).await
+    }
+
+    /// Rows by time: `sql` takes the time and id that they come after, and how many at most.
+    async fn page_by_time<T>(
+        &self,
+        action: &'static str,
+        sql: &'static str,
+        after: (i64, &str),
+        limit: usize,
+        read: fn(&SqliteRow) -> Result<T, StoreError>,
+    ) -> Result<Vec<T>, StoreError> {
+        let query = sqlx::query(sql).bind(after.0).bind(after.1).bind(limit_of(limit));
+        self.all(action, query, read).await
+    }
+}
+
 // === Columns ===
 
 fn column<'r, T>(row: &'r SqliteRow, name: &str) -> Result<T, StoreError>

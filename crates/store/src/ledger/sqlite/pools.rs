@@ -6,7 +6,7 @@ use torpor_lifecycle::ledger::{Aggregate, PoolLedger};
 use torpor_lifecycle::store::{PoolRecord, StoreError};
 use torpor_protocol::Name;
 
-use super::{Query, SqliteLedger, column, json, limit_of, optional, parsed, time, to_column};
+use super::{Query, SqliteLedger, column, json, optional, parsed, time, to_column};
 
 #[async_trait]
 impl PoolLedger for SqliteLedger {
@@ -38,12 +38,9 @@ impl PoolLedger for SqliteLedger {
         after: Option<&Name>,
         limit: usize,
     ) -> Result<Vec<PoolRecord>, StoreError> {
-        let query = sqlx::query("SELECT * FROM pools WHERE name > ? ORDER BY name LIMIT ?")
-            .bind(after.map_or("", |after| after.as_str()))
-            .bind(limit_of(limit));
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("read the pools from the ledger"))?;
-        rows.iter().map(read_pool).collect()
+        let sql = "SELECT * FROM pools WHERE name > ? ORDER BY name LIMIT ?";
+        let after = after.map(|after| after.as_str());
+        self.page("read the pools from the ledger", sql, after, limit, read_pool).await
     }
 }
 

@@ -9,7 +9,7 @@ use torpor_protocol::preview::Preview;
 use torpor_protocol::{PreviewId, TokenId};
 
 use super::super::{PreviewLedger, TokenRow};
-use super::{SqliteLedger, column, json, limit_of, parsed, time, to_column};
+use super::{SqliteLedger, column, json, parsed, time, to_column};
 
 #[async_trait]
 impl PreviewLedger for SqliteLedger {
@@ -49,14 +49,9 @@ impl PreviewLedger for SqliteLedger {
         after: Option<&PreviewId>,
         limit: usize,
     ) -> Result<Vec<Preview>, StoreError> {
-        let query =
-            sqlx::query("SELECT id, preview FROM previews WHERE id > ? ORDER BY id LIMIT ?")
-                .bind(after.map_or("", |after| after.as_str()))
-                .bind(limit_of(limit));
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("read the previews from the ledger"))?;
-        let read = |row| json(row, "preview", &format!("preview {}", column::<String>(row, "id")?));
-        rows.iter().map(read).collect()
+        let sql = "SELECT id, preview FROM previews WHERE id > ? ORDER BY id LIMIT ?";
+        let after = after.map(|after| after.as_str());
+        self.page("read the previews from the ledger", sql, after, limit, read_preview).await
     }
 
     async fn erase_preview(&self, id: &PreviewId) -> Result<bool, StoreError> {
@@ -89,12 +84,9 @@ impl PreviewLedger for SqliteLedger {
         after: Option<&TokenId>,
         limit: usize,
     ) -> Result<Vec<TokenRow>, StoreError> {
-        let query = sqlx::query("SELECT * FROM preview_tokens WHERE id > ? ORDER BY id LIMIT ?")
-            .bind(after.map_or("", |after| after.as_str()))
-            .bind(limit_of(limit));
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("read the tokens of previews from the ledger"))?;
-        rows.iter().map(read_token).collect()
+        let action = "read the tokens of previews from the ledger";
+        let sql = "SELECT * FROM preview_tokens WHERE id > ? ORDER BY id LIMIT ?";
+        self.page(action, sql, after.map(|after| after.as_str()), limit, read_token).await
     }
 
     async fn erase_preview_token(&self, id: &TokenId) -> Result<bool, StoreError> {
@@ -103,6 +95,10 @@ impl PreviewLedger for SqliteLedger {
         let done = done.map_err(self.failed("remove a token of a preview from the ledger"))?;
         Ok(done.rows_affected() > 0)
     }
+}
+
+fn read_preview(row: &SqliteRow) -> Result<Preview, StoreError> {
+    json(row, "preview", &format!("preview {}", column::<String>(row, "id")?))
 }
 
 fn read_token(row: &SqliteRow) -> Result<TokenRow, StoreError> {

@@ -70,9 +70,7 @@ impl RequestLedger for SqliteLedger {
     async fn made_by(&self, request: &str) -> Result<Option<SandboxId>, StoreError> {
         let query =
             sqlx::query("SELECT id FROM sandboxes WHERE json_extract(facts, '$.request') = ?");
-        let row = query.bind(request).fetch_optional(&self.readers).await;
-        let row = row.map_err(self.failed("look for what a request made"))?;
-        row.map(|row| parsed(&row, "id")).transpose()
+        self.one("look for what a request made", query.bind(request), |row| parsed(row, "id")).await
     }
 }
 

@@ -21,10 +21,7 @@ impl SandboxLedger for SqliteLedger {
         )
         .bind(node);
         let epoch: i64 = start.fetch_one(&mut *transaction).await.map_err(self.failed(action))?;
-        let adopt =
-            sqlx::query("UPDATE sandboxes SET node = ?1, epoch = ?2 WHERE node IN (?1, '')")
-                .bind(node)
-                .bind(epoch);
+        let adopt = sqlx::query("UPDATE sandboxes SET node = ? WHERE node = ''").bind(node);
         adopt.execute(&mut *transaction).await.map_err(self.failed(action))?;
         transaction.commit().await.map_err(self.failed(action))?;
         Ok(Owner { node: self.node.clone(), epoch: u64::try_from(epoch).unwrap_or(0) })
@@ -32,9 +29,9 @@ impl SandboxLedger for SqliteLedger {
 
     async fn create_sandbox(&self, owner: &Owner, record: &Record) -> Result<(), StoreError> {
         let query = sqlx::query(
-            "INSERT INTO sandboxes (node, epoch, name, image_id, spec, rest, save_id, facts,
+            "INSERT INTO sandboxes (node, name, image_id, spec, rest, save_id, facts,
                  created_at_ms, last_used_at_ms, id)
-             SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11
+             SELECT ?1, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11
              WHERE EXISTS (SELECT 1 FROM nodes WHERE id = ?1 AND epoch = ?2)",
         );
         self.write_sandbox(query, owner, record).await
@@ -44,7 +41,8 @@ impl SandboxLedger for SqliteLedger {
         let query = sqlx::query(
             "UPDATE sandboxes SET name = ?3, image_id = ?4, spec = ?5, rest = ?6, save_id = ?7,
                  facts = ?8, created_at_ms = ?9, last_used_at_ms = ?10
-             WHERE id = ?11 AND node = ?1 AND epoch = ?2",
+             WHERE id = ?11 AND node = ?1
+                 AND EXISTS (SELECT 1 FROM nodes WHERE id = ?1 AND epoch = ?2)",
         );
         self.write_sandbox(query, owner, record).await
     }
@@ -59,8 +57,7 @@ impl SandboxLedger for SqliteLedger {
 
     async fn find_sandbox(&self, id: &SandboxId) -> Result<Option<Record>, StoreError> {
         let query = sqlx::query("SELECT * FROM sandboxes WHERE id = ?").bind(id.as_str());
-        let row = query.fetch_optional(&self.readers).await;
-        row.map_err(self.failed("look up a sandbox"))?.as_ref().map(read_record).transpose()
+        self.one("look up a sandbox", query, read_record).await
     }
 
     async fn sandboxes(
@@ -70,15 +67,15 @@ impl SandboxLedger for SqliteLedger {
         limit: usize,
     ) -> Result<Vec<Record>, StoreError> {
         let query = sqlx::query(
-            "SELECT * FROM sandboxes WHERE node = ? AND id > ? AND epoch = ? ORDER BY id LIMIT ?",
+            "SELECT * FROM sandboxes WHERE node = ?1 AND id > ?3
+                 AND EXISTS (SELECT 1 FROM nodes WHERE id = ?1 AND epoch = ?2)
+             ORDER BY id LIMIT ?4",
         )
         .bind(owner.node.as_str())
-        .bind(after.map_or("", |after| after.as_str()))
         .bind(to_column(owner.epoch))
+        .bind(after.map_or("", |after| after.as_str()))
         .bind(limit_of(limit));
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("read the sandboxes from the ledger"))?;
-        rows.iter().map(read_record).collect()
+        self.all("read the sandboxes from the ledger", query, read_record).await
     }
 }
 

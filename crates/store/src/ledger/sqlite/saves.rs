@@ -1,16 +1,19 @@
 //! What the ledger knows of saves: its manifest is what makes a save exist, and it can't go while a
 //! sandbox, a snapshot or a pool pins it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
-use torpor_lifecycle::store::{Manifest, PinOwner, SavedBy, StoreError};
+use async_trait::async_trait;
+use sqlx::sqlite::SqliteRow;
+use torpor_lifecycle::store::{Manifest, MemorySave, PinOwner, SavedBy, StoreError};
 use torpor_protocol::{SaveId, SnapshotKind};
 
+use super::super::SaveLedger;
 use super::{SqliteLedger, column, parsed, to_column};
 
-impl SqliteLedger {
-    /// Records a manifest, and what each of its files takes on disk.
-    pub(crate) async fn commit_save(
+#[async_trait]
+impl SaveLedger for SqliteLedger {
+    async fn commit_save(
         &self,
         id: &SaveId,
         manifest: &Manifest,
@@ -46,36 +49,32 @@ impl SqliteLedger {
         transaction.commit().await.map_err(self.failed(action))
     }
 
-    /// The manifest of a save, still as text: it may be of a format that is not known here.
-    pub(crate) async fn save(&self, id: &SaveId) -> Result<Option<String>, StoreError> {
+    async fn save(&self, id: &SaveId) -> Result<Option<String>, StoreError> {
         let query = sqlx::query_scalar("SELECT manifest FROM saves WHERE id = ?").bind(id.as_str());
         query.fetch_optional(&self.readers).await.map_err(self.failed("look up a save"))
     }
 
-    /// All saves, newest first: what was used last is most likely wanted next.
-    pub(crate) async fn save_ids(&self) -> Result<Vec<SaveId>, StoreError> {
+    async fn save_ids(&self) -> Result<Vec<SaveId>, StoreError> {
         let query = sqlx::query("SELECT id FROM saves ORDER BY created_at_ms DESC, id");
-        let rows = query.fetch_all(&self.readers).await.map_err(self.failed("list the saves"))?;
-        rows.iter().map(|row| parsed(row, "id")).collect()
+        self.all("list the saves", query, |row| parsed(row, "id")).await
     }
 
-    /// Who can revive each memory save.
-    pub(crate) async fn memory_saves(&self) -> Result<HashMap<SaveId, SavedBy>, StoreError> {
+    async fn memory_saves(&self) -> Result<Vec<MemorySave>, StoreError> {
         let query = sqlx::query(
             "SELECT id, json_extract(manifest, '$.engine') AS engine,
-                 json_extract(manifest, '$.engine_version') AS version FROM saves WHERE kind = ?",
+                 json_extract(manifest, '$.engine_version') AS version, save_pins.kind, owner
+             FROM saves LEFT JOIN save_pins ON save_id = id
+             WHERE saves.kind = ? AND json_valid(manifest)",
         )
         .bind(SnapshotKind::Memory.as_str());
-        let rows = query.fetch_all(&self.readers).await.map_err(self.failed("list the saves"))?;
-        let by = |row| {
-            let (engine, version) = (column(row, "engine")?, column(row, "version")?);
-            Ok((parsed(row, "id")?, SavedBy { engine, version }))
+        let read = |row: &SqliteRow| {
+            let by = SavedBy { engine: column(row, "engine")?, version: column(row, "version")? };
+            Ok(MemorySave { id: parsed(row, "id")?, by, owner: read_pin(row)? })
         };
-        rows.iter().map(by).collect()
+        self.all("list the saves", query, read).await
     }
 
-    /// Bytes of all saves; what several have counts once.
-    pub(crate) async fn save_bytes(&self) -> Result<u64, StoreError> {
+    async fn save_bytes(&self) -> Result<u64, StoreError> {
         let query = sqlx::query_scalar(
             "SELECT coalesce(sum(bytes), 0) FROM
                  (SELECT max(bytes) AS bytes FROM save_files GROUP BY hash)",
@@ -84,37 +83,26 @@ impl SqliteLedger {
         Ok(u64::try_from(sum.map_err(self.failed("add up the saves"))?).unwrap_or(0))
     }
 
-    /// Every hash that a manifest names.
-    pub(crate) async fn blobs(&self) -> Result<HashSet<String>, StoreError> {
+    async fn blobs(&self) -> Result<HashSet<String>, StoreError> {
         let query = sqlx::query_scalar("SELECT DISTINCT hash FROM save_files");
         let hashes = query.fetch_all(&self.readers).await;
         Ok(hashes.map_err(self.failed("list the blobs"))?.into_iter().collect())
     }
 
-    pub(crate) async fn names_blob(&self, hash: &str) -> Result<bool, StoreError> {
+    async fn names_blob(&self, hash: &str) -> Result<bool, StoreError> {
         let query = sqlx::query("SELECT 1 FROM save_files WHERE hash = ? LIMIT 1").bind(hash);
         let found = query.fetch_optional(&self.readers).await;
         Ok(found.map_err(self.failed("look up a blob"))?.is_some())
     }
 
-    /// Who keeps a save.
-    pub(crate) async fn save_pins(&self, id: &SaveId) -> Result<Vec<PinOwner>, StoreError> {
+    async fn save_pins(&self, id: &SaveId) -> Result<Vec<PinOwner>, StoreError> {
         let query = sqlx::query("SELECT kind, owner FROM save_pins WHERE save_id = ?");
-        let rows = query.bind(id.as_str()).fetch_all(&self.readers).await;
-        let owner = |row| {
-            let kind: String = column(row, "kind")?;
-            match kind.as_str() {
-                "sandbox" => Ok(PinOwner::Sandbox(parsed(row, "owner")?)),
-                "snapshot" => Ok(PinOwner::Snapshot(parsed(row, "owner")?)),
-                "pool" => Ok(PinOwner::Pool(parsed(row, "owner")?)),
-                other => Err(StoreError::Invalid(format!("a {other} can't pin a save"))),
-            }
-        };
-        rows.map_err(self.failed("look up who keeps a save"))?.iter().map(owner).collect()
+        let query = query.bind(id.as_str());
+        let pins = self.all("look up who keeps a save", query, read_pin).await?;
+        Ok(pins.into_iter().flatten().collect())
     }
 
-    /// Forgets a save; gives the hashes that it named. None if something pins it.
-    pub(crate) async fn drop_save(&self, id: &SaveId) -> Result<Option<Vec<String>>, StoreError> {
+    async fn drop_save(&self, id: &SaveId) -> Result<Option<Vec<String>>, StoreError> {
         let action = "remove a save from the ledger";
         let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
         let pinned = sqlx::query("SELECT 1 FROM save_pins WHERE save_id = ? LIMIT 1");
@@ -131,8 +119,7 @@ impl SqliteLedger {
         Ok(Some(hashes))
     }
 
-    /// Forgets every save that nothing pins.
-    pub(crate) async fn drop_unpinned_saves(&self) -> Result<u64, StoreError> {
+    async fn drop_unpinned_saves(&self) -> Result<u64, StoreError> {
         let query = sqlx::query(
             "DELETE FROM saves WHERE
                  NOT EXISTS (SELECT 1 FROM save_pins WHERE save_id = saves.id)",
@@ -140,4 +127,15 @@ impl SqliteLedger {
         let done = query.execute(&self.writer).await;
         Ok(done.map_err(self.failed("remove saves from the ledger"))?.rows_affected())
     }
+}
+
+fn read_pin(row: &SqliteRow) -> Result<Option<PinOwner>, StoreError> {
+    let kind: Option<String> = column(row, "kind")?;
+    Ok(match kind.as_deref() {
+        None => None,
+        Some("sandbox") => Some(PinOwner::Sandbox(parsed(row, "owner")?)),
+        Some("snapshot") => Some(PinOwner::Snapshot(parsed(row, "owner")?)),
+        Some("pool") => Some(PinOwner::Pool(parsed(row, "owner")?)),
+        Some(other) => return Err(StoreError::Invalid(format!("a {other} can't pin a save"))),
+    })
 }

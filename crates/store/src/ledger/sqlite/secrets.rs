@@ -7,7 +7,7 @@ use torpor_protocol::api::Secret;
 use torpor_protocol::{HostBinding, SecretName};
 
 use super::super::{Seal, Sealed, SecretLedger};
-use super::{SqliteLedger, column, json, limit_of, now_ms, parsed, time, to_column};
+use super::{SqliteLedger, column, json, now_ms, parsed, time, to_column};
 
 #[async_trait]
 impl SecretLedger for SqliteLedger {
@@ -57,10 +57,11 @@ impl SecretLedger for SqliteLedger {
 
     async fn secret(&self, name: &SecretName) -> Result<Option<(Secret, Sealed)>, StoreError> {
         let query = sqlx::query("SELECT * FROM secrets WHERE name = ?").bind(name.as_str());
-        let row = query.fetch_optional(&self.readers).await;
-        let Some(row) = row.map_err(self.failed("look up a secret"))? else { return Ok(None) };
-        let sealed = Sealed { nonce: column(&row, "nonce")?, bytes: column(&row, "sealed")? };
-        Ok(Some((read_secret(&row)?, sealed)))
+        let read = |row: &SqliteRow| {
+            let sealed = Sealed { nonce: column(row, "nonce")?, bytes: column(row, "sealed")? };
+            Ok((read_secret(row)?, sealed))
+        };
+        self.one("look up a secret", query, read).await
     }
 
     async fn secrets(
@@ -68,14 +69,10 @@ impl SecretLedger for SqliteLedger {
         after: Option<&SecretName>,
         limit: usize,
     ) -> Result<Vec<Secret>, StoreError> {
-        let query = sqlx::query(
-            "SELECT name, version, hosts, created_at_ms, updated_at_ms FROM secrets
-             WHERE name > ? ORDER BY name LIMIT ?",
-        )
-        .bind(after.map_or("", |after| after.as_str()))
-        .bind(limit_of(limit));
-        let rows = query.fetch_all(&self.readers).await;
-        rows.map_err(self.failed("list the secrets"))?.iter().map(read_secret).collect()
+        let sql = "SELECT name, version, hosts, created_at_ms, updated_at_ms FROM secrets
+             WHERE name > ? ORDER BY name LIMIT ?";
+        let after = after.map(|after| after.as_str());
+        self.page("list the secrets", sql, after, limit, read_secret).await
     }
 
     async fn drop_secret(&self, name: &SecretName) -> Result<bool, StoreError> {

@@ -2,11 +2,11 @@
 
 use async_trait::async_trait;
 use sqlx::sqlite::SqliteRow;
-use torpor_lifecycle::ledger::{SnapshotFilter, SnapshotLedger, SnapshotPlace};
+use torpor_lifecycle::ledger::{Place, SnapshotFilter, SnapshotLedger};
 use torpor_lifecycle::store::{SnapshotRecord, StoreError};
 use torpor_protocol::{SnapshotId, SnapshotRef};
 
-use super::{SqliteLedger, column, json, limit_of, optional, parsed, to_column};
+use super::{FIRST, SqliteLedger, column, json, limit_of, optional, parsed, to_column};
 
 #[async_trait]
 impl SnapshotLedger for SqliteLedger {
@@ -53,43 +53,37 @@ impl SnapshotLedger for SqliteLedger {
                 sqlx::query("SELECT * FROM snapshots WHERE name = ?").bind(name.as_str())
             }
         };
-        let row = query.fetch_optional(&self.readers).await;
-        row.map_err(self.failed("look up a snapshot"))?.as_ref().map(read_snapshot).transpose()
+        self.one("look up a snapshot", query, read_snapshot).await
     }
 
     async fn snapshots(
         &self,
         filter: &SnapshotFilter,
-        after: Option<&SnapshotPlace>,
+        after: Option<&Place<SnapshotId>>,
         limit: usize,
     ) -> Result<Vec<SnapshotRecord>, StoreError> {
+        let (action, after) = (
+            "read the snapshots from the ledger",
+            after.map_or(FIRST, |(at, id)| (to_column(*at), id.as_str())),
+        );
         let SnapshotFilter { sandbox, sandbox_name } = filter;
-        // Two texts, because only the second finds its rows by the sandbox.
-        let query = match (sandbox, sandbox_name) {
-            (None, None) => sqlx::query(
-                "SELECT * FROM snapshots WHERE (created_at_ms, id) > (?, ?)
-                 ORDER BY created_at_ms, id LIMIT ?",
-            ),
-            (Some(_), _) | (_, Some(_)) => sqlx::query(
-                "SELECT * FROM snapshots WHERE (created_at_ms, id) > (?, ?)
-                     AND (json_extract(snapshot, '$.sandbox') = ?4
-                         OR json_extract(snapshot, '$.sandbox_name') = ?5)
-                 ORDER BY created_at_ms, id LIMIT ?3",
-            ),
-        };
-        let query = query
-            .bind(after.map_or(-1, |place| to_column(place.created_at_ms)))
-            .bind(after.map_or("", |place| place.id.as_str()))
-            .bind(limit_of(limit));
-        let query = match (sandbox, sandbox_name) {
-            (None, None) => query,
-            (Some(_), _) | (_, Some(_)) => query
-                .bind(sandbox.as_ref().map(|id| id.as_str()))
-                .bind(sandbox_name.as_ref().map(|name| name.as_str())),
-        };
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("read the snapshots from the ledger"))?;
-        rows.iter().map(read_snapshot).collect()
+        if sandbox.is_none() && sandbox_name.is_none() {
+            let sql = "SELECT * FROM snapshots WHERE (created_at_ms, id) > (?, ?)
+                 ORDER BY created_at_ms, id LIMIT ?";
+            return self.page_by_time(action, sql, after, limit, read_snapshot).await;
+        }
+        let query = sqlx::query(
+            "SELECT * FROM snapshots WHERE (created_at_ms, id) > (?, ?)
+                 AND (json_extract(snapshot, '$.sandbox') = ?
+                     OR json_extract(snapshot, '$.sandbox_name') = ?)
+             ORDER BY created_at_ms, id LIMIT ?",
+        )
+        .bind(after.0)
+        .bind(after.1)
+        .bind(sandbox.as_ref().map(|id| id.as_str()))
+        .bind(sandbox_name.as_ref().map(|name| name.as_str()))
+        .bind(limit_of(limit));
+        self.all(action, query, read_snapshot).await
     }
 
     async fn snapshot_ancestors(
@@ -108,9 +102,7 @@ impl SnapshotLedger for SqliteLedger {
         )
         .bind(of.as_str())
         .bind(limit_of(limit));
-        let rows = query.fetch_all(&self.readers).await;
-        let rows = rows.map_err(self.failed("look up the ancestors of a snapshot"))?;
-        rows.iter().map(|row| parsed(row, "id")).collect()
+        self.all("look up the ancestors of a snapshot", query, |row| parsed(row, "id")).await
     }
 }
 

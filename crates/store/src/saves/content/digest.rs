@@ -71,12 +71,12 @@ impl FromStr for Digest {
 }
 
 /// The hash of a content that passes by, from its begin to its end.
-pub(crate) enum Passing {
+pub(crate) enum StreamHasher {
     Plain(Box<Hasher>),
     Sparse(Box<SparseHasher>),
 }
 
-impl Passing {
+impl StreamHasher {
     /// Of a content with so many bytes.
     pub(crate) fn new(form: Form, bytes: u64) -> Self {
         match form {

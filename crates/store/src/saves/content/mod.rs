@@ -22,7 +22,7 @@ use rustix::fs::{OFlags, SeekFrom, seek};
 use rustix::io::Errno;
 
 use crate::images::sparse::SparseMap;
-pub(crate) use digest::{Digest, Form, Passing};
+pub(crate) use digest::{Digest, Form, StreamHasher};
 
 /// What one core hashes before it takes the next part: a power of two, so that it is a subtree of
 /// BLAKE3's tree.

@@ -132,11 +132,11 @@ fn sparse(file: &File) -> Hash {
 
 /// Of a content that is in memory, fed in pieces of so many blocks.
 fn passed(form: Form, content: &[u8], blocks: usize) -> Hash {
-    let mut passing = Passing::new(form, content.len() as u64);
+    let mut hasher = StreamHasher::new(form, content.len() as u64);
     for (index, piece) in content.chunks(blocks * BLOCK).enumerate() {
-        passing.feed((index * blocks * BLOCK) as u64, piece);
+        hasher.feed((index * blocks * BLOCK) as u64, piece);
     }
-    passing.finish().hash
+    hasher.finish().hash
 }
 
 /// What somebody wrote into a file, and how much of the zeros of it.

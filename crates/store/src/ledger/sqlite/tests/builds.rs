@@ -1,18 +1,19 @@
 //! What is remembered of builds.
 
-use torpor_protocol::BuildId;
 use torpor_protocol::api::{Build, BuildKind, BuildState};
+use torpor_protocol::{BuildId, WorkFailure};
 
 use super::*;
 use crate::BuildLedger as _;
 
-fn build(created_at_ms: u64) -> Build {
+pub(super) fn build(created_at_ms: u64) -> Build {
     Build {
         id: BuildId::random(),
         name: "my/app".to_owned(),
         kind: BuildKind::Dockerfile,
         state: BuildState::Waiting,
         reason: None,
+        message: None,
         image: None,
         created_at_ms,
         updated_at_ms: created_at_ms,
@@ -26,7 +27,8 @@ async fn a_build_comes_back_with_its_last_word() {
     world.ledger.record_build(&one, None).await.unwrap();
     assert_eq!(world.ledger.find_build(&one.id).await.unwrap(), Some(one.clone()));
     one.state = BuildState::Failed;
-    one.reason = Some("no such package".to_owned());
+    one.reason = Some(WorkFailure::Failed);
+    one.message = Some("no such package".to_owned());
     one.updated_at_ms = 9;
     world.ledger.record_build(&one, None).await.unwrap();
     world.ledger.close().await;
@@ -47,7 +49,7 @@ async fn a_key_leads_to_the_build_it_was_first_given_for() {
     let other = build(6);
     let error = world.ledger.record_build(&other, Some("once")).await.unwrap_err();
     assert!(matches!(error, StoreError::Invalid(_)), "{error:?}");
-    assert_eq!(world.ledger.builds(10).await.unwrap(), [one]);
+    assert_eq!(world.ledger.builds(None, 10).await.unwrap(), [one]);
 }
 
 #[tokio::test]
@@ -61,11 +63,11 @@ async fn the_newest_thousand_builds_are_kept() {
          FROM builds, n",
     );
     many.execute(&world.ledger.writer).await.unwrap();
-    assert_eq!(world.ledger.builds(usize::MAX).await.unwrap().len(), 1_000);
+    assert_eq!(world.ledger.builds(None, usize::MAX).await.unwrap().len(), 1_000);
     let last = build(5_000);
     world.ledger.record_build(&last, None).await.unwrap();
-    assert_eq!(world.ledger.builds(usize::MAX).await.unwrap().len(), 1_000);
-    assert_eq!(world.ledger.builds(1).await.unwrap(), [last]);
+    assert_eq!(world.ledger.builds(None, usize::MAX).await.unwrap().len(), 1_000);
+    assert_eq!(world.ledger.builds(None, 1).await.unwrap(), [last]);
     assert_eq!(world.ledger.find_build(&first.id).await.unwrap(), None);
     assert_eq!(world.ledger.find_build_by_key("first").await.unwrap(), None);
 }

@@ -23,7 +23,7 @@ use torpor_protocol::{
 };
 
 use super::*;
-use crate::{ImageLedger as _, ImageRow, KeyLedger as _, Layout};
+use crate::{ImageLedger as _, ImageRow, KeyLedger as _, Layout, SaveLedger as _};
 
 struct World {
     ledger: SqliteLedger,
@@ -102,6 +102,7 @@ fn image_row(digit: char) -> ImageRow {
         file_hash: "h".to_owned(),
         agent_hash: "a".to_owned(),
         created_at_ms: 5,
+        names: Vec::new(),
     }
 }
 
@@ -277,6 +278,7 @@ fn snapshot(image: &ImageId, name: Option<&str>, save: Option<&SaveId>) -> Snaps
         kind: SnapshotKind::Memory,
         state: SnapshotState::Completed,
         reason: None,
+        message: None,
         sandbox: SandboxId::random(),
         sandbox_name: None,
         parent: None,
@@ -404,4 +406,18 @@ async fn an_image_that_a_save_or_a_pool_needs_stays_and_says_for_whom() {
     assert_eq!(needed_by().await, "pool ready and snapshot base");
     world.record(&record(&image, Some("web"))).await.unwrap();
     assert_eq!(needed_by().await, "pool ready, sandbox web and others");
+}
+
+#[tokio::test]
+async fn images_are_read_by_pages_with_their_names() {
+    let world = world().await;
+    for digit in ['a', 'b', 'c'] {
+        world.ledger.commit_image(&image_row(digit), Some(&format!("{digit}:1"))).await.unwrap();
+    }
+    let (second, third) = (image_row('b').id, image_row('c').id);
+    world.ledger.name_image("b:0", &second).await.unwrap();
+    let first = world.ledger.images(None, 2).await.unwrap();
+    assert_eq!((first.len(), &first[1].names[..]), (2, &["b:0".to_owned(), "b:1".to_owned()][..]));
+    let rest = world.ledger.images(Some(&(first[1].created_at_ms, second)), 9).await.unwrap();
+    assert_eq!(rest.iter().map(|row| &row.id).collect::<Vec<_>>(), [&third]);
 }

@@ -1,8 +1,10 @@
 //! Ledgers of earlier programs, and the shape of the present one.
 
 use sqlx::migrate::Migrator;
+use torpor_protocol::{SnapshotRef, WorkFailure};
 
 use super::*;
+use crate::BuildLedger as _;
 
 /// A ledger as the program knew it that had so many migrations.
 async fn ledger_of(migrations: usize, layout: &Layout) -> SqlitePool {
@@ -142,6 +144,17 @@ async fn a_reason_that_was_a_sentence_becomes_a_code() {
     }
     let insert = "INSERT INTO archive VALUES ('abcdefghijklmnopqrstu', ?2, 1, 2, ?3)";
     exec(insert, "nobody used it for its idle time").await;
+    let said = |row: serde_json::Result<serde_json::Value>, reason: &str| {
+        let mut row = row.unwrap();
+        row["reason"] = reason.into();
+        row.to_string()
+    };
+    let (half, build) = (snapshot(&image, None, None).snapshot, builds::build(1));
+    let insert = format!("INSERT INTO snapshots VALUES ('{}', NULL, NULL, ?3, 1)", half.id);
+    exec(&insert, &said(serde_json::to_value(&half), "the disk is full: no room")).await;
+    let insert = format!("INSERT INTO builds VALUES ('{}', NULL, ?3, 1)", build.id);
+    exec(&insert, &said(serde_json::to_value(&build), "the daemon was restarted; build it again"))
+        .await;
     old.close().await;
 
     let ledger = SqliteLedger::open(&layout).await.unwrap();
@@ -152,6 +165,11 @@ async fn a_reason_that_was_a_sentence_becomes_a_code() {
     assert_eq!(states.collect::<Vec<_>>(), expected);
     let ended = ledger.archived(None, 10).await.unwrap();
     assert_eq!(ended[0].reason, Some(EndReason::Idle));
+    let half = ledger.find_snapshot(&SnapshotRef::Id(half.id)).await.unwrap().unwrap().snapshot;
+    assert_eq!(half.reason, Some(WorkFailure::NoCapacity));
+    assert_eq!(half.message.as_deref(), Some("the disk is full: no room"));
+    let build = ledger.find_build(&build.id).await.unwrap().unwrap();
+    assert_eq!(build.reason, Some(WorkFailure::Interrupted));
 }
 
 fn start_failed(cause: &str) -> FailureReason {

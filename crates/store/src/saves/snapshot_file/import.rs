@@ -1,7 +1,6 @@
 //! Reading a snapshot file. Nothing in it is believed: names come from a checked list, every byte is
-//! compared with its hash, a sparse file is as long as the letter says and no longer, and an image is made anew from the files in it, under its true id.
+//! compared with its hash, a sparse file is as long as the header says and no longer, and an image is made anew from the files in it, under its true id.
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -10,9 +9,9 @@ use torpor_lifecycle::store::{Manifest, SaveAbout, StoreError};
 use torpor_protocol::ImageId;
 use torpor_protocol::snapshot::SnapshotKind;
 
-use super::super::content::{self, Digest, Form, Passing};
+use super::super::content::{self, Digest, Form, StreamHasher};
 use super::super::{LayerChanges, Saves};
-use super::{BUFFER, IMAGE_FILE, Imported, LETTER_FILE, LETTER_MAX, Letter, no_snapshot, unusable};
+use super::{BUFFER, HEADER_FILE, HEADER_MAX, Header, IMAGE_FILE, Imported, no_snapshot, unusable};
 use crate::files;
 use crate::images::sparse::SparseMap;
 use crate::images::tarball::{EntryKind, Tarball};
@@ -22,7 +21,7 @@ use crate::layout::Stage;
 /// A snapshot file, taken apart into a stage.
 pub(crate) struct Unpacked {
     stage: Stage,
-    letter: Letter,
+    header: Header,
     manifest: Manifest,
     /// The root file, in a stage of its own.
     image: Option<(Stage, PathBuf)>,
@@ -48,24 +47,24 @@ impl Saves {
         images: &Images,
         reader: impl Read + Send + 'static,
     ) -> Result<Imported, StoreError> {
-        let present: HashSet<ImageId> =
-            self.shared.ledger.images().await?.into_iter().map(|row| row.id).collect();
         let shared = self.shared.clone();
         let unpacked = blocking(move || {
             let stage = shared.layout.stage()?;
             let spare = shared.layout.stage()?;
-            unpack(reader, stage, spare, &present)
+            let present =
+                |id: &ImageId| Ok(shared.runtime.block_on(shared.ledger.image(id))?.is_some());
+            unpack(reader, stage, spare, present)
         });
-        let Unpacked { stage, letter, manifest, image } = unpacked.await?;
-        let id = letter.snapshot.image_id.clone();
+        let Unpacked { stage, header, manifest, image } = unpacked.await?;
+        let id = header.snapshot.image_id.clone();
         let installed = image.is_some();
         if let Some((_spare, path)) = image {
-            let config = letter.image.map(|image| image.config).unwrap_or_default();
+            let config = header.image.map(|image| image.config).unwrap_or_default();
             images.install_root(&id, config, path).await?;
         }
         let done = async {
             let ours = images.agent_hash(&id).await?;
-            if manifest.about.kind == SnapshotKind::Memory && letter.agent_hash != ours {
+            if manifest.about.kind == SnapshotKind::Memory && header.agent_hash != ours {
                 return Err(unusable(
                     "its memory holds the agent of another version of torpor; a filesystem \
                      snapshot of it could be imported",
@@ -74,7 +73,7 @@ impl Saves {
             self.commit_stage(stage, without_privileges(manifest.about)).await
         };
         match done.await {
-            Ok(save) => Ok(Imported { save, snapshot: letter.snapshot }),
+            Ok(save) => Ok(Imported { save, snapshot: header.snapshot }),
             Err(error) => {
                 if installed && let Err(error) = images.remove(id.as_str()).await {
                     tracing::warn!(image = %id, %error, "an image without a use stays");
@@ -89,18 +88,18 @@ pub(crate) fn unpack(
     reader: impl Read,
     stage: Stage,
     spare: Stage,
-    present: &HashSet<ImageId>,
+    present: impl FnOnce(&ImageId) -> Result<bool, StoreError>,
 ) -> Result<Unpacked, StoreError> {
     let mut tarball = Tarball::with_sparse_files(reader);
-    let (letter, manifest) = read_letter(&mut tarball)?;
+    let (header, manifest) = read_header(&mut tarball)?;
     for file in &manifest.files {
         let path = stage.path().join(&file.name);
         let to = File::create_new(&path).map_err(files::failed("create a file of a save"))?;
         take(&mut tarball, &file.name, file.bytes, &file.hash, Some(to))?;
     }
-    let have = present.contains(&letter.snapshot.image_id);
+    let have = present(&header.snapshot.image_id)?;
     let mut image = None;
-    if let Some(brought) = &letter.image {
+    if let Some(brought) = &header.image {
         let path = spare.path().join(IMAGE_FILE);
         let to = match have {
             true => None,
@@ -109,7 +108,7 @@ pub(crate) fn unpack(
         take(&mut tarball, IMAGE_FILE, brought.bytes, &brought.hash, to)?;
         image = (!have).then_some((spare, path));
     } else if !have {
-        let (id, name) = (&letter.snapshot.image_id, &letter.snapshot.image);
+        let (id, name) = (&header.snapshot.image_id, &header.snapshot.image);
         return Err(unusable(&format!(
             "its image {name} ({id}) is neither here nor in the file: import the image first, or \
              export the snapshot with its image"
@@ -121,7 +120,7 @@ pub(crate) fn unpack(
         SnapshotKind::Filesystem => drop(LayerChanges::open(stage.path())?),
     }
     match next(&mut tarball)? {
-        None => Ok(Unpacked { stage, letter, manifest, image }),
+        None => Ok(Unpacked { stage, header, manifest, image }),
         Some(more) => Err(unusable(&format!("nobody said that it contains {:?}", more.name))),
     }
 }
@@ -130,18 +129,18 @@ fn create(path: &Path) -> Result<File, StoreError> {
     File::create_new(path).map_err(files::failed("create a staging file"))
 }
 
-fn read_letter(tarball: &mut Tarball<impl Read>) -> Result<(Letter, Manifest), StoreError> {
+fn read_header(tarball: &mut Tarball<impl Read>) -> Result<(Header, Manifest), StoreError> {
     let first = next(tarball).map_err(|_| no_snapshot())?;
     let size = match first {
-        Some(next) if next.name == LETTER_FILE && next.sparse.is_none() => next.bytes,
+        Some(next) if next.name == HEADER_FILE && next.sparse.is_none() => next.bytes,
         Some(_) | None => return Err(no_snapshot()),
     };
-    if size > LETTER_MAX {
-        return Err(unusable(&format!("its {LETTER_FILE} has {size} bytes")));
+    if size > HEADER_MAX {
+        return Err(unusable(&format!("its {HEADER_FILE} has {size} bytes")));
     }
     let mut text = Vec::new();
     tarball.body().read_to_end(&mut text).map_err(cut_off)?;
-    Letter::parse(&text)
+    Header::parse(&text)
 }
 
 /// What the next entry says of itself.
@@ -194,7 +193,7 @@ fn expect(
     }
 }
 
-/// The next entry must be this file, and its content what the letter said.
+/// The next entry must be this file, and its content what the header said.
 fn take(
     tarball: &mut Tarball<impl Read>,
     name: &str,
@@ -208,7 +207,7 @@ fn take(
     if let Some(to) = &to {
         to.set_len(bytes).map_err(files::failed(write))?;
     }
-    let mut passing = Passing::new(digest.form, bytes);
+    let mut hasher = StreamHasher::new(digest.form, bytes);
     let mut buffer = vec![0; BUFFER];
     let mut body = tarball.body();
     for run in map.runs() {
@@ -217,7 +216,7 @@ fn take(
             let most = usize::try_from(run.end - at).unwrap_or(usize::MAX).min(BUFFER);
             let piece = &mut buffer[..most];
             body.read_exact(piece).map_err(cut_off)?;
-            passing.feed(at, piece);
+            hasher.feed(at, piece);
             if let Some(to) = &to {
                 // Memory and disks are mostly holes, and so they stay.
                 content::write_around_zeros(to, at, piece).map_err(files::failed(write))?;
@@ -225,7 +224,7 @@ fn take(
             at += most as u64;
         }
     }
-    let found = passing.finish();
+    let found = hasher.finish();
     if found != digest {
         return Err(unusable(&format!("{name} is damaged: BLAKE3 is {found}, should be {digest}")));
     }

@@ -22,12 +22,12 @@ use super::content::{Digest, Form};
 use super::manifest::{self, FILES_MAX, MANIFEST_MAX};
 use crate::images::ImageConfig;
 
-const LETTER_FILE: &str = "torpor-snapshot.json";
+const HEADER_FILE: &str = "torpor-snapshot.json";
 const IMAGE_FILE: &str = "image.erofs";
 /// Raised when an older program would misunderstand the file.
 const FORMAT: u32 = 1;
-/// Largest letter: the manifest, the snapshot and the image's configuration.
-const LETTER_MAX: u64 = 2 * MANIFEST_MAX;
+/// Largest header: the manifest, the snapshot and the image's configuration.
+const HEADER_MAX: u64 = 2 * MANIFEST_MAX;
 /// Most bytes of a save that is imported, holes included: what is hashed and written is what the
 /// file brings, and the disk is the nearer bound of that.
 const BYTES_MAX: u64 = 1 << 40;
@@ -44,26 +44,26 @@ pub struct Imported {
 
 /// `torpor-snapshot.json`
 #[derive(Debug, Serialize, Deserialize)]
-struct Letter {
+struct Header {
     format: u32,
     snapshot: Snapshot,
     /// A [`Manifest`], which has a format of its own.
     manifest: Box<RawValue>,
     /// The agent in the image's root file, which is in saved memory too.
     agent_hash: String,
-    image: Option<LetterImage>,
+    image: Option<HeaderImage>,
 }
 
 /// What is needed to make the image again.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct LetterImage {
+struct HeaderImage {
     config: ImageConfig,
     bytes: u64,
     /// BLAKE3, hexadecimal, never of the sparse form: there are no holes in images.
     hash: String,
 }
 
-impl Letter {
+impl Header {
     fn parse(text: &[u8]) -> Result<(Self, Manifest), StoreError> {
         #[derive(Deserialize)]
         struct Head {
@@ -77,17 +77,17 @@ impl Letter {
                 head.format
             )));
         }
-        let letter: Self = serde_json::from_slice(text)
-            .map_err(|error| unusable(&format!("{LETTER_FILE}: {error}")))?;
-        let manifest = manifest::parse("the snapshot file", letter.manifest.get().as_bytes());
+        let header: Self = serde_json::from_slice(text)
+            .map_err(|error| unusable(&format!("{HEADER_FILE}: {error}")))?;
+        let manifest = manifest::parse("the snapshot file", header.manifest.get().as_bytes());
         let manifest = match manifest {
             Err(StoreError::Failed { source, .. }) => {
                 return Err(unusable(&format!("its manifest: {source}")));
             }
             manifest => manifest?,
         };
-        letter.check(&manifest)?;
-        Ok((letter, manifest))
+        header.check(&manifest)?;
+        Ok((header, manifest))
     }
 
     /// Names and sizes decide what is written where, so they are looked at before anything else.
@@ -108,7 +108,7 @@ impl Letter {
         if sum > BYTES_MAX {
             return Err(unusable(&format!("it says that it has {sum} bytes")));
         }
-        let plain = |image: &LetterImage| {
+        let plain = |image: &HeaderImage| {
             image.hash.parse().is_ok_and(|digest: Digest| digest.form == Form::Plain)
         };
         if !self.image.as_ref().is_none_or(plain) {

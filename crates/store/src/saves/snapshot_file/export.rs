@@ -10,9 +10,9 @@ use torpor_lifecycle::store::{LocalSave, StoreError};
 use torpor_protocol::Snapshot;
 
 use super::super::Saves;
-use super::super::content::{self, Digest, Form, Identity, Passing};
+use super::super::content::{self, Digest, Form, Identity, StreamHasher};
 use super::super::layer::{finish, head, pad};
-use super::{BUFFER, FORMAT, IMAGE_FILE, LETTER_FILE, Letter, LetterImage};
+use super::{BUFFER, FORMAT, HEADER_FILE, Header, HeaderImage, IMAGE_FILE};
 use crate::files;
 use crate::images::blocking;
 use crate::images::sparse::SparseMap;
@@ -35,12 +35,12 @@ impl Saves {
         let row = self.shared.ledger.image(id).await?;
         let row = row.ok_or_else(|| StoreError::NoSuchImage(id.to_string()))?;
         let root = self.shared.layout.image(id).join(&row.file);
-        let letter = Letter {
+        let header = Header {
             format: FORMAT,
             snapshot: snapshot.clone(),
             manifest: to_raw_value(&save.manifest).map_err(StoreError::failed(WRITE))?,
             agent_hash: row.agent_hash.clone(),
-            image: image.then(|| LetterImage {
+            image: image.then(|| HeaderImage {
                 config: row.config.clone(),
                 bytes: row.file_bytes,
                 hash: row.file_hash.clone(),
@@ -52,7 +52,7 @@ impl Saves {
                 true => Some(File::open(&root).map_err(|error| broken_image(&row, &error))?),
                 false => None,
             };
-            write_letter(&mut out, &letter)?;
+            write_header(&mut out, &header)?;
             write_files(&mut out, &save)?;
             if let Some(root) = root {
                 write_image(&mut out, &row, root)?;
@@ -63,11 +63,11 @@ impl Saves {
     }
 }
 
-fn write_letter(out: &mut impl Write, letter: &Letter) -> Result<(), StoreError> {
-    let text = serde_json::to_vec_pretty(letter).map_err(StoreError::failed(WRITE))?;
+fn write_header(out: &mut impl Write, header: &Header) -> Result<(), StoreError> {
+    let text = serde_json::to_vec_pretty(header).map_err(StoreError::failed(WRITE))?;
     let size = text.len() as u64;
-    let header = head(LETTER_FILE.as_bytes(), b'0', b"", None).size(size).bytes();
-    let written = out.write_all(&header).and_then(|()| out.write_all(&text));
+    let entry = head(HEADER_FILE.as_bytes(), b'0', b"", None).size(size).bytes();
+    let written = out.write_all(&entry).and_then(|()| out.write_all(&text));
     written.and_then(|()| pad(out, size)).map_err(files::failed(WRITE))
 }
 
@@ -117,7 +117,7 @@ fn write_content(
         }
     };
     written.map_err(files::failed(WRITE))?;
-    let mut passing = Passing::new(digest.form, size);
+    let mut hasher = StreamHasher::new(digest.form, size);
     let mut buffer = vec![0; BUFFER];
     for run in map.runs() {
         let mut at = run.start;
@@ -125,12 +125,12 @@ fn write_content(
             let most = usize::try_from(run.end - at).unwrap_or(usize::MAX).min(BUFFER);
             let piece = &mut buffer[..most];
             file.read_exact_at(piece, at).map_err(unread)?;
-            passing.feed(at, piece);
+            hasher.feed(at, piece);
             out.write_all(piece).map_err(files::failed(WRITE))?;
             at += most as u64;
         }
     }
-    let found = passing.finish();
+    let found = hasher.finish();
     if found != digest {
         return Err(corrupt(format!("it has BLAKE3 {found} and had {digest}")));
     }

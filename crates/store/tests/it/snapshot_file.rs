@@ -122,7 +122,7 @@ async fn a_filesystem_snapshot_goes_where_its_image_is() {
         let layer = LayerChanges::open(&imported.save.dir).unwrap();
         assert_eq!(layer.entries().len(), 2);
     }
-    assert_eq!(here.images.list().await.unwrap().len(), 1);
+    assert_eq!(here.images.all().await.unwrap().len(), 1);
 }
 
 #[tokio::test]
@@ -134,10 +134,10 @@ async fn a_snapshot_file_is_a_tar_with_everything_in_it() {
     let expected =
         ["torpor-snapshot.json", "checkpoint.img", "empty.img", "pages.img", "image.erofs"];
     assert_eq!(listed, expected);
-    let letter: serde_json::Value = serde_json::from_slice(&found[0].1).unwrap();
-    assert_eq!(letter["format"], 1);
-    assert_eq!(letter["snapshot"]["name"], "base");
-    assert_eq!(letter["manifest"]["engine_version"], "release-1");
+    let header: serde_json::Value = serde_json::from_slice(&found[0].1).unwrap();
+    assert_eq!(header["format"], 1);
+    assert_eq!(header["snapshot"]["name"], "base");
+    assert_eq!(header["manifest"]["engine_version"], "release-1");
 }
 
 #[tokio::test]
@@ -202,7 +202,7 @@ async fn hostile_letters_are_refused() {
     let save = commit(&here, &image).await;
     let whole = parts(&export(&here, &image, &save, true).await);
     let there = World::new().await;
-    let letter = String::from_utf8(whole[0].1.clone()).unwrap();
+    let header = String::from_utf8(whole[0].1.clone()).unwrap();
     let cases = [
         ("\"format\": 1", "\"format\": 2", "has format 2"),
         ("\"format\":1", "\"format\":3", "has format 3"),
@@ -217,8 +217,8 @@ async fn hostile_letters_are_refused() {
         ("\"agent_hash\": \"", "\"agent_hash\": \"0", "another version of torpor"),
     ];
     for (from, to, says) in cases {
-        let changed = letter.replace(from, to);
-        assert_ne!(changed, letter, "{from}");
+        let changed = header.replace(from, to);
+        assert_ne!(changed, header, "{from}");
         let mut parts = whole.clone();
         parts[0].1 = changed.into_bytes();
         let text = refused(&there, packed(&parts)).await;
@@ -232,8 +232,8 @@ async fn an_image_that_is_not_what_it_is_said_to_be_is_refused() {
     let (here, image) = pictured().await;
     let save = commit(&here, &image).await;
     let mut parts = parts(&export(&here, &image, &save, true).await);
-    let letter = String::from_utf8(parts[0].1.clone()).unwrap();
-    parts[0].1 = letter.replace(image.as_str(), &"0".repeat(64)).into_bytes();
+    let header = String::from_utf8(parts[0].1.clone()).unwrap();
+    parts[0].1 = header.replace(image.as_str(), &"0".repeat(64)).into_bytes();
     let there = World::new().await;
     let text = refused(&there, packed(&parts)).await;
     assert!(text.contains("is said to be 0000"), "{text}");
@@ -253,8 +253,8 @@ async fn a_root_file_made_to_do_harm_is_refused() {
         let mut parts = whole.clone();
         parts[4].1[at] = parts[4].1[at].wrapping_add(0x7f);
         let hash = blake3::hash(&parts[4].1).to_hex().to_string();
-        let letter = String::from_utf8(whole[0].1.clone()).unwrap();
-        parts[0].1 = letter.replace(&honest, &hash).into_bytes();
+        let header = String::from_utf8(whole[0].1.clone()).unwrap();
+        parts[0].1 = header.replace(&honest, &hash).into_bytes();
         match there.saves.import(&there.images, Cursor::new(packed(&parts))).await {
             // Bytes that nobody reads.
             Ok(_) => there.images.verify(image.as_str()).await.unwrap(),

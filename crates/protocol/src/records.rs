@@ -9,7 +9,7 @@ use crate::api::OutputStream;
 use crate::guest::LogLine;
 use crate::id::{BuildId, ImageId, SandboxId, SecretName};
 use crate::network::HostBinding;
-use crate::reason::EndReason;
+use crate::reason::{EndReason, WorkFailure};
 use crate::spec::SandboxSpec;
 use crate::time;
 
@@ -143,7 +143,10 @@ pub struct Build {
     pub state: BuildState,
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    pub reason: Option<WorkFailure>,
+    /// The same for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
     /// The image, when it succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageId>,

@@ -22,9 +22,9 @@ pub(crate) fn left_in(dir: &Path) -> Vec<Left> {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Roll(Mutex<HashMap<SandboxId, MachineId>>);
+pub(crate) struct Assignments(Mutex<HashMap<SandboxId, MachineId>>);
 
-impl Roll {
+impl Assignments {
     /// What earlier daemons left.
     pub(crate) fn read(dir: &Path) -> Self {
         let mut machines = HashMap::new();

@@ -36,7 +36,7 @@ pub(crate) trait Files: Clone + Send + Sync + 'static {
 
 /// What it takes to find everything that an engine of an installation has.
 #[derive(Debug)]
-pub(crate) struct Remains<F> {
+pub(crate) struct Footprint<F> {
     pub(crate) layout: F,
     pub(crate) tag: String,
     pub(crate) hierarchy: Hierarchy,
@@ -45,7 +45,7 @@ pub(crate) struct Remains<F> {
     pub(crate) others: Vec<PathBuf>,
 }
 
-impl<F: Files> Remains<F> {
+impl<F: Files> Footprint<F> {
     pub(crate) fn group(&self, id: &MachineId) -> Group {
         Group::open(&self.hierarchy, &self.tag, id.as_str())
     }
@@ -114,8 +114,8 @@ impl<F: Files> Remains<F> {
     ) -> Result<(), EngineError> {
         let mut tasks = JoinSet::new();
         for id in ids {
-            let remains = self.clone();
-            tasks.spawn(async move { remains.clear(&id).await });
+            let footprint = self.clone();
+            tasks.spawn(async move { footprint.clear(&id).await });
         }
         let mut outcome = Ok(());
         while let Some(done) = tasks.join_next().await {

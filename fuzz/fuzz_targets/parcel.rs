@@ -1,5 +1,0 @@
-//! Snapshot files.
-
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| torpor_store::fuzzing::parcel(bytes));
