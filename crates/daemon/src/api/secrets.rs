@@ -9,11 +9,11 @@ use torpor_protocol::SecretName;
 use torpor_protocol::api::{Secret, SecretList, SetSecret};
 use torpor_service::Service;
 use torpor_service::calls::secrets;
+use torpor_web::error::Result;
+use torpor_web::extract::{Json, Path, Query};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::Result;
-use super::extract::{Json, Path, Query};
 use super::page::{Cut, PageQuery};
 use super::{Answer, no_content};
 
@@ -32,11 +32,11 @@ struct SecretPath {
     responses((status = 200, description = "Sorted by name.", body = SecretList))
 )]
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<PageQuery>,
 ) -> Answer<SecretList> {
     let cut = Cut::try_from(query)?;
-    Ok(Json(cut.of(secrets::list(&app).await?, |secret| secret.name.to_string())))
+    Ok(Json(cut.of(secrets::list(&service).await?, |secret| secret.name.to_string())))
 }
 
 /// Give a secret a value. Sandboxes that start, are forked or wake from now on get it.
@@ -47,11 +47,11 @@ async fn list(
     responses((status = 200, description = "It is kept, encrypted.", body = Secret))
 )]
 async fn set(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(SecretPath { secret }): Path<SecretPath>,
     Json(SetSecret { value, hosts }): Json<SetSecret>,
 ) -> Answer<Secret> {
-    Ok(Json(secrets::set(&app, &secret, &value, hosts).await?))
+    Ok(Json(secrets::set(&service, &secret, &value, hosts).await?))
 }
 
 /// Forget a secret. Processes that have its value keep it.
@@ -61,9 +61,9 @@ async fn set(
     responses((status = 204, description = "It is gone."))
 )]
 async fn delete(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(SecretPath { secret }): Path<SecretPath>,
 ) -> Result<Response> {
-    secrets::remove(&app, &secret).await?;
+    secrets::remove(&service, &secret).await?;
     Ok(no_content())
 }
