@@ -17,19 +17,19 @@ use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use torpor_edge::previews::{PreviewServer, drop_cookies, say_secure};
-use torpor_edge::{auth, request_id};
+use torpor_edge::previews::{self, PreviewServer, drop_cookies, set_forwarded_proto};
 use torpor_lifecycle::Sandbox;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{PREVIEW_HEADER, REQUEST_ID_HEADER};
 use torpor_proxy::{Destination, Manner, Proxy, Target};
 use torpor_service::previews::{Entry, bare};
 use torpor_service::{Error, Service};
+use torpor_web::dialect::{self, Asked, Dialect};
+use torpor_web::error::status_of;
+use torpor_web::{auth, request_id};
 use tower::ServiceExt;
 
 use crate::api;
-use crate::api::error::status_of;
-use crate::dialect::{self, Asked, Dialect};
 
 /// Who asks.
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +54,7 @@ enum Class {
 /// Answers requests.
 #[derive(Clone)]
 pub(crate) struct Dispatcher {
-    app: Arc<Service>,
+    service: Arc<Service>,
     /// In the order in which they are asked.
     dialects: Arc<[(Arc<dyn Dialect>, Router)]>,
     proxy: Proxy,
@@ -62,21 +62,21 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    pub(crate) fn new(app: &Arc<Service>, dialects: Vec<Arc<dyn Dialect>>) -> Self {
-        let proxy = Proxy::new(app.fleet.clone());
-        let previews = PreviewServer::new(Arc::clone(app), proxy.clone(), status_of);
+    pub(crate) fn new(service: &Arc<Service>, dialects: Vec<Arc<dyn Dialect>>) -> Self {
+        let proxy = Proxy::new(service.fleet.clone());
+        let previews = PreviewServer::new(Arc::clone(service), proxy.clone());
         let own: Arc<dyn Dialect> = Arc::new(api::Native);
         let all = dialects.into_iter().chain([own]);
         Self {
-            app: Arc::clone(app),
-            dialects: all.map(|it| (Arc::clone(&it), dialect::router(app, &it))).collect(),
+            service: Arc::clone(service),
+            dialects: all.map(|it| (Arc::clone(&it), dialect::router(service, &it))).collect(),
             proxy,
             previews: Arc::new(previews),
         }
     }
 
     pub(crate) fn stopping(&self) -> CancellationToken {
-        self.app.stopping.clone()
+        self.service.stopping.clone()
     }
 
     pub(crate) async fn answer(
@@ -91,17 +91,17 @@ impl Dispatcher {
                 self.previews.serve(&entry, request, peer.address, peer.secure).await
             }
             Class::Port(target) => self.preview(target, request, peer).await,
-            Class::NoPreview => self.previews.missing(&request),
+            Class::NoPreview => previews::missing(&request),
         };
         let status = response.status().as_u16();
-        self.app.metrics.answered(method.as_str(), "preview", status, begun.elapsed());
+        self.service.metrics.answered(method.as_str(), "preview", status, begun.elapsed());
         Ok(response)
     }
 
     /// A header wins over the host, and what names a port and a sandbox over what names a preview: no
     /// text is both. A dialect may claim what would be for a port, and nothing that is for a preview.
     fn classify<B>(&self, request: &Request<B>, listener: Option<&'static str>) -> Class {
-        let previews = &self.app.previews;
+        let previews = &self.service.previews;
         let asked = request.headers().get(PREVIEW_HEADER).and_then(|value| value.to_str().ok());
         if let Some(entry) = asked.and_then(|label| previews.by_label(label)) {
             return Class::Preview(entry);
@@ -133,7 +133,7 @@ impl Dispatcher {
             if let Some(entry) = self.previewed(host) {
                 return Some(Class::Preview(entry));
             }
-            if self.app.previews.was_meant(host) {
+            if self.service.previews.was_meant(host) {
                 meant = Some(Class::NoPreview);
             }
         }
@@ -142,8 +142,8 @@ impl Dispatcher {
 
     /// By a domain of its owner, or by its label.
     fn previewed(&self, host: &str) -> Option<Arc<Entry>> {
-        let previews = &self.app.previews;
-        let owned = self.app.domains.by_host(&bare(host)?);
+        let previews = &self.service.previews;
+        let owned = self.service.domains.by_host(&bare(host)?);
         owned.and_then(|id| previews.by_id(&id)).or_else(|| previews.by_host(host))
     }
 
@@ -154,16 +154,16 @@ impl Dispatcher {
         peer: Peer,
     ) -> Response<Body> {
         if peer.secure {
-            say_secure(request.headers_mut());
+            set_forwarded_proto(request.headers_mut());
         }
         let Target { sandbox, port } = target;
-        let sandbox = match self.app.fleet.find(&sandbox) {
+        let sandbox = match self.service.fleet.find(&sandbox) {
             Ok(sandbox) => sandbox,
             Err(error) => return torpor_proxy::refuse(error, &mut request).map(Body::new),
         };
         let entered = self.enter(&sandbox, port, request.headers()).await;
         let uri = request.uri().clone();
-        let hidden = auth::hide(&self.app.keys, &uri, request.headers_mut());
+        let hidden = auth::hide(&self.service.keys, &uri, request.headers_mut());
         if let Err(error) = entered.and(hidden) {
             return to_response(&error, &request);
         }
@@ -186,7 +186,7 @@ impl Dispatcher {
             return Err(not_exposed(port));
         }
         if !access.is_some_and(|access| access.public) {
-            auth::admit_visitor(&self.app.keys, headers).await?;
+            auth::admit_visitor(&self.service.keys, headers).await?;
         }
         Ok(())
     }

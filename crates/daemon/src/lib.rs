@@ -9,13 +9,12 @@
 //! Invariants
 //! - Handlers only translate; sandboxes are decided on in `lifecycle`.
 //! - The only reader of the environment is [`config`]; the only place with status codes is
-//!   [`api::error`].
+//!   [`torpor_web::error`].
 //! - Stopping the daemon loses no sandbox: they are saved, or go on without it.
 
 pub mod api;
 pub mod config;
 pub mod cores;
-pub mod dialect;
 mod dispatcher;
 mod doctor;
 pub mod egress;
@@ -48,10 +47,10 @@ use torpor_service::metrics::Metrics;
 use torpor_service::previews::{self, Previews};
 use torpor_service::{Service, admission, audit, caches, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
+use torpor_web::dialect::Dialect;
 
 pub use config::Config;
 use config::StandbyConfig;
-use dialect::Dialect;
 use dispatcher::Dispatcher;
 pub use doctor::{Finding, Verdict, doctor, production};
 use listen::Listeners;
@@ -173,33 +172,33 @@ async fn serve_at(
     let egress_proxy = parts.engines.default_engine().about().egress_proxy;
     let _egress_proxy = egress::listen(&parts.egress, egress_proxy);
     let dialects = parts.dialects.clone();
-    let app = open(parts, &config, exposed).await?;
-    app.previews.found_at(listeners.address()?, listeners.encrypted()?);
+    let service = open(parts, &config, exposed).await?;
+    service.previews.found_at(listeners.address()?, listeners.encrypted()?);
     let tasks = [
-        tokio::spawn(tally::count(Arc::clone(&app))),
-        tokio::spawn(read_ahead(Arc::clone(&app))),
-        tokio::spawn(previews::look_after(Arc::clone(&app))),
-        tokio::spawn(domains::look_after(Arc::clone(&app))),
-        tokio::spawn(caches::follow(Arc::clone(&app))),
+        tokio::spawn(tally::count(Arc::clone(&service))),
+        tokio::spawn(read_ahead(Arc::clone(&service))),
+        tokio::spawn(previews::look_after(Arc::clone(&service))),
+        tokio::spawn(domains::look_after(Arc::clone(&service))),
+        tokio::spawn(caches::follow(Arc::clone(&service))),
     ];
     let tasks = tasks.map(AbortOnDropHandle::new);
-    let kept = audit::keep(app.audit.clone(), app.egress.audit().follow());
+    let kept = audit::keep(service.audit.clone(), service.egress.audit().follow());
     let kept = AbortOnDropHandle::new(tokio::spawn(kept));
-    let tls = tls::open(&app, &config.tls, &config.data_dir, &config.previews.domain)?;
+    let tls = tls::open(&service, &config.tls, &config.data_dir, &config.previews.domain)?;
     let renewals = tls.clone().map(|tls| {
-        let app = Arc::clone(&app);
-        let kept = tls.keep(move |valid| app.metrics.certificates(valid));
+        let service = Arc::clone(&service);
+        let kept = tls.keep(move |valid| service.metrics.certificates(valid));
         AbortOnDropHandle::new(tokio::spawn(kept))
     });
-    let (dispatcher, most) = (Dispatcher::new(&app, dialects), config.limits.connections);
-    let mode = listen::serve(&app, dispatcher, listeners, tls.clone(), most, shutdown).await;
+    let (dispatcher, most) = (Dispatcher::new(&service, dialects), config.limits.connections);
+    let mode = listen::serve(&service, dispatcher, listeners, tls.clone(), most, shutdown).await;
     drop(renewals);
     tls.inspect(|tls| tls.stop());
     drop(tasks);
-    app.fleet.shutdown(mode).await;
-    app.audit.flush().await;
+    service.fleet.shutdown(mode).await;
+    service.audit.flush().await;
     drop(kept);
-    app.ledger.close().await;
+    service.ledger.close().await;
     Ok(())
 }
 
@@ -328,15 +327,15 @@ async fn refuse_exposed(
 
 /// The bytes of every image and save are checked before their first use. Doing it ahead saves the
 /// first boot, wake and fork the time.
-async fn read_ahead(app: Arc<Service>) {
+async fn read_ahead(service: Arc<Service>) {
     use torpor_lifecycle::store::Images as _;
-    let images = app.images.all().await.unwrap_or_default();
+    let images = service.images.all().await.unwrap_or_default();
     for image in images {
-        if let Err(error) = app.images.root(&image.id).await {
+        if let Err(error) = service.images.root(&image.id).await {
             tracing::error!(image = %image.id, error = torpor_lifecycle::chain(&error), "bad image");
         }
     }
-    app.saves.warm_up().await;
+    service.saves.warm_up().await;
 }
 
 #[cfg(test)]

@@ -31,10 +31,10 @@ use tokio_util::task::TaskTracker;
 use torpor_edge::tls::{NoHandshake, Tls};
 use torpor_lifecycle::ShutdownMode;
 use torpor_service::Service;
+use torpor_web::dialect::Dialect;
 
 use crate::ServeError;
 use crate::config::{Config, ListenAlso};
-use crate::dialect::Dialect;
 use crate::dispatcher::{Dispatcher, Peer};
 use strangers::{Counted, Strangers};
 
@@ -175,7 +175,7 @@ fn address_of(listener: &TcpListener) -> Result<SocketAddr, ServeError> {
 
 /// Accepts until `shutdown` resolves, then lets what runs come to its end. Gives what `shutdown` said.
 pub(crate) async fn serve(
-    app: &Arc<Service>,
+    service: &Arc<Service>,
     dispatcher: Dispatcher,
     listeners: Listeners,
     tls: Option<Arc<Tls>>,
@@ -199,10 +199,10 @@ pub(crate) async fn serve(
     };
     drop(listeners);
     tracing::info!(?mode, "stopping");
-    app.stopping.cancel();
+    service.stopping.cancel();
     front.connections.close();
-    app.tasks.close();
-    let ended = async { tokio::join!(front.connections.wait(), app.tasks.wait()) };
+    service.tasks.close();
+    let ended = async { tokio::join!(front.connections.wait(), service.tasks.wait()) };
     if tokio::time::timeout(GRACE, ended).await.is_err() {
         tracing::warn!("requests that took longer than {GRACE:?} were cut off");
     }
@@ -318,7 +318,7 @@ impl Caller {
             pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let mut late = pin!(tokio::time::sleep(HEAD_DEADLINE));
         let mut crowded = pin!(strangers.wait());
-        let mut told = false;
+        let mut closing = false;
         loop {
             tokio::select! {
                 ended = serving.as_mut() => {
@@ -333,8 +333,8 @@ impl Caller {
                     }
                 }
                 () = crowded.as_mut(), if !first.is_cancelled() => return,
-                () = stopping.cancelled(), if !told => {
-                    told = true;
+                () = stopping.cancelled(), if !closing => {
+                    closing = true;
                     serving.as_mut().graceful_shutdown();
                 }
             }

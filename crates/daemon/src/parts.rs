@@ -5,8 +5,7 @@ use std::sync::Arc;
 use torpor_egress::Egress;
 use torpor_lifecycle::{Engines, MemoryGauge};
 use torpor_store::{AuditLog, Images, Journals, Ledger, Saves, Vault};
-
-use crate::dialect::Dialect;
+use torpor_web::dialect::Dialect;
 
 /// What [`crate::serve_with`] needs and tests may replace.
 pub struct Parts {

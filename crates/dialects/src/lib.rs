@@ -10,7 +10,7 @@ pub mod tensorlake;
 
 use std::sync::Arc;
 
-use torpor_daemon::dialect::Dialect;
+use torpor_web::dialect::Dialect;
 
 /// All dialects, in the order in which they are asked whose a request is.
 pub fn all() -> Vec<Arc<dyn Dialect>> {

@@ -200,7 +200,11 @@ async fn base(app: &Service, name: &str, alias: Alias) -> Result<Image> {
 }
 
 /// The image of this name, or the one that it is an alias of.
-async fn known(app: &Service, name: &str, alias: Alias) -> std::result::Result<Image, StoreError> {
+pub async fn known(
+    app: &Service,
+    name: &str,
+    alias: Alias,
+) -> std::result::Result<Image, StoreError> {
     match (app.images.inspect(name).await, alias(name)) {
         (Err(StoreError::NoSuchImage(_)), Some(other)) => app.images.inspect(other).await,
         (found, _) => found,

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use torpor_lifecycle::store::{PoolRecord, SnapshotRecord};
-use torpor_lifecycle::{self as lifecycle, Plan, Refusal, Sandbox, wake_deadline};
+use torpor_lifecycle::{Plan, Refusal, Sandbox, wake_deadline};
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, UpdateSandbox};
-use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork};
+use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork, Pool};
 use torpor_protocol::{
     Name, SandboxId, SandboxRef, SandboxSpec, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
     SnapshotState, State, Status, Tier,
@@ -64,7 +64,7 @@ pub async fn create_anew(app: &Service, request: CreateSandbox) -> Result<Sandbo
         Ok(sandbox) => return Ok(sandbox),
         Err(error) => error,
     };
-    if let Error::Lifecycle(lifecycle::Error::Refused(Refusal::NameTaken(name))) = &refused
+    if let Some(Refusal::NameTaken(name)) = refused.refusal()
         && let Some(again) = again
         && let Ok(holder) = app.fleet.find(&SandboxRef::Name(name.clone()))
         && holder.status().state == State::Failed
@@ -383,6 +383,11 @@ async fn begin_one(
 }
 
 // === Pools ===
+
+pub fn pool(app: &Service, name: &Name) -> Result<Pool> {
+    let found = app.fleet.pools().into_iter().find(|pool| pool.name == *name);
+    found.ok_or_else(|| Refusal::NoSuchPool(name.clone()).into())
+}
 
 pub async fn create_pool(app: &Service, request: CreatePool) -> Result<()> {
     let record = pool_record(app, request).await?;

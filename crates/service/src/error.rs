@@ -5,10 +5,11 @@
 
 use std::time::Duration;
 
+pub use torpor_lifecycle::Refusal;
 use torpor_lifecycle::engine::EngineError;
-use torpor_lifecycle::guest::GuestError;
-use torpor_lifecycle::store::StoreError;
-use torpor_lifecycle::{self as lifecycle, Refusal, chain};
+pub use torpor_lifecycle::guest::GuestError;
+pub use torpor_lifecycle::store::StoreError;
+use torpor_lifecycle::{self as lifecycle, chain};
 use torpor_protocol::guest::FailureCode;
 use torpor_protocol::{ErrorBody, ErrorCode};
 use torpor_store::TreeError;
@@ -92,6 +93,12 @@ impl Error {
         )
     }
 
+    /// Why the fleet says no, if it does.
+    pub fn refusal(&self) -> Option<&Refusal> {
+        let Self::Lifecycle(lifecycle::Error::Refused(refusal)) = self else { return None };
+        Some(refusal)
+    }
+
     pub fn code(&self) -> ErrorCode {
         self.describe().code
     }
@@ -113,6 +120,12 @@ impl Error {
                 Description { code: *code, message: message.clone(), hint: hint.clone() }
             }
         }
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        Self::Lifecycle(refusal.into())
     }
 }
 

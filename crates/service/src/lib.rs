@@ -44,6 +44,13 @@ use torpor_lifecycle::Fleet;
 use torpor_protocol::Resources;
 use torpor_store::{AuditLog, Images, Ledger, Saves, Vault};
 
+// What calls take and give of the crates below: who asks needs no other.
+pub use torpor_lifecycle::guest::{Guest, Sender, Stream};
+pub use torpor_lifecycle::ledger::SnapshotFilter;
+pub use torpor_lifecycle::store::Search;
+pub use torpor_lifecycle::{Sandbox, wake_deadline};
+pub use torpor_store::{Image, ImageName};
+
 use admission::{Host, Terms};
 use builds::jobs::Jobs;
 use domains::Domains;

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use serde::Deserialize;
-use torpor_lifecycle::{Error, Refusal};
+use torpor_lifecycle::Refusal;
 use torpor_protocol::api::{ArchiveList, ArchivedSandbox};
 use torpor_protocol::{SandboxId, SandboxRef};
 use torpor_service::Service;
+use torpor_web::extract::{Json, Path, Query};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
-use super::extract::{Json, Path, Query};
 use super::page::{Cut, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -25,12 +25,12 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     responses((status = 200, description = "Last ended first.", body = ArchiveList))
 )]
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<PageQuery>,
 ) -> Answer<ArchiveList> {
     let cut = Cut::try_from(query)?;
     let before: Option<SandboxId> = cut.parsed()?;
-    let mut sandboxes = app.ledger.archived(before.as_ref(), cut.limit + 1).await?;
+    let mut sandboxes = service.ledger.archived(before.as_ref(), cut.limit + 1).await?;
     let more = sandboxes.len() > cut.limit;
     sandboxes.truncate(cut.limit);
     let next_cursor = sandboxes.last().filter(|_| more).map(|last| last.id.to_string());
@@ -49,10 +49,10 @@ struct ArchivePath {
     responses((status = 200, description = "As it last was.", body = ArchivedSandbox))
 )]
 async fn get(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(ArchivePath { sandbox }): Path<ArchivePath>,
 ) -> Answer<ArchivedSandbox> {
-    let found = app.ledger.find_archived(&sandbox).await?;
-    let missing = || Error::from(Refusal::NoSuchSandbox(SandboxRef::Id(sandbox)));
+    let found = service.ledger.find_archived(&sandbox).await?;
+    let missing = || Refusal::NoSuchSandbox(SandboxRef::Id(sandbox));
     Ok(Json(found.ok_or_else(missing)?))
 }

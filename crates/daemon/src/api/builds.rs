@@ -7,11 +7,11 @@ use serde::Deserialize;
 use torpor_protocol::BuildId;
 use torpor_protocol::api::{Build, BuildList};
 use torpor_service::Service;
+use torpor_web::extract::{Json, Path, Query};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
-use super::extract::{Json, Path, Query};
 use super::page::{Cut, PageQuery, dated};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -29,11 +29,11 @@ struct BuildPath {
     responses((status = 200, description = "Newest first; the last thousand are known.", body = BuildList))
 )]
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<PageQuery>,
 ) -> Answer<BuildList> {
     let cut = Cut::try_from(query)?;
-    let builds = app.builds.list(cut.parsed_date()?.as_ref(), cut.rows()).await?;
+    let builds = service.builds.list(cut.parsed_date()?.as_ref(), cut.rows()).await?;
     Ok(Json(cut.page(builds, |build| dated(build.created_at_ms, &build.id))))
 }
 
@@ -44,8 +44,8 @@ async fn list(
     responses((status = 200, description = "The build.", body = Build))
 )]
 async fn get(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(BuildPath { build }): Path<BuildPath>,
 ) -> Answer<Build> {
-    Ok(Json(app.builds.find(&build).await?))
+    Ok(Json(service.builds.find(&build).await?))
 }

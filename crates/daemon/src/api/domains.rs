@@ -10,11 +10,11 @@ use torpor_protocol::DomainName;
 use torpor_protocol::domain::{AddDomain, Domain, DomainList};
 use torpor_service::Service;
 use torpor_service::domains::shown;
+use torpor_web::error::Result;
+use torpor_web::extract::{Json, Path, Query};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::Result;
-use super::extract::{Json, Path, Query};
 use super::page::{Cut, PageQuery};
 use super::{Answer, no_content, with_status};
 
@@ -36,11 +36,11 @@ struct DomainPath {
     responses((status = 200, description = "Sorted by name.", body = DomainList))
 )]
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<PageQuery>,
 ) -> Answer<DomainList> {
     let cut = Cut::try_from(query)?;
-    let domains = app.domains.list().into_iter().map(|row| shown(&app, row)).collect();
+    let domains = service.domains.list().into_iter().map(|row| shown(&service, row)).collect();
     Ok(Json(cut.of(domains, |domain: &Domain| domain.name.to_string())))
 }
 
@@ -51,13 +51,13 @@ async fn list(
     responses((status = 201, description = "The records to set.", body = Domain))
 )]
 async fn add(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Json(AddDomain { name, preview }): Json<AddDomain>,
 ) -> Result<Response> {
-    let sandbox = app.fleet.find(&preview.sandbox)?;
-    let preview = app.previews.get(sandbox.id(), &preview.preview)?;
-    let row = app.domains.add(name, preview.id).await?;
-    Ok(with_status(StatusCode::CREATED, shown(&app, row)))
+    let sandbox = service.fleet.find(&preview.sandbox)?;
+    let preview = service.previews.get(sandbox.id(), &preview.preview)?;
+    let row = service.domains.add(name, preview.id).await?;
+    Ok(with_status(StatusCode::CREATED, shown(&service, row)))
 }
 
 /// Describe a domain, with the records that it needs.
@@ -67,10 +67,10 @@ async fn add(
     responses((status = 200, description = "As the last look found it.", body = Domain))
 )]
 async fn get(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(DomainPath { domain }): Path<DomainPath>,
 ) -> Answer<Domain> {
-    Ok(Json(shown(&app, app.domains.get(&domain)?)))
+    Ok(Json(shown(&service, service.domains.get(&domain)?)))
 }
 
 /// Look for the proof of a domain now.
@@ -81,10 +81,10 @@ async fn get(
         body = Domain))
 )]
 async fn verify(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(DomainPath { domain }): Path<DomainPath>,
 ) -> Answer<Domain> {
-    Ok(Json(shown(&app, app.domains.verify(&domain).await?)))
+    Ok(Json(shown(&service, service.domains.verify(&domain).await?)))
 }
 
 /// Remove a domain. It leads nowhere any more.
@@ -94,9 +94,9 @@ async fn verify(
     responses((status = 204, description = "It is gone."))
 )]
 async fn remove(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(DomainPath { domain }): Path<DomainPath>,
 ) -> Result<Response> {
-    app.domains.remove(&domain).await?;
+    service.domains.remove(&domain).await?;
     Ok(no_content())
 }

@@ -14,17 +14,17 @@ use torpor_protocol::egress::{EgressEvent, EgressEvents, EgressLine, Verdict};
 use torpor_protocol::page::PAGE_MAX;
 use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
 use torpor_service::Service;
+use torpor_web::error::Result;
+use torpor_web::extract::{Json, Path, Query};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::Result;
-use super::extract::{Json, Path, Query};
 use super::ndjson::ndjson;
 use super::page::Cut;
 
 /// Events of one millisecond that a cursor can stand between.
-const TOLD_MAX: usize = 100_000;
+const SHOWN_MAX: usize = 100_000;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(of_one)).routes(routes!(of_all))
@@ -63,19 +63,19 @@ struct EgressQuery {
     ))
 )]
 async fn of_one(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(EgressPath { sandbox }): Path<EgressPath>,
     Query(query): Query<EgressQuery>,
 ) -> Result<Response> {
-    let (id, living) = match (app.fleet.find(&sandbox), sandbox) {
+    let (id, living) = match (service.fleet.find(&sandbox), sandbox) {
         (Ok(found), _) => (found.id().clone(), Some(found)),
         (Err(_), SandboxRef::Id(id)) => (id, None),
         (Err(error), SandboxRef::Name(_)) => return Err(error.into()),
     };
     if !query.follow {
-        return listed(&app, Some(id), query).await;
+        return listed(&service, Some(id), query).await;
     }
-    let feed = Feed::begin(&app, Some(id), &query).await?;
+    let feed = Feed::begin(&service, Some(id), &query).await?;
     let mut status = living.map(|sandbox| sandbox.watch());
     let ended = async move {
         // Of one that is gone there is nothing to come.
@@ -83,7 +83,7 @@ async fn of_one(
         // An error means that it is gone, too.
         let _ = status.wait_for(|status| status.state == SandboxState::Terminated).await;
     };
-    Ok(feed.followed(&app, ended))
+    Ok(feed.followed(&service, ended))
 }
 
 /// Get what all sandboxes sent out or tried to.
@@ -95,44 +95,44 @@ async fn of_one(
     ))
 )]
 async fn of_all(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<EgressQuery>,
 ) -> Result<Response> {
     if !query.follow {
-        return listed(&app, None, query).await;
+        return listed(&service, None, query).await;
     }
-    Ok(Feed::begin(&app, None, &query).await?.followed(&app, std::future::pending()))
+    Ok(Feed::begin(&service, None, &query).await?.followed(&service, std::future::pending()))
 }
 
 /// A page, back in time.
-async fn listed(app: &Service, of: Option<SandboxId>, query: EgressQuery) -> Result<Response> {
+async fn listed(service: &Service, of: Option<SandboxId>, query: EgressQuery) -> Result<Response> {
     let cut = Cut::new(query.limit, query.cursor)?;
-    let place = cut.parsed()?.unwrap_or(Place { at_ms: u64::MAX, told: 0 });
-    let wanted = place.told + cut.limit + 1;
-    let mut events = remembered(app, of.as_ref(), query.verdict, place.at_ms, wanted).await?;
+    let place = cut.parsed()?.unwrap_or(Place { at_ms: u64::MAX, shown: 0 });
+    let wanted = place.shown + cut.limit + 1;
+    let mut events = remembered(service, of.as_ref(), query.verdict, place.at_ms, wanted).await?;
     events.reverse();
     let (events, next) = place.page(events, cut.limit);
     let next_cursor = next.map(|place| place.to_string());
     Ok(Json(EgressEvents { events, next_cursor }).into_response())
 }
 
-/// Where a page ends: so many of the events of that millisecond were told.
+/// Where a page ends: so many of the events of that millisecond were shown.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     at_ms: u64,
-    told: usize,
+    shown: usize,
 }
 
 impl Place {
     /// What follows here of `events`, which are those until then, newest first.
     fn page(&self, events: Vec<EgressEvent>, limit: usize) -> (Vec<EgressEvent>, Option<Self>) {
-        let mut rest: Vec<_> = events.into_iter().skip(self.told).collect();
+        let mut rest: Vec<_> = events.into_iter().skip(self.shown).collect();
         let more = rest.len() > limit;
         rest.truncate(limit);
         let next = rest.last().filter(|_| more).map(|last| {
-            let told = rest.iter().rev().take_while(|event| event.at_ms == last.at_ms).count();
-            let before = if last.at_ms == self.at_ms { self.told } else { 0 };
-            Self { at_ms: last.at_ms, told: told + before }
+            let shown = rest.iter().rev().take_while(|event| event.at_ms == last.at_ms).count();
+            let before = if last.at_ms == self.at_ms { self.shown } else { 0 };
+            Self { at_ms: last.at_ms, shown: shown + before }
         });
         (rest, next)
     }
@@ -140,20 +140,20 @@ impl Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.at_ms, self.told)
+        write!(f, "{}-{}", self.at_ms, self.shown)
     }
 }
 
 impl FromStr for Place {
     type Err = ();
     fn from_str(text: &str) -> std::result::Result<Self, ()> {
-        let (at_ms, told) = text.split_once('-').ok_or(())?;
-        let told = told.parse().map_err(drop)?;
+        let (at_ms, shown) = text.split_once('-').ok_or(())?;
+        let shown = shown.parse().map_err(drop)?;
         // As many as can be of one millisecond in a log of its size.
-        if told > TOLD_MAX {
+        if shown > SHOWN_MAX {
             return Err(());
         }
-        Ok(Self { at_ms: at_ms.parse().map_err(drop)?, told })
+        Ok(Self { at_ms: at_ms.parse().map_err(drop)?, shown })
     }
 }
 
@@ -166,24 +166,28 @@ struct Feed {
 }
 
 impl Feed {
-    async fn begin(app: &Service, of: Option<SandboxId>, query: &EgressQuery) -> Result<Self> {
+    async fn begin(service: &Service, of: Option<SandboxId>, query: &EgressQuery) -> Result<Self> {
         // Before what is remembered is read, so that nothing falls in between.
-        let news = app.egress.audit().follow();
+        let news = service.egress.audit().follow();
         // Who follows may want nothing of what was.
         let limit = query.limit.unwrap_or(PAGE_MAX).min(PAGE_MAX);
         let verdict = query.verdict;
-        let remembered = remembered(app, of.as_ref(), verdict, u64::MAX, limit).await?;
+        let remembered = remembered(service, of.as_ref(), verdict, u64::MAX, limit).await?;
         Ok(Self { of, verdict, remembered, news })
     }
 
-    fn followed(self, app: &Service, ended: impl Future<Output = ()> + Send + 'static) -> Response {
+    fn followed(
+        self,
+        service: &Service,
+        ended: impl Future<Output = ()> + Send + 'static,
+    ) -> Response {
         let before = self.remembered.clone();
         let before = before.into_iter().map(|event| EgressLine::Egress(Box::new(event)));
         let news = futures_util::stream::unfold(self, async |mut feed| {
             let line = feed.next().await?;
             Some((line, feed))
         });
-        let stopping = app.stopping.clone();
+        let stopping = service.stopping.clone();
         let over = async move {
             tokio::select! {
                 () = stopping.cancelled() => {}
@@ -206,10 +210,10 @@ impl Feed {
         }
     }
 
-    /// Whether an event is one of those looked for, and was not told already.
+    /// Whether an event is one of those looked for, and was not shown already.
     fn wants(&mut self, event: &EgressEvent) -> bool {
         if self.remembered.last().is_some_and(|last| event.at_ms > last.at_ms) {
-            // Whatever is told from now on is new.
+            // Whatever comes from now on is new.
             self.remembered = Vec::new();
         }
         self.of.as_ref().is_none_or(|id| event.sandbox == *id)
@@ -220,15 +224,17 @@ impl Feed {
 
 /// The newest until then, oldest first. The newest of all are in memory; what an earlier daemon saw, and what was pushed out, is in the log.
 async fn remembered(
-    app: &Service,
+    service: &Service,
     of: Option<&SandboxId>,
     verdict: Option<Verdict>,
     until_ms: u64,
     limit: usize,
 ) -> Result<Vec<EgressEvent>> {
-    let Some(id) = of else { return Ok(app.audit.recent(None, verdict, until_ms, limit).await?) };
+    let Some(id) = of else {
+        return Ok(service.audit.recent(None, verdict, until_ms, limit).await?);
+    };
     let in_memory = || {
-        let mut events = app.egress.audit().recent(id, usize::MAX);
+        let mut events = service.egress.audit().recent(id, usize::MAX);
         events.retain(|event| {
             verdict.is_none_or(|verdict| event.verdict == verdict) && event.at_ms <= until_ms
         });
@@ -239,7 +245,7 @@ async fn remembered(
     if newest.len() == limit {
         return Ok(newest.iter().map(|event| (**event).clone()).collect());
     }
-    let logged = app.audit.recent(Some(id), verdict, until_ms, limit).await?;
+    let logged = service.audit.recent(Some(id), verdict, until_ms, limit).await?;
     // Looked at once more: what came to the log meanwhile is here, too.
     let newest = in_memory();
     let mut events: Vec<_> =
@@ -265,7 +271,7 @@ mod tests {
     #[test]
     fn pages_back_in_time_repeat_and_miss_nothing_of_one_millisecond() {
         let all: Vec<_> = (0..7).map(|n| event(9 - n / 5, n as u16)).collect();
-        let mut place = Place { at_ms: u64::MAX, told: 0 };
+        let mut place = Place { at_ms: u64::MAX, shown: 0 };
         let mut seen = Vec::new();
         loop {
             let until: Vec<_> =

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use axum::extract::State;
 use torpor_protocol::engine::{EngineBuild, EngineBuildList, MigrateEngine, Migration};
 use torpor_service::Service;
+use torpor_web::extract::{Json, Query};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
-use super::extract::{Json, Query};
 use super::page::{Cut, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -22,11 +22,11 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     responses((status = 200, description = "Builds, and what needs them.", body = EngineBuildList))
 )]
 async fn builds(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<PageQuery>,
 ) -> Answer<EngineBuildList> {
     let cut = Cut::try_from(query)?;
-    let builds = app.fleet.builds().await?;
+    let builds = service.fleet.builds().await?;
     // Those in use first, then older ones that are kept, then missing ones.
     let place = |build: &EngineBuild| match (build.current, build.present) {
         (true, _) => 0,
@@ -44,8 +44,8 @@ async fn builds(
         description = "All that needs the build; what could not be done, with the reason."))
 )]
 async fn migrate(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Json(MigrateEngine { version, dry_run }): Json<MigrateEngine>,
 ) -> Answer<Migration> {
-    Ok(Json(Migration { items: app.fleet.migrate(version.as_deref(), dry_run).await? }))
+    Ok(Json(Migration { items: service.fleet.migrate(version.as_deref(), dry_run).await? }))
 }

@@ -13,11 +13,10 @@ use tokio::sync::broadcast::error::RecvError;
 use torpor_lifecycle::Fleet;
 use torpor_protocol::Status;
 use torpor_service::Service;
+use torpor_web::extract::{Json, Named, Query};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-
-use super::extract::{Json, Named, Query};
 
 /// Longest wait, and the wait of who does not say: shorter than what proxies in between endure.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -49,7 +48,7 @@ struct StatusQuery {
     ))
 )]
 async fn status(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     Query(query): Query<StatusQuery>,
 ) -> Json<Status> {
@@ -60,7 +59,7 @@ async fn status(
         tokio::select! {
             _ = newer => {}
             () = tokio::time::sleep(wait) => {}
-            () = app.stopping.cancelled() => {}
+            () = service.stopping.cancelled() => {}
         }
     }
     Json(sandbox.status())
@@ -76,14 +75,18 @@ async fn status(
     ))
 )]
 async fn events(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
 ) -> Sse<impl Stream<Item = Result<Event, axum::Error>>> {
-    let feed = Feed { changes: app.fleet.events(), fleet: app.fleet.clone(), due: VecDeque::new() };
+    let feed = Feed {
+        changes: service.fleet.events(),
+        fleet: service.fleet.clone(),
+        due: VecDeque::new(),
+    };
     let events = futures_util::stream::unfold(feed, async |mut feed| {
         let status = feed.next().await?;
         Some((Event::default().event("status").json_data(status), feed))
     });
-    let stopping = app.stopping.clone();
+    let stopping = service.stopping.clone();
     let events = events.take_until(async move { stopping.cancelled().await });
     Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
 }

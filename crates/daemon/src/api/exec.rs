@@ -8,25 +8,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::extract::ws::{WebSocket, WebSocketUpgrade};
+use axum::extract::ws::WebSocket;
 use axum::response::Response;
-use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::FutureExt;
 use serde::Deserialize;
+use torpor_lifecycle::Refusal;
 use torpor_lifecycle::guest::{Guest, GuestError, Sender};
-use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::{ExecInput, ExecOutput, OutputStream, STDERR_BYTE, STDOUT_BYTE, Size};
 use torpor_protocol::guest::{FailureCode, Request};
 use torpor_service::Service;
 use torpor_service::processes::{self, Output, Said};
-use tracing::Instrument;
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::{Awake, Path, Query, RequestId, Upgrade};
+use torpor_web::socket::{self, Left, Reader, Received, Writer, upgraded};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::{ApiError, Result};
-use super::extract::{Awake, Path, ProcessPath, Query, RequestId, Upgrade};
-use super::socket::{self, Ear, Heard, Left, Mouth};
+use super::processes::ProcessPath;
 
 /// How long a client may take to say what it wants to run.
 const FIRST_MESSAGE: Duration = Duration::from_secs(30);
@@ -52,17 +51,17 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     ))
 )]
 async fn exec(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     id: RequestId,
     Awake(awake): Awake,
     Upgrade(upgrade): Upgrade,
 ) -> Response {
-    let talk = async |socket: WebSocket, app, id| {
-        let (mut ear, mut mouth) = socket::split(socket);
-        let begun = begin(&mut ear, awake).await;
-        converse(app, id, ear, &mut mouth, begun).await;
+    let talk = async |socket: WebSocket, service, id| {
+        let (mut reader, mut writer) = socket::split(socket);
+        let begun = begin(&mut reader, awake).await;
+        converse(service, id, reader, &mut writer, begun).await;
     };
-    upgraded(app, id, upgrade, talk)
+    upgraded(service, id, upgrade, talk)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -85,7 +84,7 @@ struct AttachQuery {
     responses((status = 101, description = "A WebSocket as in `exec`, without `start`."))
 )]
 async fn attach(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     id: RequestId,
     Path(path): Path<ProcessPath>,
     Query(query): Query<AttachQuery>,
@@ -93,38 +92,17 @@ async fn attach(
     Upgrade(upgrade): Upgrade,
 ) -> Result<Response> {
     let output = processes::attach(awake, &path.pid, query.replay, true).await?;
-    let talk = async |socket: WebSocket, app, id| {
-        let (ear, mut mouth) = socket::split(socket);
-        converse(app, id, ear, &mut mouth, Ok(output)).await;
+    let talk = async |socket: WebSocket, service, id| {
+        let (reader, mut writer) = socket::split(socket);
+        converse(service, id, reader, &mut writer, Ok(output)).await;
     };
-    Ok(upgraded(app, id, upgrade, talk))
-}
-
-/// Talks on the upgraded connection in a task that a shutdown waits for.
-pub fn upgraded<F>(
-    app: Arc<Service>,
-    id: RequestId,
-    upgrade: WebSocketUpgrade,
-    talk: impl FnOnce(WebSocket, Arc<Service>, RequestId) -> F + Send + 'static,
-) -> Response
-where
-    F: Future<Output = ()> + Send,
-{
-    let token = app.tasks.token();
-    let span = tracing::Span::current();
-    socket::limited(upgrade).on_upgrade(move |socket| {
-        async move {
-            talk(socket, app, id).await;
-            drop(token);
-        }
-        .instrument(span)
-    })
+    Ok(upgraded(service, id, upgrade, talk))
 }
 
 /// Waits for the first message and starts what it says.
-async fn begin(ear: &mut Ear, awake: processes::Awake) -> Result<Output> {
-    let first = tokio::time::timeout(FIRST_MESSAGE, ear.hear()).await.ok().flatten();
-    let Some(Heard::Text(text)) = first else {
+async fn begin(reader: &mut Reader, awake: processes::Awake) -> Result<Output> {
+    let first = tokio::time::timeout(FIRST_MESSAGE, reader.recv()).await.ok().flatten();
+    let Some(Received::Text(text)) = first else {
         return Err(ApiError::invalid("the first message must be a text that says `start`"));
     };
     let ExecInput::Start(command) = parse(&text)? else {
@@ -140,10 +118,10 @@ fn parse(text: &str) -> Result<ExecInput> {
 
 /// Until the process ended, the client left, or the daemon stops.
 async fn converse(
-    app: Arc<Service>,
+    service: Arc<Service>,
     id: RequestId,
-    mut ear: Ear,
-    mouth: &mut Mouth,
+    mut reader: Reader,
+    writer: &mut Writer,
     begun: Result<Output>,
 ) {
     let ended = match begun {
@@ -152,26 +130,26 @@ async fn converse(
             let guest = output.awake().lease.guest().clone();
             let pid = output.started.pid;
             tokio::select! {
-                ended = speak(&mut output, mouth) => ended,
-                ended = listen(&mut ear, &sender, &guest, pid) => ended,
-                () = app.stopping.cancelled() => Err(Error::from(Refusal::Stopping).into()),
+                ended = send_output(&mut output, writer) => ended,
+                ended = receive_input(&mut reader, &sender, &guest, pid) => ended,
+                () = service.stopping.cancelled() => Err(Refusal::Stopping.into()),
             }
         }
         Err(error) => Err(error),
     };
     match ended {
         Ok(End::Exited) => {
-            mouth.close(socket::NORMAL, "").await;
-            ear.wait_for_close().await;
+            writer.close(socket::NORMAL, "").await;
+            reader.wait_for_close().await;
         }
         Ok(End::Left) => tracing::debug!("the client left"),
         Err(error) => {
             if let Some(blame) = error.0.internal() {
                 tracing::error!(error = blame, "a conversation failed");
             }
-            let _ = mouth.say(&ExecOutput::Error(error.0.to_body(&id.0))).await;
-            mouth.close(socket::ERROR, "").await;
-            ear.wait_for_close().await;
+            let _ = writer.send(&ExecOutput::Error(error.0.to_body(&id.0))).await;
+            writer.close(socket::ERROR, "").await;
+            reader.wait_for_close().await;
         }
     }
 }
@@ -188,14 +166,14 @@ impl From<Left> for End {
 }
 
 /// What the process says goes to the client.
-async fn speak(output: &mut Output, mouth: &mut Mouth) -> Result<End> {
-    if mouth.say(&ExecOutput::Started { pid: output.started.pid }).await.is_err() {
+async fn send_output(output: &mut Output, writer: &mut Writer) -> Result<End> {
+    if writer.send(&ExecOutput::Started { pid: output.started.pid }).await.is_err() {
         return Ok(End::Left);
     }
     loop {
         let mut next = tokio::select! {
             next = output.next() => Some(next?),
-            left = mouth.keep_alive() => return Ok(left.into()),
+            left = writer.keep_alive() => return Ok(left.into()),
         };
         for _ in 0..BATCH {
             let said = match next {
@@ -203,51 +181,53 @@ async fn speak(output: &mut Output, mouth: &mut Mouth) -> Result<End> {
                 Some(None) => return Ok(End::Exited),
                 None => break,
             };
-            if pass_on(said, mouth).await.is_err() {
+            if pass_on(said, writer).await.is_err() {
                 return Ok(End::Left);
             }
             next = output.next().now_or_never().transpose()?;
         }
         if let Some(Some(said)) = next
-            && pass_on(said, mouth).await.is_err()
+            && pass_on(said, writer).await.is_err()
         {
             return Ok(End::Left);
         }
-        if mouth.flush().await.is_err() {
+        if writer.flush().await.is_err() {
             return Ok(End::Left);
         }
     }
 }
 
-async fn pass_on(said: Said, mouth: &mut Mouth) -> std::result::Result<(), Left> {
+async fn pass_on(said: Said, writer: &mut Writer) -> std::result::Result<(), Left> {
     match said {
-        Said::Bytes(OutputStream::Stdout, bytes) => mouth.feed(marked(STDOUT_BYTE, &bytes)).await,
-        Said::Bytes(OutputStream::Stderr, bytes) => mouth.feed(marked(STDERR_BYTE, &bytes)).await,
+        Said::Bytes(OutputStream::Stdout, bytes) => {
+            writer.feed(socket::marked(STDOUT_BYTE, &bytes)).await
+        }
+        Said::Bytes(OutputStream::Stderr, bytes) => {
+            writer.feed(socket::marked(STDERR_BYTE, &bytes)).await
+        }
         Said::At(_) => Ok(()),
-        Said::Skipped(bytes) => mouth.say(&ExecOutput::Skipped { bytes }).await,
-        Said::Exited(report) => mouth.say(&ExecOutput::Exited(report)).await,
+        Said::Skipped(bytes) => writer.send(&ExecOutput::Skipped { bytes }).await,
+        Said::Exited(report) => writer.send(&ExecOutput::Exited(report)).await,
     }
 }
 
-fn marked(mark: u8, bytes: &Bytes) -> Bytes {
-    let mut message = BytesMut::with_capacity(1 + bytes.len());
-    message.put_u8(mark);
-    message.put_slice(bytes);
-    message.freeze()
-}
-
 /// What the client says goes to the process.
-async fn listen(ear: &mut Ear, sender: &Sender, guest: &Guest, pid: u32) -> Result<End> {
-    while let Some(heard) = ear.hear().await {
-        let passed = match heard {
-            Heard::Bytes(bytes) => sender.send(&bytes).await,
-            Heard::Text(text) => obey(parse(&text)?, sender, guest, pid).await?,
+async fn receive_input(
+    reader: &mut Reader,
+    sender: &Sender,
+    guest: &Guest,
+    pid: u32,
+) -> Result<End> {
+    while let Some(received) = reader.recv().await {
+        let passed = match received {
+            Received::Bytes(bytes) => sender.send(&bytes).await,
+            Received::Text(text) => obey(parse(&text)?, sender, guest, pid).await?,
         };
         match passed {
             Ok(()) => {}
             // It has just ended: its exit is on the way to the client.
             Err(GuestError::Refused { code: FailureCode::NoSuchProcess, .. }) => {}
-            // The other loop hears the same, and knows better why.
+            // The other loop sees the same, and knows better why.
             Err(GuestError::Gone | GuestError::Asleep) => {
                 return std::future::pending().await;
             }

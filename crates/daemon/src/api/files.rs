@@ -8,12 +8,12 @@ use serde::Deserialize;
 use torpor_protocol::api::{ChangeMode, FileEntry, FileList, MakeDirectory, MoveFile, WatchEvent};
 use torpor_service::Service;
 use torpor_service::files::{self, PathText};
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::{Awake, Json, Query};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::{ApiError, Result};
-use super::extract::{Awake, Json, Query};
 use super::ndjson::ndjson;
 use super::{Answer, no_content};
 
@@ -164,10 +164,10 @@ async fn chmod(
     ))
 )]
 async fn watch(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(TreeQuery { path, recursive }): Query<TreeQuery>,
     Awake(awake): Awake,
 ) -> Result<Response> {
-    let changes = files::watch(awake, path.0, recursive, app.stopping.clone()).await?;
+    let changes = files::watch(awake, path.0, recursive, service.stopping.clone()).await?;
     Ok(ndjson(changes))
 }

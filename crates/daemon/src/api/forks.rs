@@ -9,11 +9,11 @@ use torpor_lifecycle::Sandbox;
 use torpor_protocol::snapshot::{Fork, ForkList, ForkOutcome};
 use torpor_service::Service;
 use torpor_service::calls;
+use torpor_web::error::{Result, status_of};
+use torpor_web::extract::{Json, Named, RequestId, SnapshotPath};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::{Result, status_of};
-use super::extract::{Json, Named, RequestId, SnapshotPath};
 use super::idempotency::RepeatKey;
 use super::with_status;
 
@@ -33,14 +33,14 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     )
 )]
 async fn fork_snapshot(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     SnapshotPath(snapshot): SnapshotPath,
     id: RequestId,
     RepeatKey(by): RepeatKey,
     request: Option<Json<Fork>>,
 ) -> Result<Response> {
     let fork = request.map(|Json(request)| request).unwrap_or_default();
-    Ok(to_response(calls::fork(&app, &snapshot, &fork, by.as_deref()).await?, &id))
+    Ok(to_response(calls::fork(&service, &snapshot, &fork, by.as_deref()).await?, &id))
 }
 
 /// Fork a sandbox as it is now. It goes on; if it sleeps, it is not woken.
@@ -55,14 +55,14 @@ async fn fork_snapshot(
     )
 )]
 async fn fork_sandbox(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     id: RequestId,
     RepeatKey(by): RepeatKey,
     request: Option<Json<Fork>>,
 ) -> Result<Response> {
     let fork = request.map(|Json(request)| request).unwrap_or_default();
-    Ok(to_response(calls::copy(&app, &sandbox, &fork, by.as_deref()).await?, &id))
+    Ok(to_response(calls::copy(&service, &sandbox, &fork, by.as_deref()).await?, &id))
 }
 
 /// A fork that failed is told like a request that failed.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use axum::extract::State;
 use torpor_protocol::egress::GatewayList;
 use torpor_service::Service;
+use torpor_web::extract::{Json, Query};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
-use super::extract::{Json, Query};
 use super::page::{Cut, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -22,9 +22,9 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     responses((status = 200, description = "Sorted by name.", body = GatewayList))
 )]
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<PageQuery>,
 ) -> Answer<GatewayList> {
     let cut = Cut::try_from(query)?;
-    Ok(Json(cut.of(app.egress.gateways(), |gateway| gateway.name.to_string())))
+    Ok(Json(cut.of(service.egress.gateways(), |gateway| gateway.name.to_string())))
 }

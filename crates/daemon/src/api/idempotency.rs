@@ -31,9 +31,8 @@ use torpor_protocol::api::{IDEMPOTENCY_HEADER, REPLAYED_HEADER};
 use torpor_service::keys::Caller;
 use torpor_service::{Error, Service};
 use torpor_store::{KeptAnswer, Repeated, RequestKey};
-
-use super::error::{ApiError, Result};
-use super::extract::{RequestId, is_json, whole_body};
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::{RequestId, is_json, whole_body};
 
 /// Longest key.
 const KEY_MAX: usize = 255;
@@ -54,7 +53,7 @@ const RESUMED: [&str; 4] = [
 
 /// Requests that are under way, until their answer is recorded.
 #[derive(Default)]
-pub struct Underway(Mutex<HashMap<String, watch::Receiver<()>>>);
+pub(super) struct Underway(Mutex<HashMap<String, watch::Receiver<()>>>);
 
 impl Underway {
     /// Takes the turn of a request, or says whom to wait for.
@@ -98,7 +97,7 @@ impl<S: Send + Sync> FromRequestParts<S> for RepeatKey {
 
 /// A layer of our own API, inside authentication.
 pub(super) async fn once(
-    State((app, underway)): State<(Arc<Service>, Arc<Underway>)>,
+    State((service, underway)): State<(Arc<Service>, Arc<Underway>)>,
     request: Request,
     next: Next,
 ) -> Result<Response> {
@@ -107,9 +106,9 @@ pub(super) async fn once(
         return Ok(next.run(request).await);
     }
     let Some(key) = key(request.headers())? else { return Ok(next.run(request).await) };
-    let (request, sent) = identify(&app, &key, request).await?;
+    let (request, sent) = identify(&service, &key, request).await?;
     let turn = wait_for_turn(&underway, &sent).await?;
-    let known = app.vault.begin_request(&sent, app.fleet.clock().now_ms()).await?;
+    let known = service.vault.begin_request(&sent, service.fleet.clock().now_ms()).await?;
     match known {
         Repeated::New => {}
         Repeated::Unanswered if resumes(&request) => {}
@@ -117,7 +116,7 @@ pub(super) async fn once(
         Repeated::Answered(answer) => return Ok(replay(answer)),
         Repeated::Other => return Err(reused()),
     }
-    Ok(carry_out(app, request, sent, turn, next).await)
+    Ok(carry_out(service, request, sent, turn, next).await)
 }
 
 fn key(headers: &HeaderMap) -> Result<Option<String>> {
@@ -136,7 +135,7 @@ fn key(headers: &HeaderMap) -> Result<Option<String>> {
 
 /// What a request is: who sends it and what it asks. Of an upload, how long it is.
 async fn identify(
-    app: &Arc<Service>,
+    service: &Arc<Service>,
     key: &str,
     request: Request,
 ) -> Result<(Request, RequestKey)> {
@@ -145,7 +144,7 @@ async fn identify(
     let length = request.headers().get(CONTENT_LENGTH).cloned();
     let (mut head, body) = request.into_parts();
     let (body, content) = if is_json(&head.headers) || body.is_end_stream() {
-        let whole = whole_body(Request::from_parts(head.clone(), body), app).await?;
+        let whole = whole_body(Request::from_parts(head.clone(), body), service).await?;
         let content = String::from_utf8_lossy(&whole).into_owned();
         (Body::from(whole), content)
     } else {
@@ -153,7 +152,7 @@ async fn identify(
         (body, length.unwrap_or_default().to_owned())
     };
     let asked = [&*path, &*content];
-    let sent = app.vault.request_key(&caller.unwrap_or_default(), key, &asked);
+    let sent = service.vault.request_key(&caller.unwrap_or_default(), key, &asked);
     head.extensions.insert(RepeatKey(Some(sent.id.clone())));
     Ok((Request::from_parts(head, body), sent))
 }
@@ -214,7 +213,7 @@ fn replay(answer: KeptAnswer) -> Response {
 
 /// Does it, whoever waits, and remembers its answer.
 async fn carry_out(
-    app: Arc<Service>,
+    service: Arc<Service>,
     request: Request,
     sent: RequestKey,
     turn: Turn,
@@ -223,11 +222,11 @@ async fn carry_out(
     let id = request.extensions().get::<RequestId>().cloned();
     let id = id.unwrap_or_else(|| RequestId("unknown".into()));
     let span = tracing::Span::current();
-    let tasks = app.tasks.clone();
+    let tasks = service.tasks.clone();
     let done = tasks.spawn(tracing::Instrument::instrument(
         async move {
             let response = next.run(request).await;
-            Kept { app, sent, _turn: turn }.keep(response, &id).await
+            Kept { service, sent, _turn: turn }.keep(response, &id).await
         },
         span,
     ));
@@ -238,7 +237,7 @@ async fn carry_out(
 
 /// A request whose answer is to be remembered.
 struct Kept {
-    app: Arc<Service>,
+    service: Arc<Service>,
     sent: RequestKey,
     _turn: Turn,
 }
@@ -255,7 +254,7 @@ impl Kept {
         let kind = head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
         if kind == Some(NDJSON) {
             let (sender, pieces) = mpsc::channel(PIECES);
-            let tasks = self.app.tasks.clone();
+            let tasks = self.service.tasks.clone();
             tasks.spawn(self.drain(status, body, sender));
             return Response::from_parts(head, Body::from_stream(ReceiverStream::new(pieces)));
         }
@@ -293,11 +292,11 @@ impl Kept {
     async fn note(&self, status: StatusCode, content_type: Option<&str>, body: String) {
         let later = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
         let noted = if later.contains(&status) {
-            self.app.ledger.forget_request(&self.sent.id).await
+            self.service.ledger.forget_request(&self.sent.id).await
         } else {
             let content_type = content_type.map(str::to_owned);
             let answer = KeptAnswer { status: status.as_u16(), content_type, body };
-            self.app.vault.keep_answer(&self.sent, &answer).await
+            self.service.vault.keep_answer(&self.sent, &answer).await
         };
         if let Err(error) = noted {
             tracing::warn!(error = chain(&error), "the answer to a request was not kept");

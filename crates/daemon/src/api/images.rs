@@ -20,12 +20,12 @@ use torpor_service::Service;
 use torpor_service::builds::{self, CONTEXT_FILE, CONTEXT_MAX, Events, Order, pipe};
 use torpor_service::upload::Upload;
 use torpor_store::ImageName;
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::{Json, Path, Query, RequestId, pieces};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::{ApiError, Result};
-use super::extract::{Json, Path, Query, RequestId, pieces};
 use super::ndjson::ndjson;
 use super::page::{Cut, PageQuery, dated};
 use super::{Answer, no_content};
@@ -58,11 +58,11 @@ fn shown(image: torpor_store::Image) -> Image {
     responses((status = 200, description = "Oldest first.", body = ImageList))
 )]
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<PageQuery>,
 ) -> Answer<ImageList> {
     let cut = Cut::try_from(query)?;
-    let images = app.images.list(cut.parsed_date()?.as_ref(), cut.rows()).await?;
+    let images = service.images.list(cut.parsed_date()?.as_ref(), cut.rows()).await?;
     let images = images.into_iter().map(shown).collect();
     Ok(Json(cut.page(images, |image: &Image| dated(image.created_at_ms, &image.id))))
 }
@@ -73,8 +73,8 @@ async fn list(
     params(("image" = String, Path, description = "Name or id; `/` in a name is sent as %2F")),
     responses((status = 200, description = "The image.", body = Image))
 )]
-async fn get(State(app): State<Arc<Service>>, Path(image): Path<String>) -> Answer<Image> {
-    Ok(Json(shown(app.images.inspect(&image).await?)))
+async fn get(State(service): State<Arc<Service>>, Path(image): Path<String>) -> Answer<Image> {
+    Ok(Json(shown(service.images.inspect(&image).await?)))
 }
 
 /// Remove an image, or only a name if it has others.
@@ -83,8 +83,11 @@ async fn get(State(app): State<Arc<Service>>, Path(image): Path<String>) -> Answ
     params(("image" = String, Path, description = "Name or id; `/` in a name is sent as %2F")),
     responses((status = 204, description = "It is gone."))
 )]
-async fn delete(State(app): State<Arc<Service>>, Path(image): Path<String>) -> Result<Response> {
-    app.images.remove(&image).await?;
+async fn delete(
+    State(service): State<Arc<Service>>,
+    Path(image): Path<String>,
+) -> Result<Response> {
+    service.images.remove(&image).await?;
     Ok(no_content())
 }
 
@@ -110,7 +113,7 @@ struct ImportQuery {
     ))
 )]
 async fn import(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<ImportQuery>,
     request_id: RequestId,
     body: Body,
@@ -119,7 +122,7 @@ async fn import(
     let (inlet, outlet) = pipe::inward();
     let task = Task::start(request_id, |events| async move {
         let progress = events.on_progress();
-        Ok(app.images.import_stream(name.as_ref(), outlet, progress).await?)
+        Ok(service.images.import_stream(name.as_ref(), outlet, progress).await?)
     });
     Upload::new(pieces(body), ARCHIVE_MAX).pour(inlet).await?;
     Ok(task.into_response())
@@ -151,16 +154,16 @@ struct BuildQuery {
     ))
 )]
 async fn build(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<Vec<(String, String)>>,
     request_id: RequestId,
     body: Body,
 ) -> Result<Response> {
-    let order = order(query, app.stopping.clone())?;
-    let stage = app.images.stage()?;
+    let order = order(query, service.stopping.clone())?;
+    let stage = service.images.stage()?;
     Upload::new(pieces(body), CONTEXT_MAX).save(&stage.path().join(CONTEXT_FILE), |_| {}).await?;
     let task = Task::start(request_id, |events| async move {
-        Ok(Box::pin(builds::build(&app, stage, &order, &events)).await?)
+        Ok(Box::pin(builds::build(&service, stage, &order, &events)).await?)
     });
     Ok(task.into_response())
 }
@@ -191,9 +194,9 @@ fn order(query: Vec<(String, String)>, stop: CancellationToken) -> Result<Order>
         description = "What happens, one event a line; the last is `done` or `error`.",
     ))
 )]
-async fn base(State(app): State<Arc<Service>>, request_id: RequestId) -> Response {
+async fn base(State(service): State<Arc<Service>>, request_id: RequestId) -> Response {
     let task = Task::start(request_id, |events| async move {
-        Ok(app.images.ensure_base(events.on_progress()).await?)
+        Ok(service.images.ensure_base(events.on_progress()).await?)
     });
     task.detached().into_response()
 }

@@ -8,11 +8,11 @@ use http::StatusCode;
 use torpor_protocol::api::{ApiKey, CreateKey, KeyList};
 use torpor_service::Service;
 use torpor_store::KeyRow;
+use torpor_web::error::Result;
+use torpor_web::extract::{Json, Path, Query};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::Result;
-use super::extract::{Json, Path, Query};
 use super::page::{Cut, PageQuery, dated};
 use super::{Answer, no_content, with_status};
 
@@ -31,10 +31,10 @@ fn shown(row: KeyRow, secret: Option<String>) -> ApiKey {
     responses((status = 201, description = "The key; its secret is shown only now.", body = ApiKey))
 )]
 async fn create(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Json(CreateKey { label }): Json<CreateKey>,
 ) -> Result<Response> {
-    let (row, secret) = app.keys.create(&label).await?;
+    let (row, secret) = service.keys.create(&label).await?;
     Ok(with_status(StatusCode::CREATED, shown(row, Some(secret))))
 }
 
@@ -43,9 +43,12 @@ async fn create(
     get, path = "/v1/keys", params(PageQuery),
     responses((status = 200, description = "Oldest first.", body = KeyList))
 )]
-async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<KeyList> {
+async fn list(
+    State(service): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<KeyList> {
     let cut = Cut::try_from(query)?;
-    let keys = app.keys.list(cut.parsed_date()?.as_ref(), cut.rows()).await?;
+    let keys = service.keys.list(cut.parsed_date()?.as_ref(), cut.rows()).await?;
     let keys = keys.into_iter().map(|row| shown(row, None)).collect();
     Ok(Json(cut.page(keys, |key: &ApiKey| dated(key.created_at_ms, &key.id))))
 }
@@ -55,7 +58,7 @@ async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -
     delete, path = "/v1/keys/{key}", params(("key" = String, Path, description = "Id of the key")),
     responses((status = 204, description = "It is not valid any more."))
 )]
-async fn delete(State(app): State<Arc<Service>>, Path(key): Path<String>) -> Result<Response> {
-    app.keys.revoke(&key).await?;
+async fn delete(State(service): State<Arc<Service>>, Path(key): Path<String>) -> Result<Response> {
+    service.keys.revoke(&key).await?;
     Ok(no_content())
 }

@@ -11,12 +11,12 @@ use torpor_lifecycle::store::Search;
 use torpor_protocol::api::{Log, LogEntry, OutputStream};
 use torpor_protocol::{SandboxId, SandboxRef};
 use torpor_service::Service;
+use torpor_web::error::Result;
+use torpor_web::extract::{Json, Path, Query};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::Result;
-use super::extract::{Json, Path, Query};
 use super::ndjson::ndjson;
 use super::page::Cut;
 
@@ -63,13 +63,13 @@ struct LogQuery {
     ))
 )]
 async fn logs(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(LogPath { sandbox }): Path<LogPath>,
     Query(query): Query<LogQuery>,
 ) -> Result<Response> {
     let id = match sandbox {
         SandboxRef::Id(id) => id,
-        named @ SandboxRef::Name(_) => app.fleet.find(&named)?.id().clone(),
+        named @ SandboxRef::Name(_) => service.fleet.find(&named)?.id().clone(),
     };
     let cut = Cut::new(query.limit, query.cursor)?;
     let search = Search {
@@ -81,9 +81,9 @@ async fn logs(
         processes: Vec::new(),
     };
     if query.follow {
-        return Ok(ndjson(follow(app, id, search)));
+        return Ok(ndjson(follow(service, id, search)));
     }
-    let lines = app.fleet.log(&id, &search).await?;
+    let lines = service.fleet.log(&id, &search).await?;
     let full = lines.len() == cut.limit && !query.newest;
     let next_cursor = lines.last().filter(|_| full).map(|line| line.stamp_us.to_string());
     let lines = lines.into_iter().map(LogEntry::from).collect();
@@ -91,24 +91,25 @@ async fn logs(
 }
 
 /// What was said, and what is said until the sandbox or the daemon ends.
-fn follow(app: Arc<Service>, id: SandboxId, search: Search) -> impl Stream<Item = LogEntry> {
-    let stopping = app.stopping.clone();
-    let pages = futures_util::stream::unfold((app, id, search), async |(app, id, mut search)| {
-        loop {
-            // Looked at first: what it said last is read after it ended.
-            let lives = app.fleet.find(&SandboxRef::Id(id.clone())).is_ok();
-            // A log that can't be read any more ends.
-            let lines = app.fleet.log(&id, &search).await.ok()?;
-            search.newest = false;
-            if let Some(last) = lines.last() {
-                search.after_us = last.stamp_us;
-                return Some((futures_util::stream::iter(lines), (app, id, search)));
+fn follow(service: Arc<Service>, id: SandboxId, search: Search) -> impl Stream<Item = LogEntry> {
+    let stopping = service.stopping.clone();
+    let pages =
+        futures_util::stream::unfold((service, id, search), async |(service, id, mut search)| {
+            loop {
+                // Looked at first: what it said last is read after it ended.
+                let lives = service.fleet.find(&SandboxRef::Id(id.clone())).is_ok();
+                // A log that can't be read any more ends.
+                let lines = service.fleet.log(&id, &search).await.ok()?;
+                search.newest = false;
+                if let Some(last) = lines.last() {
+                    search.after_us = last.stamp_us;
+                    return Some((futures_util::stream::iter(lines), (service, id, search)));
+                }
+                if !lives {
+                    return None;
+                }
+                tokio::time::sleep(LOOK).await;
             }
-            if !lives {
-                return None;
-            }
-            tokio::time::sleep(LOOK).await;
-        }
-    });
+        });
     pages.flatten().map(LogEntry::from).take_until(async move { stopping.cancelled().await })
 }

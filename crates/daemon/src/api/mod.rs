@@ -1,7 +1,7 @@
 //! The native HTTP API, `/v1`: routes, their description, and the way from errors to answers.
 //!
 //! Handlers translate: parse, one call into the service or through a lease, answer. What may be is decided
-//! in `torpor_service`; what goes wrong becomes a status code in [`error`].
+//! in `torpor_service`; what goes wrong becomes a status code in [`torpor_web::error`].
 
 #![expect(unused_qualifications, reason = "utoipa's macros write them into our code")]
 
@@ -11,14 +11,12 @@ mod description;
 mod domains;
 mod egress;
 mod engine;
-pub mod error;
 mod events;
-pub mod exec;
-pub mod extract;
+mod exec;
 mod files;
 mod forks;
 mod gateways;
-pub mod idempotency;
+mod idempotency;
 mod images;
 mod keys;
 mod logs;
@@ -28,16 +26,14 @@ mod page;
 mod pools;
 mod previews;
 mod processes;
-pub mod retry;
 mod run;
 mod sandboxes;
 mod secrets;
 mod snapshots;
-pub mod socket;
 mod standby;
 mod system;
 mod transfer;
-pub mod tunnel;
+mod tunnel;
 
 use std::sync::Arc;
 
@@ -48,12 +44,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, Uri};
-use torpor_edge::auth;
 use torpor_service::{Error, Service};
+use torpor_web::auth;
+use torpor_web::dialect::{Asked, Dialect, Routes};
+use torpor_web::error::{ApiError, Result, status_of};
+use torpor_web::extract::Json;
 use utoipa_axum::router::OpenApiRouter;
-
-use crate::dialect::{Asked, Dialect, Routes};
-use error::{ApiError, Result, status_of};
 
 /// Our own API, for whatever nobody else claims.
 pub(crate) struct Native;
@@ -75,10 +71,10 @@ impl Dialect for Native {
 
     async fn authenticate(
         &self,
-        app: &Service,
+        service: &Service,
         head: &mut Parts,
     ) -> std::result::Result<(), Response> {
-        let admitted = auth::admit(&app.keys, &head.uri, &head.headers).await;
+        let admitted = auth::admit(&service.keys, &head.uri, &head.headers).await;
         let caller = admitted.map_err(|error| ApiError(error).into_response())?;
         head.extensions.insert(caller);
         Ok(())
@@ -88,9 +84,9 @@ impl Dialect for Native {
         (status_of(error.code()), axum::Json(error.to_body(request_id))).into_response()
     }
 
-    fn routes(&self, app: &Arc<Service>) -> Routes {
+    fn routes(&self, service: &Arc<Service>) -> Routes {
         let (described, _) = routes().split_for_parts();
-        let once = from_fn_with_state((Arc::clone(app), Arc::default()), idempotency::once);
+        let once = from_fn_with_state((Arc::clone(service), Arc::default()), idempotency::once);
         let open = Router::new()
             .route("/healthz", get(async || "ok"))
             .route("/openapi.json", get(async || axum::Json(openapi())));
@@ -144,4 +140,4 @@ fn with_status<T: serde::Serialize>(status: StatusCode, body: T) -> Response {
 }
 
 /// For answers of handlers that only translate.
-type Answer<T> = Result<extract::Json<T>>;
+type Answer<T> = Result<Json<T>>;

@@ -3,9 +3,8 @@
 
 use serde::Deserialize;
 use torpor_protocol::page::{PAGE_MAX, Page};
+use torpor_web::error::{ApiError, Result};
 use utoipa::IntoParams;
-
-use super::error::{ApiError, Result};
 
 /// For lists that are asked for nothing else.
 #[derive(Debug, Default, Deserialize, IntoParams)]

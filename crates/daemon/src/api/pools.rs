@@ -6,16 +6,15 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
-use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::Name;
 use torpor_protocol::snapshot::{CreatePool, Pool, PoolList};
 use torpor_service::Service;
 use torpor_service::calls;
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::{Json, Path, Query};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::{ApiError, Result};
-use super::extract::{Json, Path, Query};
 use super::page::{Cut, PageQuery};
 use super::{Answer, no_content, with_status};
 
@@ -37,12 +36,12 @@ struct PoolPath {
     ))
 )]
 async fn create(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Json(request): Json<CreatePool>,
 ) -> Result<Response> {
     let name = request.name.clone();
-    calls::create_pool(&app, request).await?;
-    Ok(with_status(StatusCode::CREATED, find(&app, &name)?))
+    calls::create_pool(&service, request).await?;
+    Ok(with_status(StatusCode::CREATED, calls::pool(&service, &name)?))
 }
 
 /// Make a pool another one. Sandboxes that were claimed from it stay as they are.
@@ -53,20 +52,15 @@ async fn create(
     responses((status = 200, description = "The pool as it is now.", body = Pool))
 )]
 async fn replace(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(path): Path<PoolPath>,
     Json(request): Json<CreatePool>,
 ) -> Answer<Pool> {
     if request.name != path.pool {
         return Err(ApiError::invalid("name: a pool can't be renamed"));
     }
-    calls::update_pool(&app, request).await?;
-    Ok(Json(find(&app, &path.pool)?))
-}
-
-fn find(app: &Service, name: &Name) -> Result<Pool> {
-    let pool = app.fleet.pools().into_iter().find(|pool| pool.name == *name);
-    pool.ok_or_else(|| Error::from(Refusal::NoSuchPool(name.clone())).into())
+    calls::update_pool(&service, request).await?;
+    Ok(Json(calls::pool(&service, &path.pool)?))
 }
 
 /// List the pools.
@@ -74,8 +68,11 @@ fn find(app: &Service, name: &Name) -> Result<Pool> {
     get, path = "/v1/pools", params(PageQuery),
     responses((status = 200, description = "Sorted by name.", body = PoolList))
 )]
-async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -> Answer<PoolList> {
-    Ok(Json(Cut::try_from(query)?.of(app.fleet.pools(), |pool| pool.name.to_string())))
+async fn list(
+    State(service): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<PoolList> {
+    Ok(Json(Cut::try_from(query)?.of(service.fleet.pools(), |pool| pool.name.to_string())))
 }
 
 /// Get a pool.
@@ -84,8 +81,8 @@ async fn list(State(app): State<Arc<Service>>, Query(query): Query<PageQuery>) -
     params(("pool" = String, Path, description = "Name")),
     responses((status = 200, description = "The pool.", body = Pool))
 )]
-async fn get(State(app): State<Arc<Service>>, Path(path): Path<PoolPath>) -> Answer<Pool> {
-    Ok(Json(find(&app, &path.pool)?))
+async fn get(State(service): State<Arc<Service>>, Path(path): Path<PoolPath>) -> Answer<Pool> {
+    Ok(Json(calls::pool(&service, &path.pool)?))
 }
 
 /// Delete a pool with the machines that wait in it. Sandboxes that were taken from it stay.
@@ -94,7 +91,10 @@ async fn get(State(app): State<Arc<Service>>, Path(path): Path<PoolPath>) -> Ans
     params(("pool" = String, Path, description = "Name")),
     responses((status = 204, description = "It is gone."))
 )]
-async fn delete(State(app): State<Arc<Service>>, Path(path): Path<PoolPath>) -> Result<Response> {
-    app.fleet.erase_pool(&path.pool).await?;
+async fn delete(
+    State(service): State<Arc<Service>>,
+    Path(path): Path<PoolPath>,
+) -> Result<Response> {
+    service.fleet.erase_pool(&path.pool).await?;
     Ok(no_content())
 }

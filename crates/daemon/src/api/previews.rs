@@ -12,11 +12,11 @@ use torpor_protocol::preview::{
 };
 use torpor_protocol::{Name, TokenId};
 use torpor_service::Service;
+use torpor_web::error::Result;
+use torpor_web::extract::{Json, Named, Path, Query};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::Result;
-use super::extract::{Json, Named, Path, Query};
 use super::page::{Cut, PageQuery, dated};
 use super::{Answer, no_content, with_status};
 
@@ -46,10 +46,10 @@ struct TokenPath {
     responses((status = 200, description = "Oldest first.", body = PreviewList))
 )]
 async fn all(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<PageQuery>,
 ) -> Answer<PreviewList> {
-    listed(query, app.previews.list(None))
+    listed(query, service.previews.list(None))
 }
 
 /// Give a port of a sandbox an address. Without `public`, who comes needs a token or an API key.
@@ -61,11 +61,11 @@ async fn all(
         description = "It is found at `urls`, also when the sandbox sleeps or is renamed."))
 )]
 async fn create(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     Json(request): Json<CreatePreview>,
 ) -> Result<Response> {
-    let preview = app.previews.create(&sandbox, request).await?;
+    let preview = service.previews.create(&sandbox, request).await?;
     Ok(with_status(StatusCode::CREATED, preview))
 }
 
@@ -76,11 +76,11 @@ async fn create(
     responses((status = 200, description = "Oldest first.", body = PreviewList))
 )]
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     Query(query): Query<PageQuery>,
 ) -> Answer<PreviewList> {
-    listed(query, app.previews.list(Some(sandbox.id())))
+    listed(query, service.previews.list(Some(sandbox.id())))
 }
 
 fn listed(query: PageQuery, previews: Vec<Preview>) -> Answer<PreviewList> {
@@ -98,11 +98,11 @@ fn listed(query: PageQuery, previews: Vec<Preview>) -> Answer<PreviewList> {
     responses((status = 200, description = "The preview.", body = Preview))
 )]
 async fn get(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
 ) -> Answer<Preview> {
-    Ok(Json(app.previews.get(sandbox.id(), &preview)?))
+    Ok(Json(service.previews.get(sandbox.id(), &preview)?))
 }
 
 /// Change a preview; its address stays.
@@ -116,12 +116,12 @@ async fn get(
     responses((status = 200, description = "The preview as it is now.", body = Preview))
 )]
 async fn update(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
     Json(update): Json<UpdatePreview>,
 ) -> Answer<Preview> {
-    Ok(Json(app.previews.update(sandbox.id(), &preview, update).await?))
+    Ok(Json(service.previews.update(sandbox.id(), &preview, update).await?))
 }
 
 /// Delete a preview with its tokens. Open connections are cut off.
@@ -134,11 +134,11 @@ async fn update(
     responses((status = 204, description = "It is gone."))
 )]
 async fn delete(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
 ) -> Result<Response> {
-    app.previews.delete(sandbox.id(), &preview).await?;
+    service.previews.delete(sandbox.id(), &preview).await?;
     Ok(no_content())
 }
 
@@ -155,13 +155,13 @@ async fn delete(
             x-torpor-preview-token or the query torpor_preview_token."))
 )]
 async fn create_token(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
     request: Option<Json<CreatePreviewToken>>,
 ) -> Result<Response> {
     let request = request.map(|Json(request)| request).unwrap_or_default();
-    let token = app.previews.create_token(sandbox.id(), &preview, request).await?;
+    let token = service.previews.create_token(sandbox.id(), &preview, request).await?;
     Ok(with_status(StatusCode::CREATED, token))
 }
 
@@ -176,13 +176,13 @@ async fn create_token(
     responses((status = 200, description = "Oldest first.", body = PreviewTokenList))
 )]
 async fn tokens(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
     Query(query): Query<PageQuery>,
 ) -> Answer<PreviewTokenList> {
     let cut = Cut::try_from(query)?;
-    let tokens = app.previews.tokens(sandbox.id(), &preview)?;
+    let tokens = service.previews.tokens(sandbox.id(), &preview)?;
     Ok(Json(cut.of(tokens, |token| dated(token.created_at_ms, &token.id))))
 }
 
@@ -197,10 +197,10 @@ async fn tokens(
     responses((status = 204, description = "It opens nothing any more, nor does any cookie for it."))
 )]
 async fn delete_token(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     Path(TokenPath { preview, token }): Path<TokenPath>,
 ) -> Result<Response> {
-    app.previews.revoke(sandbox.id(), &preview, &token).await?;
+    service.previews.revoke(sandbox.id(), &preview, &token).await?;
     Ok(no_content())
 }

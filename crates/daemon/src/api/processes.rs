@@ -8,13 +8,14 @@ use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
 use torpor_protocol::api::{Command, Process, ProcessList, RunEvent, SendSignal};
-use torpor_service::{Service, files, processes};
+use torpor_service::processes::{self, ProcessRef};
+use torpor_service::{Service, files};
+use torpor_web::error::Result;
+use torpor_web::extract::{Awake, Json, Path, Query, pieces};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::Result;
-use super::extract::{Awake, Json, Path, ProcessPath, Query, pieces};
 use super::ndjson::ndjson;
 use super::page::{Cut, PageQuery, dated};
 use super::{Answer, no_content, with_status};
@@ -27,6 +28,12 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
         .routes(routes!(restart))
         .routes(routes!(stdin))
         .routes(routes!(output))
+}
+
+/// `{pid}` in a path: the number of a process, or the name of a supervised one.
+#[derive(Debug, Deserialize)]
+pub(super) struct ProcessPath {
+    pub(super) pid: ProcessRef,
 }
 
 /// Start a process in the background.
@@ -146,13 +153,13 @@ struct StdinQuery {
     responses((status = 204, description = "All of it was written."))
 )]
 async fn stdin(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(path): Path<ProcessPath>,
     Query(query): Query<StdinQuery>,
     Awake(awake): Awake,
     body: Body,
 ) -> Result<Response> {
-    files::write_stdin(&app, &awake, &path.pid, query.close, pieces(body)).await?;
+    files::write_stdin(&service, &awake, &path.pid, query.close, pieces(body)).await?;
     Ok(no_content())
 }
 
@@ -179,11 +186,11 @@ struct OutputQuery {
     ))
 )]
 async fn output(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(path): Path<ProcessPath>,
     Query(query): Query<OutputQuery>,
     Awake(awake): Awake,
 ) -> Result<Response> {
     let output = processes::attach(awake, &path.pid, true, query.follow).await?;
-    Ok(ndjson(output.into_events(app.stopping.clone())))
+    Ok(ndjson(output.into_events(service.stopping.clone())))
 }

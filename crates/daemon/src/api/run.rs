@@ -9,12 +9,12 @@ use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 use torpor_protocol::api::{Command, RunEvent, RunResult};
 use torpor_service::{Service, processes};
+use torpor_web::error::Result;
+use torpor_web::extract::{Awake, Json, Query};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::Result;
-use super::extract::{Awake, Json, Query};
 use super::ndjson::ndjson;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -41,7 +41,7 @@ struct RunQuery {
     ))
 )]
 async fn run(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<RunQuery>,
     Awake(awake): Awake,
     Json(command): Json<Command>,
@@ -51,6 +51,6 @@ async fn run(
         // A running command may end within the grace of a shutdown.
         return Ok(ndjson(output.into_events(CancellationToken::new())));
     }
-    let result = processes::run(&app, awake, command).await?;
+    let result = processes::run(&service, awake, command).await?;
     Ok(Json(result).into_response())
 }

@@ -13,12 +13,12 @@ use torpor_protocol::snapshot::{SandboxUsage, UsageList};
 use torpor_protocol::{SandboxId, State as SandboxState, Status};
 use torpor_service::Service;
 use torpor_service::calls::{self, Unanswered};
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::{Json, Named, Query};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::{ApiError, Result};
-use super::extract::{Json, Named, Query, WaitQuery};
 use super::idempotency::RepeatKey;
 use super::page::{Cut, PageQuery};
 use super::{Answer, no_content, with_status};
@@ -31,6 +31,23 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
         .routes(routes!(usages))
 }
 
+/// For what takes a while and can be looked at meanwhile.
+#[derive(Debug, serde::Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct WaitQuery {
+    /// Answer when it is done (default), or at once with 202.
+    #[serde(default = "WaitQuery::waits")]
+    #[param(required = false)]
+    pub(super) wait: bool,
+}
+
+impl WaitQuery {
+    fn waits() -> bool {
+        true
+    }
+}
+
 /// Create a sandbox.
 #[utoipa::path(
     post, path = "/v1/sandboxes", params(WaitQuery), request_body = CreateSandbox,
@@ -40,19 +57,19 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     )
 )]
 async fn create(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(WaitQuery { wait }): Query<WaitQuery>,
     RepeatKey(by): RepeatKey,
     request: Option<Json<CreateSandbox>>,
 ) -> Result<Response> {
     let begun = Instant::now();
     let request = request.map(|Json(request)| request).unwrap_or_default();
-    let sandbox = calls::create(&app, request, by.as_deref()).await?;
+    let sandbox = calls::create(&service, request, by.as_deref()).await?;
     if !wait {
         return Ok(with_status(StatusCode::ACCEPTED, sandbox.status()));
     }
     let unanswered = Unanswered::new(&sandbox);
-    calls::started(&app, &sandbox, begun).await?;
+    calls::started(&service, &sandbox, begun).await?;
     unanswered.answered();
     Ok(with_status(StatusCode::CREATED, sandbox.status()))
 }
@@ -115,10 +132,10 @@ impl ListQuery {
     responses((status = 200, description = "A page of sandboxes.", body = SandboxList))
 )]
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(pairs): Query<Vec<(String, String)>>,
 ) -> Answer<SandboxList> {
-    Ok(Json(ListQuery::parse(pairs)?.page(&app.fleet)?))
+    Ok(Json(ListQuery::parse(pairs)?.page(&service.fleet)?))
 }
 
 /// Get a sandbox.
@@ -139,11 +156,11 @@ async fn get(Named(sandbox): Named) -> Json<Status> {
     responses((status = 200, description = "The sandbox as it is now.", body = Status))
 )]
 async fn update(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     Json(update): Json<UpdateSandbox>,
 ) -> Answer<Status> {
-    calls::update(&app, &sandbox, update).await?;
+    calls::update(&service, &sandbox, update).await?;
     Ok(Json(sandbox.status()))
 }
 
@@ -180,11 +197,11 @@ async fn usage(Named(sandbox): Named) -> Json<UsageReport> {
     responses((status = 200, description = "Sorted by id. Nothing is woken.", body = UsageList))
 )]
 async fn usages(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<PageQuery>,
 ) -> Answer<UsageList> {
     let cut = Cut::try_from(query)?;
-    let sandboxes = app.fleet.sandboxes();
+    let sandboxes = service.fleet.sandboxes();
     // Each is some small files of the host's.
     let read = move || sandboxes.iter().map(usage_of).collect::<Vec<_>>();
     let sandboxes = tokio::task::spawn_blocking(read).await;

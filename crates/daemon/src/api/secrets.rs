@@ -9,11 +9,11 @@ use torpor_protocol::SecretName;
 use torpor_protocol::api::{Secret, SecretList, SetSecret};
 use torpor_service::Service;
 use torpor_service::calls::secrets;
+use torpor_web::error::Result;
+use torpor_web::extract::{Json, Path, Query};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::Result;
-use super::extract::{Json, Path, Query};
 use super::page::{Cut, PageQuery};
 use super::{Answer, no_content};
 
@@ -32,11 +32,11 @@ struct SecretPath {
     responses((status = 200, description = "Sorted by name.", body = SecretList))
 )]
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<PageQuery>,
 ) -> Answer<SecretList> {
     let cut = Cut::try_from(query)?;
-    let secrets = app.vault.list(cut.parsed()?.as_ref(), cut.rows()).await?;
+    let secrets = service.vault.list(cut.parsed()?.as_ref(), cut.rows()).await?;
     Ok(Json(cut.page(secrets, |secret| secret.name.to_string())))
 }
 
@@ -48,11 +48,11 @@ async fn list(
     responses((status = 200, description = "It is kept, encrypted.", body = Secret))
 )]
 async fn set(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(SecretPath { secret }): Path<SecretPath>,
     Json(SetSecret { value, hosts }): Json<SetSecret>,
 ) -> Answer<Secret> {
-    Ok(Json(secrets::set(&app, &secret, &value, hosts).await?))
+    Ok(Json(secrets::set(&service, &secret, &value, hosts).await?))
 }
 
 /// Forget a secret. Processes that have its value keep it.
@@ -62,9 +62,9 @@ async fn set(
     responses((status = 204, description = "It is gone."))
 )]
 async fn delete(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(SecretPath { secret }): Path<SecretPath>,
 ) -> Result<Response> {
-    secrets::remove(&app, &secret).await?;
+    secrets::remove(&service, &secret).await?;
     Ok(no_content())
 }

@@ -10,20 +10,21 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
+use torpor_lifecycle::Refusal;
 use torpor_lifecycle::ledger::SnapshotFilter;
 use torpor_lifecycle::store::{PinOwner, Saves, SnapshotRecord};
-use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::snapshot::{SnapshotDetails, SnapshotList, TakeSnapshot, Verified};
 use torpor_protocol::{SandboxRef, SaveId, Snapshot, SnapshotRef, SnapshotState};
 use torpor_service::{Service, calls};
+use torpor_web::error::Result;
+use torpor_web::extract::{Json, Named, Query, SnapshotPath};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::Result;
-use super::extract::{Json, Named, Query, SnapshotPath, WaitQuery};
 use super::idempotency::RepeatKey;
 use super::page::{Cut, dated};
+use super::sandboxes::WaitQuery;
 use super::{Answer, no_content, with_status};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -47,14 +48,14 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     )
 )]
 async fn take_snapshot(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     Query(WaitQuery { wait }): Query<WaitQuery>,
     RepeatKey(by): RepeatKey,
     request: Option<Json<TakeSnapshot>>,
 ) -> Result<Response> {
     let TakeSnapshot { name, kind } = request.map(|Json(request)| request).unwrap_or_default();
-    let taken = calls::snapshot(&app, &sandbox, name, kind, by.as_deref()).await?;
+    let taken = calls::snapshot(&service, &sandbox, name, kind, by.as_deref()).await?;
     if !wait {
         return Ok(with_status(StatusCode::ACCEPTED, taken.begun_as));
     }
@@ -75,14 +76,14 @@ struct ListQuery {
 }
 
 impl ListQuery {
-    fn filter(&self, app: &Service) -> SnapshotFilter {
+    fn filter(&self, service: &Service) -> SnapshotFilter {
         match &self.sandbox {
             None => SnapshotFilter::default(),
             Some(SandboxRef::Id(id)) => {
                 SnapshotFilter { sandbox: Some(id.clone()), sandbox_name: None }
             }
             Some(of @ SandboxRef::Name(name)) => SnapshotFilter {
-                sandbox: app.fleet.find(of).ok().map(|sandbox| sandbox.id().clone()),
+                sandbox: service.fleet.find(of).ok().map(|sandbox| sandbox.id().clone()),
                 sandbox_name: Some(name.clone()),
             },
         }
@@ -95,12 +96,12 @@ impl ListQuery {
     responses((status = 200, description = "Oldest first.", body = SnapshotList))
 )]
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<ListQuery>,
 ) -> Answer<SnapshotList> {
     let cut = Cut::new(query.limit, query.cursor.clone())?;
     let after = cut.parsed_date()?;
-    let page = app.fleet.snapshots(&query.filter(&app), after.as_ref(), cut.rows()).await?;
+    let page = service.fleet.snapshots(&query.filter(&service), after.as_ref(), cut.rows()).await?;
     let snapshots = page.into_iter().map(|record| record.snapshot).collect();
     Ok(Json(cut.page(snapshots, |last: &Snapshot| dated(last.created_at_ms, &last.id))))
 }
@@ -112,17 +113,17 @@ async fn list(
     responses((status = 200, description = "The snapshot.", body = SnapshotDetails))
 )]
 async fn get(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
 ) -> Answer<SnapshotDetails> {
-    let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(&of).await?;
-    let ancestors = app.fleet.ancestors(&snapshot.id).await?;
+    let SnapshotRecord { snapshot, save } = service.fleet.find_snapshot(&of).await?;
+    let ancestors = service.fleet.ancestors(&snapshot.id).await?;
     let Some(save) = save else {
         let (files, processes, needed_by) = (Vec::new(), Vec::new(), Vec::new());
         return Ok(Json(SnapshotDetails { snapshot, files, ancestors, processes, needed_by }));
     };
-    let manifest = app.saves.manifest(&save).await?;
-    let needing = app.saves.pins(&save).await?.into_iter().filter_map(|owner| match owner {
+    let manifest = service.saves.manifest(&save).await?;
+    let needing = service.saves.pins(&save).await?.into_iter().filter_map(|owner| match owner {
         PinOwner::Sandbox(id) => Some(id),
         PinOwner::Snapshot(_) | PinOwner::Pool(_) | PinOwner::Reader => None,
     });
@@ -142,11 +143,11 @@ async fn get(
     responses((status = 200, description = "Every byte is what it was.", body = Verified))
 )]
 async fn verify(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
 ) -> Answer<Verified> {
-    let (_, save) = complete(&app, &of).await?;
-    Ok(Json(app.saves.verify(&save).await?))
+    let (_, save) = complete(&service, &of).await?;
+    Ok(Json(service.saves.verify(&save).await?))
 }
 
 /// Delete a snapshot. What began from it goes on.
@@ -156,22 +157,22 @@ async fn verify(
     responses((status = 204, description = "It is gone; its bytes are, too, unless something needs them."))
 )]
 async fn delete(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
 ) -> Result<Response> {
-    app.fleet.erase_snapshot(&of).await?;
+    service.fleet.erase_snapshot(&of).await?;
     Ok(no_content())
 }
 
 /// A snapshot that is complete, and its save.
-async fn complete(app: &Service, of: &SnapshotRef) -> Result<(Snapshot, SaveId)> {
-    let SnapshotRecord { snapshot, save } = app.fleet.find_snapshot(of).await?;
+async fn complete(service: &Service, of: &SnapshotRef) -> Result<(Snapshot, SaveId)> {
+    let SnapshotRecord { snapshot, save } = service.fleet.find_snapshot(of).await?;
     match (snapshot.state, save) {
         (SnapshotState::Completed, Some(save)) => Ok((snapshot, save)),
         (SnapshotState::InProgress | SnapshotState::Completed | SnapshotState::Failed, _) => {
             let id = snapshot.id.to_string();
             let why = snapshot.message.unwrap_or_else(|| "it is being taken".to_owned());
-            Err(Error::from(Refusal::SnapshotNotReady { id, why }).into())
+            Err(Refusal::SnapshotNotReady { id, why }.into())
         }
     }
 }

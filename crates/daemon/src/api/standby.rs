@@ -1,5 +1,5 @@
 //! Sleep, wake, and back to a restore point. Everything else that is asked of a sandbox wakes it by
-//! itself (see [`super::extract::Awake`]); what only looks at it ([`super::extract::Named`]) does not.
+//! itself (see [`torpor_web::extract::Awake`]); what only looks at it ([`torpor_web::extract::Named`]) does not.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use axum::extract::State;
 use torpor_protocol::Status;
 use torpor_protocol::snapshot::{RestoreSandbox, Sleep};
 use torpor_service::{Service, calls};
+use torpor_web::extract::{Json, Named};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Answer;
-use super::extract::{Json, Named};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(sleep)).routes(routes!(wake)).routes(routes!(restore))
@@ -25,12 +25,12 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     responses((status = 200, description = "It sleeps and all of it is on disk.", body = Status))
 )]
 async fn sleep(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     request: Option<Json<Sleep>>,
 ) -> Answer<Status> {
     let Sleep { cold } = request.map(|Json(request)| request).unwrap_or_default();
-    calls::sleep(&app, &sandbox, cold).await?;
+    calls::sleep(&service, &sandbox, cold).await?;
     Ok(Json(sandbox.status()))
 }
 
@@ -40,8 +40,8 @@ async fn sleep(
     params(("sandbox" = String, Path, description = "Id or name")),
     responses((status = 200, description = "It runs.", body = Status))
 )]
-async fn wake(State(app): State<Arc<Service>>, Named(sandbox): Named) -> Answer<Status> {
-    calls::wake(&app, &sandbox).await?;
+async fn wake(State(service): State<Arc<Service>>, Named(sandbox): Named) -> Answer<Status> {
+    calls::wake(&service, &sandbox).await?;
     Ok(Json(sandbox.status()))
 }
 
@@ -53,10 +53,10 @@ async fn wake(State(app): State<Arc<Service>>, Named(sandbox): Named) -> Answer<
     responses((status = 200, description = "It runs as it was then.", body = Status))
 )]
 async fn restore(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     Json(RestoreSandbox { snapshot }): Json<RestoreSandbox>,
 ) -> Answer<Status> {
-    let sandbox = calls::restore(&app, &sandbox, &snapshot).await?;
+    let sandbox = calls::restore(&service, &sandbox, &snapshot).await?;
     Ok(Json(sandbox.status()))
 }

@@ -8,11 +8,10 @@ use http::header::CONTENT_TYPE;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::Info;
 use torpor_service::Service;
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::Json;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-
-use super::error::{ApiError, Result};
-use super::extract::Json;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -25,22 +24,22 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     get, path = "/v1/info",
     responses((status = 200, description = "Versions and numbers.", body = Info))
 )]
-async fn info(State(app): State<Arc<Service>>) -> Json<Info> {
-    let about = app.fleet.about();
+async fn info(State(service): State<Arc<Service>>) -> Json<Info> {
+    let about = service.fleet.about();
     Json(Info {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        installation: app.installation.clone(),
+        installation: service.installation.clone(),
         engine: about.kind.to_owned(),
         engine_version: about.version.clone(),
-        sandboxes: app.fleet.count(),
-        uptime_ms: u64::try_from(app.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        sandboxes: service.fleet.count(),
+        uptime_ms: u64::try_from(service.started.elapsed().as_millis()).unwrap_or(u64::MAX),
     })
 }
 
-pub(super) async fn metrics(State(app): State<Arc<Service>>) -> Result<Response> {
-    let saved_bytes = app.saves.bytes().await?;
-    app.metrics.set_egress(&app.egress.audit().counts());
-    let text = app.metrics.render(&app.fleet, saved_bytes);
+pub(super) async fn metrics(State(service): State<Arc<Service>>) -> Result<Response> {
+    let saved_bytes = service.saves.bytes().await?;
+    service.metrics.set_egress(&service.egress.audit().counts());
+    let text = service.metrics.render(&service.fleet, saved_bytes);
     let text = text.map_err(|_| ApiError::new(ErrorCode::Internal, "metrics can't be written"))?;
     Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())
 }

@@ -11,12 +11,12 @@ use serde::Deserialize;
 use torpor_protocol::api::FileEntry;
 use torpor_service::Service;
 use torpor_service::files::{self, Content, Mode, PathText, Write};
+use torpor_web::error::Result;
+use torpor_web::extract::{Awake, Json, Query, pieces};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::Result;
-use super::extract::{Awake, Json, Query, pieces};
 use super::{Answer, no_content};
 
 /// Permission bits of a downloaded file, in octal.
@@ -49,12 +49,13 @@ struct ReadQuery {
     ))
 )]
 async fn read(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<ReadQuery>,
     Awake(awake): Awake,
 ) -> Result<Response> {
     let ReadQuery { path, offset, length } = query;
-    let Content { mode, length, pieces } = files::read(&app, awake, path.0, offset, length).await?;
+    let Content { mode, length, pieces } =
+        files::read(&service, awake, path.0, offset, length).await?;
     let mut response = Body::from_stream(pieces).into_response();
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -90,14 +91,14 @@ struct WriteQuery {
     responses((status = 200, description = "The file as it is now.", body = FileEntry))
 )]
 async fn write(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<WriteQuery>,
     Awake(awake): Awake,
     body: Body,
 ) -> Answer<FileEntry> {
     let WriteQuery { path, append, mode, owner } = query;
     let write = Write { path: path.0, append, mode: mode.map(|mode| mode.0), owner };
-    Ok(Json(files::write(&app, &awake, write, pieces(body)).await?))
+    Ok(Json(files::write(&service, &awake, write, pieces(body)).await?))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -118,11 +119,11 @@ struct PackQuery {
     ))
 )]
 async fn pack(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(PackQuery { path }): Query<PackQuery>,
     Awake(awake): Awake,
 ) -> Result<Response> {
-    let pieces = files::pack(&app, awake, path.0).await?;
+    let pieces = files::pack(&service, awake, path.0).await?;
     Ok(([(CONTENT_TYPE, "application/x-tar")], Body::from_stream(pieces)).into_response())
 }
 
@@ -144,11 +145,11 @@ struct UnpackQuery {
     responses((status = 204, description = "All of it is there."))
 )]
 async fn unpack(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(UnpackQuery { path, owner }): Query<UnpackQuery>,
     Awake(awake): Awake,
     body: Body,
 ) -> Result<Response> {
-    files::unpack(&app, &awake, path.0, owner, pieces(body)).await?;
+    files::unpack(&service, &awake, path.0, owner, pieces(body)).await?;
     Ok(no_content())
 }

@@ -15,13 +15,11 @@ use torpor_protocol::guest::{KEPT_MAX, MAX_PAYLOAD, Reply};
 use torpor_proxy::Kept;
 use torpor_service::tunnel::{self, CONNECT_DEADLINE};
 use torpor_service::{Service, processes};
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::{Awake, Path, Query, RequestId, Upgrade};
+use torpor_web::socket::{self, Reader, Received, Writer, upgraded};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-
-use super::error::{ApiError, Result};
-use super::exec::upgraded;
-use super::extract::{Awake, Path, Query, RequestId, Upgrade};
-use super::socket::{self, Ear, Heard, Mouth};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(open))
@@ -61,7 +59,7 @@ struct TunnelQuery {
     ))
 )]
 async fn open(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     id: RequestId,
     Path(TunnelPath { port }): Path<TunnelPath>,
     Query(TunnelQuery { keep }): Query<TunnelQuery>,
@@ -71,21 +69,25 @@ async fn open(
     if port == 0 {
         return Err(ApiError::invalid("0 is no port"));
     }
-    if keep && let Some(kept) = connect_kept(&app, &awake, port).await? {
-        return Ok(upgraded(app, id, upgrade, async move |socket, app, _| {
+    if keep && let Some(kept) = connect_kept(&service, &awake, port).await? {
+        return Ok(upgraded(service, id, upgrade, async move |socket, service, _| {
             drop(awake);
-            carry_kept(&app, socket, kept).await;
+            carry_kept(&service, socket, kept).await;
         }));
     }
     let stream = tunnel::connect(&awake, port).await?;
-    Ok(upgraded(app, id, upgrade, async move |socket, app, _| {
-        carry(&app, socket, stream).await;
+    Ok(upgraded(service, id, upgrade, async move |socket, service, _| {
+        carry(&service, socket, stream).await;
         drop(awake);
     }))
 }
 
 /// A connection that outlives sleep; none if the agent in that machine is too old for it.
-async fn connect_kept(app: &Service, awake: &processes::Awake, port: u16) -> Result<Option<Kept>> {
+async fn connect_kept(
+    service: &Service,
+    awake: &processes::Awake,
+    port: u16,
+) -> Result<Option<Kept>> {
     let full = || {
         let message = format!("the sandbox already has {KEPT_MAX} connections that are kept");
         ApiError::new(ErrorCode::LimitReached, message)
@@ -101,20 +103,20 @@ async fn connect_kept(app: &Service, awake: &processes::Awake, port: u16) -> Res
     };
     let connected = tokio::time::timeout(CONNECT_DEADLINE, connect).await;
     match connected.map_err(|_| GuestError::Timeout(CONNECT_DEADLINE))? {
-        Ok(stream) => Ok(Some(Kept::new(app.fleet.clone(), keep, stream))),
+        Ok(stream) => Ok(Some(Kept::new(service.fleet.clone(), keep, stream))),
         Err(error) if torpor_proxy::is_too_old(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
 /// Until either side is done, or the daemon stops.
-async fn carry_kept(app: &Service, socket: WebSocket, kept: Kept) {
-    let (mut ear, mut mouth) = socket::split(socket);
+async fn carry_kept(service: &Service, socket: WebSocket, kept: Kept) {
+    let (mut reader, mut writer) = socket::split(socket);
     let (near, far) = tokio::io::duplex(MAX_PAYLOAD);
     let (mut from_inside, mut to_inside) = tokio::io::split(near);
     let outward = async {
         let mut carried = pin!(kept.carry(far));
-        let mut outward = pin!(outward_of(&mut from_inside, &mut mouth));
+        let mut outward = pin!(outward_of(&mut from_inside, &mut writer));
         tokio::select! {
             over = &mut outward => over,
             // What came last is still to be said.
@@ -123,37 +125,37 @@ async fn carry_kept(app: &Service, socket: WebSocket, kept: Kept) {
     };
     let over = tokio::select! {
         over = outward => over,
-        () = inward_to(&mut ear, &mut to_inside) => Over::Left,
-        () = app.stopping.cancelled() => Over::Said,
+        () = inward_to(&mut reader, &mut to_inside) => Over::Left,
+        () = service.stopping.cancelled() => Over::Said,
     };
     if !matches!(over, Over::Left) {
-        mouth.close(socket::NORMAL, "").await;
-        ear.wait_for_close().await;
+        writer.close(socket::NORMAL, "").await;
+        reader.wait_for_close().await;
     }
 }
 
-async fn outward_of(from: &mut ReadHalf<DuplexStream>, mouth: &mut Mouth) -> Over {
+async fn outward_of(from: &mut ReadHalf<DuplexStream>, writer: &mut Writer) -> Over {
     loop {
         let mut bytes = BytesMut::with_capacity(MAX_PAYLOAD);
         let read = tokio::select! {
             read = from.read_buf(&mut bytes) => read,
-            _ = mouth.keep_alive() => return Over::Left,
+            _ = writer.keep_alive() => return Over::Left,
         };
         if !read.is_ok_and(|read| read > 0) {
             return Over::Said;
         }
-        if mouth.feed(bytes.freeze()).await.is_err() || mouth.flush().await.is_err() {
+        if writer.feed(bytes.freeze()).await.is_err() || writer.flush().await.is_err() {
             return Over::Left;
         }
     }
 }
 
-async fn inward_to(ear: &mut Ear, to: &mut WriteHalf<DuplexStream>) {
-    while let Some(heard) = ear.hear().await {
-        let sent = match heard {
-            Heard::Bytes(bytes) if bytes.is_empty() => to.shutdown().await,
-            Heard::Bytes(bytes) => to.write_all(&bytes).await,
-            Heard::Text(_) => return,
+async fn inward_to(reader: &mut Reader, to: &mut WriteHalf<DuplexStream>) {
+    while let Some(received) = reader.recv().await {
+        let sent = match received {
+            Received::Bytes(bytes) if bytes.is_empty() => to.shutdown().await,
+            Received::Bytes(bytes) => to.write_all(&bytes).await,
+            Received::Text(_) => return,
         };
         if sent.is_err() {
             return std::future::pending().await;
@@ -162,22 +164,22 @@ async fn inward_to(ear: &mut Ear, to: &mut WriteHalf<DuplexStream>) {
 }
 
 /// Until either side is done, or the daemon stops.
-pub async fn carry(app: &Service, socket: WebSocket, mut stream: Stream) {
-    let (mut ear, mut mouth) = socket::split(socket);
+async fn carry(service: &Service, socket: WebSocket, mut stream: Stream) {
+    let (mut reader, mut writer) = socket::split(socket);
     let sender = stream.sender();
     let over = tokio::select! {
-        over = outward(&mut stream, &mut mouth) => over,
-        () = inward(&mut ear, &sender) => Over::Left,
-        () = app.stopping.cancelled() => Over::Said,
+        over = outward(&mut stream, &mut writer) => over,
+        () = inward(&mut reader, &sender) => Over::Left,
+        () = service.stopping.cancelled() => Over::Said,
     };
     match over {
         Over::Left => return,
-        Over::Said => mouth.close(socket::NORMAL, "").await,
+        Over::Said => writer.close(socket::NORMAL, "").await,
         Over::Asleep => {
-            mouth.close(socket::ERROR, "the sandbox was put to sleep; connect again").await;
+            writer.close(socket::ERROR, "the sandbox was put to sleep; connect again").await;
         }
     }
-    ear.wait_for_close().await;
+    reader.wait_for_close().await;
 }
 
 /// Why a tunnel ends.
@@ -189,29 +191,29 @@ enum Over {
     Asleep,
 }
 
-async fn outward(stream: &mut Stream, mouth: &mut Mouth) -> Over {
+async fn outward(stream: &mut Stream, writer: &mut Writer) -> Over {
     loop {
         let data = tokio::select! {
             data = stream.data() => data,
-            _ = mouth.keep_alive() => return Over::Left,
+            _ = writer.keep_alive() => return Over::Left,
         };
         let bytes = match data {
             Ok(Some(bytes)) => bytes,
             Err(GuestError::Asleep) => return Over::Asleep,
             Ok(None) | Err(_) => return Over::Said,
         };
-        if mouth.feed(bytes).await.is_err() || mouth.flush().await.is_err() {
+        if writer.feed(bytes).await.is_err() || writer.flush().await.is_err() {
             return Over::Left;
         }
     }
 }
 
-async fn inward(ear: &mut Ear, sender: &Sender) {
-    while let Some(heard) = ear.hear().await {
-        let sent = match heard {
-            Heard::Bytes(bytes) if bytes.is_empty() => sender.finish().await,
-            Heard::Bytes(bytes) => sender.send(&bytes).await,
-            Heard::Text(_) => return,
+async fn inward(reader: &mut Reader, sender: &Sender) {
+    while let Some(received) = reader.recv().await {
+        let sent = match received {
+            Received::Bytes(bytes) if bytes.is_empty() => sender.finish().await,
+            Received::Bytes(bytes) => sender.send(&bytes).await,
+            Received::Text(_) => return,
         };
         if sent.is_err() {
             return std::future::pending().await;

@@ -165,7 +165,7 @@ pub(crate) struct Socket(WebSocketStream<TcpStream>);
 
 /// What came on a WebSocket.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Heard {
+pub(crate) enum Received {
     Json(Value),
     Bytes(Bytes),
     Closed,
@@ -186,7 +186,7 @@ impl Socket {
         }
     }
 
-    pub(crate) async fn say(&mut self, value: Value) {
+    pub(crate) async fn send_json(&mut self, value: Value) {
         self.0.send(Message::text(value.to_string())).await.unwrap();
     }
 
@@ -194,16 +194,16 @@ impl Socket {
         self.0.send(Message::Binary(bytes.into())).await.unwrap();
     }
 
-    pub(crate) async fn hear(&mut self) -> Heard {
+    pub(crate) async fn recv(&mut self) -> Received {
         loop {
             let message = timeout(PATIENCE, self.0.next()).await.expect("a message in time");
             match message {
                 Some(Ok(Message::Text(text))) => {
-                    return Heard::Json(serde_json::from_str(&text).unwrap());
+                    return Received::Json(serde_json::from_str(&text).unwrap());
                 }
-                Some(Ok(Message::Binary(bytes))) => return Heard::Bytes(bytes),
+                Some(Ok(Message::Binary(bytes))) => return Received::Bytes(bytes),
                 Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
-                Some(Ok(Message::Close(_)) | Err(_)) | None => return Heard::Closed,
+                Some(Ok(Message::Close(_)) | Err(_)) | None => return Received::Closed,
             }
         }
     }
@@ -211,10 +211,10 @@ impl Socket {
     /// The next text message; output before it is put aside.
     pub(crate) async fn event(&mut self) -> Value {
         loop {
-            match self.hear().await {
-                Heard::Json(value) => return value,
-                Heard::Bytes(_) => {}
-                Heard::Closed => panic!("closed"),
+            match self.recv().await {
+                Received::Json(value) => return value,
+                Received::Bytes(_) => {}
+                Received::Closed => panic!("closed"),
             }
         }
     }
@@ -223,13 +223,13 @@ impl Socket {
     pub(crate) async fn wait_for(&mut self, mark: u8, text: &str) -> String {
         let mut seen = String::new();
         while !seen.contains(text) {
-            match self.hear().await {
-                Heard::Bytes(bytes) if bytes[0] == mark => {
+            match self.recv().await {
+                Received::Bytes(bytes) if bytes[0] == mark => {
                     seen.push_str(&String::from_utf8_lossy(&bytes[1..]));
                 }
-                Heard::Bytes(_) => {}
-                Heard::Json(event) => panic!("{event} before {text:?}, after {seen:?}"),
-                Heard::Closed => panic!("closed before {text:?}, after {seen:?}"),
+                Received::Bytes(_) => {}
+                Received::Json(event) => panic!("{event} before {text:?}, after {seen:?}"),
+                Received::Closed => panic!("closed before {text:?}, after {seen:?}"),
             }
         }
         seen

@@ -156,7 +156,7 @@ async fn handing_over_lets_requests_end_and_machines_live() {
 async fn stopping_ends_terminals_and_says_why() {
     let mut world = World::with_sandbox().await;
     let mut socket = world.socket("/v1/sandboxes/web/exec").await;
-    socket.say(json!({"do": "start", "command": ["sleep", "3600"]})).await;
+    socket.send_json(json!({"do": "start", "command": ["sleep", "3600"]})).await;
     socket.event().await;
     let (stopped, last) = tokio::join!(world.stop(ShutdownMode::Running), socket.event());
     stopped.unwrap();

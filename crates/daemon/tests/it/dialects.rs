@@ -13,12 +13,12 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
-use torpor_daemon::api::error::ApiError;
-use torpor_daemon::dialect::{Asked, Dialect, Routes, Target};
 use torpor_daemon::{Config, Parts, serve_with};
 use torpor_lifecycle::fake::{FakeHost, Inside};
 use torpor_protocol::ErrorCode;
 use torpor_service::{Error, Service};
+use torpor_web::dialect::{Asked, Dialect, Routes, Target};
+use torpor_web::error::ApiError;
 
 use crate::client::{Answer, request, send};
 use crate::world::parts;

@@ -11,7 +11,7 @@ use torpor_daemon::config::Limits;
 use torpor_lifecycle::fake::Inside;
 use torpor_lifecycle::{MemoryGauge, MemoryReading};
 
-use crate::client::{Heard, Socket, request, send};
+use crate::client::{Received, Socket, request, send};
 use crate::world::World;
 
 fn limited(sandboxes: usize) -> Config {
@@ -110,7 +110,7 @@ async fn no_kept_connection_wakes_a_sandbox_on_a_full_host() {
     let _inside = server.accept().await.unwrap();
     fill(&world).await;
     socket.send("hello?").await;
-    assert_eq!(socket.hear().await, Heard::Closed);
+    assert_eq!(socket.recv().await, Received::Closed);
     still_cold(&world).await;
 }
 

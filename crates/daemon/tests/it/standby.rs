@@ -195,7 +195,9 @@ async fn a_stream_that_sleep_cuts_says_how_to_go_on() {
     let mut running = world.open_post("/v1/sandboxes/web/run?stream=true", command.clone()).await;
     let pid = running.event().await.unwrap()["pid"].clone();
     let mut socket = world.socket("/v1/sandboxes/web/exec").await;
-    socket.say(json!({"do": "start", "command": ["sleep", "3600"], "detachable": true})).await;
+    socket
+        .send_json(json!({"do": "start", "command": ["sleep", "3600"], "detachable": true}))
+        .await;
     socket.event().await;
     world.tell("/v1/sandboxes/web/sleep").await.expect(200);
     let last = running.event().await.unwrap();

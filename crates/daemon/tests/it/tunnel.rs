@@ -3,7 +3,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::client::{Heard, Socket};
+use crate::client::{Received, Socket};
 use crate::world::World;
 
 #[tokio::test]
@@ -19,14 +19,14 @@ async fn bytes_go_both_ways_until_each_side_has_ended() {
         stream.write_all(format!("{} bytes", heard.len()).as_bytes()).await.unwrap();
     });
     let mut socket = world.socket(&format!("/v1/sandboxes/web/tunnel/{port}")).await;
-    assert_eq!(socket.hear().await, Heard::Bytes("welcome".into()));
+    assert_eq!(socket.recv().await, Received::Bytes("welcome".into()));
     for _ in 0..40 {
         socket.send(vec![7; 100_000]).await;
     }
     // The client has said everything, and still hears the answer.
     socket.send("").await;
-    assert_eq!(socket.hear().await, Heard::Bytes("4000000 bytes".into()));
-    assert_eq!(socket.hear().await, Heard::Closed);
+    assert_eq!(socket.recv().await, Received::Bytes("4000000 bytes".into()));
+    assert_eq!(socket.recv().await, Received::Closed);
     served.await.unwrap();
 }
 
@@ -71,7 +71,7 @@ async fn a_kept_tunnel_sleeps_with_the_sandbox_and_wakes_it_with_its_next_byte()
         stream.read_exact(&mut heard).await.unwrap();
         assert_eq!(heard, vec![round; 1000]);
         stream.write_all(&[round]).await.unwrap();
-        assert_eq!(socket.hear().await, Heard::Bytes(vec![round].into()));
+        assert_eq!(socket.recv().await, Received::Bytes(vec![round].into()));
     }
     assert_eq!(world.get("/v1/sandboxes/web").await.expect(200)["wakes"], 3);
     // The client has said everything, and still hears the answer.
@@ -79,8 +79,8 @@ async fn a_kept_tunnel_sleeps_with_the_sandbox_and_wakes_it_with_its_next_byte()
     assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
     stream.write_all(b"goodbye").await.unwrap();
     drop(stream);
-    assert_eq!(socket.hear().await, Heard::Bytes("goodbye".into()));
-    assert_eq!(socket.hear().await, Heard::Closed);
+    assert_eq!(socket.recv().await, Received::Bytes("goodbye".into()));
+    assert_eq!(socket.recv().await, Received::Closed);
 }
 
 #[tokio::test]

@@ -6,12 +6,12 @@ use axum::extract::State;
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
-use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::api::extract::Query;
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{SandboxId, SandboxRef};
 use torpor_service::Service;
 use torpor_service::calls::archive::{self, Page};
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::Query;
 
 use super::extract::Place;
 use super::gate::missing;
@@ -49,7 +49,7 @@ struct List {
 }
 
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<ListQuery>,
 ) -> Result<Json<List>> {
     let limit = page_size(query.limit)?;
@@ -61,11 +61,11 @@ async fn list(
     let beyond = cursor.is_some();
     let (part, later, earlier) = match query.direction {
         Direction::Forward => {
-            let Page { part, more } = archive::before(&app, cursor.as_ref(), limit).await?;
+            let Page { part, more } = archive::before(&service, cursor.as_ref(), limit).await?;
             (part, beyond, more)
         }
         Direction::Backward => {
-            let Page { part, more } = archive::after(&app, cursor.as_ref(), limit).await?;
+            let Page { part, more } = archive::after(&service, cursor.as_ref(), limit).await?;
             (part, more, beyond)
         }
     };
@@ -77,8 +77,8 @@ async fn list(
 }
 
 /// By its id; or by its name, which the last who had it is found by.
-async fn one(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<SandboxInfo>> {
+async fn one(State(service): State<Arc<Service>>, Place(text): Place) -> Result<Json<SandboxInfo>> {
     let of: SandboxRef = text.parse().map_err(|_| missing(&text))?;
-    let ended = archive::find(&app, &of).await?.ok_or_else(|| missing(&text))?;
+    let ended = archive::find(&service, &of).await?.ok_or_else(|| missing(&text))?;
     Ok(Json(SandboxInfo::archived(ended)))
 }

@@ -7,111 +7,70 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde_json::json;
-use torpor_daemon::api::error::status_of;
-use torpor_lifecycle::guest::GuestError;
 use torpor_protocol::guest::FailureCode;
 use torpor_protocol::{ErrorBody, ErrorCode};
-use torpor_service::Error;
+use torpor_service::error::{Error, GuestError};
+use torpor_web::error::status_of;
+
+/// What a code is here.
+type Word = (ErrorCode, StatusCode, &'static str);
+
+/// Where the lifecycle API differs from our own. Codes that have no word in Tensorlake's protocol keep
+/// ours, in its letters.
+const API: [Word; 9] = [
+    // Whoever is gone is not found: `get_or_create` takes the name then.
+    (ErrorCode::SandboxTerminated, StatusCode::NOT_FOUND, "NOT_FOUND"),
+    (ErrorCode::SandboxAsleep, StatusCode::CONFLICT, "SANDBOX_SUSPENDED"),
+    (ErrorCode::ProcessNotFound, StatusCode::NOT_FOUND, "NOT_FOUND"),
+    (ErrorCode::FileNotFound, StatusCode::NOT_FOUND, "NOT_FOUND"),
+    (ErrorCode::PortNotListening, StatusCode::BAD_GATEWAY, "CONNECTION_REFUSED"),
+    (ErrorCode::CapacityReached, StatusCode::TOO_MANY_REQUESTS, "CAPACITY_REACHED"),
+    (ErrorCode::SnapshotNotReady, StatusCode::BAD_REQUEST, "SNAPSHOT_NOT_READY"),
+    // 501 would be asked again by some.
+    (ErrorCode::Unsupported, StatusCode::BAD_REQUEST, "UNSUPPORTED"),
+    // Their clients know no other word for more than there can be.
+    (ErrorCode::LimitReached, StatusCode::BAD_REQUEST, "INVALID_REQUEST"),
+];
+
+/// Where the API inside a sandbox differs from that.
+const INSIDE: [Word; 6] = [
+    (ErrorCode::SandboxTerminated, StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND"),
+    (ErrorCode::SandboxFailed, StatusCode::CONFLICT, "SANDBOX_NOT_RUNNING"),
+    (ErrorCode::SandboxAsleep, StatusCode::CONFLICT, "SANDBOX_NOT_RUNNING"),
+    (ErrorCode::FileRefused, StatusCode::BAD_REQUEST, "FILE_REFUSED"),
+    (ErrorCode::CommandFailed, StatusCode::BAD_REQUEST, "COMMAND_FAILED"),
+    (ErrorCode::Timeout, StatusCode::INTERNAL_SERVER_ERROR, "READ_TIMEOUT"),
+];
 
 /// Errors of the lifecycle API.
 pub(super) fn of_the_api(error: &Error, id: &str) -> Response {
-    let told = error.to_body(id);
-    say(&told, api_status(told.code))
+    let body = error.to_body(id);
+    respond(&body, find(&API, body.code))
 }
 
 /// Errors of the API inside a sandbox.
 pub(super) fn of_the_inside(error: &Error, id: &str) -> Response {
-    let told = error.to_body(id);
-    say(&told, agents_status(error).unwrap_or_else(|| inside_status(told.code)))
+    let body = error.to_body(id);
+    let found = agents_status(error).or_else(|| find(&INSIDE, body.code));
+    respond(&body, found.or_else(|| find(&API, body.code)))
 }
 
-fn say(told: &ErrorBody, (status, code): (StatusCode, &str)) -> Response {
-    let text = match &told.hint {
-        Some(hint) => format!("{} ({hint})", told.message),
-        None => told.message.clone(),
+fn find(words: &[Word], code: ErrorCode) -> Option<(StatusCode, &'static str)> {
+    words.iter().find(|word| word.0 == code).map(|word| (word.1, word.2))
+}
+
+fn respond(body: &ErrorBody, found: Option<(StatusCode, &'static str)>) -> Response {
+    let text = match &body.hint {
+        Some(hint) => format!("{} ({hint})", body.message),
+        None => body.message.clone(),
     };
-    refuse(status, code, text)
-}
-
-fn api_status(code: ErrorCode) -> (StatusCode, &'static str) {
-    match code {
-        // Whoever is gone is not found: `get_or_create` takes the name then.
-        ErrorCode::SandboxTerminated => (StatusCode::NOT_FOUND, "NOT_FOUND"),
-        ErrorCode::SandboxNotFound => (StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND"),
-        ErrorCode::CapacityReached => (StatusCode::TOO_MANY_REQUESTS, "CAPACITY_REACHED"),
-        ErrorCode::RateLimited => (StatusCode::TOO_MANY_REQUESTS, "RATE_LIMITED"),
-        ErrorCode::SnapshotNotReady => (StatusCode::BAD_REQUEST, "SNAPSHOT_NOT_READY"),
-        // 501 would be asked again by some.
-        ErrorCode::Unsupported => (StatusCode::BAD_REQUEST, "UNSUPPORTED"),
-        // Their clients know no other word for more than there can be.
-        ErrorCode::LimitReached => (StatusCode::BAD_REQUEST, "INVALID_REQUEST"),
-        ErrorCode::InvalidRequest
-        | ErrorCode::Unauthenticated
-        | ErrorCode::ImageNotFound
-        | ErrorCode::SnapshotNotFound
-        | ErrorCode::ProcessNotFound
-        | ErrorCode::FileNotFound
-        | ErrorCode::NotFound
-        | ErrorCode::MethodNotAllowed
-        | ErrorCode::AlreadyExists
-        | ErrorCode::InUse
-        | ErrorCode::SandboxFailed
-        | ErrorCode::SandboxAsleep
-        | ErrorCode::CommandFailed
-        | ErrorCode::FileRefused
-        | ErrorCode::PortNotListening
-        | ErrorCode::PortNotExposed
-        | ErrorCode::TooLarge
-        | ErrorCode::IdempotencyKeyReused
-        | ErrorCode::IdempotencyInProgress
-        | ErrorCode::IdempotencyOutcomeUnknown
-        | ErrorCode::ImageCorrupt
-        | ErrorCode::SnapshotCorrupt
-        | ErrorCode::SnapshotIncompatible
-        | ErrorCode::Timeout
-        | ErrorCode::ShuttingDown
-        | ErrorCode::Internal => (status_of(code), name_of(code)),
-    }
-}
-
-fn inside_status(code: ErrorCode) -> (StatusCode, &'static str) {
-    match code {
-        ErrorCode::SandboxTerminated => (StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND"),
-        ErrorCode::SandboxFailed | ErrorCode::SandboxAsleep => {
-            (StatusCode::CONFLICT, "SANDBOX_NOT_RUNNING")
+    match found {
+        Some((status, code)) => refuse(status, code, text),
+        None => {
+            let ours = json!(body.code);
+            let code = ours.as_str().unwrap_or_default().to_ascii_uppercase();
+            refuse(status_of(body.code), &code, text)
         }
-        ErrorCode::ProcessNotFound | ErrorCode::FileNotFound => {
-            (StatusCode::NOT_FOUND, "NOT_FOUND")
-        }
-        ErrorCode::PortNotListening => (StatusCode::BAD_GATEWAY, "CONNECTION_REFUSED"),
-        ErrorCode::FileRefused | ErrorCode::CommandFailed => {
-            (StatusCode::BAD_REQUEST, name_of(code))
-        }
-        ErrorCode::Timeout => (StatusCode::INTERNAL_SERVER_ERROR, "READ_TIMEOUT"),
-        ErrorCode::InvalidRequest
-        | ErrorCode::Unauthenticated
-        | ErrorCode::SandboxNotFound
-        | ErrorCode::ImageNotFound
-        | ErrorCode::SnapshotNotFound
-        | ErrorCode::NotFound
-        | ErrorCode::MethodNotAllowed
-        | ErrorCode::AlreadyExists
-        | ErrorCode::InUse
-        | ErrorCode::PortNotExposed
-        | ErrorCode::TooLarge
-        | ErrorCode::CapacityReached
-        | ErrorCode::RateLimited
-        | ErrorCode::LimitReached
-        | ErrorCode::IdempotencyKeyReused
-        | ErrorCode::IdempotencyInProgress
-        | ErrorCode::IdempotencyOutcomeUnknown
-        | ErrorCode::ImageCorrupt
-        | ErrorCode::SnapshotCorrupt
-        | ErrorCode::SnapshotIncompatible
-        | ErrorCode::SnapshotNotReady
-        | ErrorCode::Unsupported
-        | ErrorCode::ShuttingDown
-        | ErrorCode::Internal => api_status(code),
     }
 }
 
@@ -135,43 +94,6 @@ fn agents_status(error: &Error) -> Option<(StatusCode, &'static str)> {
         | FailureCode::Limit
         | FailureCode::Io => return None,
     })
-}
-
-/// Codes that have no word of their own in Tensorlake's protocol keep ours, in its letters.
-fn name_of(code: ErrorCode) -> &'static str {
-    match code {
-        ErrorCode::InvalidRequest => "INVALID_REQUEST",
-        ErrorCode::Unauthenticated => "UNAUTHENTICATED",
-        ErrorCode::SandboxNotFound => "SANDBOX_NOT_FOUND",
-        ErrorCode::ImageNotFound => "IMAGE_NOT_FOUND",
-        ErrorCode::SnapshotNotFound => "SNAPSHOT_NOT_FOUND",
-        ErrorCode::ProcessNotFound | ErrorCode::FileNotFound | ErrorCode::NotFound => "NOT_FOUND",
-        ErrorCode::MethodNotAllowed => "METHOD_NOT_ALLOWED",
-        ErrorCode::AlreadyExists => "ALREADY_EXISTS",
-        ErrorCode::InUse => "IN_USE",
-        ErrorCode::SandboxFailed => "SANDBOX_FAILED",
-        ErrorCode::SandboxAsleep => "SANDBOX_SUSPENDED",
-        ErrorCode::SandboxTerminated => "SANDBOX_TERMINATED",
-        ErrorCode::CommandFailed => "COMMAND_FAILED",
-        ErrorCode::FileRefused => "FILE_REFUSED",
-        ErrorCode::PortNotListening => "CONNECTION_REFUSED",
-        ErrorCode::PortNotExposed => "PORT_NOT_EXPOSED",
-        ErrorCode::TooLarge => "TOO_LARGE",
-        ErrorCode::CapacityReached => "CAPACITY_REACHED",
-        ErrorCode::RateLimited => "RATE_LIMITED",
-        ErrorCode::LimitReached => "LIMIT_REACHED",
-        ErrorCode::IdempotencyKeyReused => "IDEMPOTENCY_KEY_REUSED",
-        ErrorCode::IdempotencyInProgress => "IDEMPOTENCY_IN_PROGRESS",
-        ErrorCode::IdempotencyOutcomeUnknown => "IDEMPOTENCY_OUTCOME_UNKNOWN",
-        ErrorCode::ImageCorrupt => "IMAGE_CORRUPT",
-        ErrorCode::SnapshotCorrupt => "SNAPSHOT_CORRUPT",
-        ErrorCode::SnapshotIncompatible => "SNAPSHOT_INCOMPATIBLE",
-        ErrorCode::SnapshotNotReady => "SNAPSHOT_NOT_READY",
-        ErrorCode::Timeout => "TIMEOUT",
-        ErrorCode::Unsupported => "UNSUPPORTED",
-        ErrorCode::ShuttingDown => "SHUTTING_DOWN",
-        ErrorCode::Internal => "INTERNAL",
-    }
 }
 
 /// An answer that is an error of this dialect alone.

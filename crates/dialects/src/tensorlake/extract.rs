@@ -13,10 +13,10 @@ use http::header::HOST;
 use http::request::Parts;
 use http::uri::Authority;
 use serde::de::DeserializeOwned;
-use torpor_daemon::api::error::ApiError;
-use torpor_daemon::api::extract::{is_json, not_json, whole_body};
 use torpor_protocol::ErrorCode;
 use torpor_service::Service;
+use torpor_web::error::ApiError;
+use torpor_web::extract::{is_json, not_json, whole_body};
 
 /// Says whether whoever is in front of us was spoken to in TLS.
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
@@ -38,7 +38,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for Body<T> {
         let typed = is_json(request.headers());
         let body = whole_body(request, state).await.map_err(|error| match error.0.to_body("") {
             // Not one of the statuses that are asked again: it would not arrive then either.
-            told if told.code == ErrorCode::Timeout => ApiError::invalid(told.message),
+            body if body.code == ErrorCode::Timeout => ApiError::invalid(body.message),
             _ => error,
         })?;
         if !typed && !body.is_empty() {

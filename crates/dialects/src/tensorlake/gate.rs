@@ -7,17 +7,18 @@
 
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, RawPathParams};
+use axum::extract::FromRequestParts;
 use axum::response::{IntoResponse, Response};
 use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, Uri};
-use torpor_daemon::api::error::ApiError;
-use torpor_daemon::dialect::Target;
-use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, SandboxRef};
-use torpor_service::Service;
+use torpor_service::error::Refusal;
 use torpor_service::processes::Awake;
+use torpor_service::{Sandbox, Service};
+use torpor_web::dialect::Target;
+use torpor_web::error::ApiError;
+use torpor_web::extract::segment;
 
 use super::error::refuse;
 use super::{NAMESPACE, NAMESPACES};
@@ -58,15 +59,15 @@ pub(super) fn named_by_host(headers: &HeaderMap) -> Option<&str> {
 
 pub(super) fn missing(text: &str) -> ApiError {
     match text.parse::<SandboxRef>() {
-        Ok(reference) => Error::from(Refusal::NoSuchSandbox(reference)).into(),
+        Ok(reference) => Refusal::NoSuchSandbox(reference).into(),
         Err(error) => ApiError::new(ErrorCode::SandboxNotFound, format!("there is none: {error}")),
     }
 }
 
 /// Id or name, as a client wrote it. What can't be one names no sandbox.
-pub(super) fn find(app: &Service, text: &str) -> Result<Sandbox, ApiError> {
+pub(super) fn find(service: &Service, text: &str) -> Result<Sandbox, ApiError> {
     let reference: SandboxRef = text.parse().map_err(|_| missing(text))?;
-    let sandbox = app.fleet.find(&reference)?;
+    let sandbox = service.fleet.find(&reference)?;
     tracing::Span::current().record("sandbox", sandbox.id().as_str());
     Ok(sandbox)
 }
@@ -76,17 +77,13 @@ pub(super) struct Named(pub(super) Sandbox);
 
 impl FromRequestParts<Arc<Service>> for Named {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, ApiError> {
-        Ok(Self(find(app, &segment(parts, "sandbox").await?)?))
+    async fn from_request_parts(
+        parts: &mut Parts,
+        service: &Arc<Service>,
+    ) -> Result<Self, ApiError> {
+        let text: String = segment(parts, "sandbox").await?;
+        Ok(Self(find(service, &text)?))
     }
-}
-
-/// A segment of the path, whatever else is in it.
-pub(super) async fn segment(parts: &mut Parts, name: &str) -> Result<String, ApiError> {
-    let params = RawPathParams::from_request_parts(parts, &()).await;
-    let params = params.map_err(|error| ApiError::invalid(error.body_text()))?;
-    let found = params.iter().find(|(key, _)| *key == name);
-    Ok(found.map(|(_, text)| text.to_owned()).unwrap_or_default())
 }
 
 /// The sandbox that a request to its inside is for, running: it is woken if need be.
@@ -94,14 +91,17 @@ pub(super) struct Inside(pub(super) Awake);
 
 impl FromRequestParts<Arc<Service>> for Inside {
     type Rejection = Response;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, Response> {
+    async fn from_request_parts(
+        parts: &mut Parts,
+        service: &Arc<Service>,
+    ) -> Result<Self, Response> {
         let Some(Target(text)) = parts.extensions.get() else {
             let text = "the request does not say which sandbox it is for: send \
                         X-Tensorlake-Sandbox-Id, or Host: <id-or-name>.local";
             return Err(refuse(StatusCode::BAD_REQUEST, "MISSING_SANDBOX_ID", text));
         };
-        let sandbox = find(app, text).map_err(IntoResponse::into_response)?;
-        let awake = Awake::new(app, sandbox).await;
+        let sandbox = find(service, text).map_err(IntoResponse::into_response)?;
+        let awake = Awake::new(service, sandbox).await;
         awake.map(Self).map_err(|error| ApiError(error).into_response())
     }
 }

@@ -12,12 +12,11 @@ use axum::extract::State;
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::Serialize;
-use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::api::extract::Query;
-use torpor_lifecycle::store::Search;
 use torpor_protocol::guest::LogLine;
 use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
-use torpor_service::Service;
+use torpor_service::{Search, Service};
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::Query;
 
 use super::NAMESPACE;
 use super::extract::Place;
@@ -87,10 +86,10 @@ impl Wanted {
         self.none |= self.search.processes.is_empty() && !ids.is_empty();
     }
 
-    async fn lines(&self, app: &Service, id: &SandboxId) -> Result<Vec<LogLine>> {
-        let Some(text) = &self.body else { return Ok(app.fleet.log(id, &self.search).await?) };
+    async fn lines(&self, service: &Service, id: &SandboxId) -> Result<Vec<LogLine>> {
+        let Some(text) = &self.body else { return Ok(service.fleet.log(id, &self.search).await?) };
         let all = Search { limit: ALL, newest: false, ..self.search.clone() };
-        let mut found = app.fleet.log(id, &all).await?;
+        let mut found = service.fleet.log(id, &all).await?;
         found.retain(|line| line.text.to_lowercase().contains(text));
         let limit = self.search.limit;
         if self.search.newest {
@@ -176,8 +175,8 @@ fn uuid(sandbox: &SandboxId, stamp_us: u64) -> String {
 }
 
 /// The sandbox whose lines are asked for. None: it is there and has none yet, as it never ran.
-fn talker(app: &Service, text: &str) -> Result<Option<SandboxId>> {
-    match find(app, text) {
+fn talker(service: &Service, text: &str) -> Result<Option<SandboxId>> {
+    match find(service, text) {
         Ok(sandbox) => {
             let runs = sandbox.watch().borrow().state != SandboxState::Creating;
             Ok(runs.then(|| sandbox.id().clone()))
@@ -190,15 +189,15 @@ fn talker(app: &Service, text: &str) -> Result<Option<SandboxId>> {
 }
 
 async fn logs(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Place(text): Place,
     Query(pairs): Query<Vec<(String, String)>>,
 ) -> Result<Json<Logs>> {
     let wanted = Wanted::parse(pairs)?;
-    let Some(id) = talker(&app, &text)? else {
+    let Some(id) = talker(&service, &text)? else {
         return Ok(Json(Logs { logs: Vec::new(), next_token: None }));
     };
-    let mut lines = wanted.lines(&app, &id).await?;
+    let mut lines = wanted.lines(&service, &id).await?;
     if wanted.none {
         lines.clear();
     }
@@ -227,12 +226,15 @@ struct Process {
     log_count: usize,
 }
 
-async fn processes(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<Processes>> {
-    let Some(id) = talker(&app, &text)? else {
+async fn processes(
+    State(service): State<Arc<Service>>,
+    Place(text): Place,
+) -> Result<Json<Processes>> {
+    let Some(id) = talker(&service, &text)? else {
         return Ok(Json(Processes { processes: Vec::new() }));
     };
     let search = Search { limit: PAGE_MAX, newest: true, ..Search::default() };
-    let lines = app.fleet.log(&id, &search).await?;
+    let lines = service.fleet.log(&id, &search).await?;
     Ok(Json(Processes { processes: speakers(lines) }))
 }
 
@@ -330,11 +332,11 @@ mod tests {
 
     #[test]
     fn speakers_are_told_in_the_order_of_their_first_word() {
-        let told = speakers(vec![line(1, 20), line(2, 10), line(3, 20)]);
-        let told: Vec<_> = told
+        let found = speakers(vec![line(1, 20), line(2, 10), line(3, 20)]);
+        let found: Vec<_> = found
             .iter()
             .map(|process| (&*process.process_id, process.first_seen, process.log_count))
             .collect();
-        assert_eq!(told, [("20-7", 1, 2), ("10-7", 2, 1)]);
+        assert_eq!(found, [("20-7", 1, 2), ("10-7", 2, 1)]);
     }
 }

@@ -33,10 +33,10 @@ use axum::Router;
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderMap, Uri};
-use torpor_daemon::api::error::ApiError;
-use torpor_daemon::dialect::{Asked, Dialect, Routes};
-use torpor_edge::auth;
 use torpor_service::{Error, Service};
+use torpor_web::auth;
+use torpor_web::dialect::{Asked, Dialect, Routes};
+use torpor_web::error::ApiError;
 
 const NAME: &str = "tensorlake";
 /// The namespace of everything on this host.
@@ -80,9 +80,9 @@ impl Dialect for Lifecycle {
         path.strip_prefix("/sandboxes/")?.split('/').next().map(str::to_owned)
     }
 
-    async fn authenticate(&self, app: &Service, head: &mut Parts) -> Result<(), Response> {
+    async fn authenticate(&self, service: &Service, head: &mut Parts) -> Result<(), Response> {
         gate::refuse_two_hosts(&head.headers)?;
-        let admitted = auth::admit(&app.keys, &head.uri, &head.headers).await;
+        let admitted = auth::admit(&service.keys, &head.uri, &head.headers).await;
         admitted.map_err(|error| ApiError(error).into_response())?;
         gate::refuse_other_namespaces(&head.uri)
     }
@@ -129,13 +129,13 @@ impl Dialect for Inside {
         gate::named_by_header(headers).or_else(|| gate::named_by_host(headers)).map(str::to_owned)
     }
 
-    async fn authenticate(&self, app: &Service, head: &mut Parts) -> Result<(), Response> {
+    async fn authenticate(&self, service: &Service, head: &mut Parts) -> Result<(), Response> {
         gate::refuse_two_hosts(&head.headers)?;
         let by_host = gate::named_by_host(&head.headers).is_some();
         let admitted = if by_host && !head.headers.contains_key(gate::SANDBOX_HEADER) {
-            auth::admit_local(&app.keys, &head.headers).await
+            auth::admit_local(&service.keys, &head.headers).await
         } else {
-            auth::admit(&app.keys, &head.uri, &head.headers).await.map(drop)
+            auth::admit(&service.keys, &head.uri, &head.headers).await.map(drop)
         };
         admitted.map_err(|error| ApiError(error).into_response())
     }

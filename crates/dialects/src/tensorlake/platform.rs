@@ -12,10 +12,10 @@ use axum::{Json, Router};
 use bytes::Bytes;
 use http::StatusCode;
 use serde_json::{Value, json};
-use torpor_daemon::api::error::{ApiError, Result};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::Secret;
 use torpor_service::{Service, calls};
+use torpor_web::error::{ApiError, Result};
 
 use super::extract::Place;
 use super::images::{self, time};
@@ -43,8 +43,8 @@ pub(super) fn routes() -> Router<Arc<Service>> {
 }
 
 /// Whoever got here has a key that is valid, or needs none.
-async fn introspect(State(app): State<Arc<Service>>) -> Json<Value> {
-    let id = format!("{ORGANIZATION}-{}", app.installation);
+async fn introspect(State(service): State<Arc<Service>>) -> Json<Value> {
+    let id = format!("{ORGANIZATION}-{}", service.installation);
     Json(json!({"id": id, "organizationId": ORGANIZATION, "projectId": PROJECT}))
 }
 
@@ -81,17 +81,24 @@ async fn old_builds() -> ApiError {
     )
 }
 
-async fn list_images(State(app): State<Arc<Service>>) -> Result<Json<Value>> {
-    let items: Vec<_> = images::all(&app).await?.iter().map(images::Record::as_template).collect();
+async fn list_images(State(service): State<Arc<Service>>) -> Result<Json<Value>> {
+    let items: Vec<_> =
+        images::all(&service).await?.iter().map(images::Record::as_template).collect();
     Ok(Json(json!({"items": items})))
 }
 
-async fn one_image(State(app): State<Arc<Service>>, Place(image): Place) -> Result<Json<Value>> {
-    Ok(Json(images::find(&app, &image).await?.as_template()))
+async fn one_image(
+    State(service): State<Arc<Service>>,
+    Place(image): Place,
+) -> Result<Json<Value>> {
+    Ok(Json(images::find(&service, &image).await?.as_template()))
 }
 
-async fn remove_image(State(app): State<Arc<Service>>, Place(image): Place) -> Result<Response> {
-    images::remove(&app, &image).await?;
+async fn remove_image(
+    State(service): State<Arc<Service>>,
+    Place(image): Place,
+) -> Result<Response> {
+    images::remove(&service, &image).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -106,13 +113,13 @@ fn shown(secret: &Secret) -> Value {
     })
 }
 
-async fn list_secrets(State(app): State<Arc<Service>>) -> Result<Json<Value>> {
-    let items: Vec<_> = calls::secrets::all(&app).await?.iter().map(shown).collect();
+async fn list_secrets(State(service): State<Arc<Service>>) -> Result<Json<Value>> {
+    let items: Vec<_> = calls::secrets::all(&service).await?.iter().map(shown).collect();
     Ok(Json(json!({"pagination": {"total": items.len()}, "items": items})))
 }
 
 /// All that are given, or none if one of them makes no sense.
-async fn set_secrets(State(app): State<Arc<Service>>, body: Bytes) -> Result<Json<Value>> {
+async fn set_secrets(State(service): State<Arc<Service>>, body: Bytes) -> Result<Json<Value>> {
     // What is wrong with it is not repeated: there are values in it.
     let given: Vec<Given> = serde_json::from_slice(&body)
         .map_err(|_| ApiError::invalid("the body must be a list of {\"name\", \"value\"}"))?;
@@ -120,12 +127,15 @@ async fn set_secrets(State(app): State<Arc<Service>>, body: Bytes) -> Result<Jso
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
     let mut set = Vec::new();
     for (name, value) in pairs {
-        set.push(shown(&calls::secrets::set(&app, &name, value, None).await?));
+        set.push(shown(&calls::secrets::set(&service, &name, value, None).await?));
     }
     Ok(Json(json!(set)))
 }
 
-async fn remove_secret(State(app): State<Arc<Service>>, Place(secret): Place) -> Result<Response> {
-    secrets::remove(&app, &secret).await?;
+async fn remove_secret(
+    State(service): State<Arc<Service>>,
+    Place(secret): Place,
+) -> Result<Response> {
+    secrets::remove(&service, &secret).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

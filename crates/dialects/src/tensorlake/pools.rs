@@ -10,13 +10,12 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
-use torpor_daemon::api::error::{ApiError, Result};
-use torpor_lifecycle::{Error, Refusal};
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::snapshot::{CreatePool, Pool};
 use torpor_protocol::{ErrorCode, Name, Network, PortAccess, SandboxId};
 use torpor_service::Service;
 use torpor_service::calls;
+use torpor_web::error::{ApiError, Result};
 
 use super::NAMESPACE;
 use super::error::refuse;
@@ -48,7 +47,7 @@ struct PoolRequest {
 }
 
 impl PoolRequest {
-    async fn into_pool(self, app: &Service, name: Name) -> Result<CreatePool> {
+    async fn into_pool(self, service: &Service, name: Name) -> Result<CreatePool> {
         if self.secret_names.is_some_and(|names| !names.is_empty()) {
             return Err(unsupported("secret_names: sandboxes of a pool have no secrets"));
         }
@@ -63,7 +62,7 @@ impl PoolRequest {
             name,
             size: self.warm_containers.unwrap_or(0),
             max: self.max_containers,
-            image: image(app, self.image).await?,
+            image: image(service, self.image).await?,
             snapshot: None,
             engine: None,
             cpus: resources.cpus,
@@ -142,51 +141,50 @@ fn name(text: &str) -> Result<Name> {
         .map_err(|error| ApiError::new(ErrorCode::NotFound, format!("there is none: {error}")))
 }
 
-fn find(app: &Service, text: &str) -> Result<Pool> {
-    let name = name(text)?;
-    let found = app.fleet.pools().into_iter().find(|pool| pool.name == name);
-    found.ok_or_else(|| Error::from(Refusal::NoSuchPool(name)).into())
+fn find(service: &Service, text: &str) -> Result<Pool> {
+    Ok(calls::pool(service, &name(text)?)?)
 }
 
 async fn create(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Body(asked): Body<PoolRequest>,
 ) -> Result<Response> {
     let id: Name = format!("pool-{}", SandboxId::random())
         .parse()
         .expect("a word, a hyphen and an id are a name");
-    calls::create_pool(&app, asked.into_pool(&app, id.clone()).await?).await?;
+    calls::create_pool(&service, asked.into_pool(&service, id.clone()).await?).await?;
     let body = json!({"pool_id": id, "namespace": NAMESPACE});
     Ok((StatusCode::CREATED, Json(body)).into_response())
 }
 
-async fn list(State(app): State<Arc<Service>>) -> Json<Value> {
-    let pools = app.fleet.pools().into_iter().map(|pool| PoolInfo::of(pool, &app.installation));
+async fn list(State(service): State<Arc<Service>>) -> Json<Value> {
+    let pools =
+        service.fleet.pools().into_iter().map(|pool| PoolInfo::of(pool, &service.installation));
     Json(json!({"pools": pools.collect::<Vec<_>>()}))
 }
 
-async fn one(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<PoolInfo>> {
-    Ok(Json(PoolInfo::of(find(&app, &text)?, &app.installation)))
+async fn one(State(service): State<Arc<Service>>, Place(text): Place) -> Result<Json<PoolInfo>> {
+    Ok(Json(PoolInfo::of(find(&service, &text)?, &service.installation)))
 }
 
 /// What is not said is as in a new pool.
 async fn replace(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Place(text): Place,
     Body(asked): Body<PoolRequest>,
 ) -> Result<Json<PoolInfo>> {
-    let pool = find(&app, &text)?;
-    calls::update_pool(&app, asked.into_pool(&app, pool.name).await?).await?;
-    Ok(Json(PoolInfo::of(find(&app, &text)?, &app.installation)))
+    let pool = find(&service, &text)?;
+    calls::update_pool(&service, asked.into_pool(&service, pool.name).await?).await?;
+    Ok(Json(PoolInfo::of(find(&service, &text)?, &service.installation)))
 }
 
-async fn delete(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Response> {
-    let pool = find(&app, &text)?;
+async fn delete(State(service): State<Arc<Service>>, Place(text): Place) -> Result<Response> {
+    let pool = find(&service, &text)?;
     if !pool.claimed.is_empty() {
         let text = format!("{} sandboxes of pool {} are in use", pool.claimed.len(), pool.name);
         return Ok(refuse(StatusCode::CONFLICT, "POOL_IN_USE", text));
     }
-    app.fleet.erase_pool(&pool.name).await?;
+    service.fleet.erase_pool(&pool.name).await?;
     Ok(Json(json!({"pool_id": pool.name})).into_response())
 }
 
@@ -208,18 +206,18 @@ struct Claimed {
 }
 
 async fn claim(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Place(text): Place,
     address: Address,
     Patience(patience): Patience,
     Body(asked): Body<ClaimRequest>,
 ) -> Result<Response> {
     let begun = Instant::now();
-    let pool_id = find(&app, &text)?.name;
+    let pool_id = find(&service, &text)?.name;
     refuse_file_systems(asked.file_systems.as_ref())?;
     let request = CreateSandbox { pool: Some(pool_id.clone()), ..CreateSandbox::default() };
-    let sandbox = calls::create(&app, request, None).await?;
-    if let Err(response) = settled(&app, &sandbox, begun, patience).await {
+    let sandbox = calls::create(&service, request, None).await?;
+    if let Err(response) = settled(&service, &sandbox, begun, patience).await {
         return Ok(response);
     }
     let begun = Begun::of(&sandbox, &address);

@@ -5,13 +5,13 @@ use std::time::Duration;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
-use torpor_daemon::api::error::ApiError;
-use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::{DEFAULT_IMAGE, Resize, Standby};
 use torpor_protocol::{
     Destination, ErrorCode, Lifetime, Network, PortAccess, SandboxSpec, WebRule,
 };
 use torpor_service::Service;
+use torpor_service::error::StoreError;
+use torpor_web::error::ApiError;
 
 use super::images::alias;
 
@@ -32,11 +32,11 @@ pub(super) fn unsupported(text: impl Into<String>) -> ApiError {
 // === Image ===
 
 /// The image here that is asked for; `None`: our default.
-pub(super) async fn image(app: &Service, asked: Option<String>) -> Result<Option<String>> {
+pub(super) async fn image(service: &Service, asked: Option<String>) -> Result<Option<String>> {
     let Some(asked) = asked else { return Ok(None) };
     let asked = asked.to_ascii_lowercase();
     let Some(stands_for_it) = alias(&asked) else { return Ok(Some(asked)) };
-    match app.images.resolve(&asked).await {
+    match service.images.resolve(&asked).await {
         Ok(_) => Ok(Some(asked)),
         Err(StoreError::NoSuchImage(_)) => Ok(Some(stands_for_it.to_owned())),
         Err(error) => Err(error.into()),

@@ -9,11 +9,11 @@ use axum::{Json, Router};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use torpor_daemon::api::error::{ApiError, Result};
 use torpor_protocol::SecretName;
 use torpor_protocol::api::Secret;
 use torpor_service::Service;
 use torpor_service::calls::secrets;
+use torpor_web::error::{ApiError, Result};
 
 use super::extract::{Body, Place};
 
@@ -66,35 +66,35 @@ fn parse(name: &str) -> Result<SecretName> {
     name.parse().map_err(|_| secrets::missing(name).into())
 }
 
-pub(super) async fn remove(app: &Service, name: &str) -> Result<()> {
-    Ok(secrets::remove(app, &parse(name)?).await?)
+pub(super) async fn remove(service: &Service, name: &str) -> Result<()> {
+    Ok(secrets::remove(service, &parse(name)?).await?)
 }
 
-async fn list(State(app): State<Arc<Service>>) -> Result<Json<Vec<Info>>> {
-    let all = secrets::all(&app).await?;
+async fn list(State(service): State<Arc<Service>>) -> Result<Json<Vec<Info>>> {
+    let all = secrets::all(&service).await?;
     Ok(Json(all.into_iter().map(Info::from).collect()))
 }
 
-async fn create(State(app): State<Arc<Service>>, Body(given): Body<Given>) -> Result<Response> {
-    let secret = secrets::create(&app, &given.name()?, given.value()?).await?;
+async fn create(State(service): State<Arc<Service>>, Body(given): Body<Given>) -> Result<Response> {
+    let secret = secrets::create(&service, &given.name()?, given.value()?).await?;
     Ok((StatusCode::CREATED, Json(Info::from(secret))).into_response())
 }
 
-async fn one(State(app): State<Arc<Service>>, Place(name): Place) -> Result<Json<Info>> {
-    Ok(Json(secrets::find(&app, &parse(&name)?).await?.into()))
+async fn one(State(service): State<Arc<Service>>, Place(name): Place) -> Result<Json<Info>> {
+    Ok(Json(secrets::find(&service, &parse(&name)?).await?.into()))
 }
 
 async fn change(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Place(name): Place,
     Body(given): Body<Given>,
 ) -> Result<Response> {
-    let Secret { name, .. } = secrets::find(&app, &parse(&name)?).await?;
-    let secret = secrets::set(&app, &name, given.value()?, None).await?;
+    let Secret { name, .. } = secrets::find(&service, &parse(&name)?).await?;
+    let secret = secrets::set(&service, &name, given.value()?, None).await?;
     Ok((StatusCode::CREATED, Json(Info::from(secret))).into_response())
 }
 
-async fn delete(State(app): State<Arc<Service>>, Place(name): Place) -> Result<Response> {
-    remove(&app, &name).await?;
+async fn delete(State(service): State<Arc<Service>>, Place(name): Place) -> Result<Response> {
+    remove(&service, &name).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -10,13 +10,11 @@ use axum::{Json, Router};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use torpor_daemon::api::error::{ApiError, Result};
-use torpor_lifecycle::ledger::SnapshotFilter;
 use torpor_protocol::{
     ErrorCode, SandboxId, SandboxRef, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
 };
-use torpor_service::Service;
-use torpor_service::calls;
+use torpor_service::{Service, SnapshotFilter, calls};
+use torpor_web::error::{ApiError, Result};
 
 use super::NAMESPACE;
 use super::extract::{Body, Place};
@@ -81,37 +79,37 @@ struct List {
 }
 
 async fn take(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     Body(asked): Body<SnapshotRequest>,
 ) -> Result<Response> {
     refuse_unborn(&sandbox, "saved")?;
     let kind = asked.snapshot_type.unwrap_or(SnapshotKind::Filesystem);
-    let begun = calls::snapshot(&app, &sandbox, None, kind, None).await?.begun_as;
+    let begun = calls::snapshot(&service, &sandbox, None, kind, None).await?.begun_as;
     let body = json!({"snapshot_id": begun.id, "status": begun.state.as_str()});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }
 
-async fn list(State(app): State<Arc<Service>>) -> Result<Json<List>> {
-    listed(&app, SnapshotFilter::default()).await
+async fn list(State(service): State<Arc<Service>>) -> Result<Json<List>> {
+    listed(&service, SnapshotFilter::default()).await
 }
 
-async fn listed(app: &Service, filter: SnapshotFilter) -> Result<Json<List>> {
-    let all = app.fleet.every_snapshot(&filter).await?;
+async fn listed(service: &Service, filter: SnapshotFilter) -> Result<Json<List>> {
+    let all = service.fleet.every_snapshot(&filter).await?;
     let snapshots = all.into_iter().map(|record| record.snapshot.into()).collect();
     Ok(Json(List { snapshots, cursor: None }))
 }
 
 /// Also of a sandbox that is gone.
 async fn list_of_sandbox(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Place(text): Place,
 ) -> Result<Json<List>> {
-    let id = match find(&app, &text) {
+    let id = match find(&service, &text) {
         Ok(sandbox) => sandbox.id().clone(),
-        Err(missing) => gone(&app, &text).await?.ok_or(missing)?,
+        Err(missing) => gone(&service, &text).await?.ok_or(missing)?,
     };
-    listed(&app, of_sandbox(id)).await
+    listed(&service, of_sandbox(id)).await
 }
 
 fn of_sandbox(id: SandboxId) -> SnapshotFilter {
@@ -119,22 +117,25 @@ fn of_sandbox(id: SandboxId) -> SnapshotFilter {
 }
 
 /// A sandbox that is remembered, by the archive or by a snapshot.
-async fn gone(app: &Service, text: &str) -> Result<Option<SandboxId>> {
+async fn gone(service: &Service, text: &str) -> Result<Option<SandboxId>> {
     let Ok(SandboxRef::Id(id)) = text.parse() else { return Ok(None) };
-    if calls::archive::find(app, &SandboxRef::Id(id.clone())).await?.is_some() {
+    if calls::archive::find(service, &SandboxRef::Id(id.clone())).await?.is_some() {
         return Ok(Some(id));
     }
-    let snapshots = app.fleet.snapshots(&of_sandbox(id.clone()), None, 1).await?;
+    let snapshots = service.fleet.snapshots(&of_sandbox(id.clone()), None, 1).await?;
     Ok((!snapshots.is_empty()).then_some(id))
 }
 
-async fn one(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<SnapshotInfo>> {
-    let record = app.fleet.find_snapshot(&reference(&text)?).await?;
+async fn one(
+    State(service): State<Arc<Service>>,
+    Place(text): Place,
+) -> Result<Json<SnapshotInfo>> {
+    let record = service.fleet.find_snapshot(&reference(&text)?).await?;
     Ok(Json(record.snapshot.into()))
 }
 
-async fn delete(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<Value>> {
-    app.fleet.erase_snapshot(&reference(&text)?).await?;
+async fn delete(State(service): State<Arc<Service>>, Place(text): Place) -> Result<Json<Value>> {
+    service.fleet.erase_snapshot(&reference(&text)?).await?;
     Ok(Json(json!({"snapshot_id": text})))
 }
 

@@ -14,32 +14,25 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::body::Body;
-use http::{Request, Response, StatusCode};
+use http::{Request, Response};
 use hyper::body::Incoming;
-use torpor_protocol::ErrorCode;
 use torpor_proxy::Proxy;
 use torpor_service::Service;
 use torpor_service::previews::Entry;
 
 pub use access::drop_cookies;
 use visit::Visitor;
-pub use visit::say_secure;
+pub use visit::{missing, set_forwarded_proto};
 
 /// Serves previews.
 pub struct PreviewServer {
     service: Arc<Service>,
     proxy: Proxy,
-    /// Which status an error has in answers to programs: the same as in the API.
-    status_of: fn(ErrorCode) -> StatusCode,
 }
 
 impl PreviewServer {
-    pub fn new(
-        service: Arc<Service>,
-        proxy: Proxy,
-        status_of: fn(ErrorCode) -> StatusCode,
-    ) -> Self {
-        Self { service, proxy, status_of }
+    pub fn new(service: Arc<Service>, proxy: Proxy) -> Self {
+        Self { service, proxy }
     }
 
     /// Answers in any case. `secure`: the visitor's connection is encrypted.

@@ -5,9 +5,11 @@ use axum::body::Body;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use serde::Serialize;
-use torpor_protocol::ErrorBody;
 use torpor_protocol::preview::TOKEN_QUERY;
+use torpor_protocol::{ErrorBody, ErrorCode};
 use torpor_proxy::escape;
+use torpor_service::Error;
+use torpor_web::error::status_of;
 
 /// So soon a page that waits for a sandbox comes again, in seconds.
 const AGAIN_SECS: u32 = 1;
@@ -20,7 +22,7 @@ const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:40em;marg
 
 /// An answer of our own.
 #[derive(Debug, Serialize)]
-pub(super) struct Told {
+pub(super) struct ErrorPage {
     #[serde(skip)]
     pub(super) status: StatusCode,
     #[serde(flatten)]
@@ -42,9 +44,38 @@ pub(super) enum Kind {
     Locked,
 }
 
-impl Told {
-    pub(super) fn new(status: StatusCode, body: ErrorBody) -> Self {
+impl ErrorPage {
+    fn new(status: StatusCode, body: ErrorBody) -> Self {
         Self { status, body, listening: None, kind: Kind::Plain }
+    }
+
+    pub(super) fn of(error: &Error) -> Box<Self> {
+        if let Some(error) = error.internal() {
+            tracing::error!(error, "a preview failed");
+        }
+        Box::new(Self::new(status_of(error.code()), error.to_body("")))
+    }
+
+    pub(super) fn ended() -> Box<Self> {
+        Self::of(&Error::new(ErrorCode::NotFound, "there is no such preview, or it has ended"))
+    }
+
+    pub(super) fn locked(shown: bool) -> Box<Self> {
+        let message = if shown {
+            "the token is not valid, or not any more"
+        } else {
+            "a token is needed to see it"
+        };
+        let hint = "Who owns it makes one with: torpor preview token create. Programs send it in the \
+                    header x-torpor-preview-token.";
+        let page = Self::of(&Error::with_hint(ErrorCode::Unauthenticated, message, hint));
+        Box::new(Self { kind: Kind::Locked, ..*page })
+    }
+
+    pub(super) fn waiting() -> Box<Self> {
+        let message = "the sandbox is waking up; this page comes again by itself";
+        let page = Self::of(&Error::new(ErrorCode::SandboxAsleep, message));
+        Box::new(Self { kind: Kind::Waiting, status: StatusCode::SERVICE_UNAVAILABLE, ..*page })
     }
 
     /// For a browser a page, for others JSON.
@@ -123,31 +154,30 @@ fn takes_html(headers: &HeaderMap) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use torpor_protocol::ErrorCode;
 
-    fn told(kind: Kind) -> Told {
+    fn sample(kind: Kind) -> ErrorPage {
         let body = ErrorBody {
             code: ErrorCode::Internal,
             message: "<script>alert('1')</script>".to_owned(),
             hint: Some("\"&".to_owned()),
             request_id: "<b>".to_owned(),
         };
-        Told { kind, ..Told::new(StatusCode::BAD_GATEWAY, body) }
+        ErrorPage { kind, ..ErrorPage::new(StatusCode::BAD_GATEWAY, body) }
     }
 
     #[test]
     fn a_page_does_not_carry_markup_of_others() {
-        let page = told(Kind::Plain).page();
+        let page = sample(Kind::Plain).page();
         assert!(!page.contains("<script") && !page.contains("<b>") && page.contains("&quot;&amp;"));
     }
 
     #[test]
     fn only_a_page_that_waits_comes_again_by_itself() {
-        assert!(told(Kind::Waiting).page().contains("http-equiv=\"refresh\""));
-        assert!(told(Kind::Waiting).answer(false).headers().contains_key("retry-after"));
+        assert!(sample(Kind::Waiting).page().contains("http-equiv=\"refresh\""));
+        assert!(sample(Kind::Waiting).answer(false).headers().contains_key("retry-after"));
         for kind in [Kind::Plain, Kind::Locked] {
-            assert!(!told(kind).page().contains("refresh"));
-            assert!(!told(kind).answer(true).headers().contains_key("retry-after"));
+            assert!(!sample(kind).page().contains("refresh"));
+            assert!(!sample(kind).answer(true).headers().contains_key("retry-after"));
         }
     }
 

@@ -18,11 +18,11 @@ use torpor_protocol::{ErrorCode, SandboxRef};
 use torpor_proxy::{Destination, Manner, NotListening, Until};
 use torpor_service::previews::{Entry, Token};
 use torpor_service::{Error, Service};
+use torpor_web::{auth, request_id};
 
 use super::access::{self, Shown};
-use super::page::{Kind, Told, is_browser};
+use super::page::{ErrorPage, is_browser};
 use super::{PreviewServer, listening, rules};
-use crate::{auth, request_id};
 
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
 /// How long a browser waits for an answer before it gets a page that comes again by itself: a warm or
@@ -46,7 +46,7 @@ struct Pass {
 }
 
 /// What a visitor is told instead.
-type Instead<T> = Result<T, Box<Told>>;
+type Instead<T> = Result<T, Box<ErrorPage>>;
 
 impl Visitor<'_> {
     /// Answers in any case.
@@ -61,13 +61,13 @@ impl Visitor<'_> {
         let id = HeaderValue::try_from(&*id).expect("a request id is plain ASCII");
         request.headers_mut().insert(REQUEST_ID_HEADER, id.clone());
         let answer = match rules::preflight(&entry.rules, &request) {
-            _ if self.has_ended(entry) => Err(self.server.ended()),
+            _ if self.has_ended(entry) => Err(ErrorPage::ended()),
             Some(answer) => Ok(answer),
             None => self.enter(entry, request, browser).await,
         };
-        let mut response = answer.unwrap_or_else(|mut told| {
-            told.body.request_id = id.to_str().unwrap_or_default().to_owned();
-            told.answer(browser)
+        let mut response = answer.unwrap_or_else(|mut page| {
+            page.body.request_id = id.to_str().unwrap_or_default().to_owned();
+            page.answer(browser)
         });
         response.headers_mut().insert(REQUEST_ID_HEADER, id);
         rules::finish(&entry.rules, response.headers_mut(), origin.as_ref());
@@ -85,14 +85,14 @@ impl Visitor<'_> {
         browser: bool,
     ) -> Instead<Response<Body>> {
         let id = SandboxRef::Id(entry.preview.sandbox.clone());
-        let sandbox = self.server.service.fleet.find(&id).map_err(|_| self.server.ended())?;
+        let sandbox = self.server.service.fleet.find(&id).map_err(|_| ErrorPage::ended())?;
         let Pass { until, cookie } = self.admit(entry, &mut request).await?;
         if let Some(cookie) = cookie.filter(|_| browser) {
             return Ok(redirect(request.uri(), cookie));
         }
         let lease = Some(self.lease(&sandbox, browser).await?);
         if self.secure {
-            say_secure(request.headers_mut());
+            set_forwarded_proto(request.headers_mut());
         }
         rules::dress(&entry.rules, request.headers_mut());
         request.extensions_mut().insert(Until(until.clone()));
@@ -102,7 +102,7 @@ impl Visitor<'_> {
         let asked = self.server.proxy.handle(to, request, Some(self.peer), manner);
         let mut response = tokio::select! {
             response = asked => response,
-            () = until.cancelled() => return Err(self.server.locked(true)),
+            () = until.cancelled() => return Err(ErrorPage::locked(true)),
         };
         if response.extensions().get::<NotListening>().is_some() {
             return Err(self.nobody_listens(&sandbox, port.get()).await);
@@ -127,12 +127,12 @@ impl Visitor<'_> {
             Some(pass)
         } else {
             let opened = auth::opens(&self.server.service.keys, headers).await;
-            opened.map_err(|error| self.server.told(&error))?.then_some(free)
+            opened.map_err(|error| ErrorPage::of(&error))?.then_some(free)
         };
         let hidden = auth::hide(&self.server.service.keys, &uri, headers);
-        hidden.map_err(|error| self.server.told(&error))?;
+        hidden.map_err(|error| ErrorPage::of(&error))?;
         *request.uri_mut() = uri;
-        pass.ok_or_else(|| self.server.locked(!shown.is_empty()))
+        pass.ok_or_else(|| ErrorPage::locked(!shown.is_empty()))
     }
 
     fn open(
@@ -175,11 +175,11 @@ impl Visitor<'_> {
         let lease = self.server.service.fleet.awake(sandbox, deadline).await;
         lease.map_err(|error| {
             let waking = matches!(error, lifecycle::Error::Refused(Refusal::StillWaking(_)));
-            if waking && browser { self.server.waiting() } else { self.server.told(&error.into()) }
+            if waking && browser { ErrorPage::waiting() } else { ErrorPage::of(&error.into()) }
         })
     }
 
-    async fn nobody_listens(&self, sandbox: &Sandbox, port: u16) -> Box<Told> {
+    async fn nobody_listens(&self, sandbox: &Sandbox, port: u16) -> Box<ErrorPage> {
         let ports = match sandbox.if_awake() {
             Some(lease) => listening::ports(&lease).await,
             None => Vec::new(),
@@ -196,8 +196,8 @@ impl Visitor<'_> {
              (torpor run --detach SANDBOX -- COMMAND)."
         );
         let error = Error::with_hint(ErrorCode::PortNotListening, message, hint);
-        let told = self.server.told(&error);
-        Box::new(Told { listening: Some(ports), ..*told })
+        let page = ErrorPage::of(&error);
+        Box::new(ErrorPage { listening: Some(ports), ..*page })
     }
 }
 
@@ -218,7 +218,7 @@ fn is_foreign(uri: &Uri, headers: &HeaderMap) -> bool {
 
 /// Tells the application that the visitor's own connection is encrypted. What a proxy before us said
 /// stays: it knows better.
-pub fn say_secure(headers: &mut HeaderMap) {
+pub fn set_forwarded_proto(headers: &mut HeaderMap) {
     headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("https"));
 }
 
@@ -241,44 +241,11 @@ fn redirect(uri: &Uri, cookie: HeaderValue) -> Response<Body> {
     response
 }
 
-// === What visitors are told ===
-
-impl PreviewServer {
-    /// The answer to a request for a preview that is not there.
-    pub fn missing<B>(&self, request: &Request<B>) -> Response<Body> {
-        let mut told = self.ended();
-        told.body.request_id = request_id(request.headers()).to_string();
-        told.answer(is_browser(request))
-    }
-
-    fn told(&self, error: &Error) -> Box<Told> {
-        if let Some(error) = error.internal() {
-            tracing::error!(error, "a preview failed");
-        }
-        Box::new(Told::new((self.status_of)(error.code()), error.to_body("")))
-    }
-
-    fn ended(&self) -> Box<Told> {
-        self.told(&Error::new(ErrorCode::NotFound, "there is no such preview, or it has ended"))
-    }
-
-    fn locked(&self, shown: bool) -> Box<Told> {
-        let message = if shown {
-            "the token is not valid, or not any more"
-        } else {
-            "a token is needed to see it"
-        };
-        let hint = "Who owns it makes one with: torpor preview token create. Programs send it in the \
-                    header x-torpor-preview-token.";
-        let told = self.told(&Error::with_hint(ErrorCode::Unauthenticated, message, hint));
-        Box::new(Told { kind: Kind::Locked, ..*told })
-    }
-
-    fn waiting(&self) -> Box<Told> {
-        let message = "the sandbox is waking up; this page comes again by itself";
-        let told = self.told(&Error::new(ErrorCode::SandboxAsleep, message));
-        Box::new(Told { kind: Kind::Waiting, status: StatusCode::SERVICE_UNAVAILABLE, ..*told })
-    }
+/// The answer to a request for a preview that is not there.
+pub fn missing<B>(request: &Request<B>) -> Response<Body> {
+    let mut page = ErrorPage::ended();
+    page.body.request_id = request_id(request.headers()).to_string();
+    page.answer(is_browser(request))
 }
 
 /// The body of an answer, which breaks off when its visitor may not stay.

@@ -95,23 +95,23 @@ pub fn provider() -> Arc<CryptoProvider> {
 /// Encrypted connections for the previews of a daemon, if it has some. `previews`: all names below it lead
 /// here.
 pub fn open(
-    app: &Arc<Service>,
+    service: &Arc<Service>,
     config: &TlsConfig,
     data_dir: &Path,
     previews: &str,
 ) -> Result<Option<Arc<Tls>>, TlsError> {
-    let (labels, ids) = (Arc::downgrade(app), Arc::downgrade(app));
-    let is_open = |app: &Service, id: &PreviewId| app.previews.look_up(id).is_some();
+    let (labels, ids) = (Arc::downgrade(service), Arc::downgrade(service));
+    let is_open = |service: &Service, id: &PreviewId| service.previews.look_up(id).is_some();
     let existing = Existing {
         by_label: Box::new(move |label| {
-            labels.upgrade().is_some_and(|app| {
-                let found = app.previews.by_label(label);
-                found.is_some_and(|entry| is_open(&app, &entry.preview.id))
+            labels.upgrade().is_some_and(|service| {
+                let found = service.previews.by_label(label);
+                found.is_some_and(|entry| is_open(&service, &entry.preview.id))
             })
         }),
-        by_id: Box::new(move |id| ids.upgrade().is_some_and(|app| is_open(&app, id))),
+        by_id: Box::new(move |id| ids.upgrade().is_some_and(|service| is_open(&service, id))),
     };
-    Tls::open(config, data_dir, previews, Arc::clone(&app.domains), existing)
+    Tls::open(config, data_dir, previews, Arc::clone(&service.domains), existing)
 }
 
 /// Why a client was not let in.

@@ -14,13 +14,13 @@ use torpor_service::Service;
 use torpor_service::files::PathText;
 use torpor_service::pinned_save::parse;
 use torpor_service::snapshots::Files;
+use torpor_web::error::Result;
+use torpor_web::extract::{Json, Query, SnapshotPath};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::api::Answer;
-use crate::api::error::Result;
-use crate::api::extract::{Json, Query, SnapshotPath};
 use crate::api::files::levels;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -53,12 +53,12 @@ struct FilesQuery {
         description = "Sorted; paths are relative to the directory."))
 )]
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(FilesQuery { path, depth, recursive }): Query<FilesQuery>,
 ) -> Answer<FileList> {
     let depth = levels(depth, recursive)?;
-    let files = Files::open(&app, &of).await?;
+    let files = Files::open(&service, &of).await?;
     let path = path.map_or_else(|| "/".to_owned(), |path| path.0);
     Ok(Json(FileList { entries: files.list(path, depth).await? }))
 }
@@ -78,11 +78,11 @@ struct FileQuery {
     responses((status = 200, description = "The file.", body = FileEntry))
 )]
 async fn stat(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(FileQuery { path }): Query<FileQuery>,
 ) -> Answer<FileEntry> {
-    Ok(Json(Files::open(&app, &of).await?.stat(path.0).await?))
+    Ok(Json(Files::open(&service, &of).await?.stat(path.0).await?))
 }
 
 /// Download a file of a snapshot.
@@ -95,11 +95,11 @@ async fn stat(
     ))
 )]
 async fn content(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(FileQuery { path }): Query<FileQuery>,
 ) -> Result<Response> {
-    let (size, pieces) = Files::open(&app, &of).await?.read(path.0).await?;
+    let (size, pieces) = Files::open(&service, &of).await?.read(path.0).await?;
     let mut response = Body::from_stream(pieces).into_response();
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -123,14 +123,14 @@ struct DiffQuery {
     responses((status = 200, description = "Sorted by path; times do not count.", body = FileDiff))
 )]
 async fn diff(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(DiffQuery { to }): Query<DiffQuery>,
 ) -> Answer<FileDiff> {
     let to = to.map(|to| parse(&to)).transpose()?;
-    let files = Files::open(&app, &of).await?;
+    let files = Files::open(&service, &of).await?;
     let other = match &to {
-        Some(to) => Some(Files::open(&app, to).await?),
+        Some(to) => Some(Files::open(&service, to).await?),
         None => None,
     };
     Ok(Json(FileDiff { changes: files.diff(other).await? }))

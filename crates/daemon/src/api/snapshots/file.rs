@@ -10,12 +10,12 @@ use http::header::CONTENT_TYPE;
 use serde::Deserialize;
 use torpor_protocol::{Name, Snapshot};
 use torpor_service::{Service, snapshots};
+use torpor_web::error::Result;
+use torpor_web::extract::{Query, SnapshotPath, pieces};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::api::error::Result;
-use crate::api::extract::{Query, SnapshotPath, pieces};
 use crate::api::with_status;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
@@ -40,11 +40,11 @@ struct ExportQuery {
     ))
 )]
 async fn export(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
     Query(ExportQuery { image }): Query<ExportQuery>,
 ) -> Result<Response> {
-    let pieces = snapshots::export(&app, &of, image.unwrap_or(true)).await?;
+    let pieces = snapshots::export(&service, &of, image.unwrap_or(true)).await?;
     Ok(([(CONTENT_TYPE, "application/x-tar")], Body::from_stream(pieces)).into_response())
 }
 
@@ -64,10 +64,10 @@ struct ImportQuery {
     responses((status = 201, description = "It is here, under an id of its own.", body = Snapshot))
 )]
 async fn import(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(ImportQuery { name }): Query<ImportQuery>,
     body: Body,
 ) -> Result<Response> {
-    let taken = snapshots::import(&app, name, pieces(body)).await?;
+    let taken = snapshots::import(&service, name, pieces(body)).await?;
     Ok(with_status(StatusCode::CREATED, taken))
 }

@@ -11,12 +11,12 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::api::extract::{Path, pieces};
 use torpor_protocol::api::{Build, BuildKind, BuildState};
 use torpor_protocol::{BuildId, ErrorCode, SnapshotRef};
-use torpor_service::Service;
 use torpor_service::builds::jobs::{Asked, Begun, CONTEXT_MAX, Source};
+use torpor_service::{ImageName, Service};
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::{Path, pieces};
 
 use super::{Record, alias, id_of, parse, shown, time};
 use crate::tensorlake::extract::{Address, Body, Patience, Place};
@@ -47,7 +47,7 @@ struct BuilderResources {
 }
 
 impl BuildRequest {
-    fn into_source(self) -> Result<(torpor_store::ImageName, Source)> {
+    fn into_source(self) -> Result<(ImageName, Source)> {
         let name = parse(&self.name)?;
         let resources = self.builder_resources.unwrap_or_default();
         let source = match (self.kind.as_str(), self.image_ref) {
@@ -70,30 +70,30 @@ fn key(headers: &HeaderMap) -> Option<String> {
 }
 
 pub(super) async fn begin(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     address: Address,
     headers: HeaderMap,
     Body(asked): Body<BuildRequest>,
 ) -> Result<Response> {
     let (name, source) = asked.into_source()?;
     let asked = Asked { name, source, alias, key: key(&headers) };
-    let build = match app.builds.begin(&app, asked).await? {
+    let build = match service.builds.begin(&service, asked).await? {
         Begun::Fresh(build) | Begun::Before(build) => build,
         Begun::Busy(active) => return Ok(busy(&active)),
     };
-    let mut told = json!(Info::of(&app, &build).await);
+    let mut body = json!(Info::of(&service, &build).await);
     if build.state == BuildState::Waiting {
         let base = address.0.ok_or_else(|| ApiError::invalid("the request has no Host header"))?;
-        let token = app.vault.seal(CONTEXT_SEAL, &[build.id.as_str()]);
+        let token = service.vault.seal(CONTEXT_SEAL, &[build.id.as_str()]);
         let url = format!("{base}/images/v4/contexts/{}/{token}", build.id);
-        told["context_upload"] = json!({"url": url, "max_bytes": CONTEXT_MAX});
+        body["context_upload"] = json!({"url": url, "max_bytes": CONTEXT_MAX});
     }
-    Ok((StatusCode::ACCEPTED, Json(told)).into_response())
+    Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }
 
 fn busy(active: &Build) -> Response {
     let name = shown(&active.name);
-    let told = json!({
+    let body = json!({
         "error": format!("{name} is being built already: cancel build {} first", active.id),
         "code": "image_build_in_progress",
         "image_name": name,
@@ -101,19 +101,19 @@ fn busy(active: &Build) -> Response {
         "active_kind": kind(active.kind),
         "active_status": status(active.state),
     });
-    (StatusCode::CONFLICT, Json(told)).into_response()
+    (StatusCode::CONFLICT, Json(body)).into_response()
 }
 
 /// Whoever has the address may send the context; it names the build and proves that we gave it out.
 pub(super) async fn receive(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path((build, token)): Path<(String, String)>,
     body: RawBody,
 ) -> Result<Response> {
-    if !app.vault.sealed(CONTEXT_SEAL, &[&build], &token) {
+    if !service.vault.sealed(CONTEXT_SEAL, &[&build], &token) {
         return Err(missing(&build));
     }
-    app.builds.receive(&app, &parse_id(&build)?, pieces(body)).await?;
+    service.builds.receive(&service, &parse_id(&build)?, pieces(body)).await?;
     Ok(StatusCode::OK.into_response())
 }
 
@@ -124,20 +124,20 @@ pub(super) struct Seal {
 }
 
 pub(super) async fn seal(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Place(build): Place,
     Body(Seal { digest }): Body<Seal>,
 ) -> Result<Json<Info>> {
-    let build = app.builds.seal(&app, &parse_id(&build)?, &digest).await?;
-    Ok(Json(Info::of(&app, &build).await))
+    let build = service.builds.seal(&service, &parse_id(&build)?, &digest).await?;
+    Ok(Json(Info::of(&service, &build).await))
 }
 
 pub(super) async fn one(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Place(build): Place,
 ) -> Result<Json<Info>> {
-    let build = app.builds.find(&parse_id(&build)?).await?;
-    Ok(Json(Info::of(&app, &build).await))
+    let build = service.builds.find(&parse_id(&build)?).await?;
+    Ok(Json(Info::of(&service, &build).await))
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -148,16 +148,16 @@ pub(super) struct Cancel {
 }
 
 pub(super) async fn cancel(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Body(Cancel { build_id, client_request_id }): Body<Cancel>,
 ) -> Result<Json<Value>> {
     let id = match (build_id, client_request_id) {
         (Some(id), _) => Some(parse_id(&id)?),
-        (None, Some(key)) => app.builds.find_by_key(&key).await?.map(|build| build.id),
+        (None, Some(key)) => service.builds.find_by_key(&key).await?.map(|build| build.id),
         (None, None) => return Err(ApiError::invalid("build_id or client_request_id is missing")),
     };
     let Some(id) = id else { return Ok(Json(json!({"outcome": "not_admitted", "build": null}))) };
-    let (before, build) = app.builds.cancel(&id).await?;
+    let (before, build) = service.builds.cancel(&id).await?;
     let outcome = match (before, build.state) {
         (BuildState::Cancelled, _) => "already_cancelled",
         (_, BuildState::Succeeded) => "already_completed",
@@ -165,7 +165,7 @@ pub(super) async fn cancel(
         // It ends, but has not yet.
         (_, BuildState::Cancelled | BuildState::Waiting | BuildState::Running) => "cancelled",
     };
-    Ok(Json(json!({"outcome": outcome, "build": Info::of(&app, &build).await})))
+    Ok(Json(json!({"outcome": outcome, "build": Info::of(&service, &build).await})))
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -177,7 +177,7 @@ pub(super) struct Publish {
 
 /// Answers when the image is there, or when the client would not wait any longer.
 pub(super) async fn from_snapshot(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     headers: HeaderMap,
     Patience(patience): Patience,
     Body(Publish { name, snapshot_id }): Body<Publish>,
@@ -185,18 +185,18 @@ pub(super) async fn from_snapshot(
     let of: SnapshotRef = snapshot_id.parse().map_err(|_| {
         ApiError::new(ErrorCode::SnapshotNotFound, "there is no snapshot of this id")
     })?;
-    app.fleet.find_snapshot(&of).await?;
+    service.fleet.find_snapshot(&of).await?;
     let source = Source::Snapshot(of);
     let asked = Asked { name: parse(&name)?, source, alias, key: key(&headers) };
-    let build = match app.builds.begin(&app, asked).await? {
+    let build = match service.builds.begin(&service, asked).await? {
         Begun::Fresh(build) | Begun::Before(build) => build,
         Begun::Busy(active) if active.kind == BuildKind::Snapshot => active,
         Begun::Busy(active) => return Ok(busy(&active)),
     };
-    let build = app.builds.ended(&build.id, patience.max(PUBLISH_AT_LEAST)).await?;
+    let build = service.builds.ended(&build.id, patience.max(PUBLISH_AT_LEAST)).await?;
     match build.state {
         BuildState::Succeeded => {
-            let record = super::named(&app, &parse(shown(&build.name))?).await?;
+            let record = super::named(&service, &parse(shown(&build.name))?).await?;
             Ok((StatusCode::CREATED, Json(record)).into_response())
         }
         BuildState::Failed | BuildState::Cancelled => {
@@ -205,8 +205,8 @@ pub(super) async fn from_snapshot(
         }
         BuildState::Waiting | BuildState::Running => {
             let text = "the image is still being made; ask again";
-            let told = json!({"error": text, "code": "publication_pending", "build_id": build.id});
-            Ok((StatusCode::SERVICE_UNAVAILABLE, Json(told)).into_response())
+            let body = json!({"error": text, "code": "publication_pending", "build_id": build.id});
+            Ok((StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response())
         }
     }
 }
@@ -239,7 +239,7 @@ pub(super) struct Info {
 }
 
 impl Info {
-    async fn of(app: &Service, build: &Build) -> Self {
+    async fn of(service: &Service, build: &Build) -> Self {
         Self {
             build_id: build.id.clone(),
             kind: kind(build.kind),
@@ -249,7 +249,7 @@ impl Info {
             attempt_no: u32::from(build.state != BuildState::Waiting),
             builder_sandbox_id: None,
             error: build.message.clone(),
-            result: result(app, build).await,
+            result: result(service, build).await,
             operation_deadline_ms: None,
             created_at_ms: build.created_at_ms,
             updated_at_ms: build.updated_at_ms,
@@ -258,7 +258,7 @@ impl Info {
 }
 
 /// What a build made, also if it was removed since.
-async fn result(app: &Service, build: &Build) -> Option<Record> {
+async fn result(service: &Service, build: &Build) -> Option<Record> {
     let id = build.image.as_ref()?;
     let gone = || Record {
         id: id_of(&build.name),
@@ -270,8 +270,8 @@ async fn result(app: &Service, build: &Build) -> Option<Record> {
         created_at: time(build.updated_at_ms),
         updated_at: time(build.updated_at_ms),
     };
-    let image = app.images.inspect(id.as_str()).await;
-    Some(image.map_or_else(|_| gone(), |image| Record::new(app, &build.name, &image)))
+    let image = service.images.inspect(id.as_str()).await;
+    Some(image.map_or_else(|_| gone(), |image| Record::new(service, &build.name, &image)))
 }
 
 fn kind(kind: BuildKind) -> &'static str {

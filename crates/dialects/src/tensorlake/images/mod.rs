@@ -17,12 +17,12 @@ use http::StatusCode;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::api::extract::Query;
-use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::DEFAULT_IMAGE;
-use torpor_service::Service;
-use torpor_store::{Image, ImageName};
+use torpor_service::builds::known;
+use torpor_service::error::StoreError;
+use torpor_service::{Image, ImageName, Service};
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::Query;
 
 use super::extract::Place;
 
@@ -107,7 +107,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    fn new(app: &Service, name: &str, image: &Image) -> Self {
+    fn new(service: &Service, name: &str, image: &Image) -> Self {
         let at = time(image.created_at_ms);
         Self {
             id: id_of(name),
@@ -116,7 +116,7 @@ impl Record {
             global: false,
             physical_size_bytes: image.size_bytes,
             // What a sandbox has that begins with it and does not say otherwise.
-            logical_size_bytes: app.settings.defaults.disk_mib.saturating_mul(MIB),
+            logical_size_bytes: service.settings.defaults.disk_mib.saturating_mul(MIB),
             created_at: at.clone(),
             updated_at: at,
         }
@@ -147,26 +147,23 @@ fn missing(what: &str) -> ApiError {
 }
 
 /// The image of this name or public id.
-pub(super) async fn find(app: &Service, text: &str) -> Result<Record> {
+pub(super) async fn find(service: &Service, text: &str) -> Result<Record> {
     match name_of(text) {
-        Some(name) => named(app, &name).await,
-        None => named(app, &parse(text).map_err(|_| missing(text))?).await,
+        Some(name) => named(service, &name).await,
+        None => named(service, &parse(text).map_err(|_| missing(text))?).await,
     }
 }
 
-async fn named(app: &Service, name: &ImageName) -> Result<Record> {
-    let image = match (app.images.inspect(name.as_str()).await, alias(name.as_str())) {
-        (Err(StoreError::NoSuchImage(_)), Some(ours)) => app.images.inspect(ours).await,
-        (found, _) => found,
-    };
-    Ok(Record::new(app, name.as_str(), &image?))
+async fn named(service: &Service, name: &ImageName) -> Result<Record> {
+    let image = known(service, name.as_str(), alias).await?;
+    Ok(Record::new(service, name.as_str(), &image))
 }
 
 /// All images under all their names, by name.
-pub(super) async fn all(app: &Service) -> Result<Vec<Record>> {
-    let images = app.images.all().await?;
+pub(super) async fn all(service: &Service) -> Result<Vec<Record>> {
+    let images = service.images.all().await?;
     let named = |image: &Image| {
-        let record = |name: &String| Record::new(app, name, image);
+        let record = |name: &String| Record::new(service, name, image);
         image.names.iter().map(record).collect::<Vec<_>>()
     };
     let mut records: Vec<_> = images.iter().flat_map(named).collect();
@@ -175,9 +172,9 @@ pub(super) async fn all(app: &Service) -> Result<Vec<Record>> {
 }
 
 /// Takes the name away, and the image if it has no other. Refused while something needs it.
-pub(super) async fn remove(app: &Service, text: &str) -> Result<()> {
+pub(super) async fn remove(service: &Service, text: &str) -> Result<()> {
     let name = name_of(text).or_else(|| parse(text).ok()).ok_or_else(|| missing(text))?;
-    Ok(app.images.remove(name.as_str()).await?)
+    Ok(service.images.remove(name.as_str()).await?)
 }
 
 #[derive(Debug, Deserialize)]
@@ -188,10 +185,10 @@ struct ListQuery {
 }
 
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(ListQuery { page_size, cursor }): Query<ListQuery>,
 ) -> Result<Json<Value>> {
-    let mut records = all(&app).await?;
+    let mut records = all(&service).await?;
     if let Some(cursor) = cursor {
         records.retain(|record| record.name > cursor);
     }
@@ -202,23 +199,26 @@ async fn list(
     Ok(Json(json!({"items": records, "pagination": {"next": next}})))
 }
 
-async fn by_id(State(app): State<Arc<Service>>, Place(id): Place) -> Result<Json<Record>> {
+async fn by_id(State(service): State<Arc<Service>>, Place(id): Place) -> Result<Json<Record>> {
     let name = name_of(&id).ok_or_else(|| missing(&id))?;
-    Ok(Json(named(&app, &name).await?))
+    Ok(Json(named(&service, &name).await?))
 }
 
-async fn by_name(State(app): State<Arc<Service>>, Place(name): Place) -> Result<Json<Record>> {
-    Ok(Json(named(&app, &parse(&name).map_err(|_| missing(&name))?).await?))
+async fn by_name(State(service): State<Arc<Service>>, Place(name): Place) -> Result<Json<Record>> {
+    Ok(Json(named(&service, &parse(&name).map_err(|_| missing(&name))?).await?))
 }
 
-async fn delete_by_id(State(app): State<Arc<Service>>, Place(id): Place) -> Result<Response> {
+async fn delete_by_id(State(service): State<Arc<Service>>, Place(id): Place) -> Result<Response> {
     let name = name_of(&id).ok_or_else(|| missing(&id))?;
-    app.images.remove(name.as_str()).await?;
+    service.images.remove(name.as_str()).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-async fn delete_by_name(State(app): State<Arc<Service>>, Place(name): Place) -> Result<Response> {
-    remove(&app, &name).await?;
+async fn delete_by_name(
+    State(service): State<Arc<Service>>,
+    Place(name): Place,
+) -> Result<Response> {
+    remove(&service, &name).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use torpor_lifecycle::guest::GuestError;
 use torpor_protocol::guest::{FailureCode, HealthCheck, ProcessSpec, RestartPolicy, Supervision};
+use torpor_service::error::GuestError;
 
 use super::{Refused, Result};
 

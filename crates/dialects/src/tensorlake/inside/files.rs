@@ -11,10 +11,10 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderValue, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use torpor_daemon::api::extract::{Query, pieces};
 use torpor_protocol::api::FileEntry;
 use torpor_service::Service;
 use torpor_service::files::{self, PathText, Write};
+use torpor_web::extract::{Query, pieces};
 
 use super::{Refused, Result};
 use crate::tensorlake::gate::Inside;
@@ -46,11 +46,11 @@ impl PathQuery {
 }
 
 async fn read(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<PathQuery>,
     Inside(awake): Inside,
 ) -> Result<Response> {
-    let content = files::read(&app, awake, query.absolute()?.0, 0, None).await?;
+    let content = files::read(&service, awake, query.absolute()?.0, 0, None).await?;
     let mut response = Body::from_stream(content.pieces).into_response();
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -62,13 +62,13 @@ async fn read(
 
 /// The directories above it are made; it is replaced when the last byte is there.
 async fn write(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<PathQuery>,
     Inside(awake): Inside,
     body: Body,
 ) -> Result<StatusCode> {
     let write = Write { path: query.absolute()?.0, ..Write::default() };
-    files::write(&app, &awake, write, pieces(body)).await?;
+    files::write(&service, &awake, write, pieces(body)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

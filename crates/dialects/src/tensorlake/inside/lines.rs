@@ -76,22 +76,22 @@ mod tests {
 
     #[test]
     fn a_line_ends_at_its_line_feed_and_nowhere_else() {
-        let (told, rest) = lines(&[b"a\nb\r\n\nc", b"d\n"]);
-        assert_eq!(told, ["a", "b\r", "", "cd"]);
+        let (cut, rest) = lines(&[b"a\nb\r\n\nc", b"d\n"]);
+        assert_eq!(cut, ["a", "b\r", "", "cd"]);
         assert_eq!(rest, None);
     }
 
     #[test]
     fn the_last_line_needs_no_line_feed() {
-        let (told, rest) = lines(&[b"a\nb"]);
-        assert_eq!(told, ["a"]);
+        let (cut, rest) = lines(&[b"a\nb"]);
+        assert_eq!(cut, ["a"]);
         assert_eq!(rest, Some(Line { text: "b".into(), ended: false }));
     }
 
     #[test]
     fn a_character_that_is_cut_by_a_packet_stays_whole_and_bytes_that_are_none_are_shown() {
-        let (told, _) = lines(&[b"\xe2\x82", b"\xac\n", b"\xff\n"]);
-        assert_eq!(told, ["€", "\u{fffd}"]);
+        let (cut, _) = lines(&[b"\xe2\x82", b"\xac\n", b"\xff\n"]);
+        assert_eq!(cut, ["€", "\u{fffd}"]);
     }
 
     #[test]

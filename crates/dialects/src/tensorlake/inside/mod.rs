@@ -23,9 +23,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use torpor_daemon::api::error::ApiError;
-use torpor_lifecycle::guest::GuestError;
 use torpor_service::Service;
+use torpor_web::error::ApiError;
 
 use super::error::refuse;
 
@@ -56,20 +55,8 @@ impl Refused {
     }
 }
 
-impl From<ApiError> for Refused {
-    fn from(error: ApiError) -> Self {
-        Self::Api(error)
-    }
-}
-
-impl From<torpor_service::Error> for Refused {
-    fn from(error: torpor_service::Error) -> Self {
-        Self::Api(error.into())
-    }
-}
-
-impl From<GuestError> for Refused {
-    fn from(error: GuestError) -> Self {
+impl<E: Into<ApiError>> From<E> for Refused {
+    fn from(error: E) -> Self {
         Self::Api(error.into())
     }
 }

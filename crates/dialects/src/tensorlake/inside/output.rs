@@ -14,13 +14,12 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until, timeout};
-use torpor_daemon::api::extract::Path;
-use torpor_lifecycle::guest::GuestError;
 use torpor_protocol::api::{ExitReport, OutputStream};
 use torpor_protocol::guest::Request;
 use torpor_service::Service;
-use torpor_service::processes::Awake;
-use torpor_service::processes::{Output, Said};
+use torpor_service::error::GuestError;
+use torpor_service::processes::{Awake, Output, Said};
+use torpor_web::extract::Path;
 
 use super::lines::{Cutter, Line};
 use super::tail::{Tail, fell_asleep};
@@ -44,15 +43,15 @@ pub(super) fn routes() -> Router<Arc<Service>> {
         .route("/processes/{process}/output", get(async |path, it| kept(path, it, BOTH).await))
         .route(
             "/processes/{process}/stdout/follow",
-            get(async |app, path, it| follow(app, path, it, STDOUT).await),
+            get(async |service, path, it| follow(service, path, it, STDOUT).await),
         )
         .route(
             "/processes/{process}/stderr/follow",
-            get(async |app, path, it| follow(app, path, it, STDERR).await),
+            get(async |service, path, it| follow(service, path, it, STDERR).await),
         )
         .route(
             "/processes/{process}/output/follow",
-            get(async |app, path, it| follow(app, path, it, BOTH).await),
+            get(async |service, path, it| follow(service, path, it, BOTH).await),
         )
 }
 
@@ -127,7 +126,7 @@ async fn kept_lines(awake: Awake, pid: u32, only: Only) -> Result<Vec<String>> {
 // === As it comes ===
 
 async fn follow(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(process): Path<String>,
     Inside(awake): Inside,
     only: Only,
@@ -135,12 +134,12 @@ async fn follow(
     let pid = processes::find(awake.lease.guest(), &process).await?.pid;
     let request = Request::Attach { pid, replay: true, follow: true, stamps: true };
     let tail = Tail::of_attach(Output::open(awake, &request, None).await?);
-    Ok(Events::new(app, tail, Manner::Follow(only)).into_response())
+    Ok(Events::new(service, tail, Manner::Follow(only)).into_response())
 }
 
 /// All of a process that was run, from its start to its exit.
-pub(super) fn told(app: Arc<Service>, output: Output, begun: Instant) -> Response {
-    let mut events = Events::new(app, Tail::of_run(output), Manner::Run { begun });
+pub(super) fn run_events(service: Arc<Service>, output: Output, begun: Instant) -> Response {
+    let mut events = Events::new(service, Tail::of_run(output), Manner::Run { begun });
     let process = events.tail.process();
     let (pid, started_at) = (process.pid, process.started_at_ms);
     events.data(&json!({"handle": pid, "pid": pid, "started_at": started_at}));
@@ -166,7 +165,7 @@ struct Event<'a> {
 }
 
 struct Events {
-    app: Arc<Service>,
+    service: Arc<Service>,
     tail: Tail,
     manner: Manner,
     cutters: Cutters,
@@ -182,9 +181,9 @@ struct Events {
 }
 
 impl Events {
-    fn new(app: Arc<Service>, tail: Tail, manner: Manner) -> Self {
+    fn new(service: Arc<Service>, tail: Tail, manner: Manner) -> Self {
         Self {
-            app,
+            service,
             tail,
             manner,
             cutters: Cutters::default(),
@@ -211,7 +210,7 @@ impl Events {
                 biased;
                 said = self.tail.next() => self.take(said),
                 () = sleep_until(self.due) => self.unsent.extend_from_slice(b": \n\n"),
-                () = stopping(&self.app, &self.manner) => self.over = true,
+                () = stopping(&self.service, &self.manner) => self.over = true,
             }
         }
         self.due = Instant::now() + KEEP_ALIVE;
@@ -259,7 +258,7 @@ impl Events {
         }
         let just_now = || {
             // The guest's clock may be ahead of ours: nothing is said before its process began.
-            self.app.fleet.clock().now_ms().max(self.tail.process().started_at_ms)
+            self.service.fleet.clock().now_ms().max(self.tail.process().started_at_ms)
         };
         let timestamp = self.at_ms.unwrap_or_else(just_now);
         let line_ending = if line.ended { "\n" } else { "" };
@@ -269,7 +268,7 @@ impl Events {
     fn exited(&mut self, report: &ExitReport) {
         match self.manner {
             Manner::Run { begun } => {
-                self.app.metrics.ran(begun.elapsed());
+                self.service.metrics.ran(begun.elapsed());
                 self.data(&ending(report));
             }
             Manner::Follow(_) => self.unsent.extend_from_slice(b"event: eof\ndata: {}\n\n"),
@@ -294,10 +293,10 @@ impl Events {
 }
 
 /// Who only follows is told when the daemon stops; what runs may end within its grace.
-async fn stopping(app: &Service, manner: &Manner) {
+async fn stopping(service: &Service, manner: &Manner) {
     match manner {
         Manner::Run { .. } => std::future::pending().await,
-        Manner::Follow(_) => app.stopping.cancelled().await,
+        Manner::Follow(_) => service.stopping.cancelled().await,
     }
 }
 
@@ -310,15 +309,15 @@ fn ending(report: &ExitReport) -> Value {
         ExitReport { signal: Some(_), .. } => "signaled",
         ExitReport { .. } => "exited",
     };
-    let mut told = json!({"reason": reason});
+    let mut body = json!({"reason": reason});
     match (report.exit_code, signal) {
-        (_, Some(signal)) => told["signal"] = signal.into(),
-        (code, None) => told["exit_code"] = code.unwrap_or(0).into(),
+        (_, Some(signal)) => body["signal"] = signal.into(),
+        (code, None) => body["exit_code"] = code.unwrap_or(0).into(),
     }
     if report.oom_killed {
-        told["oom_killed"] = true.into();
+        body["oom_killed"] = true.into();
     }
-    told
+    body
 }
 
 #[cfg(test)]
@@ -340,7 +339,7 @@ mod tests {
         let late = ExitReport { timed_out: true, ..plain };
         assert_eq!(ending(&late), json!({"signal": 9, "reason": "timed_out"}));
         let starved = ExitReport { signal: Some(9), oom_killed: true, ..plain };
-        let told = json!({"signal": 9, "oom_killed": true, "reason": "oom_killed"});
-        assert_eq!(ending(&starved), told);
+        let body = json!({"signal": 9, "oom_killed": true, "reason": "oom_killed"});
+        assert_eq!(ending(&starved), body);
     }
 }

@@ -11,12 +11,11 @@ use axum::{Json, Router};
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use torpor_daemon::api::extract::{Path, pieces};
-use torpor_lifecycle::guest::{Guest, GuestError};
 use torpor_protocol::guest::{Exit, FailureCode, HealthState, ProcessStatus, Request, Supervision};
-use torpor_service::Service;
+use torpor_service::error::{Error, GuestError};
 use torpor_service::processes::ProcessRef;
-use torpor_service::{Error as ServiceError, files};
+use torpor_service::{Guest, Service, files};
+use torpor_web::extract::{Path, pieces};
 
 use super::command::{Check, Command, Restart, without_default_user};
 use super::{Refused, Result};
@@ -112,7 +111,7 @@ async fn signal(
 // === Standard input ===
 
 async fn write_stdin(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(process): Path<String>,
     Inside(awake): Inside,
     body: axum::body::Body,
@@ -123,9 +122,9 @@ async fn write_stdin(
         return Err(not_writable(pid));
     }
     let process = ProcessRef::Pid(pid);
-    match files::write_stdin(&app, &awake, &process, false, pieces(body)).await {
+    match files::write_stdin(&service, &awake, &process, false, pieces(body)).await {
         // It was there: it has just closed its end, or ended.
-        Err(ServiceError::Guest(GuestError::Refused {
+        Err(Error::Guest(GuestError::Refused {
             code: FailureCode::Invalid | FailureCode::NoSuchProcess,
             ..
         })) => Err(not_writable(pid)),
@@ -138,14 +137,14 @@ async fn write_stdin(
 
 /// Also if it is closed already: clients may ask twice.
 async fn close_stdin(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Path(process): Path<String>,
     Inside(awake): Inside,
 ) -> Result<Response> {
     let ProcessStatus { pid, stdin_open, .. } = find(awake.lease.guest(), &process).await?;
     if stdin_open {
         let nothing = pieces(axum::body::Body::empty());
-        files::write_stdin(&app, &awake, &ProcessRef::Pid(pid), true, nothing).await?;
+        files::write_stdin(&service, &awake, &ProcessRef::Pid(pid), true, nothing).await?;
     }
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -14,13 +14,12 @@ use axum::{Json, Router};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use torpor_daemon::api::exec::upgraded;
-use torpor_daemon::api::extract::{Path, Query};
-use torpor_daemon::api::extract::{RequestId, Upgrade};
-use torpor_lifecycle::guest::{Guest, GuestError};
 use torpor_protocol::guest::{FailureCode, ProcessSpec, ProcessStatus, Request, TerminalSize};
-use torpor_service::Service;
+use torpor_service::error::GuestError;
 use torpor_service::processes::Output;
+use torpor_service::{Guest, Service};
+use torpor_web::extract::{Path, Query, RequestId, Upgrade};
+use torpor_web::socket::upgraded;
 
 use super::command::program;
 use super::{Refused, Result, terminal};
@@ -123,7 +122,7 @@ fn shown(process: &ProcessStatus) -> Value {
 }
 
 async fn start(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Inside(awake): Inside,
     Body(start): Body<Start>,
 ) -> Result<Response> {
@@ -144,7 +143,7 @@ async fn start(
         })
         .await?;
     let session = id_of(&started);
-    let token = app.vault.seal(CONTEXT, &[awake.sandbox.id().as_str(), &session]);
+    let token = service.vault.seal(CONTEXT, &[awake.sandbox.id().as_str(), &session]);
     let body = json!({"session_id": session, "token": token});
     Ok((StatusCode::CREATED, Json(body)).into_response())
 }
@@ -191,7 +190,7 @@ struct TokenQuery {
 }
 
 async fn attach(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     id: RequestId,
     Path(session): Path<String>,
     Query(query): Query<TokenQuery>,
@@ -202,7 +201,7 @@ async fn attach(
     let header = headers.get(TOKEN_HEADER).and_then(|value| value.to_str().ok());
     let sealed = [awake.sandbox.id().as_str(), &*session];
     let mut tokens = query.token.as_deref().into_iter().chain(header);
-    if !tokens.any(|token| app.vault.sealed(CONTEXT, &sealed, token)) {
+    if !tokens.any(|token| service.vault.sealed(CONTEXT, &sealed, token)) {
         let text = "the token is not that of this PTY session".to_owned();
         return Err(Refused::Here(StatusCode::FORBIDDEN, "INVALID_TOKEN", text));
     }
@@ -210,7 +209,7 @@ async fn attach(
     // Nothing is read of it until the client is ready; meanwhile the agent keeps what is said.
     let request = Request::Attach { pid, replay: true, follow: true, stamps: false };
     let output = Output::open(awake, &request, None).await?;
-    Ok(upgraded(app, id, upgrade, async move |socket, app, _| {
-        terminal::talk(&app, socket, output).await;
+    Ok(upgraded(service, id, upgrade, async move |socket, service, _| {
+        terminal::talk(&service, socket, output).await;
     }))
 }

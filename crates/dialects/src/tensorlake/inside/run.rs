@@ -8,7 +8,7 @@ use axum::response::Response;
 use axum::routing::post;
 use tokio::time::Instant;
 use torpor_protocol::guest::{ProcessSpec, Request};
-use torpor_service::Error as ServiceError;
+use torpor_service::Error;
 use torpor_service::Service;
 use torpor_service::processes::Awake;
 use torpor_service::processes::Output;
@@ -23,29 +23,26 @@ pub(super) fn routes() -> Router<Arc<Service>> {
 }
 
 async fn run(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Inside(awake): Inside,
     Body(command): Body<Command>,
 ) -> Result<Response> {
     let begun = Instant::now();
-    let output = open(&app, awake, command.attached()?).await?;
-    Ok(output::told(app, output, begun))
+    let output = open(&service, awake, command.attached()?).await?;
+    Ok(output::run_events(service, output, begun))
 }
 
-async fn open(app: &Service, awake: Awake, spec: ProcessSpec) -> Result<Output> {
+async fn open(service: &Service, awake: Awake, spec: ProcessSpec) -> Result<Output> {
     let sandbox = awake.sandbox.clone();
     let error = match Output::open(awake, &Request::Run(spec.clone()), None).await {
         Ok(output) => return Ok(output),
         Err(error) => error,
     };
-    let instead = match &error {
-        ServiceError::Guest(error) => without_default_user(&spec, error),
-        ServiceError::Lifecycle(_)
-        | ServiceError::Store(_)
-        | ServiceError::RateLimited(_)
-        | ServiceError::Refused { .. } => None,
-    };
-    let Some(spec) = instead else { return Err(error.into()) };
-    let awake = Awake::new(app, sandbox).await?;
-    Ok(Output::open(awake, &Request::Run(spec), None).await?)
+    if let Error::Guest(refused) = &error
+        && let Some(spec) = without_default_user(&spec, refused)
+    {
+        let awake = Awake::new(service, sandbox).await?;
+        return Ok(Output::open(awake, &Request::Run(spec), None).await?);
+    }
+    Err(error.into())
 }

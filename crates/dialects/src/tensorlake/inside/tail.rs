@@ -6,13 +6,11 @@
 //! - A process that is run for somebody is killed when he leaves. While it sleeps it can't be.
 
 use bytes::Buf;
-use torpor_lifecycle::Sandbox;
 use torpor_protocol::api::ExitReport;
 use torpor_protocol::guest::{ProcessStatus, Request};
 use torpor_protocol::{ErrorCode, State, Status};
-use torpor_service::Error as ServiceError;
-use torpor_service::processes::Awake;
-use torpor_service::processes::{Output, Said};
+use torpor_service::processes::{Awake, Output, Said};
+use torpor_service::{Error, Sandbox};
 
 const SIGKILL: i32 = 9;
 
@@ -87,17 +85,17 @@ impl Tail {
     fn take(&mut self, said: Said) -> Option<Said> {
         match said {
             Said::Bytes(stream, mut bytes) => {
-                let told = usize::try_from(self.known).map_or(bytes.len(), |n| n.min(bytes.len()));
-                bytes.advance(told);
-                self.known -= told as u64;
+                let known = usize::try_from(self.known).map_or(bytes.len(), |n| n.min(bytes.len()));
+                bytes.advance(known);
+                self.known -= known as u64;
                 self.position += bytes.len() as u64;
                 (!bytes.is_empty()).then_some(Said::Bytes(stream, bytes))
             }
             Said::Skipped(lost) => {
-                let told = self.known.min(lost);
-                self.known -= told;
-                self.position += lost - told;
-                (lost > told).then_some(Said::Skipped(lost - told))
+                let known = self.known.min(lost);
+                self.known -= known;
+                self.position += lost - known;
+                (lost > known).then_some(Said::Skipped(lost - known))
             }
             Said::At(ms) => Some(Said::At(ms)),
             Said::Exited(report) => {
@@ -150,7 +148,7 @@ impl Tail {
     }
 
     /// The machine is gone, and the process with it. If there was no memory left, that is how it ended.
-    fn broke(&mut self, error: &ServiceError) -> Option<Said> {
+    fn broke(&mut self, error: &Error) -> Option<Said> {
         if let Some(blame) = error.internal() {
             tracing::error!(error = blame, "the output of a process broke off");
         }
@@ -183,6 +181,6 @@ fn wakes(sandbox: &Sandbox) -> u64 {
 }
 
 /// Whether it broke off because somebody put the sandbox to sleep.
-pub(super) fn fell_asleep(error: &ServiceError) -> bool {
-    error.to_body("").code == ErrorCode::SandboxAsleep
+pub(super) fn fell_asleep(error: &Error) -> bool {
+    error.code() == ErrorCode::SandboxAsleep
 }

@@ -12,17 +12,15 @@
 use std::time::Duration;
 
 use axum::extract::ws::{WebSocket, close_code};
-use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio::time::timeout;
-use torpor_daemon::api::socket::{self, Ear, Heard, Left, Mouth};
-use torpor_lifecycle::guest::{Guest, GuestError, Sender};
 use torpor_protocol::api::ExitReport;
 use torpor_protocol::guest::{Exit, FailureCode, Request};
-use torpor_service::Error;
-use torpor_service::Service;
+use torpor_service::error::{Error, GuestError};
 use torpor_service::processes::{Output, Said};
+use torpor_service::{Guest, Sender, Service};
+use torpor_web::socket::{self, Left, Reader, Received, Writer};
 
 use super::pty::{COLS_MAX, ROWS_MAX};
 use super::tail::fell_asleep;
@@ -63,8 +61,8 @@ impl From<Left> for Over {
 }
 
 /// Until the process ended, the client left, or the daemon stops.
-pub(super) async fn talk(app: &Service, socket: WebSocket, mut output: Output) {
-    let (mut ear, mut mouth) = socket::split(socket);
+pub(super) async fn talk(service: &Service, socket: WebSocket, mut output: Output) {
+    let (mut reader, mut writer) = socket::split(socket);
     let hands = Hands {
         sender: output.stream.sender(),
         guest: output.awake().lease.guest().clone(),
@@ -72,66 +70,59 @@ pub(super) async fn talk(app: &Service, socket: WebSocket, mut output: Output) {
     };
     let ready = Notify::new();
     let over = tokio::select! {
-        over = show(&mut output, &mut mouth, &ready) => over,
-        over = listen(&mut ear, &hands, &ready) => over,
-        () = app.stopping.cancelled() => {
+        over = show(&mut output, &mut writer, &ready) => over,
+        over = receive_input(&mut reader, &hands, &ready) => over,
+        () = service.stopping.cancelled() => {
             Over::Close(close_code::AWAY, "the daemon stops".to_owned())
         }
     };
     match over {
         Over::Left => tracing::debug!("the client left"),
         Over::Close(code, reason) => {
-            mouth.close(code, &reason[..reason.floor_char_boundary(REASON_MAX)]).await;
-            ear.wait_for_close().await;
+            writer.close(code, &reason[..reason.floor_char_boundary(REASON_MAX)]).await;
+            reader.wait_for_close().await;
         }
     }
 }
 
 // === Out ===
 
-async fn show(output: &mut Output, mouth: &mut Mouth, ready: &Notify) -> Over {
+async fn show(output: &mut Output, writer: &mut Writer, ready: &Notify) -> Over {
     let _ = timeout(READY_DEADLINE, ready.notified()).await;
     loop {
         // What is there together goes together.
         let said = match output.next().now_or_never() {
             Some(said) => said,
             None => {
-                if let Err(left) = mouth.flush().await {
+                if let Err(left) = writer.flush().await {
                     return left.into();
                 }
                 tokio::select! {
                     said = output.next() => said,
-                    left = mouth.keep_alive() => return left.into(),
+                    left = writer.keep_alive() => return left.into(),
                 }
             }
         };
         let frame = match said {
-            Ok(Some(Said::Bytes(_, bytes))) => frame(DATA, &bytes),
+            Ok(Some(Said::Bytes(_, bytes))) => socket::marked(DATA, &bytes),
             Ok(Some(Said::Skipped(_) | Said::At(_))) => continue,
-            Ok(Some(Said::Exited(report))) => return farewell(&report, mouth).await,
+            Ok(Some(Said::Exited(report))) => return farewell(&report, writer).await,
             Ok(None) => return Over::Close(socket::ERROR, "its output broke off".to_owned()),
             Err(error) => return broke(&error),
         };
-        if let Err(left) = mouth.feed(frame).await {
+        if let Err(left) = writer.feed(frame).await {
             return left.into();
         }
     }
 }
 
-fn frame(opcode: u8, bytes: &[u8]) -> Bytes {
-    let mut frame = BytesMut::with_capacity(1 + bytes.len());
-    frame.put_u8(opcode);
-    frame.put_slice(bytes);
-    frame.freeze()
-}
-
 /// It has ended by itself, or was ended.
-async fn farewell(report: &ExitReport, mouth: &mut Mouth) -> Over {
+async fn farewell(report: &ExitReport, writer: &mut Writer) -> Over {
     if report.signal.is_some_and(|signal| TERMINATING.contains(&signal)) {
         return Over::Close(close_code::AWAY, "session terminated".to_owned());
     }
     let code = report.signal.map_or(report.exit_code.unwrap_or(-1), |signal| -signal);
-    match mouth.feed(frame(EXIT, &code.to_be_bytes())).await {
+    match writer.feed(socket::marked(EXIT, &code.to_be_bytes())).await {
         Ok(()) => Over::Close(close_code::NORMAL, format!("exit:{code}")),
         Err(left) => left.into(),
     }
@@ -158,11 +149,11 @@ struct Hands {
     pid: u32,
 }
 
-async fn listen(ear: &mut Ear, hands: &Hands, ready: &Notify) -> Over {
-    while let Some(heard) = ear.hear().await {
-        let frame = match heard {
-            Heard::Bytes(frame) => frame,
-            Heard::Text(_) => continue,
+async fn receive_input(reader: &mut Reader, hands: &Hands, ready: &Notify) -> Over {
+    while let Some(received) = reader.recv().await {
+        let frame = match received {
+            Received::Bytes(frame) => frame,
+            Received::Text(_) => continue,
         };
         if frame.len() > FRAME_MAX {
             let reason = format!("a frame has at most {FRAME_MAX} bytes");
@@ -172,7 +163,7 @@ async fn listen(ear: &mut Ear, hands: &Hands, ready: &Notify) -> Over {
             Ok(()) => {}
             // It has just ended: its exit is on the way to the client.
             Err(GuestError::Refused { code: FailureCode::NoSuchProcess, .. }) => {}
-            // The other loop hears the same, and knows better why.
+            // The other loop sees the same, and knows better why.
             Err(GuestError::Gone | GuestError::Asleep) => return std::future::pending().await,
             Err(error) => return broke(&error.into()),
         }

@@ -11,13 +11,10 @@ use axum::response::Response;
 use axum::routing::get;
 use serde::Deserialize;
 use tokio::time::timeout;
-use torpor_daemon::api::exec::upgraded;
-use torpor_daemon::api::extract::Query;
-use torpor_daemon::api::extract::{RequestId, Upgrade};
-use torpor_daemon::api::socket::{self, Ear, Heard, Mouth};
-use torpor_lifecycle::guest::{GuestError, Sender, Stream};
-use torpor_service::Service;
-use torpor_service::tunnel;
+use torpor_service::error::GuestError;
+use torpor_service::{Sender, Service, Stream, tunnel};
+use torpor_web::extract::{Query, RequestId, Upgrade};
+use torpor_web::socket::{self, Reader, Received, Writer, upgraded};
 
 use super::{Refused, Result};
 use crate::tensorlake::gate::Inside;
@@ -35,7 +32,7 @@ struct PortQuery {
 }
 
 async fn open(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     id: RequestId,
     Query(PortQuery { port }): Query<PortQuery>,
     Inside(awake): Inside,
@@ -45,8 +42,8 @@ async fn open(
         return Err(Refused::invalid("port: 0 is no port"));
     }
     let stream = tunnel::connect(&awake, port).await?;
-    Ok(upgraded(app, id, upgrade, async move |socket, app, _| {
-        carry(&app, socket, stream).await;
+    Ok(upgraded(service, id, upgrade, async move |socket, service, _| {
+        carry(&service, socket, stream).await;
         drop(awake);
     }))
 }
@@ -59,35 +56,35 @@ enum Over {
     Close(u16, &'static str),
 }
 
-async fn carry(app: &Service, socket: WebSocket, mut stream: Stream) {
-    let (mut ear, mut mouth) = socket::split(socket);
+async fn carry(service: &Service, socket: WebSocket, mut stream: Stream) {
+    let (mut reader, mut writer) = socket::split(socket);
     let sender = stream.sender();
     let over = tokio::select! {
-        over = outward(&mut stream, &mut mouth) => over,
-        over = inward(&mut ear, &sender) => over,
-        () = app.stopping.cancelled() => Over::Close(close_code::AWAY, "the daemon stops"),
+        over = outward(&mut stream, &mut writer) => over,
+        over = inward(&mut reader, &sender) => over,
+        () = service.stopping.cancelled() => Over::Close(close_code::AWAY, "the daemon stops"),
     };
     match over {
         Over::Left => {
             let last = async {
                 let _ = sender.finish().await;
-                // Nobody hears what is said now, but the server may have to say it to read on.
+                // Nobody reads what comes now, but the server may have to send it to read on.
                 while let Ok(Some(_)) = stream.data().await {}
             };
             let _ = timeout(LAST_BYTES, last).await;
         }
         Over::Close(code, reason) => {
-            mouth.close(code, reason).await;
-            ear.wait_for_close().await;
+            writer.close(code, reason).await;
+            reader.wait_for_close().await;
         }
     }
 }
 
-async fn outward(stream: &mut Stream, mouth: &mut Mouth) -> Over {
+async fn outward(stream: &mut Stream, writer: &mut Writer) -> Over {
     loop {
         let data = tokio::select! {
             data = stream.data() => data,
-            _ = mouth.keep_alive() => return Over::Left,
+            _ = writer.keep_alive() => return Over::Left,
         };
         let bytes = match data {
             Ok(Some(bytes)) => bytes,
@@ -100,17 +97,19 @@ async fn outward(stream: &mut Stream, mouth: &mut Mouth) -> Over {
             }
             Err(_) => return Over::Close(close_code::ERROR, "the connection inside broke"),
         };
-        if mouth.feed(bytes).await.is_err() || mouth.flush().await.is_err() {
+        if writer.feed(bytes).await.is_err() || writer.flush().await.is_err() {
             return Over::Left;
         }
     }
 }
 
-async fn inward(ear: &mut Ear, sender: &Sender) -> Over {
-    while let Some(heard) = ear.hear().await {
-        let bytes = match heard {
-            Heard::Bytes(bytes) => bytes,
-            Heard::Text(_) => return Over::Close(close_code::PROTOCOL, "bytes are binary frames"),
+async fn inward(reader: &mut Reader, sender: &Sender) -> Over {
+    while let Some(received) = reader.recv().await {
+        let bytes = match received {
+            Received::Bytes(bytes) => bytes,
+            Received::Text(_) => {
+                return Over::Close(close_code::PROTOCOL, "bytes are binary frames");
+            }
         };
         if sender.send(&bytes).await.is_err() {
             // The other direction knows why.

@@ -8,12 +8,11 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::api::extract::Query;
-use torpor_daemon::api::extract::RequestId;
 use torpor_protocol::snapshot::{FORKS_MAX, Fork};
 use torpor_service::Service;
 use torpor_service::calls;
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::{Query, RequestId};
 
 use super::super::extract::Address;
 use super::super::gate::Named;
@@ -26,7 +25,7 @@ pub(super) struct CopyQuery {
 }
 
 pub(super) async fn copy(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(source): Named,
     address: Address,
     id: RequestId,
@@ -41,13 +40,13 @@ pub(super) async fn copy(
     // Copies have no name, so an idle one ends where its original would fall asleep.
     let (lifetime, standby) = idle(false, timeout_secs(&spec));
     let fork = Fork { count: times, lifetime, standby, ..Fork::default() };
-    let copies = calls::copy(&app, &source, &fork, None).await?;
+    let copies = calls::copy(&service, &source, &fork, None).await?;
     let any = copies.iter().any(std::result::Result::is_ok);
-    let told = copies.into_iter().map(|copy| match copy {
+    let shown = copies.into_iter().map(|copy| match copy {
         Ok(copy) => json!(Begun::of(&copy, &address)),
         Err(error) => failed(&error, &id),
     });
-    let sandboxes: Vec<_> = told.collect();
+    let sandboxes: Vec<_> = shown.collect();
     let status = if any { StatusCode::OK } else { StatusCode::UNPROCESSABLE_ENTITY };
     let body = json!({"source_sandbox_id": source.id(), "sandboxes": sandboxes});
     Ok((status, Json(body)).into_response())

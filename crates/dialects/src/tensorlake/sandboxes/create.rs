@@ -15,17 +15,16 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
-use torpor_daemon::api::error::{ApiError, Result};
-use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::{
     Name, Network, ReasonCode, SandboxId, SandboxRef, SecretName, SnapshotKind,
     State as SandboxState,
 };
-use torpor_service::Error as ServiceError;
-use torpor_service::Service;
 use torpor_service::calls::{self, Unanswered};
+use torpor_service::error::{Error, Refusal};
 use torpor_service::pinned_save::PinnedSave;
+use torpor_service::{Sandbox, Service};
+use torpor_web::error::{ApiError, Result};
 
 use super::super::extract::{Address, Body, Patience};
 use super::super::info::{
@@ -60,27 +59,27 @@ pub(super) struct CreateRequest {
 }
 
 pub(super) async fn create(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     address: Address,
     Patience(patience): Patience,
     Body(asked): Body<CreateRequest>,
 ) -> Result<Response> {
     let begun = Instant::now();
     let waits = asked.wait != Some(false);
-    let request = asked.into_spec(&app).await?;
+    let request = asked.into_spec(&service).await?;
     // A name is free when its sandbox is terminated, which includes those that failed.
-    let sandbox = calls::create_anew(&app, request).await?;
+    let sandbox = calls::create_anew(&service, request).await?;
     if !waits {
         return Ok((StatusCode::ACCEPTED, Json(Queued::of(&sandbox, &address))).into_response());
     }
-    Ok(match settled(&app, &sandbox, begun, patience).await {
+    Ok(match settled(&service, &sandbox, begun, patience).await {
         Ok(()) => Json(Begun::of(&sandbox, &address)).into_response(),
         Err(response) => response,
     })
 }
 
 impl CreateRequest {
-    async fn into_spec(self, app: &Service) -> Result<CreateSandbox> {
+    async fn into_spec(self, service: &Service) -> Result<CreateSandbox> {
         refuse_file_systems(self.file_systems.as_ref())?;
         if self.cloud_init_base64.is_some() {
             let text = "cloud_init_base64: cloud-init is not run in this version; start commands \
@@ -92,7 +91,7 @@ impl CreateRequest {
             return Err(ApiError::invalid(text));
         }
         let origin = match &self.snapshot_id {
-            Some(id) => Some(PinnedSave::of(app, &reference(id)?).await?),
+            Some(id) => Some(PinnedSave::of(service, &reference(id)?).await?),
             None => None,
         };
         let origin = origin.as_ref().map(PinnedSave::about);
@@ -120,7 +119,7 @@ impl CreateRequest {
         standby.auto_wake = self.auto_resume;
         Ok(CreateSandbox {
             name: self.name,
-            image: image(app, self.image).await?,
+            image: image(service, self.image).await?,
             snapshot: self.snapshot_id,
             cpus: resources.cpus,
             memory_mib: resources.memory_mib,
@@ -198,26 +197,22 @@ impl Queued {
 
 /// Returns when it runs; otherwise with what its creator is told.
 pub(in super::super) async fn settled(
-    app: &Service,
+    service: &Service,
     sandbox: &Sandbox,
     begun: Instant,
     patience: Duration,
 ) -> std::result::Result<(), Response> {
     let unanswered = Unanswered::new(sandbox);
     let left = patience.saturating_sub(begun.elapsed());
-    let started = app.stopping.run_until_cancelled(calls::started(app, sandbox, begun));
-    let told = match tokio::time::timeout(left, started).await {
+    let started = service.stopping.run_until_cancelled(calls::started(service, sandbox, begun));
+    let outcome = match tokio::time::timeout(left, started).await {
         Ok(Some(Ok(()))) => Ok(()),
         // If the daemon stops, the next one goes on with it.
-        Err(_)
-        | Ok(None)
-        | Ok(Some(Err(ServiceError::Lifecycle(Error::Refused(Refusal::Stopping))))) => {
-            Err(not_yet(sandbox.id()))
-        }
-        Ok(Some(Err(error))) => Err(did_not_start(app, sandbox.id(), &error).await),
+        Err(_) | Ok(None) => Err(not_yet(sandbox.id())),
+        Ok(Some(Err(error))) => Err(did_not_start(service, sandbox.id(), &error).await),
     };
     unanswered.answered();
-    told
+    outcome
 }
 
 /// The client looks for itself from now on.
@@ -226,23 +221,21 @@ fn not_yet(id: &SandboxId) -> Response {
     (StatusCode::GATEWAY_TIMEOUT, Json(body)).into_response()
 }
 
-async fn did_not_start(app: &Service, id: &SandboxId, error: &ServiceError) -> Response {
-    let (status, reason, message) = match error {
-        ServiceError::Lifecycle(Error::Refused(Refusal::Failed { reason, .. })) => {
+async fn did_not_start(service: &Service, id: &SandboxId, error: &Error) -> Response {
+    let (status, reason, message) = match error.refusal() {
+        Some(Refusal::Stopping) => return not_yet(id),
+        Some(Refusal::Failed { reason, .. }) => {
             ("failed", failure(reason.code()), reason.to_string())
         }
-        ServiceError::Lifecycle(Error::Refused(Refusal::Terminated(_))) => {
-            let ended = calls::archive::find(app, &SandboxRef::Id(id.clone())).await.ok().flatten();
+        Some(Refusal::Terminated(_)) => {
+            let ended =
+                calls::archive::find(service, &SandboxRef::Id(id.clone())).await.ok().flatten();
             let why = ended.and_then(|ended| ended.reason);
             let reason = termination(why).unwrap_or("cancelled");
             let message = why.map_or_else(|| "it was deleted".to_owned(), |why| why.to_string());
             (TERMINATED, reason, message)
         }
-        ServiceError::Lifecycle(_)
-        | ServiceError::Store(_)
-        | ServiceError::Guest(_)
-        | ServiceError::RateLimited(_)
-        | ServiceError::Refused { .. } => {
+        Some(_) | None => {
             if let Some(error) = error.internal() {
                 tracing::error!(sandbox = %id, error, "it did not start");
             }

@@ -22,11 +22,11 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::api::extract::Query;
-use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{SandboxId, SandboxRef, State as SandboxState};
-use torpor_service::{Service, calls};
+use torpor_service::error::Refusal;
+use torpor_service::{Sandbox, Service, calls};
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::Query;
 
 use super::extract::{Address, Place};
 use super::gate::{Named, find, missing};
@@ -70,17 +70,16 @@ pub(super) fn refuse_unborn(sandbox: &Sandbox, verb: &str) -> Result<()> {
 }
 
 async fn one(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Place(text): Place,
     address: Address,
 ) -> Result<Json<SandboxInfo>> {
-    let sandbox = find(&app, &text)?;
+    let sandbox = find(&service, &text)?;
     let status = sandbox.status();
     // Whoever is terminated has no name any more: clients take it for another one.
     let by_name = text.parse().is_ok_and(|of| matches!(of, SandboxRef::Name(_)));
     if by_name && status.state == SandboxState::Failed {
-        let nobody = Refusal::NoSuchSandbox(SandboxRef::Id(status.id));
-        return Err(Error::from(nobody).into());
+        return Err(Refusal::NoSuchSandbox(SandboxRef::Id(status.id)).into());
     }
     Ok(Json(SandboxInfo::of(status, &address)))
 }
@@ -99,7 +98,7 @@ struct List {
 }
 
 async fn list(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Query(query): Query<ListQuery>,
     address: Address,
 ) -> Result<Json<List>> {
@@ -109,16 +108,16 @@ async fn list(
         .map(|cursor| cursor.parse())
         .transpose()
         .map_err(|error| ApiError::invalid(format!("cursor: {error}")))?;
-    let (page, more) = app.fleet.page(after.as_ref(), limit, |_| true);
+    let (page, more) = service.fleet.page(after.as_ref(), limit, |_| true);
     let cursor = page.last().filter(|_| more).map(|last| last.id.to_string());
     let sandboxes = page.into_iter().map(|status| SandboxInfo::of(status, &address)).collect();
     Ok(Json(List { sandboxes, cursor }))
 }
 
 /// Whoever is terminated already may be terminated again.
-async fn delete(State(app): State<Arc<Service>>, Place(text): Place) -> Result<Json<Value>> {
+async fn delete(State(service): State<Arc<Service>>, Place(text): Place) -> Result<Json<Value>> {
     let of: SandboxRef = text.parse().map_err(|_| missing(&text))?;
-    let id = calls::delete(&app, &of).await?;
+    let id = calls::delete(&service, &of).await?;
     Ok(Json(json!({"sandbox_id": id, "status": TERMINATED})))
 }
 

@@ -10,13 +10,11 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::task::JoinHandle;
-use torpor_daemon::api::error::{ApiError, Result};
-use torpor_daemon::api::extract::Query;
-use torpor_daemon::api::extract::RequestId;
-use torpor_lifecycle::{Error, Refusal, Sandbox};
 use torpor_protocol::{ErrorCode, State as SandboxState, Status};
-use torpor_service::Service;
-use torpor_service::calls;
+use torpor_service::error::Refusal;
+use torpor_service::{Sandbox, Service, calls};
+use torpor_web::error::{ApiError, Result};
+use torpor_web::extract::{Query, RequestId};
 
 use super::super::error::refuse;
 use super::super::gate::Named;
@@ -34,7 +32,7 @@ pub(super) struct WaitQuery {
 }
 
 pub(super) async fn suspend(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     id: RequestId,
     Query(query): Query<WaitQuery>,
@@ -49,12 +47,12 @@ pub(super) async fn suspend(
     if status.state == SandboxState::Asleep && status.durable {
         return Ok(answer(StatusCode::OK, &sandbox, SUSPENDED));
     }
-    let task = app.tasks.spawn(fall_asleep(Arc::clone(&app), sandbox.clone(), status));
-    outcome(&app, task, &sandbox, query, SUSPENDED, &id).await
+    let task = service.tasks.spawn(fall_asleep(Arc::clone(&service), sandbox.clone(), status));
+    outcome(&service, task, &sandbox, query, SUSPENDED, &id).await
 }
 
 pub(super) async fn resume(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     id: RequestId,
     Query(query): Query<WaitQuery>,
@@ -62,16 +60,16 @@ pub(super) async fn resume(
     refuse_unborn(&sandbox, "resumed")?;
     let runs = sandbox.status().state == SandboxState::Running;
     // Also of one that runs: it may be about to fall asleep.
-    let task = app.tasks.spawn(wake(Arc::clone(&app), sandbox.clone()));
+    let task = service.tasks.spawn(wake(Arc::clone(&service), sandbox.clone()));
     if runs && query.wait_ms.is_none() {
         return Ok(answer(StatusCode::OK, &sandbox, RUNNING));
     }
-    outcome(&app, task, &sandbox, query, RUNNING, &id).await
+    outcome(&service, task, &sandbox, query, RUNNING, &id).await
 }
 
 /// Returns when everybody sees it asleep.
-async fn fall_asleep(app: Arc<Service>, sandbox: Sandbox, before: Status) -> Result<()> {
-    calls::sleep(&app, &sandbox, false).await.inspect_err(|error| note(&sandbox, error))?;
+async fn fall_asleep(service: Arc<Service>, sandbox: Sandbox, before: Status) -> Result<()> {
+    calls::sleep(&service, &sandbox, false).await.inspect_err(|error| note(&sandbox, error))?;
     let mut status = sandbox.watch();
     // Somebody may have woken it already.
     let slept = |now: &Status| now.state != SandboxState::Running || now.wakes > before.wakes;
@@ -80,8 +78,8 @@ async fn fall_asleep(app: Arc<Service>, sandbox: Sandbox, before: Status) -> Res
     Ok(())
 }
 
-async fn wake(app: Arc<Service>, sandbox: Sandbox) -> Result<()> {
-    Ok(calls::wake(&app, &sandbox).await.inspect_err(|error| note(&sandbox, error))?)
+async fn wake(service: Arc<Service>, sandbox: Sandbox) -> Result<()> {
+    Ok(calls::wake(&service, &sandbox).await.inspect_err(|error| note(&sandbox, error))?)
 }
 
 /// Perhaps nobody waits who could be told.
@@ -92,7 +90,7 @@ fn note(sandbox: &Sandbox, error: &torpor_service::Error) {
 
 /// Waits as long as the client wants to.
 async fn outcome(
-    app: &Service,
+    service: &Service,
     task: JoinHandle<Result<()>>,
     sandbox: &Sandbox,
     query: WaitQuery,
@@ -102,22 +100,22 @@ async fn outcome(
     let on_its_way = || Ok(answer(StatusCode::ACCEPTED, sandbox, target));
     let Some(wait_ms) = query.wait_ms else { return on_its_way() };
     let wait = Duration::from_millis(wait_ms).min(WAIT_MAX);
-    let done = app.stopping.run_until_cancelled(task);
+    let done = service.stopping.run_until_cancelled(task);
     let refused = match tokio::time::timeout(wait, done).await {
         Err(_) | Ok(None) => return on_its_way(),
         Ok(Some(Ok(Ok(())))) => return Ok(answer(StatusCode::OK, sandbox, target)),
         Ok(Some(Ok(Err(error)))) => error,
-        Ok(Some(Err(_))) => Error::from(Refusal::Stopping).into(),
+        Ok(Some(Err(_))) => Refusal::Stopping.into(),
     };
-    let told = refused.0.to_body(id);
+    let body = refused.0.to_body(id);
     let gone = matches!(
-        told.code,
+        body.code,
         ErrorCode::SandboxTerminated | ErrorCode::SandboxNotFound | ErrorCode::ShuttingDown
     );
     if gone {
         return Err(refused);
     }
-    Ok(refuse(StatusCode::CONFLICT, "SANDBOX_NOT_CHANGED", told.message))
+    Ok(refuse(StatusCode::CONFLICT, "SANDBOX_NOT_CHANGED", body.message))
 }
 
 fn answer(status: StatusCode, sandbox: &Sandbox, target: &str) -> Response {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
-use torpor_daemon::api::error::{ApiError, Result};
 use torpor_protocol::api::{Resize, Standby, UpdateSandbox};
 use torpor_protocol::{ErrorCode, Lifetime, Name, SandboxSpec};
 use torpor_service::Service;
 use torpor_service::calls;
+use torpor_web::error::{ApiError, Result};
 
 use super::super::extract::{Address, Body};
 use super::super::gate::Named;
@@ -35,7 +35,7 @@ pub(super) struct UpdateRequest {
 }
 
 pub(super) async fn update(
-    State(app): State<Arc<Service>>,
+    State(service): State<Arc<Service>>,
     Named(sandbox): Named,
     address: Address,
     Body(asked): Body<UpdateRequest>,
@@ -49,10 +49,10 @@ pub(super) async fn update(
         must_resolve(network).await?;
     }
     let resizes = update.resources.is_some();
-    calls::update(&app, &sandbox, update).await.map_err(|error| match error.describe() {
+    calls::update(&service, &sandbox, update).await.map_err(|error| match error.describe() {
         // Waiting would not make this host larger.
-        told if resizes && told.code == ErrorCode::CapacityReached => {
-            ApiError::invalid(told.message)
+        body if resizes && body.code == ErrorCode::CapacityReached => {
+            ApiError::invalid(body.message)
         }
         _ => error.into(),
     })?;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::Place;
-use super::wire::{Heard, Socket};
+use super::wire::{Received, Socket};
 
 const READY: &[u8] = &[2];
 
@@ -51,14 +51,14 @@ async fn a_terminal_is_typed_into_resized_and_left_with_its_exit() {
     socket.wait_for("25 81").await;
     socket.send(resized(100, 40)).await;
     // Texts, and frames that nobody knows, mean nothing.
-    socket.say("{}").await;
+    socket.send_text("{}").await;
     socket.send(Vec::new()).await;
     socket.send(vec![9, 9]).await;
     socket.send(typed("stty size\n")).await;
     socket.wait_for("40 100").await;
     socket.send(typed("exit 3\n")).await;
-    assert_eq!(socket.wait_for_end().await, Heard::Bytes(vec![3, 0, 0, 0, 3].into()));
-    assert_eq!(socket.hear().await, Heard::Closed(1000, "exit:3".into()));
+    assert_eq!(socket.wait_for_end().await, Received::Bytes(vec![3, 0, 0, 0, 3].into()));
+    assert_eq!(socket.recv().await, Received::Closed(1000, "exit:3".into()));
     let ended = place.look(&session).await;
     assert_eq!((&ended["is_alive"], &ended["exit_code"]), (&json!(false), &json!(3)));
 }
@@ -127,8 +127,8 @@ async fn a_session_that_ended_still_tells_how() {
     for _ in 0..2 {
         let mut socket = place.show(&session).await;
         socket.wait_for("last words").await;
-        assert_eq!(socket.wait_for_end().await, Heard::Bytes(vec![3, 0, 0, 0, 5].into()));
-        assert_eq!(socket.hear().await, Heard::Closed(1000, "exit:5".into()));
+        assert_eq!(socket.wait_for_end().await, Received::Bytes(vec![3, 0, 0, 0, 5].into()));
+        assert_eq!(socket.recv().await, Received::Closed(1000, "exit:5".into()));
     }
 }
 
@@ -140,7 +140,7 @@ async fn a_session_that_is_hung_up_is_terminated() {
     socket.wait_for("$ ").await;
     let path = format!("/pty/{}", session.id);
     place.delete(&path).await.expect(204);
-    let terminated = Heard::Closed(1001, "session terminated".into());
+    let terminated = Received::Closed(1001, "session terminated".into());
     assert_eq!(socket.wait_for_end().await, terminated);
     assert_eq!(place.look(&session).await["is_alive"], false);
     // Twice is fine, also for clients that ask again.
@@ -201,7 +201,7 @@ async fn a_frame_that_is_too_large_ends_the_conversation_and_not_the_session() {
     let session = place.pty("cat", &[]).await;
     let mut socket = place.show(&session).await;
     socket.send(vec![0; 64 * 1024 + 1]).await;
-    let Heard::Closed(code, _) = socket.wait_for_end().await else { panic!("it goes on") };
+    let Received::Closed(code, _) = socket.wait_for_end().await else { panic!("it goes on") };
     assert_eq!(code, 1009);
     assert_eq!(place.look(&session).await["is_alive"], true);
 }
@@ -214,7 +214,7 @@ async fn who_is_cut_off_by_sleep_connects_again_with_the_same_token() {
     socket.send(typed("before\n")).await;
     socket.wait_for("before\r\nbefore").await;
     place.suspend().await;
-    let Heard::Closed(code, _) = socket.wait_for_end().await else { panic!("it goes on") };
+    let Received::Closed(code, _) = socket.wait_for_end().await else { panic!("it goes on") };
     assert_eq!(code, 1001);
     let mut again = place.show(&session).await;
     again.wait_for("before\r\nbefore").await;

@@ -6,7 +6,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::Place;
-use super::wire::{Heard, Socket};
+use super::wire::{Received, Socket};
 use crate::client::PATIENCE;
 
 /// A tunnel and the connection at its other end.
@@ -27,9 +27,9 @@ async fn bytes_go_both_ways() {
     timeout(PATIENCE, server.read_exact(&mut heard)).await.expect("it arrives").unwrap();
     assert_eq!(&heard, b"ping");
     server.write_all(b"pong").await.unwrap();
-    assert_eq!(socket.hear().await, Heard::Bytes("pong".into()));
+    assert_eq!(socket.recv().await, Received::Bytes("pong".into()));
     drop(server);
-    assert_eq!(socket.hear().await, Heard::Closed(1000, String::new()));
+    assert_eq!(socket.recv().await, Received::Closed(1000, String::new()));
 }
 
 #[tokio::test]
@@ -72,8 +72,8 @@ async fn a_port_that_is_none_is_refused() {
 async fn a_text_is_a_protocol_error() {
     let place = Place::new().await;
     let (mut socket, mut server) = connected(&place).await;
-    socket.say("hello").await;
-    let Heard::Closed(code, _) = socket.hear().await else { panic!("it goes on") };
+    socket.send_text("hello").await;
+    let Received::Closed(code, _) = socket.recv().await else { panic!("it goes on") };
     assert_eq!(code, 1002);
     let mut heard = Vec::new();
     let ended = timeout(PATIENCE, server.read_to_end(&mut heard)).await.expect("an end");

@@ -63,7 +63,7 @@ pub(crate) struct Socket(WebSocketStream<TcpStream>);
 
 /// What came on it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum Received {
     Bytes(Bytes),
     Closed(u16, String),
     /// Without a word.
@@ -99,7 +99,7 @@ impl Socket {
         self.0.send(Message::Binary(bytes.into())).await.unwrap();
     }
 
-    pub(crate) async fn say(&mut self, text: &str) {
+    pub(crate) async fn send_text(&mut self, text: &str) {
         self.0.send(Message::text(text)).await.unwrap();
     }
 
@@ -107,17 +107,17 @@ impl Socket {
         self.0.close(None).await.unwrap();
     }
 
-    pub(crate) async fn hear(&mut self) -> Heard {
+    pub(crate) async fn recv(&mut self) -> Received {
         loop {
             let message = timeout(PATIENCE, self.0.next()).await.expect("a message in time");
             match message {
-                Some(Ok(Message::Binary(bytes))) => return Heard::Bytes(bytes),
+                Some(Ok(Message::Binary(bytes))) => return Received::Bytes(bytes),
                 Some(Ok(Message::Close(Some(frame)))) => {
-                    return Heard::Closed(frame.code.into(), frame.reason.to_string());
+                    return Received::Closed(frame.code.into(), frame.reason.to_string());
                 }
                 Some(Ok(Message::Text(text))) => panic!("a text: {text}"),
                 Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
-                Some(Ok(Message::Close(None)) | Err(_)) | None => return Heard::Gone,
+                Some(Ok(Message::Close(None)) | Err(_)) | None => return Received::Gone,
             }
         }
     }
@@ -126,12 +126,12 @@ impl Socket {
     pub(crate) async fn wait_for(&mut self, text: &str) -> String {
         let mut seen = String::new();
         while !seen.contains(text) {
-            match self.hear().await {
-                Heard::Bytes(bytes) => {
+            match self.recv().await {
+                Received::Bytes(bytes) => {
                     assert_eq!(bytes[0], 0, "{bytes:?} before {text:?}, after {seen:?}");
                     seen.push_str(&String::from_utf8_lossy(&bytes[1..]));
                 }
-                over @ (Heard::Closed(..) | Heard::Gone) => {
+                over @ (Received::Closed(..) | Received::Gone) => {
                     panic!("{over:?} before {text:?}, after {seen:?}")
                 }
             }
@@ -140,11 +140,13 @@ impl Socket {
     }
 
     /// The first that is not shown in the terminal.
-    pub(crate) async fn wait_for_end(&mut self) -> Heard {
+    pub(crate) async fn wait_for_end(&mut self) -> Received {
         loop {
-            match self.hear().await {
-                Heard::Bytes(bytes) if bytes[0] == 0 => {}
-                heard @ (Heard::Bytes(_) | Heard::Closed(..) | Heard::Gone) => return heard,
+            match self.recv().await {
+                Received::Bytes(bytes) if bytes[0] == 0 => {}
+                received @ (Received::Bytes(_) | Received::Closed(..) | Received::Gone) => {
+                    return received;
+                }
             }
         }
     }

@@ -16,16 +16,13 @@ use futures_util::{StreamExt, TryStreamExt};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use torpor_lifecycle::Sandbox;
 use torpor_protocol::{ErrorCode, SandboxRef, SnapshotRef};
-use torpor_service::Service;
-use torpor_service::processes::{self, ProcessRef};
+use torpor_service::processes;
 use torpor_service::upload::Pieces;
-use utoipa::IntoParams;
+use torpor_service::{Sandbox, Service};
 
-use super::error::ApiError;
+use crate::error::{ApiError, Result};
 
 /// Largest JSON body: a command with its standard input fits, and fits into the window of a stream.
 pub const JSON_MAX: usize = 1024 * 1024;
@@ -38,7 +35,7 @@ pub struct Json<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
     type Rejection = ApiError;
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, state: &S) -> Result<Self> {
         let typed = is_json(request.headers());
         parse_json(&whole_body(request, state).await?, typed)
     }
@@ -47,7 +44,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
 /// A body that may be left out.
 impl<S: Send + Sync, T: DeserializeOwned> OptionalFromRequest<S> for Json<T> {
     type Rejection = ApiError;
-    async fn from_request(request: Request, state: &S) -> Result<Option<Self>, ApiError> {
+    async fn from_request(request: Request, state: &S) -> Result<Option<Self>> {
         let typed = is_json(request.headers());
         let body = whole_body(request, state).await?;
         if body.is_empty() { Ok(None) } else { parse_json(&body, typed).map(Some) }
@@ -55,7 +52,7 @@ impl<S: Send + Sync, T: DeserializeOwned> OptionalFromRequest<S> for Json<T> {
 }
 
 /// The bytes of a JSON body. One that is announced as too large is not waited for.
-pub async fn whole_body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
+pub async fn whole_body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes> {
     let announced = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
     let announced = announced.and_then(|length| length.parse::<u64>().ok());
     if announced.is_some_and(|bytes| bytes > JSON_MAX as u64) {
@@ -96,8 +93,8 @@ pub fn not_json() -> ApiError {
     ApiError::invalid("the body needs the header `content-type: application/json`")
 }
 
-/// The type is demanded so that no web page can send it unasked; see [`super::auth`].
-fn parse_json<T: DeserializeOwned>(body: &[u8], typed: bool) -> Result<Json<T>, ApiError> {
+/// The type is demanded so that no web page can send it unasked; see [`crate::auth`].
+fn parse_json<T: DeserializeOwned>(body: &[u8], typed: bool) -> Result<Json<T>> {
     if !typed {
         return Err(not_json());
     }
@@ -126,27 +123,10 @@ pub struct Query<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
         let parsed = axum::extract::Query::<T>::from_request_parts(parts, state).await;
         let refuse = |error: QueryRejection| ApiError::invalid(error.body_text());
         parsed.map(|axum::extract::Query(value)| Self(value)).map_err(refuse)
-    }
-}
-
-/// For what takes a while and can be looked at meanwhile.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct WaitQuery {
-    /// Answer when it is done (default), or at once with 202.
-    #[serde(default = "WaitQuery::waits")]
-    #[param(required = false)]
-    pub(super) wait: bool,
-}
-
-impl WaitQuery {
-    fn waits() -> bool {
-        true
     }
 }
 
@@ -155,7 +135,7 @@ pub struct Path<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T> {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
         let parsed = axum::extract::Path::<T>::from_request_parts(parts, state).await;
         let refuse = |error: PathRejection| ApiError::invalid(error.body_text());
         parsed.map(|axum::extract::Path(value)| Self(value)).map_err(refuse)
@@ -167,9 +147,9 @@ pub struct Named(pub Sandbox);
 
 impl FromRequestParts<Arc<Service>> for Named {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, ApiError> {
-        let reference: SandboxRef = segment(parts, app, "sandbox").await?;
-        let sandbox = app.fleet.find(&reference)?;
+    async fn from_request_parts(parts: &mut Parts, service: &Arc<Service>) -> Result<Self> {
+        let reference: SandboxRef = segment(parts, "sandbox").await?;
+        let sandbox = service.fleet.find(&reference)?;
         tracing::Span::current().record("sandbox", sandbox.id().as_str());
         Ok(Self(sandbox))
     }
@@ -178,19 +158,19 @@ impl FromRequestParts<Arc<Service>> for Named {
 /// How the path names a snapshot.
 pub struct SnapshotPath(pub SnapshotRef);
 
-impl FromRequestParts<Arc<Service>> for SnapshotPath {
+impl<S: Send + Sync> FromRequestParts<S> for SnapshotPath {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, ApiError> {
-        segment(parts, app, "snapshot").await.map(Self)
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self> {
+        segment(parts, "snapshot").await.map(Self)
     }
 }
 
 /// A segment of the path, understood.
-async fn segment<T>(parts: &mut Parts, app: &Arc<Service>, name: &str) -> Result<T, ApiError>
+pub async fn segment<T>(parts: &mut Parts, name: &str) -> Result<T>
 where
     T: FromStr<Err: std::fmt::Display>,
 {
-    let params = RawPathParams::from_request_parts(parts, app).await;
+    let params = RawPathParams::from_request_parts(parts, &()).await;
     let params = params.map_err(|error| ApiError::invalid(error.body_text()))?;
     let text = params.iter().find(|(key, _)| *key == name).map(|(_, text)| text);
     text.unwrap_or_default().parse().map_err(|error| ApiError::invalid(format!("{error}")))
@@ -201,16 +181,10 @@ pub struct Awake(pub processes::Awake);
 
 impl FromRequestParts<Arc<Service>> for Awake {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<Service>) -> Result<Self, ApiError> {
-        let Named(sandbox) = Named::from_request_parts(parts, app).await?;
-        Ok(Self(processes::Awake::new(app, sandbox).await?))
+    async fn from_request_parts(parts: &mut Parts, service: &Arc<Service>) -> Result<Self> {
+        let Named(sandbox) = Named::from_request_parts(parts, service).await?;
+        Ok(Self(processes::Awake::new(service, sandbox).await?))
     }
-}
-
-/// `{pid}` in a path: the number of a process, or the name of a supervised one.
-#[derive(Debug, serde::Deserialize)]
-pub(super) struct ProcessPath {
-    pub(super) pid: ProcessRef,
 }
 
 /// A request to speak WebSocket.
@@ -218,7 +192,7 @@ pub struct Upgrade(pub WebSocketUpgrade);
 
 impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
     type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
         let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await;
         let refuse = |error: WebSocketUpgradeRejection| {
             ApiError::with_hint(
@@ -237,7 +211,10 @@ pub struct RequestId(pub Arc<str>);
 
 impl<S: Send + Sync> FromRequestParts<S> for RequestId {
     type Rejection = std::convert::Infallible;
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+    async fn from_request_parts(
+        parts: &mut Parts,
+        _: &S,
+    ) -> std::result::Result<Self, Self::Rejection> {
         Ok(parts.extensions.get().cloned().unwrap_or_else(|| Self("unknown".into())))
     }
 }

@@ -1,4 +1,4 @@
-//! A dialect: an HTTP API that this daemon speaks, as a value. The dispatcher asks each in turn whose a
+//! A dialect: an HTTP API that this daemon speaks, as a value. The daemon asks each in turn whose a
 //! request is before it looks at any route, so that two of them may own the same paths on one port.
 //!
 //! Our own API is one, too, and is asked last: what nobody else claims is for it.
@@ -18,10 +18,10 @@ use http::{HeaderMap, HeaderValue, Uri};
 use torpor_protocol::ErrorCode;
 use torpor_service::{Error, Service};
 
-use crate::api::error::ApiError;
-use crate::api::extract::JSON_MAX;
-use crate::api::retry::retry_after_suspend;
-use crate::telemetry::observe;
+use crate::error::ApiError;
+use crate::extract::JSON_MAX;
+use crate::observe::observe;
+use crate::retry::retry_after_suspend;
 
 #[async_trait]
 pub trait Dialect: Send + Sync + 'static {
@@ -35,12 +35,12 @@ pub trait Dialect: Send + Sync + 'static {
     fn target(&self, uri: &Uri, headers: &HeaderMap) -> Option<String>;
 
     /// Lets nobody through to guarded routes who may not ask.
-    async fn authenticate(&self, app: &Service, head: &mut Parts) -> Result<(), Response>;
+    async fn authenticate(&self, service: &Service, head: &mut Parts) -> Result<(), Response>;
 
     /// The answer to a request that was not fulfilled.
     fn word_error(&self, error: &Error, request_id: &str) -> Response;
 
-    fn routes(&self, app: &Arc<Service>) -> Routes;
+    fn routes(&self, service: &Arc<Service>) -> Routes;
 
     /// Where its clients look for it besides the first address of the daemon. Taken if they are free.
     fn listeners(&self, _first: SocketAddr) -> Vec<SocketAddr> {
@@ -72,14 +72,14 @@ pub struct Target(pub String);
 
 /// A dialect at work in this daemon.
 pub(crate) struct Spoken {
-    pub(crate) app: Arc<Service>,
+    pub(crate) service: Arc<Service>,
     pub(crate) dialect: Arc<dyn Dialect>,
 }
 
 /// All routes of a dialect, with authentication, request ids, metrics and errors in its words.
-pub(crate) fn router(app: &Arc<Service>, dialect: &Arc<dyn Dialect>) -> Router {
-    let Routes { guarded, open } = dialect.routes(app);
-    let spoken = Arc::new(Spoken { app: Arc::clone(app), dialect: Arc::clone(dialect) });
+pub fn router(service: &Arc<Service>, dialect: &Arc<dyn Dialect>) -> Router {
+    let Routes { guarded, open } = dialect.routes(service);
+    let spoken = Arc::new(Spoken { service: Arc::clone(service), dialect: Arc::clone(dialect) });
     guarded
         .layer(from_fn(retry_after_suspend))
         .route_layer(from_fn_with_state(Arc::clone(&spoken), authenticate))
@@ -91,12 +91,12 @@ pub(crate) fn router(app: &Arc<Service>, dialect: &Arc<dyn Dialect>) -> Router {
         .layer(DefaultBodyLimit::max(JSON_MAX))
         .layer(map_response(forbid_guessing))
         .layer(from_fn_with_state(spoken, observe))
-        .with_state(Arc::clone(app))
+        .with_state(Arc::clone(service))
 }
 
 async fn authenticate(State(spoken): State<Arc<Spoken>>, request: Request, next: Next) -> Response {
     let (mut head, body) = request.into_parts();
-    match spoken.dialect.authenticate(&spoken.app, &mut head).await {
+    match spoken.dialect.authenticate(&spoken.service, &mut head).await {
         Ok(()) => next.run(Request::from_parts(head, body)).await,
         Err(refused) => refused,
     }

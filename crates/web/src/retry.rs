@@ -12,11 +12,10 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http::Method;
 use tokio::time::Instant;
-use torpor_lifecycle::wake_deadline;
-use torpor_service::Error;
+use torpor_service::{Error, wake_deadline};
 
 /// A layer of every API.
-pub async fn retry_after_suspend(request: Request, next: Next) -> Response {
+pub(crate) async fn retry_after_suspend(request: Request, next: Next) -> Response {
     let asks = matches!(*request.method(), Method::GET | Method::HEAD);
     if !asks {
         return next.run(request).await;

@@ -1,6 +1,6 @@
 //! The one place where an error becomes a status code.
 //!
-//! A handler does not know its request id: [`crate::telemetry`] puts it into the body on the way out, and
+//! A handler does not know its request id: [`crate::observe`] puts it into the body on the way out, and
 //! writes the log line.
 
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl ApiError {
 }
 
 impl IntoResponse for ApiError {
-    /// Without a body: [`crate::telemetry::observe`] writes it.
+    /// Without a body: [`crate::observe::observe`] writes it.
     fn into_response(self) -> Response {
         let Self(error) = self;
         let mut response = status_of(error.code()).into_response();

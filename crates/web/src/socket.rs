@@ -3,15 +3,21 @@
 //! - A peer that answers no ping is gone, unless it is us who are not reading.
 //! - Sending waits for the peer, so a slow client slows down what it reads from.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
-use bytes::Bytes;
+use axum::response::Response;
+use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
+use torpor_service::Service;
+use tracing::Instrument;
+
+use crate::extract::RequestId;
 
 /// Largest message of a client.
 const MESSAGE_MAX: usize = 1024 * 1024;
@@ -24,7 +30,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(45);
 const CLOSING: Duration = Duration::from_secs(2);
 
 /// The limits of every socket.
-pub fn limited(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
+fn limited(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
     upgrade
         .max_message_size(MESSAGE_MAX)
         .max_frame_size(MESSAGE_MAX)
@@ -32,44 +38,65 @@ pub fn limited(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
         .max_write_buffer_size(UNSENT_MAX)
 }
 
+/// Talks on the upgraded connection in a task that a shutdown waits for.
+pub fn upgraded<F>(
+    service: Arc<Service>,
+    id: RequestId,
+    upgrade: WebSocketUpgrade,
+    talk: impl FnOnce(WebSocket, Arc<Service>, RequestId) -> F + Send + 'static,
+) -> Response
+where
+    F: Future<Output = ()> + Send,
+{
+    let token = service.tasks.token();
+    let span = tracing::Span::current();
+    limited(upgrade).on_upgrade(move |socket| {
+        async move {
+            talk(socket, service, id).await;
+            drop(token);
+        }
+        .instrument(span)
+    })
+}
+
 /// The peer is not there any more.
 #[derive(Debug)]
 pub struct Left;
 
 /// One half receives, the other sends; both at the same time.
-pub fn split(socket: WebSocket) -> (Ear, Mouth) {
+pub fn split(socket: WebSocket) -> (Reader, Writer) {
     let (sink, stream) = socket.split();
-    let listening = std::sync::Arc::new(Mutex::new(None));
+    let listening = Arc::new(Mutex::new(None));
     let mut ping = tokio::time::interval(PING_EVERY);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let ear = Ear { stream, listening: std::sync::Arc::clone(&listening) };
-    (ear, Mouth { sink, ping, listening })
+    let reader = Reader { stream, listening: Arc::clone(&listening) };
+    (reader, Writer { sink, ping, listening })
 }
 
 /// Since when we wait for the peer to say something; none while we are busy with what it said.
-type Listening = std::sync::Arc<Mutex<Option<Instant>>>;
+type Listening = Arc<Mutex<Option<Instant>>>;
 
-pub struct Ear {
+pub struct Reader {
     stream: SplitStream<WebSocket>,
     listening: Listening,
 }
 
-/// What a peer says.
-pub enum Heard {
+/// A message of the peer.
+pub enum Received {
     Text(String),
     Bytes(Bytes),
 }
 
-impl Ear {
+impl Reader {
     /// `None` when the peer is gone or said goodbye.
-    pub async fn hear(&mut self) -> Option<Heard> {
+    pub async fn recv(&mut self) -> Option<Received> {
         loop {
             *self.listening.lock() = Some(Instant::now());
             let message = self.stream.next().await;
             *self.listening.lock() = None;
             match message?.ok()? {
-                Message::Text(text) => return Some(Heard::Text(text.to_string())),
-                Message::Binary(bytes) => return Some(Heard::Bytes(bytes)),
+                Message::Text(text) => return Some(Received::Text(text.to_string())),
+                Message::Binary(bytes) => return Some(Received::Bytes(bytes)),
                 Message::Ping(_) | Message::Pong(_) => {}
                 Message::Close(_) => return None,
             }
@@ -78,24 +105,24 @@ impl Ear {
 
     /// Waits until the peer agrees that it is over, so that it gets what was sent last.
     pub async fn wait_for_close(&mut self) {
-        let closed = async { while self.hear().await.is_some() {} };
+        let closed = async { while self.recv().await.is_some() {} };
         let _ = tokio::time::timeout(CLOSING, closed).await;
     }
 }
 
-pub struct Mouth {
+pub struct Writer {
     sink: SplitSink<WebSocket, Message>,
     ping: Interval,
     listening: Listening,
 }
 
-impl Mouth {
-    pub async fn say<T: Serialize>(&mut self, value: &T) -> Result<(), Left> {
+impl Writer {
+    pub async fn send<T: Serialize>(&mut self, value: &T) -> Result<(), Left> {
         let text = serde_json::to_string(value).map_err(|_| Left)?;
         self.sink.send(Message::text(text)).await.map_err(|_| Left)
     }
 
-    /// Goes with the next [`Mouth::flush`] at the latest.
+    /// Goes with the next [`Writer::flush`] at the latest.
     pub async fn feed(&mut self, bytes: Bytes) -> Result<(), Left> {
         self.sink.feed(Message::Binary(bytes)).await.map_err(|_| Left)
     }
@@ -120,6 +147,14 @@ impl Mouth {
         let goodbye = Message::Close(Some(CloseFrame { code, reason }));
         let _ = tokio::time::timeout(CLOSING, self.sink.send(goodbye)).await;
     }
+}
+
+/// Bytes after a first one that says what they are.
+pub fn marked(mark: u8, bytes: &[u8]) -> Bytes {
+    let mut message = BytesMut::with_capacity(1 + bytes.len());
+    message.put_u8(mark);
+    message.put_slice(bytes);
+    message.freeze()
 }
 
 /// It ended as it should.

@@ -1,0 +1,17 @@
+//! What HTTP APIs share, our own and the dialects: how a request is taken, whose it is and what becomes of
+//! an error.
+//!
+//! Invariants
+//! - The only place with status codes of errors is [`error`].
+//! - Nothing is decided about sandboxes here: that is the service's.
+
+pub mod auth;
+pub mod dialect;
+pub mod error;
+pub mod extract;
+mod observe;
+mod request_id;
+mod retry;
+pub mod socket;
+
+pub use request_id::request_id;
