@@ -15,7 +15,6 @@ mod remains;
 mod roll;
 mod root;
 mod turns;
-mod unclaimed;
 mod users;
 
 use std::path::Path;
@@ -24,11 +23,10 @@ pub(crate) use id::MachineId;
 pub(crate) use paging::PagingOut;
 pub(crate) use place::Place;
 pub(crate) use record::{Mark, MarkFile, Process, Record};
-pub(crate) use remains::{Files, Remains, absent, remove_if_empty};
+pub(crate) use remains::{Files, Remains};
 pub(crate) use roll::{Roll, left_in};
 pub(crate) use root::check_root;
 pub(crate) use turns::{Turn, Turns};
-pub(crate) use unclaimed::{Removable, Unclaimed};
 pub use users::Users;
 
 /// The file of a machine's [`Record`].
