@@ -1,7 +1,6 @@
 //! What all streams share: the channel, the process table, the identity.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,7 +30,7 @@ pub(crate) struct Agent {
     pub(crate) kept: kept::Table,
     /// What they said lately.
     pub(crate) lines: Rc<Lines>,
-    /// What the daemon said last; new processes read it.
+    /// What the daemon said last, nothing at first; new processes read it.
     pub(crate) identity: RefCell<Identity>,
     /// Held by whoever changes a store of Java's.
     pub(crate) keystores: Mutex<()>,
@@ -56,7 +55,7 @@ impl Agent {
             quiesce: Quiesce::new((mode == Mode::Init).then_some(Path::new(GROUP))),
             kept: kept::Table::default(),
             lines: Rc::default(),
-            identity: RefCell::new(no_identity()),
+            identity: RefCell::default(),
             keystores: Mutex::default(),
             open_files: (mode == Mode::Init).then(raise_open_files),
             null: File::open("/dev/null")?.into(),
@@ -74,21 +73,6 @@ impl Agent {
             memory_kib: resident_kib().unwrap_or(0),
             open_files: open_files().unwrap_or(0),
         }
-    }
-}
-
-/// What a machine is before the daemon says who it is.
-pub(crate) fn no_identity() -> Identity {
-    Identity {
-        hostname: String::new(),
-        nameservers: Vec::new(),
-        env: BTreeMap::new(),
-        user: None,
-        workdir: None,
-        entropy: String::new(),
-        boot_id: None,
-        ca: None,
-        extra_ca: Vec::new(),
     }
 }
 

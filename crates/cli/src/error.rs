@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn only_an_internal_error_exits_with_70() {
-        for code in ErrorCode::ALL {
+        for &code in ErrorCode::ALL {
             let expected = if code == ErrorCode::Internal { EXIT_INTERNAL } else { EXIT_FAILED };
             let exit = format!("{:?}", refused(code, "x").exit_code());
             assert_eq!(exit, format!("{:?}", ExitCode::from(expected)), "{code:?}");

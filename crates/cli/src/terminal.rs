@@ -4,13 +4,13 @@ use std::io::{self, BufRead, IsTerminal};
 
 use rustix::stdio;
 use rustix::termios::{self, LocalModes, OptionalActions, Termios};
-use torpor_protocol::api::Size;
+use torpor_protocol::guest::TerminalSize;
 
 use crate::error::{Error, Result};
 use crate::signals::Signals;
 
 /// What a terminal has that does not say its size.
-const FALLBACK: Size = Size { cols: 80, rows: 24 };
+const FALLBACK: TerminalSize = TerminalSize { cols: 80, rows: 24 };
 
 pub(crate) fn stdin_is_terminal() -> bool {
     io::stdin().is_terminal()
@@ -76,13 +76,13 @@ impl Drop for NoEcho {
 }
 
 /// The size of our terminal; 80 × 24 if there is none.
-pub(crate) fn size() -> Size {
+pub(crate) fn size() -> TerminalSize {
     let sizes = [termios::tcgetwinsize(stdio::stdout()), termios::tcgetwinsize(stdio::stdin())];
     sizes
         .into_iter()
         .flatten()
         .find(|size| size.ws_col > 0 && size.ws_row > 0)
-        .map_or(FALLBACK, |size| Size { cols: size.ws_col, rows: size.ws_row })
+        .map_or(FALLBACK, |size| TerminalSize { cols: size.ws_col, rows: size.ws_row })
 }
 
 /// Keys go through as they are (ctrl-c too) while this lives; dropping it, also in a panic, brings

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
+use torpor_protocol::SecretName;
 use torpor_protocol::egress::{EgressEvent, EgressKind, Verdict};
-use torpor_protocol::{Name, SecretName};
 
 use crate::dialer::DialError;
 use crate::policy::{Decision, Policy};
@@ -78,18 +78,14 @@ impl Connection {
     pub(crate) fn record(&self, outcome: Outcome) {
         let host = outcome.host.or_else(|| (!self.host.is_empty()).then(|| self.host.clone()));
         self.shared.audit.record(EgressEvent {
-            at_ms: self.shared.clock.now_ms(),
-            sandbox: self.guest.id.clone(),
-            what: outcome.what,
-            verdict: outcome.verdict,
-            rule: outcome.rule,
             host: host.map(shortened),
             address: Some(*self.to.ip()),
             port: Some(self.to.port()),
             method: outcome.method.map(shortened),
             path: outcome.path.map(shortened),
             secrets: outcome.secrets,
-            gateway: self.gateway(),
+            gateway: self.policy().network().gateway.clone(),
+            ..self.shared.event(&self.guest, outcome.what, outcome.verdict, outcome.rule)
         });
     }
 
@@ -101,10 +97,6 @@ impl Connection {
     /// The policy that is in force.
     pub(crate) fn policy(&self) -> Arc<Policy> {
         self.guest.policy()
-    }
-
-    fn gateway(&self) -> Option<Name> {
-        self.policy().network().gateway.clone()
     }
 }
 

@@ -146,24 +146,17 @@ impl GuestRegistry for Egress {
 
     fn packet_logged(&self, address: Ipv4Addr, packet: LoggedPacket) {
         let Some(guest) = self.shared.registry.find(address) else { return };
+        let what = match packet.protocol {
+            1 => EgressKind::Icmp,
+            6 => EgressKind::Tcp,
+            17 => EgressKind::Udp,
+            _ => EgressKind::Other,
+        };
+        let verdict = if packet.allowed { Verdict::Allowed } else { Verdict::Denied };
         self.shared.audit.record(EgressEvent {
-            at_ms: self.shared.clock.now_ms(),
-            sandbox: guest.id.clone(),
-            what: match packet.protocol {
-                1 => EgressKind::Icmp,
-                6 => EgressKind::Tcp,
-                17 => EgressKind::Udp,
-                _ => EgressKind::Other,
-            },
-            verdict: if packet.allowed { Verdict::Allowed } else { Verdict::Denied },
-            rule: word::FIREWALL.to_owned(),
-            host: None,
             address: Some(packet.to),
             port: (packet.port != 0).then_some(packet.port),
-            method: None,
-            path: None,
-            secrets: Vec::new(),
-            gateway: None,
+            ..self.shared.event(&guest, what, verdict, word::FIREWALL)
         });
     }
 }

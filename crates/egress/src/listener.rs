@@ -145,18 +145,9 @@ impl Acceptor {
 
     fn record_full(&self, guest: &Guest, to: SocketAddrV4) {
         self.shared.audit.record(EgressEvent {
-            at_ms: self.shared.clock.now_ms(),
-            sandbox: guest.id.clone(),
-            what: EgressKind::Tcp,
-            verdict: Verdict::Denied,
-            rule: word::CONNECTIONS.to_owned(),
-            host: None,
             address: Some(*to.ip()),
             port: Some(to.port()),
-            method: None,
-            path: None,
-            secrets: Vec::new(),
-            gateway: None,
+            ..self.shared.event(guest, EgressKind::Tcp, Verdict::Denied, word::CONNECTIONS)
         });
     }
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use torpor_lifecycle::Clock;
 use torpor_lifecycle::store::Vault;
 use torpor_protocol::AddressRange;
+use torpor_protocol::egress::{EgressEvent, EgressKind, Verdict};
 
 use crate::audit::Audit;
 use crate::bindings::Bindings;
 use crate::dialer::Dialer;
 use crate::intercept::{InterceptionCa, Interceptor};
 use crate::names::Resolver;
-use crate::registry::Registry;
+use crate::registry::{Guest, Registry};
 use crate::{EgressError, Settings};
 
 pub(crate) struct Shared {
@@ -50,5 +51,29 @@ impl Shared {
             private: settings.private,
             near: settings.near,
         })
+    }
+
+    /// That something of a guest happens now; nothing else is known of it.
+    pub(crate) fn event(
+        &self,
+        guest: &Guest,
+        what: EgressKind,
+        verdict: Verdict,
+        rule: impl Into<String>,
+    ) -> EgressEvent {
+        EgressEvent {
+            at_ms: self.clock.now_ms(),
+            sandbox: guest.id.clone(),
+            what,
+            verdict,
+            rule: rule.into(),
+            host: None,
+            address: None,
+            port: None,
+            method: None,
+            path: None,
+            secrets: Vec::new(),
+            gateway: None,
+        }
     }
 }

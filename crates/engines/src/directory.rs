@@ -25,6 +25,28 @@ pub(crate) fn guarded(dir: &Path) -> io::Result<()> {
     })
 }
 
+/// Makes a directory that is only ours, and new: nothing that is there already is taken for it.
+pub(crate) fn fresh(dir: &Path) -> io::Result<()> {
+    std::fs::create_dir(dir)?;
+    Ok(rustix::fs::chmod(dir, Mode::RWXU)?)
+}
+
+/// Something that is gone already counts as removed.
+pub(crate) fn absent(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// What is not empty stays.
+pub(crate) fn remove_if_empty(dir: &Path) -> io::Result<()> {
+    match std::fs::remove_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+        result => absent(result),
+    }
+}
+
 fn change(dir: &Path, of_root: bool, wanted: impl Fn(Mode) -> Mode) -> io::Result<()> {
     let changed = || -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;

@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tokio::time::Instant;
 
+use crate::directory::absent;
 use crate::mountinfo;
 
 mod loop_device;
@@ -93,8 +94,8 @@ impl ScratchDisk {
         if let Some(device) = device {
             wait_for_detachment(&device, &self.image);
         }
-        absent_is_fine(fs::remove_file(&self.image))?;
-        absent_is_fine(fs::remove_dir(&self.mountpoint))
+        absent(fs::remove_file(&self.image))?;
+        absent(fs::remove_dir(&self.mountpoint))
     }
 
     fn mount(&self, image: &File) -> io::Result<()> {
@@ -182,12 +183,5 @@ fn wait_for_detachment(device: &Path, image: &Path) {
             return;
         }
         std::thread::sleep(PAUSE);
-    }
-}
-
-fn absent_is_fine(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        done => done,
     }
 }

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use tokio::process::{Child, Command};
 use tokio::time::{interval, timeout};
 
-use crate::{Kernel, KernelError, failed, prepare, release, shelf, unfit};
+use crate::{Kernel, KernelError, failed, installed, prepare, release, unfit};
 
 /// Depends on the newest kernel of its distribution.
 const META: &str = "linux-image-cloud-amd64";
@@ -50,11 +50,11 @@ pub async fn fetch(
     let package = newest_package().await?;
     let place = kernels.to_owned();
     let sha256 = package.sha256.clone();
-    let known = blocking(move || Ok(shelf::of_package(&place, &sha256))).await?;
+    let known = blocking(move || Ok(installed::of_package(&place, &sha256))).await?;
     if let Some(kernel) = known {
         return Ok(kernel);
     }
-    shelf::check_place(kernels)?;
+    installed::check_place(kernels)?;
     let dir = workplace().map_err(failed("make a directory for the download"))?;
     let path = download(&package, dir.path(), progress).await?;
     progress(&format!("preparing {}", package.name));

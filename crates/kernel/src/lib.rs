@@ -11,7 +11,7 @@
 //! ```text
 //!   fetch ─▶ apt ─┐                            ┌─▶ image ──▶ elf
 //!   --package ────┴─▶ prepare ─▶ package ─▶ ar ┼─▶ modules ─▶ elf
-//!   --vmlinux ──────▶ prepare ─────────────────┴─▶ shelf    (stage, fsync, rename)
+//!   --vmlinux ──────▶ prepare ─────────────────┴─▶ installed (stage, fsync, rename)
 //! ```
 //!
 //! Invariants
@@ -24,12 +24,12 @@ mod ar;
 mod elf;
 mod image;
 mod initramfs;
+mod installed;
 mod lz4;
 mod modules;
 mod package;
 mod prepare;
 mod release;
-mod shelf;
 mod unpack;
 
 #[cfg(test)]
@@ -39,8 +39,8 @@ use std::path::PathBuf;
 
 pub use apt::fetch;
 pub use initramfs::initramfs;
+pub use installed::{Listed, list, newest, remove};
 pub use prepare::{prepare_files, prepare_package};
-pub use shelf::{Listed, list, newest, remove};
 
 /// A kernel that is ready to be booted.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,12 +1,12 @@
-//! From a package, or from the files of a kernel of one's own, to a kernel on the shelf.
+//! From a package, or from the files of a kernel of one's own, to an installed kernel.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use crate::image::{self, VMLINUX_MAX};
+use crate::installed::{self, Draft};
 use crate::modules::{self, Stored, Supply};
-use crate::shelf::{self, Draft};
 use crate::{Kernel, KernelError, failed, package, unfit};
 
 /// Debian's package of all hardware has 100 MB.
@@ -39,7 +39,7 @@ pub(crate) fn prepare_bytes(
         return Err(refused(format!("it calls itself {release}, not {}", contents.release)));
     }
     let modules = modules::choose(&contents.supply, &release)?;
-    shelf::put(kernels, Draft { release, source: name, sha256, vmlinux, modules })
+    installed::put(kernels, Draft { release, source: name, sha256, vmlinux, modules })
 }
 
 /// Puts a kernel of one's own among the kernels: an ELF file or a bzImage, and the directory of its
@@ -55,7 +55,7 @@ pub fn prepare_files(
     let vmlinux = image::vmlinux(read(vmlinux, VMLINUX_MAX)?).map_err(refused)?;
     let release = image::check(&vmlinux).map_err(refused)?;
     let modules = modules::choose(&supply(modules)?, &release)?;
-    shelf::put(kernels, Draft { release, source: shown, sha256: None, vmlinux, modules })
+    installed::put(kernels, Draft { release, source: shown, sha256: None, vmlinux, modules })
 }
 
 /// Every module under a directory. Links are not followed: those to the sources lead far away.

@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use crate::file::{ChangeMode, FileEntry, FileList, MakeDirectory, MoveFile, WatchEvent};
-use crate::guest::{Exit, HealthCheck, HealthReport, ProcessStatus, RestartPolicy, TerminalSize};
+use crate::guest::{Exit, HealthReport, ProcessStatus, Supervision, TerminalSize};
 use crate::id::{Name, SecretName};
 use crate::network::Network;
+use crate::page::page;
 pub use crate::records::{
     ArchiveList, ArchivedSandbox, Build, BuildKind, BuildList, BuildState, Image, ImageConfig,
     ImageEvent, ImageList, Log, LogEntry, Secret, SecretList, SetSecret,
@@ -120,14 +121,9 @@ pub struct Resize {
     pub disk_mib: Option<u64>,
 }
 
-/// `GET /v1/sandboxes`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct SandboxList {
-    pub sandboxes: Vec<Status>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    /// `GET /v1/sandboxes`
+    SandboxList { sandboxes: Status }
 }
 
 /// `GET /v1/sandboxes/{sandbox}/usage`
@@ -160,71 +156,17 @@ pub struct Command {
     /// Killed with everything it started after so long.
     pub timeout_ms: Option<u64>,
     /// `exec`, `processes`: a terminal of this size instead of pipes.
-    pub terminal: Option<Size>,
+    pub terminal: Option<TerminalSize>,
     /// `exec`: go on when the client goes away.
     pub detachable: bool,
     /// The sandbox does not fall asleep while it runs.
     pub keep_awake: bool,
     /// `processes`: start it again when it ends.
-    pub supervise: Option<Supervise>,
+    pub supervise: Option<Supervision>,
     /// `processes`: what it says on standard output is not kept.
     pub discard_stdout: bool,
     /// `processes`: what it says on standard error is not kept.
     pub discard_stderr: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(deny_unknown_fields)]
-pub struct Size {
-    pub cols: u16,
-    pub rows: u16,
-}
-
-impl From<Size> for TerminalSize {
-    fn from(size: Size) -> Self {
-        Self { cols: size.cols, rows: size.rows }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(deny_unknown_fields, default)]
-pub struct Supervise {
-    /// Unique in the sandbox.
-    pub name: Option<String>,
-    pub restart: RestartPolicy,
-    pub max_restarts: Option<u32>,
-    pub initial_backoff_ms: u64,
-    pub max_backoff_ms: u64,
-    /// How to find out whether it is well; one that is not counts as ended.
-    pub health: Option<HealthCheck>,
-}
-
-impl Default for Supervise {
-    fn default() -> Self {
-        Self {
-            name: None,
-            restart: RestartPolicy::OnFailure,
-            max_restarts: None,
-            initial_backoff_ms: 500,
-            max_backoff_ms: 30_000,
-            health: None,
-        }
-    }
-}
-
-impl From<crate::guest::Supervision> for Supervise {
-    fn from(supervision: crate::guest::Supervision) -> Self {
-        Self {
-            name: supervision.name,
-            restart: supervision.restart,
-            max_restarts: supervision.max_restarts,
-            initial_backoff_ms: supervision.initial_backoff_ms,
-            max_backoff_ms: supervision.max_backoff_ms,
-            health: supervision.health,
-        }
-    }
 }
 
 /// `POST …/run` without `?stream=true`.
@@ -306,7 +248,7 @@ pub enum OutputStream {
 pub enum ExecInput {
     /// The first message on `…/exec`.
     Start(Box<Command>),
-    Resize(Size),
+    Resize(TerminalSize),
     Signal {
         signal: i32,
     },
@@ -330,13 +272,8 @@ pub const STDOUT_BYTE: u8 = 1;
 /// First byte of binary messages that carry standard error.
 pub const STDERR_BYTE: u8 = 2;
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct ProcessList {
-    pub processes: Vec<Process>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    ProcessList { processes: Process }
 }
 
 /// A process that was started through the API.
@@ -364,7 +301,7 @@ pub struct Process {
     pub output_bytes: u64,
     pub output_dropped: u64,
     /// How it is kept alive, if it is.
-    pub supervise: Option<Supervise>,
+    pub supervise: Option<Supervision>,
     /// What its health check says, if it has one.
     pub health: Option<HealthReport>,
     /// How it ended before it was started again.
@@ -390,7 +327,7 @@ impl From<ProcessStatus> for Process {
             next_start_at_ms: status.next_start_at_ms,
             output_bytes: status.output_bytes,
             output_dropped: status.output_dropped,
-            supervise: status.supervision.map(|supervision| Supervise::from(*supervision)),
+            supervise: status.supervision.map(|supervision| *supervision),
             health: status.health,
             last_exit: status.last_exit.map(|last| ExitReport::new(last.exit, false)),
             last_exit_at_ms: status.last_exit.map(|last| last.at_ms),
@@ -443,11 +380,6 @@ pub struct ApiKey {
     pub secret: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct KeyList {
-    pub keys: Vec<ApiKey>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    KeyList { keys: ApiKey }
 }

@@ -4,9 +4,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
-use crate::id::{BadName, Name, PreviewId, SandboxRef};
+use crate::id::{BadName, Name, PreviewId, SandboxRef, parsed_from_text, text_type};
+use crate::page::page;
 use crate::time;
 
 /// What stands before a domain in the name of the record that proves it.
@@ -18,17 +19,12 @@ pub const PROOF_PREFIX: &str = "torpor-verify=";
 const DOMAIN_MAX: usize = 253 - PROOF_LABEL.len() - 1;
 const LABEL_MAX: usize = 63;
 
-/// A host name such as `app.example.org`, or `*.example.org`: every name that has one label more.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(transparent)]
-pub struct DomainName(String);
+text_type!(
+    DomainName,
+    "A host name such as `app.example.org`, or `*.example.org`: every name that has one label more."
+);
 
 impl DomainName {
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
     pub fn is_wildcard(&self) -> bool {
         self.0.starts_with("*.")
     }
@@ -49,12 +45,6 @@ impl DomainName {
             return self.0 == host;
         }
         host.split_once('.').is_some_and(|(label, rest)| !label.is_empty() && rest == self.base())
-    }
-}
-
-impl fmt::Display for DomainName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
@@ -89,12 +79,6 @@ impl FromStr for DomainName {
             return bad("names below localhost lead everybody to their own computer");
         }
         Ok(Self(name))
-    }
-}
-
-impl<'de> Deserialize<'de> for DomainName {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -176,15 +160,12 @@ pub struct Domain {
     pub created_at_ms: u64,
 }
 
-/// `GET /v1/domains`
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct DomainList {
-    /// Sorted by name.
-    pub domains: Vec<Domain>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    /// `GET /v1/domains`
+    DomainList {
+        /// Sorted by name.
+        domains: Domain
+    }
 }
 
 /// `POST /v1/domains`
@@ -227,11 +208,7 @@ impl Serialize for PreviewPath {
     }
 }
 
-impl<'de> Deserialize<'de> for PreviewPath {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
-    }
-}
+parsed_from_text!(PreviewPath);
 
 #[cfg(test)]
 mod tests {

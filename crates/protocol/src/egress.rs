@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{Name, SandboxId, SecretName};
+use crate::page::page;
 use crate::time;
 
 /// A decision about something that a sandbox wanted to send out. No value of a secret, no query and no
@@ -86,14 +87,9 @@ pub enum Verdict {
     Failed,
 }
 
-/// `GET /v1/sandboxes/{sandbox}/egress`: what is remembered, newest first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct EgressEvents {
-    pub events: Vec<EgressEvent>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    /// `GET /v1/sandboxes/{sandbox}/egress`: what is remembered, newest first.
+    EgressEvents { events: EgressEvent }
 }
 
 /// A line of `GET /v1/sandboxes/{sandbox}/egress?follow=true` and `GET /v1/egress?follow=true`.
@@ -118,12 +114,7 @@ pub struct Gateway {
     pub through: String,
 }
 
-/// `GET /v1/gateways`
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct GatewayList {
-    pub gateways: Vec<Gateway>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    /// `GET /v1/gateways`
+    GatewayList { gateways: Gateway }
 }

@@ -2,15 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// `GET /v1/engine/builds`
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct EngineBuildList {
-    /// Those that are here, the current one first, then those that are missed.
-    pub builds: Vec<EngineBuild>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+use crate::page::page;
+
+page! {
+    /// `GET /v1/engine/builds`
+    EngineBuildList {
+        /// Those that are here, the current one first, then those that are missed.
+        builds: EngineBuild
+    }
 }
 
 /// A build of the engine's program, and what needs it.

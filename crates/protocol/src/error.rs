@@ -4,119 +4,101 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What went wrong, for programs. The message is for people.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(rename_all = "snake_case")]
-pub enum ErrorCode {
-    /// The request itself is wrong: a field, a name, a path.
-    InvalidRequest,
-    /// No API key, or one that is not known.
-    Unauthenticated,
-    /// There is no sandbox of this id or name.
-    SandboxNotFound,
-    /// There is no image of this id or name.
-    ImageNotFound,
-    /// There is no snapshot of this id or name.
-    SnapshotNotFound,
-    /// There is no such process in the sandbox.
-    ProcessNotFound,
-    /// There is no such file or directory in the sandbox.
-    FileNotFound,
-    /// There is no such route, key or other thing.
-    NotFound,
-    /// The path or the way of using it does not exist here (405).
-    MethodNotAllowed,
-    /// The name is taken.
-    AlreadyExists,
-    /// Something still needs it.
-    InUse,
-    /// The sandbox can't run: its machine failed to start or died.
-    SandboxFailed,
-    /// The sandbox sleeps and does not wake by itself (`auto_wake` is off).
-    SandboxAsleep,
-    /// The sandbox is being deleted or is gone.
-    SandboxTerminated,
-    /// The command can't be started: not found, not executable, no such directory or user.
-    CommandFailed,
-    /// The operation on a file was refused inside the sandbox.
-    FileRefused,
-    /// Nothing listens on that port inside the sandbox.
-    PortNotListening,
-    /// That port of the sandbox may not be reached from outside.
-    PortNotExposed,
-    /// The body is larger than allowed.
-    TooLarge,
-    /// The host has not got what was asked for now: memory, disk, addresses. `Retry-After` says when to ask
-    /// again.
-    CapacityReached,
-    /// More than there may ever be: the sandbox's own disk is full, the host is smaller than what was asked
-    /// for, there are too many of a kind.
-    LimitReached,
-    /// Whoever asks has asked too often; `Retry-After` says when it may again.
-    RateLimited,
-    /// The `Idempotency-Key` was sent with another request before.
-    IdempotencyKeyReused,
-    /// The request with this `Idempotency-Key` is still under way; `Retry-After` says when to ask again.
-    IdempotencyInProgress,
-    /// The request with this `Idempotency-Key` was begun, and how it ended is not known: the daemon ended
-    /// before it did, or its answer was too large to be kept.
-    IdempotencyOutcomeUnknown,
-    /// The image's bytes are not what its manifest says.
-    ImageCorrupt,
-    /// The snapshot's bytes are not what its manifest says.
-    SnapshotCorrupt,
-    /// The snapshot was taken by an engine, or a version of it, that is not here.
-    SnapshotIncompatible,
-    /// The snapshot is not complete: it is being taken, or taking it failed.
-    SnapshotNotReady,
-    /// It took longer than allowed.
-    Timeout,
-    /// This engine or version can't do that.
-    Unsupported,
-    /// The daemon is stopping.
-    ShuttingDown,
-    /// Our fault; the log has the details under the request id.
-    Internal,
+macro_rules! codes {
+    ($($(#[$doc:meta])* $code:ident = $status:literal,)*) => {
+        /// What went wrong, for programs. The message is for people.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+        #[serde(rename_all = "snake_case")]
+        pub enum ErrorCode {
+            $($(#[$doc])* $code,)*
+        }
+
+        impl ErrorCode {
+            /// All codes, for documentation and tests.
+            pub const ALL: &[Self] = &[$(Self::$code,)*];
+
+            /// The HTTP status of every answer with this code.
+            pub fn status(self) -> u16 {
+                match self {
+                    $(Self::$code => $status,)*
+                }
+            }
+        }
+    };
 }
 
-impl ErrorCode {
-    /// All codes, for documentation and tests.
-    pub const ALL: [Self; 33] = [
-        Self::InvalidRequest,
-        Self::Unauthenticated,
-        Self::SandboxNotFound,
-        Self::ImageNotFound,
-        Self::SnapshotNotFound,
-        Self::ProcessNotFound,
-        Self::FileNotFound,
-        Self::NotFound,
-        Self::MethodNotAllowed,
-        Self::AlreadyExists,
-        Self::InUse,
-        Self::SandboxFailed,
-        Self::SandboxAsleep,
-        Self::SandboxTerminated,
-        Self::CommandFailed,
-        Self::FileRefused,
-        Self::PortNotListening,
-        Self::PortNotExposed,
-        Self::TooLarge,
-        Self::CapacityReached,
-        Self::LimitReached,
-        Self::RateLimited,
-        Self::IdempotencyKeyReused,
-        Self::IdempotencyInProgress,
-        Self::IdempotencyOutcomeUnknown,
-        Self::ImageCorrupt,
-        Self::SnapshotCorrupt,
-        Self::SnapshotIncompatible,
-        Self::SnapshotNotReady,
-        Self::Timeout,
-        Self::Unsupported,
-        Self::ShuttingDown,
-        Self::Internal,
-    ];
+// Each with the HTTP status of answers that have it.
+codes! {
+    /// The request itself is wrong: a field, a name, a path.
+    InvalidRequest = 400,
+    /// No API key, or one that is not known.
+    Unauthenticated = 401,
+    /// There is no sandbox of this id or name.
+    SandboxNotFound = 404,
+    /// There is no image of this id or name.
+    ImageNotFound = 404,
+    /// There is no snapshot of this id or name.
+    SnapshotNotFound = 404,
+    /// There is no such process in the sandbox.
+    ProcessNotFound = 404,
+    /// There is no such file or directory in the sandbox.
+    FileNotFound = 404,
+    /// There is no such route, key or other thing.
+    NotFound = 404,
+    /// The path or the way of using it does not exist here (405).
+    MethodNotAllowed = 405,
+    /// The name is taken.
+    AlreadyExists = 409,
+    /// Something still needs it.
+    InUse = 409,
+    /// The sandbox can't run: its machine failed to start or died.
+    SandboxFailed = 409,
+    /// The sandbox sleeps and does not wake by itself (`auto_wake` is off).
+    SandboxAsleep = 409,
+    /// The sandbox is being deleted or is gone.
+    SandboxTerminated = 410,
+    /// The command can't be started: not found, not executable, no such directory or user.
+    CommandFailed = 422,
+    /// The operation on a file was refused inside the sandbox.
+    FileRefused = 422,
+    /// Nothing listens on that port inside the sandbox.
+    PortNotListening = 502,
+    /// That port of the sandbox may not be reached from outside.
+    PortNotExposed = 403,
+    /// The body is larger than allowed.
+    TooLarge = 413,
+    /// The host has not got what was asked for now: memory, disk, addresses. `Retry-After` says when to ask
+    /// again.
+    CapacityReached = 503,
+    /// More than there may ever be: the sandbox's own disk is full, the host is smaller than what was asked
+    /// for, there are too many of a kind.
+    LimitReached = 422,
+    /// Whoever asks has asked too often; `Retry-After` says when it may again.
+    RateLimited = 429,
+    /// The `Idempotency-Key` was sent with another request before.
+    IdempotencyKeyReused = 422,
+    /// The request with this `Idempotency-Key` is still under way; `Retry-After` says when to ask again.
+    IdempotencyInProgress = 409,
+    /// The request with this `Idempotency-Key` was begun, and how it ended is not known: the daemon ended
+    /// before it did, or its answer was too large to be kept.
+    IdempotencyOutcomeUnknown = 409,
+    /// The image's bytes are not what its manifest says.
+    ImageCorrupt = 500,
+    /// The snapshot's bytes are not what its manifest says.
+    SnapshotCorrupt = 500,
+    /// The snapshot was taken by an engine, or a version of it, that is not here.
+    SnapshotIncompatible = 409,
+    /// The snapshot is not complete: it is being taken, or taking it failed.
+    SnapshotNotReady = 409,
+    /// It took longer than allowed.
+    Timeout = 504,
+    /// This engine or version can't do that.
+    Unsupported = 501,
+    /// The daemon is stopping.
+    ShuttingDown = 503,
+    /// Our fault; the log has the details under the request id.
+    Internal = 500,
 }
 
 /// The body of every answer that is not a success.

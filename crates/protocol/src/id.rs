@@ -6,8 +6,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize};
-
 /// Length of a sandbox id. 21 characters of 36 are 108 bits: unguessable, and a DNS label.
 pub const SANDBOX_ID_LEN: usize = 21;
 /// Longest name: a DNS label.
@@ -32,10 +30,11 @@ impl BadName {
     }
 }
 
+/// A text that is what it says, because there is no way to make one but `FromStr`.
 macro_rules! text_type {
     ($type:ident, $doc:literal) => {
         #[doc = $doc]
-        #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+        #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
         #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
         #[serde(transparent)]
         pub struct $type(String);
@@ -46,15 +45,48 @@ macro_rules! text_type {
             }
         }
 
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str(&self.0)
             }
         }
 
-        impl<'de> Deserialize<'de> for $type {
-            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-                String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+        $crate::id::parsed_from_text!($type);
+    };
+}
+pub(crate) use text_type;
+
+/// Deserialized by `FromStr`.
+macro_rules! parsed_from_text {
+    ($type:ident $(<$id:ident>)?) => {
+        impl<'de $(, $id: std::str::FromStr)?> serde::Deserialize<'de> for $type $(<$id>)? {
+            fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                <String as serde::Deserialize>::deserialize(d)?
+                    .parse()
+                    .map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+pub(crate) use parsed_from_text;
+
+/// An id that is made at random: 21 characters behind what tells it from other ids.
+macro_rules! random_id {
+    ($type:ident, $prefix:literal, $what:literal, $why:literal) => {
+        impl $type {
+            /// A fresh random id.
+            pub fn random() -> Self {
+                Self(format!(concat!($prefix, "{}"), random_text()))
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = BadName;
+            fn from_str(text: &str) -> Result<Self, BadName> {
+                if text.strip_prefix($prefix).is_some_and(looks_like_id) {
+                    return Ok(Self(text.to_owned()));
+                }
+                Err(BadName::new($what, text, $why))
             }
         }
     };
@@ -74,28 +106,36 @@ text_type!(PreviewId, "A preview, for ever: `preview-` and 21 lowercase alphanum
 text_type!(NodeId, "A host of an installation, for ever: `node-` and 21 lowercase alphanumerics.");
 text_type!(TokenId, "A token of a preview, not its text: `token-` and 21 lowercase alphanumerics.");
 
-/// What a snapshot's id begins with, so that it is taken for nothing else.
-const SNAPSHOT_PREFIX: &str = "snap-";
-const BUILD_PREFIX: &str = "build-";
-const PREVIEW_PREFIX: &str = "preview-";
-const TOKEN_PREFIX: &str = "token-";
-const NODE_PREFIX: &str = "node-";
+random_id!(SandboxId, "", "sandbox id", "an id is 21 lowercase letters and digits");
+random_id!(SaveId, "", "save id", "an id is 21 lowercase letters and digits");
+random_id!(
+    SnapshotId,
+    "snap-",
+    "snapshot id",
+    "a snapshot's id is snap- and 21 lowercase letters and digits"
+);
+random_id!(
+    BuildId,
+    "build-",
+    "build id",
+    "a build's id is build- and 21 lowercase letters and digits"
+);
+random_id!(
+    PreviewId,
+    "preview-",
+    "preview id",
+    "a preview's id is preview- and 21 lowercase letters and digits"
+);
+random_id!(
+    TokenId,
+    "token-",
+    "token id",
+    "a token's id is token- and 21 lowercase letters and digits"
+);
+random_id!(NodeId, "node-", "node id", "a node's id is node- and 21 lowercase letters and digits");
+
 /// Longest name of a secret.
 pub const SECRET_NAME_MAX: usize = 128;
-
-impl SandboxId {
-    /// A fresh random id.
-    pub fn random() -> Self {
-        Self(random_text())
-    }
-}
-
-impl SaveId {
-    /// A fresh random id.
-    pub fn random() -> Self {
-        Self(random_text())
-    }
-}
 
 impl SnapshotId {
     /// Always the same of the same seed, which is random itself.
@@ -103,84 +143,7 @@ impl SnapshotId {
         let digit =
             |n: usize| seed.get(n % seed.len().max(1)).map_or(0, |byte| usize::from(byte % 36));
         let text = (0..SANDBOX_ID_LEN).map(|n| char::from(ALPHABET[digit(n)]));
-        Self(format!("{SNAPSHOT_PREFIX}{}", text.collect::<String>()))
-    }
-
-    /// A fresh random id.
-    pub fn random() -> Self {
-        Self(format!("{SNAPSHOT_PREFIX}{}", random_text()))
-    }
-}
-
-impl BuildId {
-    /// A fresh random id.
-    pub fn random() -> Self {
-        Self(format!("{BUILD_PREFIX}{}", random_text()))
-    }
-}
-
-impl PreviewId {
-    /// A fresh random id.
-    pub fn random() -> Self {
-        Self(format!("{PREVIEW_PREFIX}{}", random_text()))
-    }
-}
-
-impl FromStr for PreviewId {
-    type Err = BadName;
-    fn from_str(text: &str) -> Result<Self, BadName> {
-        if text.strip_prefix(PREVIEW_PREFIX).is_some_and(looks_like_id) {
-            return Ok(Self(text.to_owned()));
-        }
-        let why = "a preview's id is preview- and 21 lowercase letters and digits";
-        Err(BadName::new("preview id", text, why))
-    }
-}
-
-impl TokenId {
-    /// A fresh random id.
-    pub fn random() -> Self {
-        Self(format!("{TOKEN_PREFIX}{}", random_text()))
-    }
-}
-
-impl NodeId {
-    /// A fresh random id.
-    pub fn random() -> Self {
-        Self(format!("{NODE_PREFIX}{}", random_text()))
-    }
-}
-
-impl FromStr for NodeId {
-    type Err = BadName;
-    fn from_str(text: &str) -> Result<Self, BadName> {
-        if text.strip_prefix(NODE_PREFIX).is_some_and(looks_like_id) {
-            return Ok(Self(text.to_owned()));
-        }
-        let why = "a node's id is node- and 21 lowercase letters and digits";
-        Err(BadName::new("node id", text, why))
-    }
-}
-
-impl FromStr for TokenId {
-    type Err = BadName;
-    fn from_str(text: &str) -> Result<Self, BadName> {
-        if text.strip_prefix(TOKEN_PREFIX).is_some_and(looks_like_id) {
-            return Ok(Self(text.to_owned()));
-        }
-        let why = "a token's id is token- and 21 lowercase letters and digits";
-        Err(BadName::new("token id", text, why))
-    }
-}
-
-impl FromStr for BuildId {
-    type Err = BadName;
-    fn from_str(text: &str) -> Result<Self, BadName> {
-        if text.strip_prefix(BUILD_PREFIX).is_some_and(looks_like_id) {
-            return Ok(Self(text.to_owned()));
-        }
-        let why = "a build's id is build- and 21 lowercase letters and digits";
-        Err(BadName::new("build id", text, why))
+        Self(format!("snap-{}", text.collect::<String>()))
     }
 }
 
@@ -219,20 +182,6 @@ fn looks_like_id(text: &str) -> bool {
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
 }
 
-fn looks_like_snapshot_id(text: &str) -> bool {
-    text.strip_prefix(SNAPSHOT_PREFIX).is_some_and(looks_like_id)
-}
-
-impl FromStr for SandboxId {
-    type Err = BadName;
-    fn from_str(text: &str) -> Result<Self, BadName> {
-        if looks_like_id(text) {
-            return Ok(Self(text.to_owned()));
-        }
-        Err(BadName::new("sandbox id", text, "an id is 21 lowercase letters and digits"))
-    }
-}
-
 impl FromStr for Name {
     type Err = BadName;
     fn from_str(text: &str) -> Result<Self, BadName> {
@@ -246,7 +195,7 @@ impl FromStr for Name {
         if !text.starts_with(|c: char| c.is_ascii_lowercase()) || text.ends_with('-') {
             return bad("a name starts with a letter and does not end with '-'");
         }
-        if looks_like_id(text) || looks_like_snapshot_id(text) {
+        if looks_like_id(text) || text.parse::<SnapshotId>().is_ok() {
             return bad("it could be mistaken for an id: make it longer or shorter, or add a '-'");
         }
         Ok(Self(text.to_owned()))
@@ -264,45 +213,24 @@ impl FromStr for ImageId {
     }
 }
 
-impl FromStr for SnapshotId {
-    type Err = BadName;
-    fn from_str(text: &str) -> Result<Self, BadName> {
-        if looks_like_snapshot_id(text) {
-            return Ok(Self(text.to_owned()));
-        }
-        let why = "a snapshot's id is snap- and 21 lowercase letters and digits";
-        Err(BadName::new("snapshot id", text, why))
-    }
-}
-
-impl FromStr for SaveId {
-    type Err = BadName;
-    fn from_str(text: &str) -> Result<Self, BadName> {
-        if looks_like_id(text) {
-            return Ok(Self(text.to_owned()));
-        }
-        Err(BadName::new("save id", text, "an id is 21 lowercase letters and digits"))
-    }
-}
-
-/// How a request names a snapshot: by id or by name.
+/// How a request names something: by id or by name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum SnapshotRef {
-    Id(SnapshotId),
+pub enum Ref<Id> {
+    Id(Id),
     Name(Name),
 }
 
-impl FromStr for SnapshotRef {
+pub type SandboxRef = Ref<SandboxId>;
+pub type SnapshotRef = Ref<SnapshotId>;
+
+impl<Id: FromStr> FromStr for Ref<Id> {
     type Err = BadName;
     fn from_str(text: &str) -> Result<Self, BadName> {
-        if looks_like_snapshot_id(text) {
-            return text.parse().map(Self::Id);
-        }
-        text.parse().map(Self::Name)
+        text.parse().map(Self::Id).or_else(|_| text.parse().map(Self::Name))
     }
 }
 
-impl fmt::Display for SnapshotRef {
+impl<Id: fmt::Display> fmt::Display for Ref<Id> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Id(id) => id.fmt(f),
@@ -311,37 +239,7 @@ impl fmt::Display for SnapshotRef {
     }
 }
 
-/// How a request names a sandbox: by id or by name.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum SandboxRef {
-    Id(SandboxId),
-    Name(Name),
-}
-
-impl FromStr for SandboxRef {
-    type Err = BadName;
-    fn from_str(text: &str) -> Result<Self, BadName> {
-        if looks_like_id(text) {
-            return text.parse().map(Self::Id);
-        }
-        text.parse().map(Self::Name)
-    }
-}
-
-impl fmt::Display for SandboxRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Id(id) => id.fmt(f),
-            Self::Name(name) => name.fmt(f),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for SandboxRef {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
-    }
-}
+parsed_from_text!(Ref<Id>);
 
 #[cfg(test)]
 mod tests {

@@ -1,16 +1,5 @@
 //! Lists come in pages: `limit` and `cursor` in the query, `next_cursor` in the body, the same for all.
 
-use crate::api::{
-    ApiKey, ArchiveList, ArchivedSandbox, Build, BuildList, Image, ImageList, KeyList, Log,
-    LogEntry, Process, ProcessList, SandboxList, Secret, SecretList,
-};
-use crate::domain::{Domain, DomainList};
-use crate::egress::{EgressEvent, EgressEvents, Gateway, GatewayList};
-use crate::engine::{EngineBuild, EngineBuildList};
-use crate::preview::{Preview, PreviewList, PreviewToken, PreviewTokenList};
-use crate::snapshot::{Pool, PoolList, SandboxUsage, Snapshot, SnapshotList, UsageList};
-use crate::status::Status;
-
 /// Entries of one page: the default, and the most that `limit` can ask for.
 pub const PAGE_MAX: usize = 1000;
 
@@ -24,9 +13,21 @@ pub trait Page {
     fn into_parts(self) -> (Vec<Self::Entry>, Option<String>);
 }
 
-macro_rules! pages {
-    ($($list:ident { $entries:ident: $entry:ty })*) => {$(
-        impl Page for $list {
+/// Makes the body of a list: the entries under their name, and the cursor.
+macro_rules! page {
+    ($(#[$doc:meta])* $list:ident { $(#[$order:meta])* $entries:ident: $entry:ident }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+        pub struct $list {
+            $(#[$order])*
+            pub $entries: Vec<$entry>,
+            /// Ask for `?cursor=` this to get the rest.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub next_cursor: Option<String>,
+        }
+
+        impl $crate::page::Page for $list {
             type Entry = $entry;
 
             fn new($entries: Vec<$entry>, next_cursor: Option<String>) -> Self {
@@ -37,25 +38,6 @@ macro_rules! pages {
                 (self.$entries, self.next_cursor)
             }
         }
-    )*};
+    };
 }
-
-pages! {
-    ArchiveList { sandboxes: ArchivedSandbox }
-    BuildList { builds: Build }
-    DomainList { domains: Domain }
-    EgressEvents { events: EgressEvent }
-    EngineBuildList { builds: EngineBuild }
-    GatewayList { gateways: Gateway }
-    ImageList { images: Image }
-    KeyList { keys: ApiKey }
-    Log { lines: LogEntry }
-    PoolList { pools: Pool }
-    PreviewList { previews: Preview }
-    PreviewTokenList { tokens: PreviewToken }
-    ProcessList { processes: Process }
-    SandboxList { sandboxes: Status }
-    SecretList { secrets: Secret }
-    SnapshotList { snapshots: Snapshot }
-    UsageList { sandboxes: SandboxUsage }
-}
+pub(crate) use page;

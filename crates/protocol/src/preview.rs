@@ -5,13 +5,13 @@
 //! whatever becomes of its sandbox: asleep, renamed, moved to another port.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::num::NonZeroU16;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
-use crate::id::{BadName, Name, PreviewId, SandboxId, TokenId};
+use crate::id::{BadName, Name, PreviewId, SandboxId, TokenId, text_type};
+use crate::page::page;
 use crate::time;
 
 /// Opens a private preview, as a header.
@@ -35,12 +35,11 @@ const BASE32: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 /// First parts of host names that mean, or may come to mean, something else.
 const RESERVED: [&str; 8] = ["admin", "api", "auth", "localhost", "mail", "ns", "torpor", "www"];
 
-/// The first part of a preview's host names: a DNS label that starts with a letter, so it is never
-/// taken for `<port>-<sandbox>`; or, if nobody chose it, 26 letters and digits that nobody guesses.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(transparent)]
-pub struct PreviewLabel(String);
+text_type!(
+    PreviewLabel,
+    "The first part of a preview's host names: a DNS label that starts with a letter, so it is never\n\
+     taken for `<port>-<sandbox>`; or, if nobody chose it, 26 letters and digits that nobody guesses."
+);
 
 impl PreviewLabel {
     /// One that nobody guesses.
@@ -52,10 +51,6 @@ impl PreviewLabel {
         Self(text)
     }
 
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
     /// Whether it may be one that nobody chose.
     pub fn looks_random(&self) -> bool {
         looks_random(&self.0)
@@ -64,12 +59,6 @@ impl PreviewLabel {
 
 fn looks_random(text: &str) -> bool {
     text.len() == RANDOM_LEN && text.bytes().all(|b| BASE32.contains(&b))
-}
-
-impl fmt::Display for PreviewLabel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
 }
 
 impl FromStr for PreviewLabel {
@@ -95,12 +84,6 @@ impl FromStr for PreviewLabel {
             return bad("it is reserved: add something to it");
         }
         Ok(Self(text.to_owned()))
-    }
-}
-
-impl<'de> Deserialize<'de> for PreviewLabel {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -158,15 +141,12 @@ impl Preview {
     }
 }
 
-/// `GET /v1/previews`, `GET /v1/sandboxes/{sandbox}/previews`
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct PreviewList {
-    /// Oldest first.
-    pub previews: Vec<Preview>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    /// `GET /v1/previews`, `GET /v1/sandboxes/{sandbox}/previews`
+    PreviewList {
+        /// Oldest first.
+        previews: Preview
+    }
 }
 
 /// `POST /v1/sandboxes/{sandbox}/previews`
@@ -264,15 +244,12 @@ pub struct PreviewToken {
     pub urls: Vec<String>,
 }
 
-/// `GET /v1/sandboxes/{sandbox}/previews/{preview}/tokens`
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct PreviewTokenList {
-    /// Oldest first.
-    pub tokens: Vec<PreviewToken>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    /// `GET /v1/sandboxes/{sandbox}/previews/{preview}/tokens`
+    PreviewTokenList {
+        /// Oldest first.
+        tokens: PreviewToken
+    }
 }
 
 /// `POST /v1/sandboxes/{sandbox}/previews/{preview}/tokens`

@@ -9,6 +9,7 @@ use crate::api::OutputStream;
 use crate::guest::LogLine;
 use crate::id::{BuildId, ImageId, SandboxId, SecretName};
 use crate::network::HostBinding;
+use crate::page::page;
 use crate::reason::{EndReason, WorkFailure};
 use crate::spec::SandboxSpec;
 use crate::time;
@@ -30,14 +31,9 @@ pub struct ArchivedSandbox {
     pub reason: Option<EndReason>,
 }
 
-/// `GET /v1/archive`, last ended first.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct ArchiveList {
-    pub sandboxes: Vec<ArchivedSandbox>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    /// `GET /v1/archive`, last ended first.
+    ArchiveList { sandboxes: ArchivedSandbox }
 }
 
 /// `PUT /v1/secrets/{secret}`
@@ -81,14 +77,9 @@ pub struct Secret {
     pub updated_at_ms: u64,
 }
 
-/// `GET /v1/secrets`
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct SecretList {
-    pub secrets: Vec<Secret>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    /// `GET /v1/secrets`
+    SecretList { secrets: Secret }
 }
 
 /// A line that a process said.
@@ -122,14 +113,9 @@ impl From<LogLine> for LogEntry {
     }
 }
 
-/// `GET /v1/sandboxes/{sandbox}/logs`: lines of all its processes, oldest first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Log {
-    pub lines: Vec<LogEntry>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    /// `GET /v1/sandboxes/{sandbox}/logs`: lines of all its processes, oldest first.
+    Log { lines: LogEntry }
 }
 
 /// `GET /v1/builds/{build}`: an image in the making, whoever waits for it.
@@ -183,14 +169,9 @@ pub enum BuildState {
     Cancelled,
 }
 
-/// `GET /v1/builds`
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct BuildList {
-    pub builds: Vec<Build>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    /// `GET /v1/builds`
+    BuildList { builds: Build }
 }
 
 /// An image on this host.
@@ -219,13 +200,8 @@ pub struct ImageConfig {
     pub labels: BTreeMap<String, String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct ImageList {
-    pub images: Vec<Image>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    ImageList { images: Image }
 }
 
 /// A line of `POST /v1/images/build`, `…/import` and `…/base`.

@@ -8,6 +8,7 @@ use crate::ErrorBody;
 use crate::api::{FileEntry, Standby};
 use crate::id::{ImageId, Name, SandboxId, SnapshotId};
 use crate::network::Network;
+use crate::page::page;
 use crate::reason::WorkFailure;
 use crate::spec::{Lifetime, PortAccess, Resources, StandbyPolicy};
 use crate::status::{State, Status, Tier};
@@ -130,14 +131,9 @@ pub struct RestoreSandbox {
     pub snapshot: String,
 }
 
-/// `GET /v1/snapshots`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct SnapshotList {
-    pub snapshots: Vec<Snapshot>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    /// `GET /v1/snapshots`
+    SnapshotList { snapshots: Snapshot }
 }
 
 /// `GET /v1/snapshots/{snapshot}`
@@ -337,24 +333,14 @@ pub struct Pool {
     pub message: Option<String>,
 }
 
-/// `GET /v1/pools`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct PoolList {
-    pub pools: Vec<Pool>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    /// `GET /v1/pools`
+    PoolList { pools: Pool }
 }
 
-/// `GET /v1/usage`: a line of `torpor top` for every sandbox.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct UsageList {
-    pub sandboxes: Vec<SandboxUsage>,
-    /// Ask for `?cursor=` this to get the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+page! {
+    /// `GET /v1/usage`: a line of `torpor top` for every sandbox.
+    UsageList { sandboxes: SandboxUsage }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

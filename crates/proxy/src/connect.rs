@@ -45,7 +45,7 @@ impl Connector<'_> {
                 Some(lease) => lease,
                 None => self.fleet.awake(self.sandbox, deadline).await?,
             };
-            match knock(&lease, self.port, keep).await {
+            match dial(&lease, self.port, keep).await {
                 Ok(wire) => return Ok((lease, wire)),
                 Err(GuestError::Asleep) if Instant::now() < deadline => {}
                 // The machine went away under the lease; its driver is about to notice.
@@ -66,7 +66,7 @@ impl Connector<'_> {
     }
 }
 
-async fn knock(lease: &Lease, port: NonZeroU16, keep: Option<&Keep>) -> Result<Wire, GuestError> {
+async fn dial(lease: &Lease, port: NonZeroU16, keep: Option<&Keep>) -> Result<Wire, GuestError> {
     let connection = async {
         let (guest, port) = (lease.guest(), port.get());
         let stream = match keep {

@@ -15,8 +15,8 @@ use torpor_protocol::api::REQUEST_ID_HEADER;
 use torpor_protocol::guest::KEPT_MAX;
 use torpor_protocol::{ErrorBody, ErrorCode};
 
-use crate::crowd::VISITORS_MAX;
-use crate::marks::NotListening;
+use crate::extensions::NotListening;
+use crate::limiter::REQUESTS_MAX;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -26,8 +26,8 @@ pub(crate) enum Error {
     Connect,
     #[error(transparent)]
     Lifecycle(#[from] torpor_lifecycle::Error),
-    #[error("the sandbox already serves {VISITORS_MAX} requests")]
-    Crowded,
+    #[error("the sandbox already serves {REQUESTS_MAX} requests")]
+    Busy,
     #[error("the sandbox already has {KEPT_MAX} connections that are kept while it sleeps")]
     KeptFull,
     #[error("nothing listens on port {0} in the sandbox")]
@@ -44,39 +44,7 @@ pub(crate) enum Error {
 
 impl Error {
     fn status(&self) -> StatusCode {
-        match self.code() {
-            ErrorCode::InvalidRequest => StatusCode::BAD_REQUEST,
-            ErrorCode::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            ErrorCode::SandboxNotFound => StatusCode::NOT_FOUND,
-            ErrorCode::PortNotListening => StatusCode::BAD_GATEWAY,
-            ErrorCode::Timeout => StatusCode::GATEWAY_TIMEOUT,
-            ErrorCode::SandboxFailed | ErrorCode::SandboxAsleep => StatusCode::CONFLICT,
-            ErrorCode::SandboxTerminated => StatusCode::GONE,
-            ErrorCode::RateLimited => StatusCode::TOO_MANY_REQUESTS,
-            ErrorCode::CapacityReached | ErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
-            ErrorCode::Unauthenticated
-            | ErrorCode::ImageNotFound
-            | ErrorCode::SnapshotNotFound
-            | ErrorCode::ProcessNotFound
-            | ErrorCode::FileNotFound
-            | ErrorCode::NotFound
-            | ErrorCode::AlreadyExists
-            | ErrorCode::InUse
-            | ErrorCode::CommandFailed
-            | ErrorCode::FileRefused
-            | ErrorCode::PortNotExposed
-            | ErrorCode::TooLarge
-            | ErrorCode::LimitReached
-            | ErrorCode::IdempotencyKeyReused
-            | ErrorCode::IdempotencyInProgress
-            | ErrorCode::IdempotencyOutcomeUnknown
-            | ErrorCode::ImageCorrupt
-            | ErrorCode::SnapshotCorrupt
-            | ErrorCode::SnapshotIncompatible
-            | ErrorCode::SnapshotNotReady
-            | ErrorCode::Unsupported
-            | ErrorCode::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-        }
+        StatusCode::from_u16(self.code().status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
     fn code(&self) -> ErrorCode {
@@ -84,7 +52,7 @@ impl Error {
         match self {
             Self::Malformed(_) => ErrorCode::InvalidRequest,
             Self::Connect => ErrorCode::MethodNotAllowed,
-            Self::Crowded | Self::KeptFull => ErrorCode::CapacityReached,
+            Self::Busy | Self::KeptFull => ErrorCode::CapacityReached,
             Self::NotListening(_) | Self::BadAnswer { .. } => ErrorCode::PortNotListening,
             Self::Slow { .. } => ErrorCode::Timeout,
             Self::Lifecycle(Lifecycle::Refused(refusal)) => refusal.code(),
@@ -105,9 +73,7 @@ impl Error {
                  is enough"
             )),
             Self::BadAnswer { .. } => Some("its own output in the sandbox may say why".to_owned()),
-            Self::Crowded | Self::KeptFull => {
-                Some("try again when some of them are done".to_owned())
-            }
+            Self::Busy | Self::KeptFull => Some("try again when some of them are done".to_owned()),
             Self::Connect => Some("GET /v1/sandboxes/{sandbox}/tunnel/{port} is one".to_owned()),
             Self::Lifecycle(torpor_lifecycle::Error::Refused(Refusal::Asleep(_))) => {
                 Some("POST /v1/sandboxes/{sandbox}/wake (`torpor wake`) wakes it".to_owned())

@@ -2,9 +2,7 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,7 +11,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
-use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use hyper::body::{Body as HttpBody, Incoming};
 use hyper::client::conn::{http1, http2};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -25,11 +23,11 @@ use torpor_lifecycle::{Fleet, Keep, Lease, Sandbox, wake_deadline};
 use torpor_protocol::api::REQUEST_ID_HEADER;
 
 use crate::connect::Connector;
-use crate::crowd::{Crowd, Place};
 use crate::error::Error;
+use crate::extensions::Until;
 use crate::headers;
 use crate::kept::{Kept, is_too_old};
-use crate::marks::Until;
+use crate::limiter::{Limiter, Permit};
 use crate::wire::Wire;
 
 /// How long an application may think before it answers. The client may give up much earlier, and
@@ -48,7 +46,7 @@ pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 #[derive(Clone)]
 pub struct Proxy {
     fleet: Fleet,
-    crowd: Arc<Crowd>,
+    limiter: Arc<Limiter>,
 }
 
 /// Where a request goes.
@@ -68,10 +66,10 @@ pub struct Manner {
 }
 
 /// What one request holds while it lasts. Dropping it closes the connection inside.
-struct Visit {
+struct InFlight {
     _connection: AbortOnDropHandle<()>,
     lease: Lease,
-    _place: Place,
+    _permit: Permit,
     /// How an upgraded connection goes on while the sandbox sleeps, if it does.
     keep: Option<(Fleet, Keep)>,
     /// When an upgraded connection is cut off.
@@ -80,7 +78,7 @@ struct Visit {
 
 impl Proxy {
     pub fn new(fleet: Fleet) -> Self {
-        Self { fleet, crowd: Arc::default() }
+        Self { fleet, limiter: Arc::default() }
     }
 
     /// Answers in any case. Dropping the future, or the body of the answer, ends the request inside.
@@ -117,7 +115,7 @@ impl Proxy {
     ) -> Result<Response<Body>, Error> {
         torpor_headers::check(&request)?;
         let Destination { sandbox, port, lease } = to;
-        let place = self.crowd.enter(sandbox.id())?;
+        let permit = self.limiter.acquire(sandbox.id())?;
         let inside = Connector { fleet: &self.fleet, sandbox: &sandbox, port };
         let grpc = headers::is_grpc(&request);
         let protocol = torpor_headers::upgrade(&request);
@@ -152,11 +150,11 @@ impl Proxy {
             (lease, wire) = inside.connect(None, None, give_up.min(wake_deadline())).await?;
         };
         let keep = keep.map(|keep| (self.fleet.clone(), keep));
-        let visit = Visit { _connection: connection, lease, _place: place, keep, until };
+        let held = InFlight { _connection: connection, lease, _permit: permit, keep, until };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return switch(response, client, visit, port);
+            return switch(response, client, held, port);
         }
-        Ok(stream(response, visit))
+        Ok(stream(response, held))
     }
 }
 
@@ -276,17 +274,22 @@ fn drive(
 }
 
 /// An ordinary answer.
-fn stream(mut response: Response<Incoming>, visit: Visit) -> Response<Body> {
+fn stream(mut response: Response<Incoming>, held: InFlight) -> Response<Body> {
     torpor_headers::prepare_answer(response.headers_mut());
     *response.version_mut() = Version::HTTP_11;
-    response.map(|inner| Streamed { inner, _visit: visit }.boxed_unsync())
+    // The sandbox stays awake until the last byte: what keeps it so goes with the body.
+    let pass = move |error: hyper::Error| {
+        let _held = &held;
+        error.into()
+    };
+    response.map(|body| body.map_err(pass).boxed_unsync())
 }
 
 /// An answer that ends HTTP on this connection: from now on bytes go both ways as they are.
 fn switch(
     mut response: Response<Incoming>,
     client: Option<OnUpgrade>,
-    visit: Visit,
+    held: InFlight,
     port: NonZeroU16,
 ) -> Result<Response<Body>, Error> {
     let Some(client) = client else {
@@ -297,7 +300,7 @@ fn switch(
     tokio::spawn(async move {
         let both = async { tokio::try_join!(client, inside) };
         match timeout(UPGRADE_DEADLINE, both).await {
-            Ok(Ok((client, inside))) => carry(client, inside, visit).await,
+            Ok(Ok((client, inside))) => carry(client, inside, held).await,
             Ok(Err(error)) => tracing::debug!(%error, "an upgrade did not happen"),
             Err(_) => tracing::debug!("an upgrade took too long"),
         }
@@ -313,8 +316,8 @@ fn switch(
 }
 
 /// Until both sides are done, or its time is up.
-async fn carry(client: Upgraded, inside: Upgraded, visit: Visit) {
-    let Visit { _connection, lease, _place, keep, until } = visit;
+async fn carry(client: Upgraded, inside: Upgraded, held: InFlight) {
+    let InFlight { _connection, lease, _permit, keep, until } = held;
     let both = async {
         match keep {
             Some((fleet, keep)) => {
@@ -360,30 +363,4 @@ async fn pass(mut from: ReadHalf<TokioIo<Upgraded>>, mut to: WriteHalf<TokioIo<U
         tracing::trace!(%error, "an upgraded connection broke");
     }
     let _ = to.shutdown().await;
-}
-
-/// The body of an answer, which keeps the sandbox awake until its last byte.
-struct Streamed {
-    inner: Incoming,
-    _visit: Visit,
-}
-
-impl HttpBody for Streamed {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.inner).poll_frame(cx).map_err(Into::into)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
 }

@@ -17,21 +17,21 @@
 //! - Who asked for it keeps an upgraded connection while the sandbox sleeps ([`Manner`]).
 
 mod connect;
-mod crowd;
 mod error;
+mod extensions;
 mod forward;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod headers;
 mod kept;
-mod marks;
+mod limiter;
 mod route;
 mod wire;
 
-pub use crowd::VISITORS_MAX;
 pub use error::escape;
+pub use extensions::{NotListening, Until};
 pub use forward::{Body, Destination, Manner, Proxy, refuse};
 pub use kept::{KEPT_FOR, Kept, is_too_old};
-pub use marks::{NotListening, Until};
+pub use limiter::REQUESTS_MAX;
 pub use route::{Target, route};
 pub use wire::Wire;

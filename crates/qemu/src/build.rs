@@ -154,14 +154,14 @@ impl Build {
         let mut seen: Vec<Seen> = [&self.program]
             .into_iter()
             .chain(&self.libraries)
-            .map(|path| Seen { host: path.clone(), inside: path.clone(), write: false })
+            .map(|path| Seen::read(path, path))
             .collect();
         let cache = Path::new(LINKER_CACHE);
         if cache.is_file() {
-            seen.push(Seen { host: cache.into(), inside: cache.into(), write: false });
+            seen.push(Seen::read(cache, cache));
         }
         let firmware = Path::new(inside::FIRMWARES).join(FIRMWARE);
-        seen.push(Seen { host: self.firmware.clone(), inside: firmware, write: false });
+        seen.push(Seen::read(&self.firmware, firmware));
         seen
     }
 }

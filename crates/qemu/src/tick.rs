@@ -40,9 +40,7 @@ fn moment() -> Option<(Duration, u64)> {
 }
 
 fn now() -> Duration {
-    let time = clock_gettime(ClockId::Monotonic);
-    let (seconds, nanos) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
-    Duration::new(seconds.unwrap_or(0), nanos.unwrap_or(0))
+    Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
 }
 
 #[cfg(target_arch = "x86_64")]

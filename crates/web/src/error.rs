@@ -1,4 +1,4 @@
-//! The one place where an error becomes a status code.
+//! The one place where an error becomes an answer.
 //!
 //! A handler does not know its request id: [`crate::observe`] puts it into the body on the way out, and
 //! writes the log line.
@@ -74,40 +74,7 @@ fn retry_after(error: &Error) -> Option<Duration> {
 
 /// The status code of every error code.
 pub fn status_of(code: ErrorCode) -> StatusCode {
-    match code {
-        ErrorCode::InvalidRequest => StatusCode::BAD_REQUEST,
-        ErrorCode::Unauthenticated => StatusCode::UNAUTHORIZED,
-        ErrorCode::SandboxNotFound
-        | ErrorCode::ImageNotFound
-        | ErrorCode::SnapshotNotFound
-        | ErrorCode::ProcessNotFound
-        | ErrorCode::FileNotFound
-        | ErrorCode::NotFound => StatusCode::NOT_FOUND,
-        ErrorCode::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-        ErrorCode::AlreadyExists
-        | ErrorCode::InUse
-        | ErrorCode::SandboxFailed
-        | ErrorCode::SandboxAsleep
-        | ErrorCode::IdempotencyInProgress
-        | ErrorCode::IdempotencyOutcomeUnknown
-        | ErrorCode::SnapshotIncompatible
-        | ErrorCode::SnapshotNotReady => StatusCode::CONFLICT,
-        ErrorCode::SandboxTerminated => StatusCode::GONE,
-        ErrorCode::CommandFailed
-        | ErrorCode::FileRefused
-        | ErrorCode::LimitReached
-        | ErrorCode::IdempotencyKeyReused => StatusCode::UNPROCESSABLE_ENTITY,
-        ErrorCode::PortNotListening => StatusCode::BAD_GATEWAY,
-        ErrorCode::PortNotExposed => StatusCode::FORBIDDEN,
-        ErrorCode::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-        ErrorCode::RateLimited => StatusCode::TOO_MANY_REQUESTS,
-        ErrorCode::Timeout => StatusCode::GATEWAY_TIMEOUT,
-        ErrorCode::Unsupported => StatusCode::NOT_IMPLEMENTED,
-        ErrorCode::CapacityReached | ErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
-        ErrorCode::ImageCorrupt | ErrorCode::SnapshotCorrupt | ErrorCode::Internal => {
-            StatusCode::INTERNAL_SERVER_ERROR
-        }
-    }
+    StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
 #[cfg(test)]
@@ -116,7 +83,7 @@ mod tests {
 
     #[test]
     fn every_code_has_an_error_status() {
-        for code in ErrorCode::ALL {
+        for &code in ErrorCode::ALL {
             let status = status_of(code);
             assert!(status.is_client_error() || status.is_server_error(), "{code:?}");
         }

@@ -16,8 +16,9 @@ const POSIX: &[u8; 8] = b"ustar\x0000";
 const SPARSE: &[u8] = b"GNUSparseFile.0";
 
 /// What an entry is, by the letter in its header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Kind {
+    #[default]
     File,
     HardLink,
     Symlink,
@@ -36,7 +37,7 @@ pub(super) enum Kind {
 }
 
 /// One entry.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: Kind,
     pub(super) name: Vec<u8>,
@@ -135,19 +136,7 @@ impl Header {
 
 fn write_long(letter: u8, text: &[u8], out: &mut Vec<u8>) {
     let size = text.len() as u64 + 1;
-    let record = Header {
-        kind: Kind::LongName,
-        name: LONG.to_vec(),
-        target: Vec::new(),
-        mode: 0o644,
-        uid: 0,
-        gid: 0,
-        size,
-        whole: None,
-        modified: (0, 0),
-        device: (0, 0),
-        literal: false,
-    };
+    let record = Header { name: LONG.to_vec(), mode: 0o644, size, ..Header::default() };
     record.write_block(letter, GNU, out);
     out.extend_from_slice(text);
     out.resize(out.len() + 1 + padding(size), 0);
@@ -228,10 +217,9 @@ impl Header {
             uid: small(&block[108..116])?,
             gid: small(&block[116..124])?,
             size: if has_content { number(&block[124..136])? } else { 0 },
-            whole: None,
             modified: (i64::try_from(number(&block[136..148])?).unwrap_or(0), 0),
             device: if is_device { (small(major)?, small(minor)?) } else { (0, 0) },
-            literal: false,
+            ..Self::default()
         }))
     }
 

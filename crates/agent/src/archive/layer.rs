@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, Dir, FileType};
 use rustix::io::Errno;
 use torpor_protocol::guest::{Failure, FailureCode};
 
-use super::place::{Spot, open_directory};
+use super::place::{Spot, open_directory, unlink};
 use crate::failure::{cannot, failure};
 
 const WHITEOUT: &[u8] = b".wh.";
@@ -167,7 +167,7 @@ impl Layer {
                     levels.push(Level::new(directory, path)?);
                 }
                 Below::Directory(_) => return Err(Errno::NAMETOOLONG),
-                Below::Other if !kept(&path) => level.unlink(&name)?,
+                Below::Other if !kept(&path) => unlink(level.entries.fd()?, &name)?,
                 Below::Other | Below::Mounted => {}
             }
         }
@@ -215,13 +215,6 @@ impl Level {
             Ok(opened) if device(opened.as_fd())? == own => Ok(Below::Directory(opened)),
             Ok(_) => Ok(Below::Mounted),
             Err(Errno::NOTDIR | Errno::LOOP | Errno::NOENT) => Ok(Below::Other),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn unlink(&self, name: &[u8]) -> Result<(), Errno> {
-        match rustix::fs::unlinkat(self.entries.fd()?, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error),
         }
     }

@@ -100,17 +100,12 @@ impl Packer {
     fn header(&mut self, place: &Path, found: &Metadata) -> io::Result<Option<Header>> {
         let kind = found.file_type();
         let mut header = Header {
-            kind: Kind::File,
             name: self.name(place),
-            target: Vec::new(),
             mode: found.mode() & 0o7777,
             uid: found.uid(),
             gid: found.gid(),
-            size: 0,
-            whole: None,
             modified: (found.mtime(), 0),
-            device: (0, 0),
-            literal: false,
+            ..Header::default()
         };
         if kind.is_dir() {
             header.kind = Kind::Directory;

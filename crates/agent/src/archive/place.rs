@@ -169,13 +169,18 @@ fn chown(directory: BorrowedFd<'_>, name: &[u8], uid: u32, gid: u32) -> Result<(
     rustix::fs::chownat(directory, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
 }
 
+/// Takes away a name of anything but a directory; one that is not there is fine.
+pub(super) fn unlink(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
+    match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 impl Spot {
     /// Makes room: takes away what is there, unless it is a directory.
     pub(super) fn clear(&self) -> Result<(), Errno> {
-        match rustix::fs::unlinkat(&*self.directory, &self.name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(error) => Err(error),
-        }
+        unlink(self.directory.as_fd(), &self.name)
     }
 
     pub(super) fn make_file(&self) -> Result<OwnedFd, Errno> {

@@ -75,14 +75,17 @@ pub(crate) async fn kill(agent: &Agent, pid: u32, grace_ms: Option<u64>) -> Resu
             return Ok(());
         }
         stop(&process).await?;
-        let retired = async {
-            while process.life() == life && !process.retired() {
-                process.changed.notified().await;
-            }
-        };
-        timeout(KILL_DEADLINE, retired).await.map_err(|_| does_not_end(pid))
+        let over = until_over(&process, life);
+        timeout(KILL_DEADLINE, over).await.map_err(|_| does_not_end(pid))
     });
     killed.await.unwrap_or_else(|_| Err(does_not_end(pid)))
+}
+
+/// Until this life of it is over: it was retired, or began another one.
+async fn until_over(process: &Process, life: u64) {
+    while process.life() == life && !process.retired() {
+        process.changed.notified().await;
+    }
 }
 
 fn does_not_end(pid: u32) -> Failure {
@@ -129,13 +132,8 @@ pub(crate) async fn restart(agent: &Rc<Agent>, pid: u32) -> Result<ProcessStatus
     let life = process.life();
     process.order(Order::Again);
     stop(&process).await?;
-    let started = async {
-        while process.life() == life && !process.retired() {
-            process.changed.notified().await;
-        }
-    };
     let late = |_| failure(FailureCode::Io, format!("process {pid} does not start again"));
-    timeout(KILL_DEADLINE, started).await.map_err(late)?;
+    timeout(KILL_DEADLINE, until_over(&process, life)).await.map_err(late)?;
     Ok(process.status())
 }
 

@@ -21,7 +21,7 @@ use torpor_protocol::guest::{Failure, FailureCode, Identity, ProcessSpec, Termin
 use super::child::{self, Birth, Ids};
 use super::now_ms;
 use super::user::{self, Account, Missing};
-use crate::agent::{Agent, no_identity};
+use crate::agent::Agent;
 use crate::ca::VARIABLES;
 use crate::descriptor::{Descriptor, watched};
 use crate::failure::{failure, reason};
@@ -69,7 +69,7 @@ pub(super) fn spawn_onto(
     spec: &ProcessSpec,
     stdio: [BorrowedFd<'_>; 3],
 ) -> Result<u32, Failure> {
-    let plan = plan(&no_identity(), spec)?;
+    let plan = plan(&Identity::default(), spec)?;
     attempt(plan, spec, |plan| plan.give_birth(agent, stdio, false))
 }
 

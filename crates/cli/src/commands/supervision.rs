@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use torpor_protocol::api::Supervise;
-use torpor_protocol::guest::{HealthCheck, RestartPolicy};
+use torpor_protocol::guest::{HealthCheck, RestartPolicy, Supervision};
 
 use crate::units;
 use crate::units::millis;
@@ -75,15 +74,15 @@ impl From<Restart> for RestartPolicy {
 
 impl SuperviseArgs {
     /// None: it is on its own.
-    pub(super) fn supervise(self) -> Option<Supervise> {
+    pub(super) fn supervise(self) -> Option<Supervision> {
         let health = self.health();
         if self.name.is_none() && self.restart.is_none() && health.is_none() {
             return None;
         }
         // Who wants to know whether it is well wants it to be.
         let unsaid = if health.is_some() { RestartPolicy::OnFailure } else { RestartPolicy::Never };
-        let usual = Supervise::default();
-        Some(Supervise {
+        let usual = Supervision::default();
+        Some(Supervision {
             name: self.name,
             restart: self.restart.map_or(unsaid, RestartPolicy::from),
             max_restarts: self.max_restarts,

@@ -21,7 +21,7 @@ const RENAMED: [(&str, &str); 11] = [
     ("Log", "LogList"),
     ("EgressEvents", "EgressEventList"),
     ("UsageReport", "Usage"),
-    ("Size", "TerminalSize"),
+    ("Supervision", "Supervise"),
 ];
 /// Tells the kinds of a choice apart.
 const TAG: &str = "event";

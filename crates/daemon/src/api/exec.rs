@@ -14,8 +14,8 @@ use futures_util::FutureExt;
 use serde::Deserialize;
 use torpor_lifecycle::Refusal;
 use torpor_lifecycle::guest::{Guest, GuestError, Sender};
-use torpor_protocol::api::{ExecInput, ExecOutput, OutputStream, STDERR_BYTE, STDOUT_BYTE, Size};
-use torpor_protocol::guest::{FailureCode, Request};
+use torpor_protocol::api::{ExecInput, ExecOutput, OutputStream, STDERR_BYTE, STDOUT_BYTE};
+use torpor_protocol::guest::{FailureCode, Request, TerminalSize};
 use torpor_service::Service;
 use torpor_service::processes::{self, Output, Said};
 use torpor_web::error::{ApiError, Result};
@@ -245,7 +245,7 @@ async fn obey(
 ) -> Result<std::result::Result<(), GuestError>> {
     Ok(match input {
         ExecInput::Start(_) => return Err(ApiError::invalid("it was started already")),
-        ExecInput::Resize(Size { cols, rows }) => {
+        ExecInput::Resize(TerminalSize { cols, rows }) => {
             guest.done(&Request::Resize { pid, cols, rows }).await
         }
         ExecInput::Signal { signal } => guest.done(&Request::Signal { pid, signal }).await,

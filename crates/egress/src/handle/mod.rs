@@ -27,6 +27,7 @@ use crate::rewind::Rewind;
 use crate::shared::Shared;
 use crate::sniff::{Protocol, Timeouts, sniff};
 use plan::{Action, Plan, plan};
+use refuse::Refused;
 
 /// How long the first message of a guest may take, once it began or on a port where it comes first.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
@@ -90,10 +91,7 @@ async fn settled(connection: &Connection, protocol: &Protocol) -> Plan {
     loop {
         let policy = connection.policy();
         let plan = plan(connection, &policy, protocol).await;
-        let intercepted = match plan.action {
-            Action::Intercept => true,
-            Action::Pass { .. } | Action::Deny => false,
-        };
+        let intercepted = plan.action == Action::Intercept;
         let settled = Settled { to: connection.to, host: plan.host.clone(), intercepted };
         if connection.permit.settle(&policy, settled) {
             return plan;
@@ -127,19 +125,31 @@ async fn serve(connection: Connection, stream: Rewind, protocol: Protocol, plan:
 
 async fn deny(connection: &Connection, stream: Rewind, protocol: &Protocol, rule: String) {
     connection.record(outcome(protocol, Verdict::Denied, rule.clone()));
+    turn_away(connection, stream, protocol, |host| Refused::denied(host, &rule)).await;
+}
+
+async fn fail(
+    connection: &Connection,
+    stream: Rewind,
+    protocol: &Protocol,
+    rule: String,
+    error: &DialError,
+) {
+    connection.record(outcome(protocol, Verdict::Failed, rule));
+    turn_away(connection, stream, protocol, |host| Refused::failed(host, error)).await;
+}
+
+/// Ends a connection with the answer about its host, if it speaks something in which that can be said.
+async fn turn_away(
+    connection: &Connection,
+    stream: Rewind,
+    protocol: &Protocol,
+    answer: impl FnOnce(&str) -> Refused,
+) {
     let (_, stream) = stream.into_parts();
-    match protocol {
-        Protocol::Http(head) => {
-            let named = head.host.clone().unwrap_or_else(|| connection.to.to_string());
-            refuse::denied(stream, &named, &rule).await;
-        }
-        Protocol::Tls { .. }
-        | Protocol::Http2
-        | Protocol::Other
-        | Protocol::Silent
-        | Protocol::Broken(_)
-        | Protocol::Ended => reset(&stream),
-    }
+    let Protocol::Http(head) = protocol else { return reset(&stream) };
+    let host = head.host.clone().unwrap_or_else(|| connection.to.to_string());
+    answer(&host).send(stream).await;
 }
 
 async fn pass_on(
@@ -159,37 +169,10 @@ async fn pass_on(
         Err(error) => return fail(connection, stream, protocol, rule, &error).await,
     };
     connection.record(outcome(protocol, Verdict::Allowed, rule));
-    match protocol {
-        Protocol::Silent => relay::watched(connection, stream, world).await,
-        Protocol::Tls { .. }
-        | Protocol::Http(_)
-        | Protocol::Http2
-        | Protocol::Other
-        | Protocol::Broken(_)
-        | Protocol::Ended => relay::both_ways(connection, stream, world).await,
-    }
-}
-
-async fn fail(
-    connection: &Connection,
-    stream: Rewind,
-    protocol: &Protocol,
-    rule: String,
-    error: &DialError,
-) {
-    connection.record(outcome(protocol, Verdict::Failed, rule));
-    let (_, stream) = stream.into_parts();
-    match protocol {
-        Protocol::Http(head) => {
-            let named = head.host.clone().unwrap_or_else(|| connection.to.to_string());
-            refuse::failed(stream, &named, &error.to_string()).await;
-        }
-        Protocol::Tls { .. }
-        | Protocol::Http2
-        | Protocol::Other
-        | Protocol::Silent
-        | Protocol::Broken(_)
-        | Protocol::Ended => reset(&stream),
+    if *protocol == Protocol::Silent {
+        relay::watched(connection, stream, world).await;
+    } else {
+        relay::both_ways(connection, stream, world).await;
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+
+use crate::dialer::DialError;
 
 /// How long the guest has to take the answer.
 const LINGER: Duration = Duration::from_secs(2);
@@ -13,43 +15,55 @@ const LINGER: Duration = Duration::from_secs(2);
 /// a reset.
 const REST_MAX: usize = 64 * 1024;
 
-pub(super) async fn denied(stream: TcpStream, host: &str, rule: &str) {
-    let body = json!({
-        "code": "denied_by_policy",
-        "message": format!("the network policy of this sandbox does not let it reach {host} (rule: {rule})"),
-        "hint": "whoever owns the sandbox can change its policy while it runs",
-    });
-    answer(stream, "403 Forbidden", "denied-by-policy", &body.to_string()).await;
+/// Why it is not passed on.
+pub(super) struct Refused {
+    status: &'static str,
+    /// As proxies say it.
+    error: &'static str,
+    body: Value,
 }
 
-pub(super) async fn failed(stream: TcpStream, host: &str, why: &str) {
-    let body = json!({
-        "code": "unreachable",
-        "message": format!("{host} could not be reached: {why}"),
-        "hint": "the network policy of this sandbox allows it; try again later",
-    });
-    answer(stream, "502 Bad Gateway", "unreachable", &body.to_string()).await;
-}
+impl Refused {
+    pub(super) fn denied(host: &str, rule: &str) -> Self {
+        let body = json!({
+            "code": "denied_by_policy",
+            "message": format!("the network policy of this sandbox does not let it reach {host} (rule: {rule})"),
+            "hint": "whoever owns the sandbox can change its policy while it runs",
+        });
+        Self { status: "403 Forbidden", error: "denied-by-policy", body }
+    }
 
-async fn answer(mut stream: TcpStream, status: &str, error: &str, body: &str) {
-    let head = format!(
-        "HTTP/1.1 {status}\r\nproxy-error: {error}\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\nconnection: close\r\n\r\n",
-        body.len()
-    );
-    let answering = async {
-        stream.write_all(format!("{head}{body}").as_bytes()).await?;
-        stream.shutdown().await?;
-        let (mut rest, mut buffer) = (REST_MAX, vec![0; 4096]);
-        while rest > 0 {
-            let count = stream.read(&mut buffer).await?;
-            if count == 0 {
-                break;
+    pub(super) fn failed(host: &str, why: &DialError) -> Self {
+        let body = json!({
+            "code": "unreachable",
+            "message": format!("{host} could not be reached: {why}"),
+            "hint": "the network policy of this sandbox allows it; try again later",
+        });
+        Self { status: "502 Bad Gateway", error: "unreachable", body }
+    }
+
+    pub(super) async fn send(self, mut stream: TcpStream) {
+        let Self { status, error, body } = self;
+        let body = body.to_string();
+        let head = format!(
+            "HTTP/1.1 {status}\r\nproxy-error: {error}\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\nconnection: close\r\n\r\n",
+            body.len()
+        );
+        let answering = async {
+            stream.write_all(format!("{head}{body}").as_bytes()).await?;
+            stream.shutdown().await?;
+            let (mut rest, mut buffer) = (REST_MAX, vec![0; 4096]);
+            while rest > 0 {
+                let count = stream.read(&mut buffer).await?;
+                if count == 0 {
+                    break;
+                }
+                rest = rest.saturating_sub(count);
             }
-            rest = rest.saturating_sub(count);
-        }
-        Ok::<_, std::io::Error>(())
-    };
-    // The guest may be gone.
-    let _ = timeout(LINGER, answering).await;
+            Ok::<_, std::io::Error>(())
+        };
+        // The guest may be gone.
+        let _ = timeout(LINGER, answering).await;
+    }
 }

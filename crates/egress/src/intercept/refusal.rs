@@ -70,6 +70,17 @@ pub(super) enum Refusal {
     Partial { host: String },
 }
 
+/// How far the request came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It may not be passed on.
+    Decided,
+    /// It may, and did not leave.
+    Prepared,
+    /// Something of it left.
+    Sent,
+}
+
 impl Refusal {
     fn parts(&self) -> (StatusCode, &'static str, &'static str) {
         match self {
@@ -128,41 +139,14 @@ impl Refusal {
         }
     }
 
-    /// Whether nothing of the request left.
-    pub(super) fn stayed(&self) -> bool {
-        match self {
-            Self::Slow { .. }
-            | Self::BadAnswer { .. }
-            | Self::Coded { .. }
-            | Self::Partial { .. } => false,
-            Self::Denied { .. }
-            | Self::Misdirected { .. }
-            | Self::Malformed(_)
-            | Self::Connect
-            | Self::NoSecret(_)
-            | Self::NotBound { .. }
-            | Self::Barred { .. }
-            | Self::Vault(_)
-            | Self::Unfit(_)
-            | Self::BadHeader(_)
-            | Self::Swollen
-            | Self::LargeBody
-            | Self::BodyKind
-            | Self::TooManyBodies
-            | Self::SlowBody
-            | Self::Unreachable { .. } => true,
-        }
-    }
-
-    /// What it is to the audit.
-    pub(super) fn verdict(&self) -> Verdict {
+    fn stage(&self) -> Stage {
         match self {
             Self::Denied { .. }
             | Self::Misdirected { .. }
             | Self::Malformed(_)
             | Self::Connect
             | Self::NotBound { .. }
-            | Self::Barred { .. } => Verdict::Denied,
+            | Self::Barred { .. } => Stage::Decided,
             Self::NoSecret(_)
             | Self::Vault(_)
             | Self::Unfit(_)
@@ -172,38 +156,43 @@ impl Refusal {
             | Self::BodyKind
             | Self::TooManyBodies
             | Self::SlowBody
-            | Self::Unreachable { .. }
-            | Self::Slow { .. }
+            | Self::Unreachable { .. } => Stage::Prepared,
+            Self::Slow { .. }
             | Self::BadAnswer { .. }
             | Self::Coded { .. }
-            | Self::Partial { .. } => Verdict::Failed,
+            | Self::Partial { .. } => Stage::Sent,
+        }
+    }
+
+    /// Whether nothing of the request left.
+    pub(super) fn stayed(&self) -> bool {
+        self.stage() != Stage::Sent
+    }
+
+    /// What it is to the audit.
+    pub(super) fn verdict(&self) -> Verdict {
+        match self.stage() {
+            Stage::Decided => Verdict::Denied,
+            Stage::Prepared | Stage::Sent => Verdict::Failed,
         }
     }
 
     /// The rule that events name.
     pub(super) fn rule(&self) -> String {
-        match self {
-            Self::Denied { rule, .. } => rule.clone(),
-            Self::NoSecret(name)
-            | Self::NotBound { name, .. }
-            | Self::Vault(name)
-            | Self::Unfit(name) => format!("secret {name}"),
-            Self::Barred { name, target, .. } => format!("secret {name} not to {target}"),
-            Self::Misdirected { .. }
-            | Self::Malformed(_)
-            | Self::Connect
-            | Self::BadHeader(_)
-            | Self::Swollen
-            | Self::LargeBody
-            | Self::BodyKind
-            | Self::TooManyBodies
-            | Self::SlowBody
-            | Self::Unreachable { .. }
-            | Self::Slow { .. }
-            | Self::BadAnswer { .. }
-            | Self::Coded { .. }
-            | Self::Partial { .. } => self.parts().1.to_owned(),
+        if let Self::Denied { rule, .. } = self {
+            return rule.clone();
         }
+        if let Self::Barred { name, target, .. } = self {
+            return format!("secret {name} not to {target}");
+        }
+        if let Self::NoSecret(name)
+        | Self::NotBound { name, .. }
+        | Self::Vault(name)
+        | Self::Unfit(name) = self
+        {
+            return format!("secret {name}");
+        }
+        self.parts().1.to_owned()
     }
 
     pub(super) fn answer(&self) -> Response<Body> {

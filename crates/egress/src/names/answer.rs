@@ -178,17 +178,8 @@ fn audit(
     address: Option<std::net::Ipv4Addr>,
 ) {
     shared.audit.record(EgressEvent {
-        at_ms: shared.clock.now_ms(),
-        sandbox: guest.id.clone(),
-        what: EgressKind::Name,
-        verdict,
-        rule,
         host: Some(shortened(name.to_owned())),
         address,
-        port: None,
-        method: None,
-        path: None,
-        secrets: Vec::new(),
-        gateway: None,
+        ..shared.event(guest, EgressKind::Name, verdict, rule)
     });
 }

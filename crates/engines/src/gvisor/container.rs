@@ -9,14 +9,11 @@
 //! It takes ten times as long to make one as to run an agent in it, and it depends on nothing but the
 //! image and the resources: so some are made ahead (see `pool`).
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::Mode;
-use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 use torpor_lifecycle::engine::{BootPlan, EngineError};
 use torpor_protocol::{Excerpt, Network as Policy, Resources};
@@ -27,19 +24,18 @@ use super::enter::Entry;
 use super::layout::MachineDir;
 use super::oci::Description;
 use super::sentry;
+use crate::directory;
 use crate::disk::ScratchDisk;
-use crate::host::{Shared, Steps, Wanted, process_in, still};
-use crate::keeper::{Ended, Spawn};
+use crate::host::{Shared, Steps, Wanted, blocking, process_in, still};
+use crate::keeper::Ended;
 use crate::limits::Group;
 use crate::machines::{MachineId, Process, Record};
 use crate::network::Slot;
 
 /// `runsc create` takes a tenth of a second; ten times that on a busy host, and then some.
 const CREATE_MAX: Duration = Duration::from_secs(60);
-/// How willingly the kernel gives up the guest's processes when memory runs out, in the machine or
-/// on the host: before all else.
-const GUEST_OOM_SCORE: i32 = 1000;
-/// The same for the sandbox's own kernel, with which all of the machine would be lost. It maps what
+/// How willingly the kernel gives up the sandbox's own kernel when memory runs out, with which all of the
+/// machine would be lost; its guest's processes go before all else. It maps what
 /// the guest uses, so by its size alone it would often be the first. The lowest that is allowed.
 const SENTRY_OOM_SCORES: [i32; 2] = [-900, 0];
 
@@ -132,15 +128,15 @@ async fn prepare(
         cgroups_path: &footprint.group(id).relative_path(),
     };
     let config = serde_json::to_vec(&config.to_json()).expect("a description has text keys");
-    make_dir(dir).map_err(EngineError::failed("make the machine's directory"))?;
+    directory::fresh(&dir.dir).map_err(EngineError::failed("make the machine's directory"))?;
 
     let (files, resources) = (dir.clone(), spec.resources);
-    let disk = spawn_blocking(move || {
+    let disk = blocking("make the machine's disk", move || {
         std::fs::write(&files.config, config)?;
         ScratchDisk::create(&files.disk_image, &files.disk, resources.disk_mib).map(drop)
     });
     let id = id.clone();
-    let group = spawn_blocking(move || {
+    let group = blocking("make the machine's cgroup", move || {
         Group::create(&footprint.hierarchy, &footprint.tag, id.as_str(), &resources)
     });
     // Open, as most machines want it; closed when it gets a guest that must not.
@@ -148,12 +144,8 @@ async fn prepare(
     // All to the end, also when one fails: what was begun is known to be there or not.
     let (disk, group, slot) = tokio::join!(disk, group, slot);
     let slot = slot.map_err(EngineError::failed("give the machine a network"))?;
-    disk.map_err(EngineError::failed("make the machine's disk"))?
-        .map_err(EngineError::failed("make the machine's disk"))?;
-    let group = group
-        .map_err(EngineError::failed("make the machine's cgroup"))?
-        .map_err(EngineError::failed("make the machine's cgroup"))?;
-    Ok((group, slot))
+    disk?;
+    Ok((group?, slot))
 }
 
 /// A sandbox with nothing in it, and the socket that will be its network card.
@@ -168,16 +160,9 @@ async fn create(
     let entry = Entry { user: host.user_of(slot), command: create_command(host, dir, id, build) };
     let text = serde_json::to_vec(&entry).expect("an entry has text keys");
     std::fs::write(&dir.entry, text).map_err(EngineError::failed("describe the sandbox"))?;
-    let enter = host.backend.enter_command.iter().map(|word| word.to_string_lossy().into_owned());
-    let spawn = Spawn {
-        id: id.to_string(),
-        argv: enter.chain([dir.entry.to_string_lossy().into_owned()]).collect(),
-        cgroup_procs: group.procs_files(),
-        cwd: dir.dir.clone(),
-        oom_score_adj: GUEST_OOM_SCORE,
-    };
+    let starting = host.spawn(id, &host.backend.enter_command, &dir.entry, group, CREATE_MAX);
     let card = async { slot.packet_socket() };
-    let (spawned, card) = tokio::join!(host.footprint.keeper.spawn(spawn, CREATE_MAX), card);
+    let (spawned, card) = tokio::join!(starting, card);
     let (ended, stderr) = spawned.map_err(EngineError::failed("start runsc"))?;
     if ended != (Ended::Code { code: 0 }) {
         let why = format!("runsc create ended with {ended}: {}", Excerpt::from(stderr.trim()));
@@ -208,13 +193,6 @@ fn create_command(
         id.to_string(),
     ]);
     command
-}
-
-/// The machine's directory, anew: nothing of another machine is taken for ours.
-fn make_dir(dir: &MachineDir) -> io::Result<()> {
-    std::fs::create_dir(&dir.dir)?;
-    rustix::fs::chmod(&dir.dir, Mode::RWXU)?;
-    Ok(())
 }
 
 /// Makes the sandbox's own kernel the last that dies for want of memory. What holds guest processes

@@ -27,7 +27,7 @@
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -43,7 +43,7 @@ use super::sentry;
 use super::stacks::{self, Seen};
 use super::urpc::{Urpc, UrpcError};
 use crate::disk::ScratchDisk;
-use crate::host::Control;
+use crate::host::{Control, blocking};
 use crate::limits::Group;
 use crate::machines::{MachineId, Mark, MarkFile, Record};
 
@@ -63,25 +63,23 @@ pub(super) struct KernelControl {
     pub(super) group: Group,
     disk: ScratchDisk,
     halt: Halt,
-    mark: Mark,
-    mark_file: MarkFile,
+    pub(super) mark: MarkFile,
     connection: Option<Urpc>,
-    paused: Arc<AtomicBool>,
 }
 
 impl Control for KernelControl {
     fn paused(&self) -> Arc<AtomicBool> {
-        self.paused.clone()
+        self.mark.paused()
     }
 
     async fn pause(&mut self) -> Result<(), EngineError> {
         self.settle().await?;
-        match self.mark {
+        match self.mark.get() {
             Mark::Frozen | Mark::Paused => Ok(()),
             Mark::Running | Mark::Pausing | Mark::Resuming => match self.halt {
                 Halt::Freezer => {
                     self.freeze().await?;
-                    self.set_mark(Mark::Frozen)
+                    self.mark.set(Mark::Frozen)
                 }
                 Halt::Kernel => self.stop_guest().await,
             },
@@ -90,11 +88,11 @@ impl Control for KernelControl {
 
     async fn resume(&mut self) -> Result<(), EngineError> {
         self.settle().await?;
-        match self.mark {
+        match self.mark.get() {
             Mark::Running | Mark::Pausing | Mark::Resuming => Ok(()),
             Mark::Frozen => {
                 // Marked while it is frozen: from here on it may run.
-                self.set_mark(Mark::Running)?;
+                self.mark.set(Mark::Running)?;
                 sentry::nudge(self.sentry);
                 self.thaw()
             }
@@ -104,7 +102,7 @@ impl Control for KernelControl {
 
     async fn take_over(&mut self) -> Result<(), EngineError> {
         self.settle().await?;
-        match self.mark {
+        match self.mark.get() {
             Mark::Frozen | Mark::Paused => self.freeze().await,
             Mark::Running | Mark::Pausing | Mark::Resuming => self.thaw(),
         }
@@ -131,7 +129,7 @@ impl KernelControl {
         dir: &MachineDir,
         group: Group,
         halt: Halt,
-        (mark_file, mark): (MarkFile, Mark),
+        mark: MarkFile,
     ) -> Self {
         Self {
             id: record.id.clone(),
@@ -141,24 +139,22 @@ impl KernelControl {
             disk: ScratchDisk::open(&dir.disk_image, &dir.disk),
             halt,
             mark,
-            mark_file,
             connection: None,
-            paused: Arc::new(AtomicBool::new(mark.stands())),
         }
     }
 
     /// Lets a guest go on whose kernel was told to stop it.
     async fn release(&mut self) -> Result<(), EngineError> {
-        self.set_mark(Mark::Resuming)?;
+        self.mark.set(Mark::Resuming)?;
         sentry::nudge(self.sentry);
         self.thaw()?;
         if let Err(error) = self.call_last("containerManager.Resume", (), &[], PAUSE_MAX).await {
             self.settle().await?;
-            if self.mark != Mark::Running {
+            if self.mark.get() != Mark::Running {
                 return Err(EngineError::failed("resume the machine")(error));
             }
         }
-        self.set_mark(Mark::Running)
+        self.mark.set(Mark::Running)
     }
 
     /// Does `work` while the kernel runs and hears us. A guest that stood still executes nothing from
@@ -168,7 +164,7 @@ impl KernelControl {
         work: impl AsyncFnOnce(&mut Self, bool) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         self.settle().await?;
-        match self.mark {
+        match self.mark.get() {
             Mark::Running | Mark::Pausing | Mark::Resuming => return work(self, false).await,
             Mark::Frozen => self.stop_guest().await?,
             Mark::Paused => self.thaw()?,
@@ -180,23 +176,23 @@ impl KernelControl {
 
     /// Tells the kernel to stop the guest; it is not frozen then. On `Err` it is as before.
     async fn stop_guest(&mut self) -> Result<(), EngineError> {
-        self.set_mark(Mark::Pausing)?;
+        self.mark.set(Mark::Pausing)?;
         self.thaw()?;
         if let Err(error) = self.call("containerManager.Pause", (), &[], PAUSE_MAX).await {
             self.settle().await?;
             // It did, and nobody heard of it.
-            if (self.halt, self.mark) == (Halt::Kernel, Mark::Paused) {
+            if (self.halt, self.mark.get()) == (Halt::Kernel, Mark::Paused) {
                 return Ok(());
             }
             return Err(EngineError::failed("pause the machine")(error));
         }
-        self.set_mark(Mark::Paused)
+        self.mark.set(Mark::Paused)
     }
 
     /// Brings it from whatever its mark says to running, frozen or paused.
     async fn settle(&mut self) -> Result<(), EngineError> {
         // What is still frozen was not told anything after its mark.
-        let (told, untold) = match self.mark {
+        let (told, untold) = match self.mark.get() {
             Mark::Running | Mark::Frozen | Mark::Paused => return Ok(()),
             Mark::Pausing if self.halt == Halt::Kernel => (Mark::Running, Mark::Running),
             Mark::Pausing => (Mark::Frozen, Mark::Frozen),
@@ -212,7 +208,7 @@ impl KernelControl {
         if mark != Mark::Running {
             self.freeze().await?;
         }
-        self.set_mark(mark)
+        self.mark.set(mark)
     }
 
     /// Whether the kernel was told to pause; two looks must agree.
@@ -269,23 +265,13 @@ impl KernelControl {
         answer
     }
 
-    fn set_mark(&mut self, mark: Mark) -> Result<(), EngineError> {
-        self.mark_file.write(mark).map_err(EngineError::failed("mark the machine"))?;
-        self.mark = mark;
-        self.paused.store(mark.stands(), Ordering::Release);
-        Ok(())
-    }
-
     /// Nothing, where the kernel stops guests and is quiet then.
     async fn freeze(&self) -> Result<(), EngineError> {
         if self.halt == Halt::Kernel {
             return Ok(());
         }
         let group = self.group.clone();
-        spawn_blocking(move || group.freeze())
-            .await
-            .map_err(EngineError::failed("freeze the machine"))?
-            .map_err(EngineError::failed("freeze the machine"))
+        blocking("freeze the machine", move || group.freeze()).await
     }
 
     /// One short write; not worth a thread.

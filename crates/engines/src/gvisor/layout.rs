@@ -18,10 +18,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::build::remove_state;
-use crate::directory;
+use crate::directory::{self, absent, remove_if_empty};
 use crate::disk::ScratchDisk;
 use crate::host::HostConfig;
-use crate::machines::{Files, MARK, MachineId, absent, remove_if_empty};
+use crate::machines::{Files, MARK, MachineId};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
@@ -71,16 +71,12 @@ impl Layout {
 }
 
 impl Files for Layout {
-    fn machines(&self) -> PathBuf {
-        self.runtime_dir.join("machines")
+    fn runtime(&self) -> &Path {
+        &self.runtime_dir
     }
 
     fn scratch(&self) -> &Path {
         &self.scratch_dir
-    }
-
-    fn keeper_socket(&self) -> PathBuf {
-        self.runtime_dir.join("keeper.sock")
     }
 
     fn make(&self) -> io::Result<()> {

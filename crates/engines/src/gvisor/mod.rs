@@ -54,7 +54,7 @@ pub use self::saved::fuzzing;
 use self::start::Start;
 use crate::host::{Backend, Host, HostConfig, HostMachine, Installation, Origin, Shared, Wanted};
 use crate::limits::Group;
-use crate::machines::{Files, MachineId, Mark, MarkFile, Record, ids_in};
+use crate::machines::{Files, MachineId, MarkFile, Record, ids_in};
 use crate::packet::SeqPacket;
 
 /// What the engine is told besides what all engines are.
@@ -147,7 +147,7 @@ impl Backend for Runsc {
         host: &Shared<Self>,
         record: &Record,
         group: &Group,
-        mark: (MarkFile, Mark),
+        mark: MarkFile,
     ) -> Result<(SeqPacket, KernelControl), EngineError> {
         let channel = channel_of(host, &record.id).await?;
         let generation = Generation::of_name(&record.build);

@@ -11,15 +11,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use torpor_lifecycle::engine::EngineError;
 
 use super::Runsc;
 use super::build::Halt;
 use super::container::{Container, ContainerSpec};
-use crate::host::Shared;
-use crate::machines::{MachineId, RECORD};
+use crate::host::{Shared, blocking};
+use crate::machines::{Files, MachineId};
 
 /// How long no machine may have been started before a container is begun: a guest's first moments are
 /// part of its start.
@@ -177,10 +176,7 @@ impl Shared<Runsc> {
         let container = Container::make(self, id.clone(), spec.clone(), false, &wanted).await?;
         if container.spec.build.generation.halt() == Halt::Freezer {
             let group = container.group.clone();
-            spawn_blocking(move || group.freeze())
-                .await
-                .map_err(EngineError::failed("freeze a container"))?
-                .map_err(EngineError::failed("freeze a container"))?;
+            blocking("freeze a container", move || group.freeze()).await?;
         }
         Ok(container)
     }
@@ -188,10 +184,8 @@ impl Shared<Runsc> {
     /// A container has a record if and only if it can be taken.
     fn keep(&self, container: Container) -> Result<(), EngineError> {
         let mut stock = self.backend.pool.stock.lock();
-        let record = container.record();
-        record
-            .write(&container.dir.dir.join(RECORD))
-            .map_err(EngineError::failed("write a container's record"))?;
+        let written = container.record().write(&self.footprint.layout.record(&container.id));
+        written.map_err(EngineError::failed("write a container's record"))?;
         stock.ready.push(container);
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::io::Read;
 use torpor_protocol::Excerpt;
 
 use super::layout::MachineDir;
-use crate::host::REAP_MAX;
+use crate::host::{REAP_MAX, last_line};
 use crate::keeper::{Ended, Keeper};
 use crate::limits::Group;
 use crate::machines::Record;
@@ -41,8 +41,8 @@ pub(super) async fn reason(
         }
         Some(Ended::Code { code }) => {
             let tail = keeper.tail(record.id.as_str()).await.unwrap_or_default();
-            match tail.lines().rfind(|line| !line.trim().is_empty()) {
-                Some(line) => format!("agent exited with {code}: {}", Excerpt::from(line.trim())),
+            match last_line(&tail) {
+                Some(line) => format!("agent exited with {code}: {line}"),
                 None => format!("agent exited with {code}"),
             }
         }

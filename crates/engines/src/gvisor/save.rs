@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -18,7 +17,7 @@ use super::control::KernelControl;
 use super::saved;
 use super::start::end_gofer;
 use super::urpc::UrpcError;
-use crate::host::{Control, not_saved};
+use crate::host::not_saved;
 
 /// The kernel's objects, where each page of memory is, and the pages: in the order in which runsc
 /// wants them.
@@ -66,7 +65,7 @@ impl KernelControl {
     /// guest stands still anyway it costs less so.
     fn writes_around_the_cache(&self) -> bool {
         let group = &self.group;
-        group.memory_room() < group.memory_bytes() || self.paused().load(Ordering::Acquire)
+        group.memory_room() < group.memory_bytes() || self.mark.get().stands()
     }
 }
 

@@ -24,7 +24,7 @@ use super::urpc::{Urpc, UrpcError};
 use super::{Runsc, channel_of};
 use crate::host::{HostMachine, Origin, Parts, Shared, Steps, Wanted, still};
 use crate::limits::Group;
-use crate::machines::{MachineId, Mark, MarkFile, Record};
+use crate::machines::{MachineId, MarkFile, Record};
 
 /// One call to a fresh sandbox, which may have to load a large program from a cold disk.
 const CALL_MAX: Duration = Duration::from_secs(30);
@@ -104,8 +104,7 @@ impl Start<'_> {
         }
         sentry::nudge(record.process.pid);
         still(wanted)?;
-        let mark = MarkFile::create(&dir.mark);
-        let mark = (mark.map_err(EngineError::failed("mark the machine"))?, Mark::Running);
+        let mark = MarkFile::create(&dir.mark)?;
         let channel = channel_of(self.host, &record.id).await?;
         let pidfd = record.process.open().ok_or_else(|| {
             EngineError::failed("start the machine")("the sandbox ended right after its start")

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, spawn_blocking};
 use torpor_lifecycle::engine::{BootPlan, Changes, Channel, EngineError, Saved};
 use torpor_protocol::Resources;
 
 use super::machine::HostMachine;
 use super::shared::Shared;
 use crate::limits::Group;
-use crate::machines::{Files, MachineId, Mark, MarkFile, Record};
+use crate::machines::{Files, MachineId, MarkFile, Record};
 
 /// What a guest begins from.
 #[derive(Debug, Clone)]
@@ -63,7 +63,7 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
         host: &Shared<Self>,
         record: &Record,
         group: &Group,
-        mark: (MarkFile, Mark),
+        mark: MarkFile,
     ) -> impl Future<Output = Result<(Self::Channel, Self::Control), EngineError>> + Send;
 
     /// Why a machine ended, for people. Waits until it is reaped.
@@ -132,6 +132,19 @@ pub(crate) trait Control: Send + 'static {
         &mut self,
         resources: Resources,
     ) -> impl Future<Output = Result<(), EngineError>> + Send;
+}
+
+/// Does work that blocks, on a thread of its own.
+pub(crate) async fn blocking<T, E>(
+    what: &'static str,
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, EngineError>
+where
+    T: Send + 'static,
+    E: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+{
+    let done = spawn_blocking(work).await.map_err(EngineError::failed(what))?;
+    done.map_err(EngineError::failed(what))
 }
 
 /// Less room than this on a disk is none.

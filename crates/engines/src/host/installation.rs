@@ -2,7 +2,6 @@
 //! places and users, its cgroups. Machines have ids of their own, so that none has another's.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -39,19 +38,6 @@ pub struct HostConfig {
     pub users: Users,
     /// Decides about what guests send out, as far as a firewall can't.
     pub registry: Arc<dyn GuestRegistry>,
-}
-
-impl fmt::Debug for HostConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { runtime_dir, scratch_dir, tag, keeper_command, users, registry: _ } = self;
-        f.debug_struct("HostConfig")
-            .field("runtime_dir", runtime_dir)
-            .field("scratch_dir", scratch_dir)
-            .field("tag", tag)
-            .field("keeper_command", keeper_command)
-            .field("users", users)
-            .finish_non_exhaustive()
-    }
 }
 
 /// An engine to open.
@@ -157,7 +143,6 @@ impl HostConfig {
 }
 
 /// What the engines of this process share.
-#[derive(Debug)]
 pub(crate) struct Installation {
     pub(crate) config: HostConfig,
     pub(crate) hierarchy: Hierarchy,

@@ -19,7 +19,7 @@ use torpor_protocol::{Network as Policy, Resources};
 use super::backend::{Backend, Control};
 use super::shared::{Shared, Steps};
 use crate::limits::Group;
-use crate::machines::{Files, MachineId, PagingOut, Place, RECORD, Record, Removable};
+use crate::machines::{Files, MachineId, PagingOut, Place, Record};
 use crate::network::Slot;
 use crate::watch::watch;
 
@@ -60,8 +60,7 @@ impl<B: Backend> HostMachine<B> {
         let pidfd =
             watch(pidfd, Interest::READABLE).map_err(EngineError::failed("watch the machine"))?;
         let layout = host.footprint.layout.clone();
-        let file = layout.machines().join(record.id.as_str()).join(RECORD);
-        let place = Place { record: record.clone(), file, slot };
+        let place = Place { record: record.clone(), file: layout.record(&record.id), slot };
         let meter = Readings { group: group.clone(), layout, id: record.id.clone() };
         Ok(Self {
             host,
@@ -102,10 +101,9 @@ impl<B: Backend> HostMachine<B> {
     ) -> Result<T, EngineError> {
         tokio::spawn(work).await.map_err(EngineError::failed("control the machine"))?
     }
-}
 
-impl<B: Backend> Removable for HostMachine<B> {
-    async fn destroy(self) -> Result<(), EngineError> {
+    /// Kills it and removes all of it; the caller holds the sandbox's turn.
+    pub(crate) async fn destroy(self) -> Result<(), EngineError> {
         let host = &self.host;
         self.paging_out.stop();
         // Fails only if it is dead already.

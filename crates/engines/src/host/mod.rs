@@ -18,6 +18,7 @@ mod backend;
 mod installation;
 mod machine;
 mod shared;
+mod unclaimed;
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -32,11 +33,11 @@ use torpor_lifecycle::engine::{
 };
 use torpor_protocol::SandboxId;
 
-pub(crate) use backend::{Backend, Control, Origin, Wanted, not_saved, still};
+pub(crate) use backend::{Backend, Control, Origin, Wanted, blocking, not_saved, still};
 pub(crate) use installation::Installation;
 pub use installation::{EngineConfig, HostConfig, open, purge};
 pub(crate) use machine::{HostMachine, Parts, REAP_MAX};
-pub(crate) use shared::{Shared, Steps, process_in};
+pub(crate) use shared::{Shared, Steps, last_line, process_in};
 
 use crate::machines::{Files, MachineId, left_in};
 

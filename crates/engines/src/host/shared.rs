@@ -1,5 +1,6 @@
 //! What all machines of an engine share, and the way from a plan to a machine.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -7,16 +8,21 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, oneshot};
 use torpor_lifecycle::engine::{BootPlan, EngineError};
-use torpor_protocol::{Resources, SandboxId};
+use torpor_protocol::{Excerpt, Resources, SandboxId};
 
 use super::backend::{Backend, Control, Origin};
 use super::installation::Installation;
 use super::machine::{HostMachine, Parts};
+use super::unclaimed::Unclaimed;
+use crate::keeper::{Ended, KeeperError, Spawn};
+use crate::limits::Group;
 use crate::machines::{
-    Assignments, Files, Footprint, MARK, MachineId, MarkFile, Process, RECORD, Record, Turns,
-    Unclaimed, check_root,
+    Assignments, Files, Footprint, MARK, MachineId, MarkFile, Process, Record, Turns, check_root,
 };
 use crate::network::{Network, Slot};
+
+/// How willingly the kernel gives up a machine when memory runs out, in it or on the host: before all else.
+const OOM_SCORE: i32 = 1000;
 
 /// Where the time of a start went, in order.
 pub(crate) type Steps = Vec<(&'static str, Duration)>;
@@ -81,7 +87,7 @@ impl<B: Backend> Shared<B> {
         self: Arc<Self>,
         plan: BootPlan,
         origin: Origin,
-        answer: oneshot::Sender<Result<Unclaimed<HostMachine<B>>, EngineError>>,
+        answer: oneshot::Sender<Result<Unclaimed<B>, EngineError>>,
     ) {
         let turn = self.turns.take(&plan.id).await;
         let permit = self.starts.acquire().await.expect("it is never closed");
@@ -130,14 +136,34 @@ impl<B: Backend> Shared<B> {
         slot: &Slot,
         stand_in: &SandboxId,
     ) -> Result<(), EngineError> {
-        let file = self.footprint.layout.machines().join(record.id.as_str()).join(RECORD);
-        record.write(&file).map_err(EngineError::failed("write the machine's record"))?;
+        let written = record.write(&self.footprint.layout.record(&record.id));
+        written.map_err(EngineError::failed("write the machine's record"))?;
         if let Some(sandbox) = &record.sandbox {
             self.assignments.assign(sandbox, &record.id);
         }
         let whose = record.sandbox.as_ref().unwrap_or(stand_in);
         let set = self.network().set_policy(slot, whose, &record.network).await;
         set.map_err(EngineError::failed("bound the machine's network"))
+    }
+
+    /// Has the keeper run a program that starts a machine: `command`, with the path of its `description`.
+    pub(crate) async fn spawn(
+        &self,
+        id: &MachineId,
+        command: &[OsString],
+        description: &Path,
+        group: &Group,
+        wait: Duration,
+    ) -> Result<(Ended, String), KeeperError> {
+        let words = command.iter().map(OsString::as_os_str).chain([description.as_os_str()]);
+        let spawn = Spawn {
+            id: id.to_string(),
+            argv: words.map(|word| word.to_string_lossy().into_owned()).collect(),
+            cgroup_procs: group.procs_files(),
+            cwd: self.footprint.layout.machines().join(id.as_str()),
+            oom_score_adj: OOM_SCORE,
+        };
+        self.footprint.keeper.spawn(spawn, wait).await
     }
 
     pub(crate) async fn clear_up(&self, id: &MachineId) {
@@ -171,9 +197,10 @@ impl<B: Backend> Shared<B> {
         id: &MachineId,
     ) -> Result<HostMachine<B>, EngineError> {
         let gone = |what: &'static str| EngineError::failed("take over a machine")(what);
-        let dir = self.footprint.layout.machines().join(id.as_str());
-        let record = Record::read(&dir.join(RECORD)).ok_or_else(|| gone("it has no record"))?;
-        let mark = MarkFile::open(&dir.join(MARK)).ok_or_else(|| gone("it never ran"))?;
+        let file = self.footprint.layout.record(id);
+        let record = Record::read(&file).ok_or_else(|| gone("it has no record"))?;
+        let mark = MarkFile::open(&file.with_file_name(MARK));
+        let mark = mark.ok_or_else(|| gone("it never ran"))?;
         let pidfd = record.process.open().ok_or_else(|| gone("its process is gone"))?;
         let slot = self.network().adopt(record.slot, sandbox, &record.network).await;
         let slot = slot.map_err(EngineError::failed("take over the machine's network"))?;
@@ -182,6 +209,11 @@ impl<B: Backend> Shared<B> {
         control.take_over().await?;
         HostMachine::new(self.clone(), Parts { record, slot, group, channel, pidfd, control })
     }
+}
+
+/// The last that a program wrote, as one printable line.
+pub(crate) fn last_line(text: &str) -> Option<Excerpt> {
+    text.lines().rfind(|line| !line.trim().is_empty()).map(|line| line.trim().into())
 }
 
 /// The process whose number a program wrote into this file.

@@ -6,7 +6,6 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rustix::event::Timespec;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
@@ -138,8 +137,6 @@ fn start(spawn: &Spawn, stdin: OwnedFd, stderr: OwnedFd) -> io::Result<Pid> {
 
 /// The time that never jumps.
 pub(super) fn now() -> Duration {
-    let Timespec { tv_sec, tv_nsec } =
-        rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let (secs, nanos) = (u64::try_from(tv_sec), u32::try_from(tv_nsec));
-    Duration::new(secs.unwrap_or(0), nanos.unwrap_or(0))
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::try_from(now).unwrap_or_default()
 }

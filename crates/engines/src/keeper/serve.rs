@@ -17,6 +17,7 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, WaitStatus};
 use super::KEEPER_VERSION;
 use super::held::{Held, now};
 use super::wire::{self, Ended, PACKET_MAX, RecvError, Reply, Request, Spawn};
+use crate::directory::absent;
 
 /// Connections at once; more wait in the backlog. A daemon has one per boot that is under way.
 const PEERS_MAX: usize = 1024;
@@ -29,10 +30,7 @@ const BACKLOG: i32 = 4096;
 pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
+    absent(std::fs::remove_file(path))?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -51,9 +49,9 @@ pub fn run(socket: OwnedFd) -> io::Result<()> {
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
     drop(null);
-    let mut desk = Desk::default();
-    while !desk.stopping {
-        desk.turn(&socket, &signals)?;
+    let mut server = Server::default();
+    while !server.stopping {
+        server.turn(&socket, &signals)?;
     }
     Ok(())
 }
@@ -103,7 +101,7 @@ enum Wait {
 }
 
 #[derive(Debug, Default)]
-struct Desk {
+struct Server {
     machines: BTreeMap<String, Held>,
     peers: Vec<Peer>,
     ends: VecDeque<(Pid, Ended)>,
@@ -118,7 +116,7 @@ struct Ready {
     stderrs: Vec<String>,
 }
 
-impl Desk {
+impl Server {
     /// Waits until something happens and deals with all of it.
     fn turn(&mut self, listener: &OwnedFd, signals: &OwnedFd) -> io::Result<()> {
         let ready = self.wait(listener, signals)?;

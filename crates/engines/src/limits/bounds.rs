@@ -139,16 +139,16 @@ impl Group {
     }
 
     /// With the files that the host could drop at once.
-    fn memory_charged(&self) -> u64 {
+    pub(super) fn memory_charged(&self) -> u64 {
         let used = self.pick("memory", "memory.usage_in_bytes", "memory.current");
         used.map_or(0, |file| number(&file))
     }
 
-    fn memory_limit(&self) -> io::Result<PathBuf> {
+    pub(super) fn memory_limit(&self) -> io::Result<PathBuf> {
         self.need("memory", "memory.limit_in_bytes", "memory.max")
     }
 
-    fn need(&self, controller: &str, v1: &str, v2: &str) -> io::Result<PathBuf> {
+    pub(super) fn need(&self, controller: &str, v1: &str, v2: &str) -> io::Result<PathBuf> {
         self.pick(controller, v1, v2).ok_or_else(|| no_controller(controller))
     }
 }

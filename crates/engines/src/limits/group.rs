@@ -121,7 +121,7 @@ impl Group {
     pub fn set_urgent(&self, urgent: bool) -> io::Result<()> {
         let (v1, v2) = if urgent { ("1024", "100") } else { ("102", "10") };
         let value = if self.hierarchy.v1_tree("cpu").is_some() { v1 } else { v2 };
-        self.limit("cpu", "cpu.shares", "cpu.weight", value)
+        fs::write(self.need("cpu", "cpu.shares", "cpu.weight")?, value)
     }
 
     /// Gives its memory to the host's swap, if there is any, a piece at a time while it is `wanted`.
@@ -159,23 +159,19 @@ impl Group {
 
     /// Memory in use, without file contents that the host could drop at once.
     pub fn memory_bytes(&self) -> u64 {
-        let Some(used) = self.pick("memory", "memory.usage_in_bytes", "memory.current") else {
-            return 0;
-        };
         let droppable = match self.hierarchy.v1_tree("memory") {
             Some(_) => "total_inactive_file",
             None => "inactive_file",
         };
         let stat = self.pick("memory", "memory.stat", "memory.stat");
         let idle = stat.and_then(|stat| field(&stat, droppable)).unwrap_or(0);
-        number(&used).saturating_sub(idle)
+        self.memory_charged().saturating_sub(idle)
     }
 
     /// Memory that is neither used nor filled with files, up to its limit.
     pub fn memory_room(&self) -> u64 {
-        let limit = self.pick("memory", "memory.limit_in_bytes", "memory.max");
-        let used = self.pick("memory", "memory.usage_in_bytes", "memory.current");
-        limit.map_or(0, |file| number(&file)).saturating_sub(used.map_or(0, |file| number(&file)))
+        let limit = self.memory_limit().map_or(0, |file| number(&file));
+        limit.saturating_sub(self.memory_charged())
     }
 
     /// Processor time used since the group was made.
@@ -257,11 +253,6 @@ impl Group {
             make_path(tree, &self.relative)?;
         }
         self.bound(&Limits::of(resources))
-    }
-
-    fn limit(&self, controller: &str, v1: &str, v2: &str, value: &str) -> io::Result<()> {
-        let file = self.pick(controller, v1, v2).ok_or_else(|| no_controller(controller))?;
-        fs::write(file, value)
     }
 
     // === Where things are ===

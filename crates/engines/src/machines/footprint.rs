@@ -14,16 +14,27 @@ use tokio::task::{JoinSet, spawn_blocking};
 use torpor_lifecycle::engine::EngineError;
 
 use super::{MachineId, RECORD, Record, ids_in};
+use crate::directory::absent;
 use crate::keeper::{Keeper, KeeperError};
 use crate::limits::{self, Group, Hierarchy};
 
 /// Where an engine has the files of its machines, by their ids alone. What blocks may do so.
 pub(crate) trait Files: Clone + Send + Sync + 'static {
-    /// The directory of the machines' directories.
-    fn machines(&self) -> PathBuf;
+    /// The directory of this engine and this installation alone.
+    fn runtime(&self) -> &Path;
     /// The directory of all that is large, named after its machine.
     fn scratch(&self) -> &Path;
-    fn keeper_socket(&self) -> PathBuf;
+    /// The directory of the machines' directories.
+    fn machines(&self) -> PathBuf {
+        self.runtime().join("machines")
+    }
+    /// The file of a machine's [`Record`].
+    fn record(&self, id: &MachineId) -> PathBuf {
+        self.machines().join(id.as_str()).join(RECORD)
+    }
+    fn keeper_socket(&self) -> PathBuf {
+        self.runtime().join("keeper.sock")
+    }
     /// Makes the directories that are this engine's alone.
     fn make(&self) -> io::Result<()>;
     /// What the machine's disk takes on the host; 0 if it has none.
@@ -68,15 +79,14 @@ impl<F: Files> Footprint<F> {
 
     /// What is known of every machine that has a guest, or may have one at once.
     pub(crate) fn records(&self) -> Vec<Record> {
-        let machines = self.layout.machines();
-        let record = |id: &MachineId| Record::read(&machines.join(id.as_str()).join(RECORD));
-        ids_in(&machines).iter().filter_map(record).collect()
+        let ids = ids_in(&self.layout.machines());
+        ids.iter().filter_map(|id| Record::read(&self.layout.record(id))).collect()
     }
 
     /// Whether it was prepared ahead and nobody has it.
     pub(crate) fn is_unowned(&self, id: &MachineId) -> bool {
-        let record = self.layout.machines().join(id.as_str()).join(RECORD);
-        Record::read(&record).is_some_and(|record| record.sandbox.is_none())
+        let record = Record::read(&self.layout.record(id));
+        record.is_some_and(|record| record.sandbox.is_none())
     }
 
     /// Kills what runs of this machine and removes all it has but its place in the network. Goes on
@@ -142,21 +152,5 @@ impl<F: Files> Footprint<F> {
         limits::remove_root(&self.hierarchy, &self.tag);
         absent(std::fs::remove_file(self.layout.keeper_socket()))?;
         self.layout.remove_shared()
-    }
-}
-
-/// Something that is gone already counts as removed.
-pub(crate) fn absent(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
-    }
-}
-
-/// What is not empty stays.
-pub(crate) fn remove_if_empty(dir: &Path) -> io::Result<()> {
-    match std::fs::remove_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
-        result => absent(result),
     }
 }

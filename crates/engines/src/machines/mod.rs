@@ -15,20 +15,18 @@ mod place;
 mod record;
 mod root;
 mod turns;
-mod unclaimed;
 mod users;
 
 use std::path::Path;
 
 pub(crate) use assignments::{Assignments, left_in};
-pub(crate) use footprint::{Files, Footprint, absent, remove_if_empty};
+pub(crate) use footprint::{Files, Footprint};
 pub(crate) use id::MachineId;
 pub(crate) use paging::PagingOut;
 pub(crate) use place::Place;
 pub(crate) use record::{Mark, MarkFile, Process, Record};
 pub(crate) use root::check_root;
 pub(crate) use turns::{Turn, Turns};
-pub(crate) use unclaimed::{Removable, Unclaimed};
 pub use users::Users;
 
 /// The file of a machine's [`Record`].

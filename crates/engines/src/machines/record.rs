@@ -8,9 +8,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
+use torpor_lifecycle::engine::EngineError;
 use torpor_protocol::{Network, SandboxId};
 
 use super::id::MachineId;
@@ -68,6 +71,7 @@ impl Mark {
     }
 }
 
+const MARKING: &str = "mark the machine";
 const MARKS: [(Mark, u8); 5] = [
     (Mark::Running, b'r'),
     (Mark::Frozen, b'f'),
@@ -76,32 +80,49 @@ const MARKS: [(Mark, u8); 5] = [
     (Mark::Resuming, b's'),
 ];
 
-/// The file of a machine's mark: one byte, so that it is always whole, and written in place, so
-/// that it costs a waking machine nothing.
+/// A machine's mark and its file: one byte, so that it is always whole, and written in place, so that it
+/// costs a waking machine nothing.
 #[derive(Debug)]
-pub(crate) struct MarkFile(File);
+pub(crate) struct MarkFile {
+    file: File,
+    mark: Mark,
+    paused: Arc<AtomicBool>,
+}
 
 impl MarkFile {
     /// Of a guest that runs now for the first time.
-    pub(crate) fn create(path: &Path) -> io::Result<Self> {
-        let file = Self(File::create_new(path)?);
-        file.write(Mark::Running)?;
-        Ok(file)
+    pub(crate) fn create(path: &Path) -> Result<Self, EngineError> {
+        let file = File::create_new(path).map_err(EngineError::failed(MARKING))?;
+        let mut created = Self { file, mark: Mark::Running, paused: Arc::default() };
+        created.set(Mark::Running)?;
+        Ok(created)
     }
 
     /// `None` if no guest was started.
-    pub(crate) fn open(path: &Path) -> Option<(Self, Mark)> {
+    pub(crate) fn open(path: &Path) -> Option<Self> {
         let file = File::options().read(true).write(true).open(path).ok()?;
         let mut byte = [0];
         file.read_exact_at(&mut byte, 0).ok()?;
         let (mark, _) = MARKS.into_iter().find(|(_, letter)| *letter == byte[0])?;
-        Some((Self(file), mark))
+        Some(Self { file, mark, paused: Arc::new(AtomicBool::new(mark.stands())) })
     }
 
-    pub(crate) fn write(&self, mark: Mark) -> io::Result<()> {
+    pub(crate) fn get(&self) -> Mark {
+        self.mark
+    }
+
+    /// Whether the guest stands still, for whoever can't wait for a turn.
+    pub(crate) fn paused(&self) -> Arc<AtomicBool> {
+        self.paused.clone()
+    }
+
+    pub(crate) fn set(&mut self, mark: Mark) -> Result<(), EngineError> {
         let letter = MARKS.into_iter().find(|(known, _)| *known == mark);
         let (_, letter) = letter.expect("every mark has a letter");
-        self.0.write_all_at(&[letter], 0)
+        self.file.write_all_at(&[letter], 0).map_err(EngineError::failed(MARKING))?;
+        self.mark = mark;
+        self.paused.store(mark.stands(), Ordering::Release);
+        Ok(())
     }
 }
 
@@ -181,11 +202,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("mark");
         assert!(MarkFile::open(&path).is_none(), "no guest was started");
-        let file = MarkFile::create(&path).unwrap();
-        assert_eq!(MarkFile::open(&path).unwrap().1, Mark::Running);
+        let mut file = MarkFile::create(&path).unwrap();
+        assert_eq!(MarkFile::open(&path).unwrap().get(), Mark::Running);
         for (mark, _) in MARKS {
-            file.write(mark).unwrap();
-            assert_eq!(MarkFile::open(&path).unwrap().1, mark);
+            file.set(mark).unwrap();
+            assert_eq!(MarkFile::open(&path).unwrap().get(), mark);
         }
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 1);
         std::fs::write(&path, "").unwrap();

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
@@ -23,7 +23,7 @@ use torpor_qemu::unit::{self, About, UnitId};
 use super::Qemu;
 use super::layout::MachineDir;
 use super::start::READERS;
-use crate::host::{Backend, Control, not_saved};
+use crate::host::{Backend, Control, blocking, not_saved};
 use crate::limits::{Group, Limits};
 use crate::machines::{Mark, MarkFile};
 
@@ -46,16 +46,15 @@ pub(super) struct QemuControl {
     /// What it began from, and what its saves are of.
     about: About,
     group: Group,
-    mark_file: MarkFile,
+    mark: MarkFile,
     monitor: Option<Monitor>,
     /// Whether QEMU was told to stop the guest; `None`: perhaps.
     stopped: Option<bool>,
-    paused: Arc<AtomicBool>,
 }
 
 impl Control for QemuControl {
     fn paused(&self) -> Arc<AtomicBool> {
-        self.paused.clone()
+        self.mark.paused()
     }
 
     async fn pause(&mut self) -> Result<(), EngineError> {
@@ -64,7 +63,7 @@ impl Control for QemuControl {
         }
         self.stop().await?;
         let paused = match self.freeze().await {
-            Ok(()) => self.set_mark(Mark::Frozen),
+            Ok(()) => self.mark.set(Mark::Frozen),
             Err(error) => Err(error),
         };
         if paused.is_err() {
@@ -79,7 +78,7 @@ impl Control for QemuControl {
             return Ok(());
         }
         // Marked while it is frozen: from here on it may run.
-        self.set_mark(Mark::Running)?;
+        self.mark.set(Mark::Running)?;
         self.thaw()?;
         self.let_go().await
     }
@@ -111,12 +110,11 @@ impl Control for QemuControl {
             return Err(cant(format!("give a sandbox more than its {cpus} processors")));
         }
         let (group, cpu_micros) = (self.group.clone(), Limits::of(&resources).cpu_micros);
-        let bounded = spawn_blocking(move || {
+        blocking("change the machine's resources", move || {
             let limits = group.limits()?;
             group.bound(&Limits { cpu_micros, ..limits })
-        });
-        let what = "change the machine's resources";
-        bounded.await.map_err(EngineError::failed(what))?.map_err(EngineError::failed(what))
+        })
+        .await
     }
 }
 
@@ -130,11 +128,9 @@ impl QemuControl {
         pid: i32,
         about: About,
         group: Group,
-        (mark_file, mark): (MarkFile, Mark),
+        mark: MarkFile,
     ) -> Self {
-        let paused = Arc::new(AtomicBool::new(mark.stands()));
-        let dir = dir.clone();
-        Self { dir, pid, about, group, mark_file, monitor: None, stopped: None, paused }
+        Self { dir: dir.clone(), pid, about, group, mark, monitor: None, stopped: None }
     }
 
     /// The same for a machine that was started right now.
@@ -143,7 +139,7 @@ impl QemuControl {
     }
 
     fn stands(&self) -> bool {
-        self.paused.load(Ordering::Acquire)
+        self.mark.get().stands()
     }
 
     /// Has QEMU run the guest, unless it is known to.
@@ -229,18 +225,9 @@ impl QemuControl {
         answer.map_err(EngineError::failed(action))
     }
 
-    fn set_mark(&self, mark: Mark) -> Result<(), EngineError> {
-        self.mark_file.write(mark).map_err(EngineError::failed("mark the machine"))?;
-        self.paused.store(mark.stands(), Ordering::Release);
-        Ok(())
-    }
-
     async fn freeze(&self) -> Result<(), EngineError> {
         let group = self.group.clone();
-        spawn_blocking(move || group.freeze())
-            .await
-            .map_err(EngineError::failed("freeze the machine"))?
-            .map_err(EngineError::failed("freeze the machine"))
+        blocking("freeze the machine", move || group.freeze()).await
     }
 
     /// One short write; not worth a thread.

@@ -18,9 +18,9 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::directory;
+use crate::directory::{self, absent, remove_if_empty};
 use crate::host::HostConfig;
-use crate::machines::{Files, MARK, MachineId, absent, remove_if_empty};
+use crate::machines::{Files, MARK, MachineId};
 
 /// Beside what other engines have of the same installation.
 const OWN_DIR: &str = "vm";
@@ -63,16 +63,12 @@ impl Layout {
 }
 
 impl Files for Layout {
-    fn machines(&self) -> PathBuf {
-        self.runtime_dir.join("machines")
+    fn runtime(&self) -> &Path {
+        &self.runtime_dir
     }
 
     fn scratch(&self) -> &Path {
         &self.scratch_dir
-    }
-
-    fn keeper_socket(&self) -> PathBuf {
-        self.runtime_dir.join("keeper.sock")
     }
 
     fn make(&self) -> io::Result<()> {

@@ -39,13 +39,13 @@ use torpor_qemu::processor::processor;
 use self::channel::LineChannel;
 use self::control::QemuControl;
 pub(crate) use self::layout::Layout;
-use self::start::{Began, Start};
+use self::start::{Start, read_began};
 use self::template::Templates;
 use crate::INIT;
 use crate::directory;
 use crate::host::{Backend, Host, HostConfig, HostMachine, Installation, Origin, Shared, Wanted};
 use crate::limits::Group;
-use crate::machines::{Files, Mark, MarkFile, Record, ids_in};
+use crate::machines::{Files, MarkFile, Record, ids_in};
 
 /// What the engine is told besides what all engines are.
 #[derive(Debug, Clone)]
@@ -148,12 +148,12 @@ impl Backend for Qemu {
         host: &Shared<Self>,
         record: &Record,
         group: &Group,
-        mark: (MarkFile, Mark),
+        mark: MarkFile,
     ) -> Result<(LineChannel, QemuControl), EngineError> {
         let dir = host.footprint.layout.machine(&record.id);
         let channel = LineChannel::connect(&dir.agent).await;
         let channel = channel.map_err(EngineError::failed("reach the machine's agent"))?;
-        let began = Began::read(&dir).ok_or_else(|| {
+        let began = read_began(&dir).ok_or_else(|| {
             EngineError::failed("take over a machine")("nobody knows what it began from")
         })?;
         Ok((channel, QemuControl::new(&dir, record.process.pid, began, group.clone(), mark)))

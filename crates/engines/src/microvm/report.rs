@@ -1,8 +1,6 @@
 //! Why a QEMU ended, for people.
 
-use torpor_protocol::Excerpt;
-
-use crate::host::REAP_MAX;
+use crate::host::{REAP_MAX, last_line};
 use crate::keeper::{Ended, Keeper};
 use crate::limits::Group;
 use crate::machines::Record;
@@ -27,9 +25,4 @@ pub(super) async fn reason(keeper: &Keeper, group: &Group, record: &Record) -> S
         }
         None => "ended, nobody knows how".into(),
     }
-}
-
-/// The last that a program wrote, as one printable line.
-pub(super) fn last_line(text: &str) -> Option<Excerpt> {
-    text.lines().rfind(|line| !line.trim().is_empty()).map(|line| line.trim().into())
 }

@@ -32,29 +32,38 @@ use super::Qemu;
 use super::channel::LineChannel;
 use super::control::QemuControl;
 use super::layout::MachineDir;
-use super::report::last_line;
+use crate::directory::fresh;
 use crate::disk;
-use crate::host::{HostMachine, Origin, Parts, Shared, Steps, Wanted, process_in, still};
-use crate::keeper::{Ended, Spawn};
+use crate::host::{
+    HostMachine, Origin, Parts, Shared, Steps, Wanted, blocking, last_line, process_in, still,
+};
+use crate::keeper::Ended;
 use crate::limits::Group;
-use crate::machines::{MachineId, Mark, MarkFile, Process, Record};
+use crate::machines::{MachineId, MarkFile, Process, Record};
 use crate::network::Slot;
 
 /// The group of all QEMUs: it may read what machines begin from. Files of saves have it.
 pub(super) const READERS: u32 = 0x546f_ffff;
 /// Starting a QEMU takes some ten milliseconds; a hundred times that on a busy host.
 const START_MAX: Duration = Duration::from_secs(60);
-/// What a QEMU needs beside the memory of its guest; with what an emulating one translates.
-const OVERHEAD_MIB: [(Accel, u64); 2] = [(Accel::Kvm, 96), (Accel::Tcg, 224)];
 /// Threads of a QEMU: one for each processor, and those that wait for files.
 const TASKS_MAX: u32 = 256;
-/// How willingly the kernel gives it up when the host itself is out of memory: before all else.
-const OOM_SCORE: i32 = 1000;
+/// Beside a machine: what it began from.
+const BEGAN: &str = "began.json";
+const PLACING: &str = "make the machine's memory and disk";
 
 /// What a guest begins from, at hand.
 pub(super) enum Begin {
     Kernel,
     Unit(Box<Unit>),
+}
+
+impl Begin {
+    /// Memory and disk of the unit, if it is one.
+    fn files(&self) -> io::Result<Option<(File, File)>> {
+        let Self::Unit(unit) = self else { return Ok(None) };
+        Ok(Some((unit.memory.try_clone()?, unit.disk.try_clone()?)))
+    }
 }
 
 /// Whose machine it becomes.
@@ -96,8 +105,7 @@ impl Start<'_> {
     async fn open(&self, dir: &Path) -> Result<Unit, EngineError> {
         const WHAT: &str = "revive the machine";
         let dir = dir.to_owned();
-        let unit = spawn_blocking(move || unit::open(&dir)).await;
-        let unit = unit.map_err(EngineError::failed(WHAT))?.map_err(EngineError::failed(WHAT))?;
+        let unit = blocking(WHAT, move || unit::open(&dir)).await?;
         let About { memory_bytes, disk_bytes, qemu, kernel, cpu, accel, .. } = &unit.about;
         let Qemu { build, kernel: here, .. } = &self.host.backend;
         let facts = [
@@ -167,7 +175,7 @@ impl Start<'_> {
         let channel = LineChannel::connect(&dir.agent).await;
         let channel = channel.map_err(EngineError::failed("reach the machine's agent"))?;
         let record = self.record(id, &owner, &process, &slot);
-        about.write(&dir)?;
+        write_began(&dir, &about)?;
         // Nobody's is said to be a sandbox of its own, which reaches nothing.
         self.host.assign(&record, &slot, &self.plan.id).await?;
         if let Begin::Unit(unit) = begin {
@@ -175,21 +183,20 @@ impl Start<'_> {
             step("state", steps);
         }
         still(wanted)?;
-        let mark = MarkFile::create(&dir.mark);
-        let mark = (mark.map_err(EngineError::failed("mark the machine"))?, Mark::Running);
+        let mark = MarkFile::create(&dir.mark)?;
         let pidfd = process.open().ok_or_else(|| EngineError::failed("watch QEMU")("it ended"))?;
         monitor.resume().await.map_err(EngineError::failed("let the guest go on"))?;
         let control =
-            QemuControl::new(&dir, process.pid, about.0, group.clone(), mark).begun(monitor);
+            QemuControl::new(&dir, process.pid, about, group.clone(), mark).begun(monitor);
         let parts = Parts { record, slot, group, channel, pidfd, control };
         HostMachine::new(self.host.clone(), parts)
     }
 
     /// What the machine's saves will be of.
-    fn about(&self, begin: &Begin) -> Result<Began, EngineError> {
+    fn about(&self, begin: &Begin) -> Result<About, EngineError> {
         let Qemu { build, kernel, .. } = &self.host.backend;
         let resources = &self.plan.spec.resources;
-        Ok(Began(match begin {
+        Ok(match begin {
             Begin::Unit(unit) => unit.about.clone(),
             Begin::Kernel => About {
                 format: About::FORMAT,
@@ -204,7 +211,7 @@ impl Start<'_> {
                 accel: build.accel.name().to_owned(),
                 state_hash: String::new(),
             },
-        }))
+        })
     }
 
     /// Slot, cgroup and files, side by side.
@@ -213,9 +220,10 @@ impl Start<'_> {
         id: &MachineId,
         dir: &MachineDir,
         begin: &Begin,
-        about: &Began,
+        about: &About,
     ) -> Result<(Group, Slot, PathBuf), EngineError> {
-        make_dir(dir).map_err(EngineError::failed("make the machine's directory"))?;
+        let made = [&dir.dir, &dir.root, &dir.run].into_iter().try_for_each(|dir| fresh(dir));
+        made.map_err(EngineError::failed("make the machine's directory"))?;
         let slot = async {
             let slot = self.host.network().take().await?;
             let tap = slot.tap().await?;
@@ -223,20 +231,18 @@ impl Start<'_> {
         };
         let (footprint, machine) = (self.host.footprint.clone(), id.clone());
         let limits = self.limits(about);
-        let group = spawn_blocking(move || {
+        let group = blocking("make the machine's cgroup", move || {
             Group::create(&footprint.hierarchy, &footprint.tag, machine.as_str(), &limits)
         });
-        let work = Placing::of(dir, begin, &about.0)
-            .map_err(EngineError::failed("make the machine's memory and disk"))?;
-        let files = spawn_blocking(move || work.place());
+        let from = begin.files().map_err(EngineError::failed(PLACING))?;
+        let (to, of) = (dir.clone(), about.clone());
+        let files = spawn_blocking(move || place(&to, &of, from));
         // All to the end, also when one fails: what was begun is known to be there or not.
         let (files, group, slot) = tokio::join!(files, group, slot);
         let (slot, tap) = slot.map_err(EngineError::failed("give the machine a network"))?;
-        let placed = files.map_err(EngineError::failed("make the machine's memory and disk"))?;
+        let placed = files.map_err(EngineError::failed(PLACING))?;
         placed.map_err(full_or_failed)?;
-        let group = group
-            .map_err(EngineError::failed("make the machine's cgroup"))?
-            .map_err(EngineError::failed("make the machine's cgroup"))?;
+        let group = group?;
         let user = self.host.user_of(&slot);
         let own = File::options().write(true).open(&dir.disk);
         let owned = own.and_then(|disk| fchown(&disk, Some(user), Some(user)));
@@ -245,11 +251,14 @@ impl Start<'_> {
     }
 
     /// What its cgroup allows: the guest's memory is all of a QEMU but a little.
-    fn limits(&self, about: &Began) -> Resources {
-        let accel = self.host.backend.build.accel;
-        let overhead = OVERHEAD_MIB.iter().find(|(of, _)| *of == accel).map_or(0, |(_, mib)| *mib);
+    fn limits(&self, about: &About) -> Resources {
+        // What a QEMU needs besides; with what an emulating one translates.
+        let overhead = match self.host.backend.build.accel {
+            Accel::Kvm => 96,
+            Accel::Tcg => 224,
+        };
         Resources {
-            memory_mib: (about.0.memory_bytes >> 20) + overhead,
+            memory_mib: (about.memory_bytes >> 20) + overhead,
             pids: TASKS_MAX,
             ..self.plan.spec.resources
         }
@@ -265,7 +274,7 @@ impl Start<'_> {
         id: &MachineId,
         dir: &MachineDir,
         begin: &Begin,
-        about: &Began,
+        about: &About,
         (slot, tap): (&Slot, PathBuf),
     ) -> Jail {
         let Qemu { build, kernel, .. } = &self.host.backend;
@@ -284,8 +293,8 @@ impl Start<'_> {
         };
         let line = Line {
             accel: build.accel,
-            memory_mib: about.0.memory_bytes >> 20,
-            cpus: about.0.cpus,
+            memory_mib: about.memory_bytes >> 20,
+            cpus: about.cpus,
             card: Some(Card { mac: link.mac }),
             origin,
         };
@@ -315,16 +324,8 @@ impl Start<'_> {
     ) -> Result<Process, EngineError> {
         let text = serde_json::to_vec(jail).map_err(EngineError::failed("describe the jail"))?;
         std::fs::write(&dir.jail, text).map_err(EngineError::failed("describe the jail"))?;
-        let command =
-            self.host.backend.jail_command.iter().map(|word| word.to_string_lossy().into_owned());
-        let spawn = Spawn {
-            id: id.to_string(),
-            argv: command.chain([dir.jail.to_string_lossy().into_owned()]).collect(),
-            cgroup_procs: group.procs_files(),
-            cwd: dir.dir.clone(),
-            oom_score_adj: OOM_SCORE,
-        };
-        let spawned = self.host.footprint.keeper.spawn(spawn, START_MAX).await;
+        let command = &self.host.backend.jail_command;
+        let spawned = self.host.spawn(id, command, &dir.jail, group, START_MAX).await;
         let (ended, stderr) = spawned.map_err(EngineError::failed("start QEMU"))?;
         if ended != (Ended::Code { code: 0 }) {
             let line = last_line(&stderr);
@@ -347,50 +348,26 @@ impl Start<'_> {
 }
 
 /// What a machine began from, kept beside it for the daemon that saves it.
-pub(super) struct Began(pub(super) About);
-
-impl Began {
-    const FILE: &'static str = "began.json";
-
-    fn write(&self, dir: &MachineDir) -> Result<(), EngineError> {
-        let text = serde_json::to_vec(&self.0).expect("it has text keys only");
-        std::fs::write(dir.dir.join(Self::FILE), text)
-            .map_err(EngineError::failed("note what the machine began from"))
-    }
-
-    pub(super) fn read(dir: &MachineDir) -> Option<About> {
-        serde_json::from_slice(&std::fs::read(dir.dir.join(Self::FILE)).ok()?).ok()
-    }
+fn write_began(dir: &MachineDir, about: &About) -> Result<(), EngineError> {
+    let text = serde_json::to_vec(about).expect("it has text keys only");
+    std::fs::write(dir.dir.join(BEGAN), text)
+        .map_err(EngineError::failed("note what the machine began from"))
 }
 
-/// Putting memory and disk in their places.
-struct Placing {
-    dir: MachineDir,
-    about: About,
-    from: Option<(File, File)>,
+pub(super) fn read_began(dir: &MachineDir) -> Option<About> {
+    serde_json::from_slice(&std::fs::read(dir.dir.join(BEGAN)).ok()?).ok()
 }
 
-impl Placing {
-    fn of(dir: &MachineDir, begin: &Begin, about: &About) -> io::Result<Self> {
-        let from = match begin {
-            Begin::Kernel => None,
-            Begin::Unit(unit) => Some((unit.memory.try_clone()?, unit.disk.try_clone()?)),
-        };
-        Ok(Self { dir: dir.clone(), about: about.clone(), from })
-    }
-
-    /// Blocks.
-    fn place(self) -> io::Result<()> {
-        let Self { dir, about, from } = self;
-        let Some((memory, disk)) = from else {
-            let memory = unit::create(&dir.memory, Some(READERS))?;
-            unit::fresh_memory(&memory, about.memory_bytes, &about.unit)?;
-            return disk::format(&unit::create(&dir.disk, None)?, about.disk_bytes >> 20);
-        };
-        unit::link_or_copy(&memory, &dir.memory, Some(READERS))?;
-        readable(&memory)?;
-        unit::copy_disk(&disk, &unit::create(&dir.disk, None)?, about.disk_bytes, None)
-    }
+/// Puts memory and disk in their places; `from`: those of a unit. Blocks.
+fn place(dir: &MachineDir, about: &About, from: Option<(File, File)>) -> io::Result<()> {
+    let Some((memory, disk)) = from else {
+        let memory = unit::create(&dir.memory, Some(READERS))?;
+        unit::fresh_memory(&memory, about.memory_bytes, &about.unit)?;
+        return disk::format(&unit::create(&dir.disk, None)?, about.disk_bytes >> 20);
+    };
+    unit::link_or_copy(&memory, &dir.memory, Some(READERS))?;
+    readable(&memory)?;
+    unit::copy_disk(&disk, &unit::create(&dir.disk, None)?, about.disk_bytes, None)
 }
 
 /// A save that was imported is root's alone until it is used.
@@ -414,10 +391,10 @@ async fn load(
     let Unit { about, delta, state, .. } = unit;
     if let Some(delta) = delta {
         let memory = dir.memory.clone();
-        let copied = spawn_blocking(move || {
+        blocking(WHAT, move || {
             GuestMemory::of(pid, &File::open(memory)?, about.memory_bytes)?.copy_in(&delta)
-        });
-        copied.await.map_err(EngineError::failed(WHAT))?.map_err(EngineError::failed(WHAT))?;
+        })
+        .await?;
     }
     let state = read_all(&state).map_err(EngineError::failed(WHAT))?;
     monitor.load_state(&state).await.map_err(EngineError::failed(WHAT))
@@ -435,14 +412,5 @@ fn full_or_failed(error: io::Error) -> EngineError {
     if error.kind() == io::ErrorKind::StorageFull {
         return EngineError::DiskFull(format!("the machine has no room: {error}"));
     }
-    EngineError::failed("make the machine's memory and disk")(error)
-}
-
-/// The machine's directory, anew: nothing of another machine is taken for ours.
-fn make_dir(dir: &MachineDir) -> io::Result<()> {
-    for made in [&dir.dir, &dir.root, &dir.run] {
-        std::fs::create_dir(made)?;
-        rustix::fs::chmod(made, Mode::RWXU)?;
-    }
-    Ok(())
+    EngineError::failed(PLACING)(error)
 }

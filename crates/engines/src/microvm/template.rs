@@ -23,8 +23,7 @@ use super::Qemu;
 use super::control::Keep;
 use super::start::{Begin, Owner, Start};
 use crate::INIT;
-use crate::host::{HostMachine, Shared};
-use crate::machines::Removable;
+use crate::host::{HostMachine, Shared, blocking};
 
 /// One for each image and size that is in use; each takes what a kernel and an agent take, tens of MiB.
 const TEMPLATES_MAX: usize = 32;
@@ -115,9 +114,8 @@ impl Shared<Qemu> {
         }
         let dir = self.backend.templates.0.clone();
         let kept = place.clone();
-        let placed =
-            spawn_blocking(move || put_in_place(&fresh, &kept).map(|()| Templates::tidy(&dir)));
-        placed.await.map_err(EngineError::failed(WHAT))?.map_err(EngineError::failed(WHAT))?;
+        let put = move || put_in_place(&fresh, &kept).map(|()| Templates::tidy(&dir));
+        blocking(WHAT, put).await?;
         Ok(place)
     }
 

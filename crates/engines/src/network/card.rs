@@ -31,6 +31,7 @@ use tokio::task::spawn_blocking;
 use super::links::Links;
 use super::names::{Block, card_link, far_index};
 use super::{NetworkError, Slot};
+use crate::directory::absent;
 
 /// The group of cards that are removed, in the parking namespace, where no other link is in it.
 const GONE: u32 = 1;
@@ -121,7 +122,7 @@ pub(super) fn place(path: &Path, device: Device) -> io::Result<()> {
         return Ok(());
     }
     // Of a card that is about to end, or that somebody removed whose kernel made no node.
-    remove_node(path)?;
+    absent(fs::remove_file(path))?;
     let mode = Mode::RUSR | Mode::WUSR;
     let device = makedev(device.0, device.1);
     Ok(mknodat(CWD, path, FileType::CharacterDevice, mode, device)?)
@@ -129,14 +130,7 @@ pub(super) fn place(path: &Path, device: Device) -> io::Result<()> {
 
 /// The kernel removes what it made; this is for what `place` made. Only for cards that are gone.
 pub(super) fn forget_nodes(block: Block, slots: impl IntoIterator<Item = u16>) -> io::Result<()> {
-    slots.into_iter().try_for_each(|slot| remove_node(&node(block.card_index(slot))))
-}
-
-fn remove_node(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        done => done,
-    }
+    slots.into_iter().try_for_each(|slot| absent(fs::remove_file(node(block.card_index(slot)))))
 }
 
 /// The name or the number is in use, or the far end has a card already.

@@ -1,8 +1,10 @@
 //! What the network of the host is like, and the switches we need in it.
 
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::Ipv4Addr;
+
+use crate::directory::absent;
 
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 /// The second is where a local stub resolver names the servers behind it.
@@ -19,10 +21,7 @@ pub(super) fn enable_forwarding() -> io::Result<()> {
 
 /// For one link, or `default`: those that come. A kernel without IPv6 is fine.
 pub(super) fn disable_ipv6(link: &str) -> io::Result<()> {
-    match fs::write(format!("/proc/sys/net/ipv6/conf/{link}/disable_ipv6"), "1") {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        done => done,
-    }
+    absent(fs::write(format!("/proc/sys/net/ipv6/conf/{link}/disable_ipv6"), "1"))
 }
 
 /// The name server that guests are sent to: the first that is not on the loopback of the host,

@@ -35,6 +35,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use torpor_lifecycle::chain;
 use torpor_lifecycle::engine::{EgressProxy, GuestRegistry};
 use torpor_protocol::{Network as Policy, SandboxId};
 
@@ -61,6 +62,7 @@ mod namespace;
 mod netlink;
 mod pace;
 mod packet;
+mod packet_log;
 mod pool;
 mod reach;
 mod registrations;
@@ -69,7 +71,6 @@ mod slot;
 mod tend;
 #[cfg(test)]
 mod tests;
-mod told;
 mod traces;
 
 pub use card::Tap;
@@ -162,12 +163,12 @@ impl Network {
         let lists = lists_of(left, &closed);
         let prepared = async {
             links.add_local(block.egress_proxy().address, &names.label()).await?;
-            let makeup = Makeup { names: &names, block, resolver, closed: &closed, tells: true };
-            let telling = load(makeup, &lists).await?;
+            let makeup = Makeup { names: &names, block, resolver, closed: &closed, logs: true };
+            let log = load(makeup, &lists).await?;
             let pool = tend::existing_slots(&links, &names, block, fresh, left).await?;
-            Ok((pool, Parking::new(namespace)?, telling))
+            Ok((pool, Parking::new(namespace)?, log))
         };
-        let (pool, parking, telling) = match prepared.await {
+        let (pool, parking, log) = match prepared.await {
             Ok(prepared) => prepared,
             Err(error) => {
                 // What an earlier daemon left may have machines on it; what is new has not.
@@ -192,7 +193,7 @@ impl Network {
             lists: Mutex::new(lists),
         });
         let mut tasks = vec![tokio::spawn(tend::tend(Arc::clone(&shared)))];
-        tasks.extend(telling.map(|socket| tokio::spawn(told::listen(socket, block, registry))));
+        tasks.extend(log.map(|socket| tokio::spawn(packet_log::listen(socket, block, registry))));
         Ok(Self { shared, tasks })
     }
 
@@ -238,11 +239,6 @@ impl Network {
     pub(crate) fn swept(&self, slots: &[u16]) {
         self.shared.pool.lock().swept(slots);
         self.shared.work.notify_one();
-    }
-
-    /// The same as dropping it.
-    pub fn release(&self, slot: Slot) {
-        drop(slot);
     }
 
     /// Where guests ask for names.
@@ -343,17 +339,17 @@ async fn load(
         let lists = lists.iter().map(|(slot, reach)| list::list(names, block, *slot, reach));
         [rules::table(&makeup)].into_iter().chain(lists).collect::<String>()
     };
-    let why = match told::open(makeup.block.log_group()).await {
+    let why = match packet_log::open(makeup.block.log_group()).await {
         Ok(socket) => match firewall::apply(&script(makeup)).await {
             Ok(()) => return Ok(Some(socket)),
             Err(error) => error,
         },
         Err(error) => NetworkError::host("listen to the packet log")(error),
     };
-    makeup.tells = false;
+    makeup.logs = false;
     firewall::apply(&script(makeup)).await?;
     // It was this that failed, and nothing else.
-    tracing::warn!(error = %tend::Chain(&why), "what the firewall decides is not told");
+    tracing::warn!(error = %chain(&why), "what the firewall decides is not told");
     Ok(None)
 }
 

@@ -18,7 +18,7 @@
 //! group is closed. What takes more to say is in the slot's own chains (`list`).
 //!
 //! Every first packet that passes and every one that is refused is told to the installation's group
-//! of the kernel's packet log (`told`), as many of each slot as its reader can take.
+//! of the kernel's packet log (`packet_log`), as many of each slot as its reader can take.
 //!
 //! Only numbers, addresses and names of our own making are put into the text.
 
@@ -29,7 +29,7 @@ use torpor_protocol::AddressRange;
 
 use super::closed::{Closed, INSIDE, NEVER};
 use super::names::{Block, GATEWAY, GUEST, Names, SLOTS};
-use super::told::Telling;
+use super::packet_log::Verdict;
 
 /// The table, with names in percent signs for what differs between installations.
 const TABLE: &str = include_str!("table.nft");
@@ -47,18 +47,18 @@ pub(super) struct Makeup<'a> {
     pub(super) resolver: Option<Ipv4Addr>,
     pub(super) closed: &'a Closed,
     /// Whether the kernel can tell what it decides.
-    pub(super) tells: bool,
+    pub(super) logs: bool,
 }
 
 /// The whole table, replacing the one that is there, if any, without a moment in between.
 pub(super) fn table(makeup: &Makeup<'_>) -> String {
-    let Makeup { names, block, resolver, closed, tells } = *makeup;
+    let Makeup { names, block, resolver, closed, logs } = *makeup;
     let ours = format!("\"{}*\"", names.link_prefix());
     let names_rule = resolver.map_or(String::new(), |resolver| {
         format!("ip daddr {GATEWAY} meta l4proto {{ tcp, udp }} th dport 53 dnat ip to {resolver}")
     });
-    let tell = |telling: Telling| {
-        if tells { telling.rule(&ours, block.log_group()) } else { String::new() }
+    let log = |verdict: Verdict| {
+        if logs { verdict.rule(&ours, block.log_group()) } else { String::new() }
     };
     let proxy = block.egress_proxy();
     let closed: Vec<String> = closed.ranges().iter().map(AddressRange::to_string).collect();
@@ -69,9 +69,9 @@ pub(super) fn table(makeup: &Makeup<'_>) -> String {
         ("%closed%", closed.join(", ")),
         ("%never%", NEVER.join(", ")),
         ("%inside%", INSIDE.to_owned()),
-        ("%tell_allowed%", tell(Telling::Allowed)),
-        ("%tell_asked%", tell(Telling::Asked)),
-        ("%tell_refused%", tell(Telling::Refused)),
+        ("%log_allowed%", log(Verdict::Allowed)),
+        ("%log_asked%", log(Verdict::Asked)),
+        ("%log_refused%", log(Verdict::Refused)),
         ("%ours%", ours.clone()),
         ("%guest%", GUEST.to_string()),
         ("%guest_number%", u32::from(GUEST).to_string()),
@@ -142,18 +142,13 @@ mod tests {
     fn only_what_there_is_is_made_a_rule_of() {
         let names = Names::new("0a1b2c3d").expect("a tag");
         let closed = Closed::new(&["192.0.2.0/24".parse().expect("a range")]);
-        let mut makeup = Makeup {
-            names: &names,
-            block: Block(0),
-            resolver: None,
-            closed: &closed,
-            tells: false,
-        };
+        let mut makeup =
+            Makeup { names: &names, block: Block(0), resolver: None, closed: &closed, logs: false };
         let text = table(&makeup);
         assert!(!text.contains("dnat ip to") && !text.contains("log prefix"));
         assert!(text.contains("192.0.2.0/24"));
         makeup.resolver = Some(Ipv4Addr::new(10, 255, 255, 53));
-        makeup.tells = true;
+        makeup.logs = true;
         let text = table(&makeup);
         assert!(text.contains("dnat ip to 10.255.255.53"));
         assert_eq!(text.matches("log prefix").count(), 3);

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
+use torpor_lifecycle::chain;
 
 use super::conntrack::Flow;
 use super::names::{GATEWAY, GATEWAY_MAC, GUEST, GUEST_MAC, PREFIX, far_index};
 use super::reach::Reach;
-use super::tend::Chain;
 use super::{NetworkError, Shared, conntrack, firewall, list};
 
 /// A pair of links that belongs to one machine. Dropping it gives it back: it is handed on when
@@ -128,7 +128,7 @@ impl Slot {
         };
         if let Err(error) = paced {
             let slot = self.number;
-            tracing::warn!(slot, error = %Chain(&error), "what is too much is lost and not late");
+            tracing::warn!(slot, error = %chain(&error), "what is too much is lost and not late");
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
+use torpor_lifecycle::chain;
 
 use super::links::Links;
 use super::names::{Block, Names, far_index, far_link};
@@ -43,7 +44,7 @@ async fn refill(shared: &Arc<Shared>) {
         match made {
             Ok(index) => pool.made(number, index),
             Err(error) => {
-                tracing::warn!(slot = number, error = %Chain(&error), "could not make a network slot");
+                tracing::warn!(slot = number, error = %chain(&error), "could not make a network slot");
                 pool.not_made(number, error);
                 break;
             }
@@ -123,14 +124,14 @@ async fn clear(shared: &Arc<Shared>) {
     let unused = doubtful.into_iter().filter(|(number, _)| !used.contains(number));
     let unused: Vec<(u16, u32)> = unused.collect();
     if let Err(error) = remove_cards(shared, &parking, &unused).await {
-        tracing::warn!(error = %Chain(&error), "could not remove the network cards of slots");
+        tracing::warn!(error = %chain(&error), "could not remove the network cards of slots");
         return;
     }
     for (number, index) in unused {
         match reset(shared, number, index).await {
             Ok(()) => shared.pool.lock().cleared(number),
             Err(error) => {
-                tracing::warn!(slot = number, error = %Chain(&error), "could not reset a network slot");
+                tracing::warn!(slot = number, error = %chain(&error), "could not reset a network slot");
             }
         }
     }
@@ -170,19 +171,4 @@ async fn reset(shared: &Shared, number: u16, index: u32) -> Result<(), NetworkEr
         shared.lists.lock().remove(&number);
     }
     shared.links.set_open(index, true).await
-}
-
-/// An error with its causes, for the log.
-pub(super) struct Chain<'a>(pub(super) &'a NetworkError);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut cause = std::error::Error::source(self.0);
-        while let Some(error) = cause {
-            write!(f, ": {error}")?;
-            cause = error.source();
-        }
-        Ok(())
-    }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use tokio::process::Command;
 use tokio::time::timeout;
+use torpor_lifecycle::chain;
 
 use crate::gvisor::build::Build;
 use crate::program::search_path;
@@ -103,12 +104,6 @@ async fn run(program: impl AsRef<Path>, args: &[&str]) -> io::Result<Output> {
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
     Err(io::Error::other(format!("{}: {}", output.status, stderr.trim())))
-}
-
-/// An error and its causes in one line.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Something nobody else has.

@@ -9,10 +9,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::json;
 use tokio::process::Command;
 use tokio::time::timeout;
+use torpor_lifecycle::chain;
 use torpor_lifecycle::guest::Guest;
 
-use super::{Finding, chain, run, unique};
+use super::{Finding, run, unique};
 use crate::AGENT;
+use crate::directory;
 use crate::gvisor::build::{Build, BuildError, remove_state};
 use crate::packet::SeqPacket;
 
@@ -109,7 +111,6 @@ fn bundle(dir: &Path) -> io::Result<()> {
 /// A new directory that nobody else can enter.
 pub(super) fn tempdir() -> io::Result<std::path::PathBuf> {
     let dir = std::env::temp_dir().join(format!("torpor-probe-{}", unique()));
-    std::fs::create_dir(&dir)?;
-    rustix::fs::chmod(&dir, rustix::fs::Mode::RWXU)?;
+    directory::fresh(&dir)?;
     Ok(dir)
 }

@@ -32,24 +32,38 @@ pub struct ProcessSpec {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
 pub struct TerminalSize {
     pub cols: u16,
     pub rows: u16,
 }
 
-/// When a process that ended is started again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
 pub struct Supervision {
-    /// Unique among the supervised; addresses the process across restarts.
+    /// Unique in the sandbox.
     pub name: Option<String>,
     pub restart: RestartPolicy,
-    /// None: as often as it takes.
     pub max_restarts: Option<u32>,
     pub initial_backoff_ms: u64,
     pub max_backoff_ms: u64,
-    /// How to find out whether it is well. One that is not is killed and counts as failed.
-    #[serde(default)]
+    /// How to find out whether it is well; one that is not counts as ended.
     pub health: Option<HealthCheck>,
+}
+
+impl Default for Supervision {
+    fn default() -> Self {
+        Self {
+            name: None,
+            restart: RestartPolicy::OnFailure,
+            max_restarts: None,
+            initial_backoff_ms: 500,
+            max_backoff_ms: 30_000,
+            health: None,
+        }
+    }
 }
 
 /// A look at a process from time to time.

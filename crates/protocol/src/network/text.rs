@@ -4,9 +4,10 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{AddressRange, Destination, HostBinding, HostPattern, WebRule};
+use crate::id::parsed_from_text;
 
 /// A text that is no range of addresses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -226,12 +227,7 @@ macro_rules! text_in_json {
             }
         }
 
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = String::deserialize(deserializer)?;
-                text.parse().map_err(serde::de::Error::custom)
-            }
-        }
+        parsed_from_text!($name);
 
         #[cfg(feature = "openapi")]
         impl utoipa::PartialSchema for $name {

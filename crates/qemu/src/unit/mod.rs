@@ -35,7 +35,7 @@ use rustix::fs::{Gid, Mode, OFlags, fchmod, fchown};
 use serde::{Deserialize, Serialize};
 
 use crate::memory::PAGE;
-use crate::monitor::shortened;
+use crate::monitor::{STATE_MAX, shortened};
 use seal::Kind;
 
 pub use delta::{Delta, DeltaSize, worth_a_delta, write_delta};
@@ -51,8 +51,6 @@ pub const ABOUT_FILE: &str = "machine.json";
 
 /// Largest `machine.json`: a kilobyte is usual.
 const ABOUT_MAX: u64 = 64 * 1024;
-/// Largest device state: 12 kB is usual, and it is in memory while it is hashed.
-const STATE_MAX: u64 = 16 * 1024 * 1024;
 
 /// `machine.json`: what a machine must be revived with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -255,7 +253,7 @@ fn read_small(file: &File, max: u64) -> Result<Vec<u8>, Flaw> {
 }
 
 fn hash_small(file: &File) -> Result<String, Flaw> {
-    let bytes = read_small(file, STATE_MAX)?;
+    let bytes = read_small(file, STATE_MAX as u64)?;
     // Who gets the file starts to read at its beginning.
     rustix::fs::seek(file, rustix::fs::SeekFrom::Start(0)).map_err(io::Error::from)?;
     Ok(blake3::hash(&bytes).to_hex().to_string())

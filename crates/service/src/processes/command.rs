@@ -2,8 +2,8 @@
 //! was sent is refused rather than ignored.
 
 use torpor_lifecycle::guest::{Guest, GuestError};
-use torpor_protocol::api::{Command, Supervise};
-use torpor_protocol::guest::{ProcessSpec, Request, Supervision};
+use torpor_protocol::api::Command;
+use torpor_protocol::guest::{ProcessSpec, Request};
 
 use crate::error::{Error, Result};
 
@@ -56,20 +56,14 @@ fn common(command: Command) -> ProcessSpec {
         cwd: command.cwd,
         user: command.user,
         stdin: false,
-        terminal: command.terminal.map(Into::into),
+        terminal: command.terminal,
         timeout_ms: command.timeout_ms,
         survives_detach: false,
         keep_awake: command.keep_awake,
-        supervise: command.supervise.map(supervision),
+        supervise: command.supervise,
         discard_stdout: command.discard_stdout,
         discard_stderr: command.discard_stderr,
     }
-}
-
-fn supervision(supervise: Supervise) -> Supervision {
-    let Supervise { name, restart, max_restarts, initial_backoff_ms, max_backoff_ms, health } =
-        supervise;
-    Supervision { name, restart, max_restarts, initial_backoff_ms, max_backoff_ms, health }
 }
 
 /// How a path names a process: by number, or by the name of a supervised one.

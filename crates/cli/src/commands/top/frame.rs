@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use tokio::time::Instant;
-use torpor_protocol::api::Size;
+use torpor_protocol::guest::TerminalSize;
 use torpor_protocol::snapshot::SandboxUsage;
 use torpor_protocol::{SandboxId, State, Tier};
 
@@ -46,7 +46,7 @@ pub(super) fn draw(
     mut usages: Vec<SandboxUsage>,
     percents: &HashMap<SandboxId, f64>,
     now_ms: u64,
-    size: Option<Size>,
+    size: Option<TerminalSize>,
 ) -> String {
     // Busy ones on top; f64 has no order, hundredths have one.
     let busy = |usage: &SandboxUsage| percents.get(&usage.id).map_or(0, |p| (p * 100.0) as u64);
@@ -184,13 +184,13 @@ cold   asleep (cold)   10.0 MiB / 1 GiB   -     2.0 KiB   41.0 MiB   2s         
         let many: Vec<_> =
             (0..50).map(|n| usage(&format!("s-{n}"), State::Running, None)).collect();
         for rows in [1, 4, 5, 6, 24] {
-            let size = Some(Size { cols: 30, rows });
+            let size = Some(TerminalSize { cols: 30, rows });
             let text = draw(many.clone(), &HashMap::new(), 60_000, size);
             let fits = text.lines().count() <= usize::from(rows).max(OTHER_LINES);
             assert!(fits && text.lines().all(|line| line.chars().count() <= 30), "{rows}:\n{text}");
             assert!(text.contains("… and "), "{text}");
         }
-        let size = Some(Size { cols: 200, rows: 54 });
+        let size = Some(TerminalSize { cols: 200, rows: 54 });
         let text = draw(many, &HashMap::new(), 60_000, size);
         assert_eq!(text.lines().count(), 53, "all fit:\n{text}");
     }

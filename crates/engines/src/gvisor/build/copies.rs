@@ -18,8 +18,7 @@ use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
 use super::{Build, BuildError, HASH_DIGITS, SIDECARS, parts};
-use crate::directory;
-use crate::machines::absent;
+use crate::directory::{self, absent};
 
 const PROGRAM: &str = "runsc";
 

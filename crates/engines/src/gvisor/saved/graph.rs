@@ -131,13 +131,7 @@ impl<'a> Graph<'a> {
         let Value::Struct(of) = value else {
             return Err(Fault::Absurd("what should be a struct is none".into()));
         };
-        let known = self.type_of(of.kind)?;
-        let field = known.fields.iter().position(|field| *field == name.as_bytes());
-        let missing = || {
-            let of = Excerpt::of(known.name);
-            Fault::Shape(format!("{of} has no field {name}"))
-        };
-        of.number_at(field.ok_or_else(missing)?)
+        of.number_at(self.type_of(of.kind)?.field(name.as_bytes())?)
     }
 
     /// What a pointer points to.
@@ -200,18 +194,23 @@ impl<'a> Graph<'a> {
     }
 }
 
+impl Type<'_> {
+    /// The place of a field among the others.
+    fn field(&self, name: &[u8]) -> Result<usize, Fault> {
+        self.fields.iter().position(|field| *field == name).ok_or_else(|| {
+            let (of, name) = (Excerpt::of(self.name), Excerpt::of(name));
+            Fault::Shape(format!("{of} has no field {name}"))
+        })
+    }
+}
+
 impl<'g, 'a> Fields<'g, 'a> {
     pub(super) fn is(&self, name: &str) -> bool {
         self.of.name == name.as_bytes()
     }
 
     fn get(&self, name: &[u8]) -> Result<Value<'a>, Fault> {
-        let index = self.of.fields.iter().position(|field| *field == name);
-        let Some(index) = index else {
-            let (of, name) = (Excerpt::of(self.of.name), Excerpt::of(name));
-            return Err(Fault::Shape(format!("{of} has no field {name}")));
-        };
-        Ok(self.values[index])
+        Ok(self.values[self.of.field(name)?])
     }
 
     /// A number, bare or in the struct that makes it atomic.

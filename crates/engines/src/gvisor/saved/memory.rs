@@ -17,7 +17,7 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Range as Bytes;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use torpor_lifecycle::engine::See;
@@ -45,20 +45,12 @@ const CHUNK: usize = 256 * 1024;
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     /// In rising order; what lies between them is zero.
-    saved: Vec<Range>,
+    saved: Vec<Extent>,
     /// Of its last range, saved or not.
     end: u64,
 }
 
-/// Bytes of a memory file, and where they begin in `pages.img`.
-#[derive(Debug, Clone, Copy)]
-struct Range {
-    start: u64,
-    end: u64,
-    page: u64,
-}
-
-/// Bytes of a guest's file, and where they begin in `pages.img`.
+/// Bytes of a memory file or of a guest's file, and where they begin in `pages.img`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
     pub(super) start: u64,
@@ -164,7 +156,7 @@ impl Memory {
         }
         self.end = end;
         if saved {
-            self.saved.push(Range { start, end, page: *page });
+            self.saved.push(Extent { start, end, page: *page });
             let after = page.checked_add(end - start);
             *page = after.ok_or_else(|| Fault::Absurd("memory has no end".into()))?;
         }
@@ -231,8 +223,8 @@ fn absent() -> Fault {
 }
 
 /// Where a file has data that consists of `extents`.
-pub(super) fn data(extents: &[Extent]) -> Vec<Bytes<u64>> {
-    let mut data: Vec<Bytes<u64>> = Vec::new();
+pub(super) fn data(extents: &[Extent]) -> Vec<Range<u64>> {
+    let mut data: Vec<Range<u64>> = Vec::new();
     for extent in extents {
         match data.last_mut() {
             Some(last) if last.end == extent.start => last.end = extent.end,

@@ -208,7 +208,7 @@ fn a_slot_is_handed_on_when_its_card_is_closed_and_then_has_none() {
         let mut card = Card::open(&tap.path);
         send_to_guest(&slot, b"for the former owner");
         assert!(card.next().ends_with(b"for the former owner"));
-        network.release(slot);
+        drop(slot);
         let mut held = Vec::new();
         for _ in 0..30 {
             held.push(network.take(&ON).await.expect("a slot"));

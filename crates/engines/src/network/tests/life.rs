@@ -42,7 +42,7 @@ fn a_closed_network_leaves_nothing() {
         let tag = fresh_tag();
         let network = world.network(&tag).await;
         let slot = network.take(&ON).await.expect("a slot");
-        network.release(slot);
+        drop(slot);
         assert!(traces(&tag).await.len() >= 5, "link, namespace, table, address, claim");
         close(network).await.expect("closed");
         assert_eq!(traces(&tag).await, Vec::<String>::new());
@@ -162,7 +162,7 @@ fn a_slot_is_handed_on_only_when_its_socket_is_closed() {
         let slot = network.take(&Policy::CLOSED).await.expect("a slot");
         let number = slot.number();
         let socket = slot.packet_socket().expect("a socket");
-        network.release(slot);
+        drop(slot);
         let again = |held: &[super::super::Slot]| held.iter().any(|s| s.number() == number);
         let mut held = Vec::new();
         for _ in 0..30 {
@@ -248,7 +248,7 @@ fn what_the_world_still_sends_to_a_former_guest_reaches_nobody() {
         let (_, caller) = server.recv_from(&mut [0; 100]).expect("a datagram");
         server.send_to(b"in time", caller).expect("sent");
         assert!(read(former).ends_with(b"in time"));
-        network.release(slot);
+        drop(slot);
         let slot = eventually("the slot comes back", async || {
             let slot = network.take(&ON).await.expect("a slot");
             (slot.number() == number).then_some(slot)

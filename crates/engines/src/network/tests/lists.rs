@@ -274,7 +274,7 @@ fn a_slot_is_handed_on_without_the_lists_of_its_former_guest() {
         let slot = network.take(&only).await.expect("a slot");
         let number = slot.number();
         assert_eq!(chains(&network, number).len(), 8);
-        network.release(slot);
+        drop(slot);
         let slot = eventually("the slot comes back", async || {
             let slot = network.take(&ON).await.expect("a slot");
             (slot.number() == number).then_some(slot)

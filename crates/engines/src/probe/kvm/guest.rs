@@ -26,43 +26,20 @@ const SIZE: usize = 5 * PAGE;
 const BEFORE: [u64; 2] = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
 const AFTER: u64 = 0x5555_aaaa_5555_aaaa;
 
-/// One word at the end of each step; registers are set before.
-const CODE: [u8; 35] = [
-    0xe6,
-    Step::Enter.port(), //            out   port, al
-    0x48,
-    0xff,
-    0xc9, //                    dec   rcx
-    0x75,
-    0xfb, //                          jnz   the line above
-    0xe6,
-    Step::WarmUp.port(), //           out   port, al
-    0xf0,
-    0x48,
-    0x0f,
-    0xc7,
-    0x0f, //        lock cmpxchg16b [rdi]
-    0x0f,
-    0x94,
-    0xc0, //                    sete  al
-    0x66,
-    0x0f,
-    0xef,
-    0xc0, //              pxor  xmm0, xmm0
-    0xe6,
-    Step::Exchange.port(), //         out   port, al
-    0x48,
-    0x89,
-    0xf1, //                    mov   rcx, rsi
-    0x48,
-    0xff,
-    0xc9, //                    dec   rcx
-    0x75,
-    0xfb, //                          jnz   the line above
-    0xe6,
-    Step::Race.port(), //             out   port, al
-    0xf4,
-    0xf4, //                          hlt
+/// An instruction a line. One word at the end of each step; registers are set before.
+const CODE: [&[u8]; 12] = [
+    &[0xe6, Step::Enter.port()],     // out   port, al
+    &[0x48, 0xff, 0xc9],             // dec   rcx
+    &[0x75, 0xfb],                   // jnz   the line above
+    &[0xe6, Step::WarmUp.port()],    // out   port, al
+    &[0xf0, 0x48, 0x0f, 0xc7, 0x0f], // lock cmpxchg16b [rdi]
+    &[0x0f, 0x94, 0xc0],             // sete  al
+    &[0x66, 0x0f, 0xef, 0xc0],       // pxor  xmm0, xmm0
+    &[0xe6, Step::Exchange.port()],  // out   port, al
+    &[0x48, 0x89, 0xf1],             // mov   rcx, rsi
+    &[0x48, 0xff, 0xc9, 0x75, 0xfb], // dec   rcx; jnz back to it
+    &[0xe6, Step::Race.port()],      // out   port, al
+    &[0xf4, 0xf4],                   // hlt
 ];
 
 /// In a page table: there, may be written, and covers 2 MiB.
@@ -179,7 +156,8 @@ impl Memory {
         ] {
             bytes[at..at + 8].copy_from_slice(&entry.to_le_bytes());
         }
-        bytes[PROGRAM..PROGRAM + CODE.len()].copy_from_slice(&CODE);
+        let code = CODE.concat();
+        bytes[PROGRAM..PROGRAM + code.len()].copy_from_slice(&code);
         memory
     }
 

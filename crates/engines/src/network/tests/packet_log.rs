@@ -132,7 +132,7 @@ fn the_guard_hears_when_nobody_has_an_address_any_more() {
         let slot = network.take(&proxied()).await.expect("a slot");
         let address = slot.address();
         let socket = slot.packet_socket().expect("a socket");
-        network.release(slot);
+        drop(slot);
         for _ in 0..20 {
             network.take(&ON).await.expect("a slot");
         }

@@ -53,16 +53,16 @@ const PREFIX: u16 = 10;
 /// Protocols with ports in the first four bytes: TCP, UDP, DCCP, SCTP, UDP-Lite.
 const WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
 
-/// What is told.
+/// What became of a packet that is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Telling {
+pub(super) enum Verdict {
     Allowed,
     /// A question for a name, which goes to another address than the guest knows.
     Asked,
     Refused,
 }
 
-impl Telling {
+impl Verdict {
     const ALL: [Self; 3] = [Self::Allowed, Self::Asked, Self::Refused];
 
     fn prefix(self) -> &'static str {
@@ -77,8 +77,8 @@ impl Telling {
     /// one connection among others has to make very many. What is refused did not happen.
     pub(super) fn rule(self, ours: &str, group: u16) -> String {
         let (set, rate, burst) = match self {
-            Self::Allowed | Self::Asked => ("told_allowed", 1_000, 2_000),
-            Self::Refused => ("told_refused", 100, 200),
+            Self::Allowed | Self::Asked => ("logged_allowed", 1_000, 2_000),
+            Self::Refused => ("logged_refused", 100, 200),
         };
         format!(
             "iifname {ours} update @{set} {{ iif limit rate {rate}/second burst {burst} packets }} \
@@ -150,7 +150,7 @@ pub(super) async fn listen(socket: OwnedFd, block: Block, registry: Arc<dyn Gues
         });
         match received {
             Ok(Ok((length, _))) => {
-                for (guest, packet) in told(&buffer[..length], block) {
+                for (guest, packet) in logged(&buffer[..length], block) {
                     registry.packet_logged(guest, packet);
                 }
             }
@@ -186,18 +186,18 @@ impl Losses {
 }
 
 /// Who, and what became of it.
-fn told(bytes: &[u8], block: Block) -> impl Iterator<Item = (Ipv4Addr, LoggedPacket)> {
+fn logged(bytes: &[u8], block: Block) -> impl Iterator<Item = (Ipv4Addr, LoggedPacket)> {
     let packets = messages(bytes).filter(|(kind, _)| *kind == PACKET);
     packets.filter_map(move |(_, message)| {
         let attributes = attributes(message);
         let prefix = find(attributes, PREFIX)?;
         let prefix = prefix.strip_suffix(&[0]).unwrap_or(prefix);
-        let telling = Telling::ALL.into_iter().find(|all| all.prefix().as_bytes() == prefix)?;
+        let verdict = Verdict::ALL.into_iter().find(|all| all.prefix().as_bytes() == prefix)?;
         let (guest, mut passed) = packet(find(attributes, PAYLOAD)?)?;
-        match telling {
-            Telling::Allowed => {}
-            Telling::Asked => passed.to = GATEWAY,
-            Telling::Refused => passed.allowed = false,
+        match verdict {
+            Verdict::Allowed => {}
+            Verdict::Asked => passed.to = GATEWAY,
+            Verdict::Refused => passed.allowed = false,
         }
         block.has_guest(guest).then_some((guest, passed))
     })
@@ -250,7 +250,7 @@ mod tests {
             notice("torpor refused", &ip(GUEST, 1, 0)),
             notice("torpor asked", &ip(GUEST, 17, 0)),
         ];
-        let read: Vec<_> = told(&bytes.concat(), Block(0)).collect();
+        let read: Vec<_> = logged(&bytes.concat(), Block(0)).collect();
         let passed = LoggedPacket { protocol: 6, to: TO, port: 443, allowed: true };
         let refused = LoggedPacket { protocol: 1, port: 0, allowed: false, ..passed };
         let asked = LoggedPacket { protocol: 17, to: GATEWAY, ..passed };
@@ -270,10 +270,10 @@ mod tests {
             notice("torpor allowed", &[]),
             message(netlink::DONE, 0, 0, &good),
         ] {
-            assert_eq!(told(&bytes, Block(0)).count(), 0);
+            assert_eq!(logged(&bytes, Block(0)).count(), 0);
         }
         let cut = notice("torpor allowed", &good[..22]);
-        let (_, passed) = told(&cut, Block(0)).next().expect("addresses are there");
+        let (_, passed) = logged(&cut, Block(0)).next().expect("addresses are there");
         assert_eq!(passed.port, 0, "and ports are not");
     }
 }

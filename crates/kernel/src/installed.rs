@@ -29,7 +29,7 @@ const STAGE: &str = ".stage-";
 /// Digits of an id: 128 bits, nobody finds two of them.
 const ID_DIGITS: usize = 32;
 
-/// A kernel that is not on the shelf yet.
+/// A kernel that is not installed yet.
 #[derive(Debug)]
 pub(crate) struct Draft {
     pub release: String,

@@ -1,30 +1,24 @@
 //! A started machine on its way to whoever asked for it.
 
-use torpor_lifecycle::engine::EngineError;
-
-use super::Turn;
-
-/// A machine that can be removed.
-pub(crate) trait Removable: Send + 'static {
-    /// Kills it and removes all of it; the caller holds the sandbox's turn.
-    fn destroy(self) -> impl Future<Output = Result<(), EngineError>> + Send;
-}
+use super::backend::Backend;
+use super::machine::HostMachine;
+use crate::machines::Turn;
 
 /// If whoever asked for it is gone, it is killed; until it is claimed or cleared no other start of the same
 /// sandbox begins.
-pub(crate) struct Unclaimed<M: Removable>(Option<(M, Turn)>);
+pub(super) struct Unclaimed<B: Backend>(Option<(HostMachine<B>, Turn)>);
 
-impl<M: Removable> Unclaimed<M> {
-    pub(crate) fn new(machine: M, turn: Turn) -> Self {
+impl<B: Backend> Unclaimed<B> {
+    pub(super) fn new(machine: HostMachine<B>, turn: Turn) -> Self {
         Self(Some((machine, turn)))
     }
 
-    pub(crate) fn claim(mut self) -> M {
+    pub(super) fn claim(mut self) -> HostMachine<B> {
         self.0.take().expect("claimed once").0
     }
 }
 
-impl<M: Removable> Drop for Unclaimed<M> {
+impl<B: Backend> Drop for Unclaimed<B> {
     fn drop(&mut self) {
         let Some((machine, turn)) = self.0.take() else { return };
         // Without a runtime the daemon ends; the next one sweeps.
