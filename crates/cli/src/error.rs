@@ -7,6 +7,7 @@
 use std::io;
 use std::process::ExitCode;
 
+use torpor_client::{Error as Client, Subject};
 use torpor_protocol::{ErrorBody, ErrorCode};
 
 use crate::output;
@@ -26,29 +27,15 @@ pub(crate) const EXIT_TIMED_OUT: u8 = 124;
 /// What shells report for a command that can't be started.
 pub(crate) const EXIT_CANNOT_START: u8 = 127;
 
-/// What a request is about, as the user called it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Subject {
-    Sandbox(String),
-    Snapshot(String),
-}
+/// Characters that are shown of an answer that is none of ours.
+const STRANGE_WIDTH: usize = 200;
 
 /// Why a command did not do what it should.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// Nobody answers at the address of the daemon.
-    #[error("can't reach the daemon at {server}")]
-    Unreachable { server: String, why: String },
-    /// The daemon said no.
-    #[error("{}", body.message)]
-    Refused {
-        body: Box<ErrorBody>,
-        /// What the request was about.
-        about: Option<Subject>,
-    },
-    /// What answers does not speak our API, or not to its end.
-    #[error("{what}")]
-    Garbled { what: String, why: Option<String> },
+    /// The daemon was not reached, said no, or is none.
+    #[error(transparent)]
+    Client(#[from] Client),
     /// Something on this computer: a file, the terminal.
     #[error("{what}")]
     Local {
@@ -65,18 +52,28 @@ pub(crate) enum Error {
     /// Whoever read our output has gone; not worth a word.
     #[error("the reader of the output has gone")]
     BrokenPipe,
-    /// The user pressed ctrl-c.
-    #[error("interrupted")]
-    Interrupted,
     /// Everything has been said already.
     #[error("exit code {0}")]
     Exit(u8),
     /// Our fault.
     #[error("{what}")]
-    Internal { what: String, why: Option<String> },
+    Internal { what: String, why: String },
 }
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl From<torpor_bench::Error> for Error {
+    fn from(error: torpor_bench::Error) -> Self {
+        use torpor_bench::Error as Bench;
+        match error {
+            Bench::Client(error) => error.into(),
+            Bench::Local { what, source } => Self::local(what, source),
+            Bench::Failed(message) => Self::failed(message),
+            Bench::Usage(message) => Self::usage(message),
+            Bench::Interrupted => Self::Exit(EXIT_INTERRUPTED),
+        }
+    }
+}
 
 impl Error {
     /// An error of a file, the terminal or the like. A broken pipe stays what it is.
@@ -95,112 +92,72 @@ impl Error {
         Self::Usage { message: message.into(), hint: None }
     }
 
-    pub(crate) fn garbled(what: impl Into<String>, why: impl ToString) -> Self {
-        Self::Garbled { what: what.into(), why: Some(why.to_string()) }
+    pub(crate) fn garbled(what: &str, why: impl ToString) -> Self {
+        Client::garbled(what, why).into()
+    }
+
+    pub(crate) fn internal(what: &str, why: impl ToString) -> Self {
+        Self::Internal { what: what.to_owned(), why: why.to_string() }
     }
 
     /// The code of a refusal.
     pub(crate) fn code(&self) -> Option<ErrorCode> {
-        match self {
-            Self::Refused { body, .. } => Some(body.code),
-            Self::Unreachable { .. }
-            | Self::Garbled { .. }
-            | Self::Local { .. }
-            | Self::Failed { .. }
-            | Self::Usage { .. }
-            | Self::BrokenPipe
-            | Self::Interrupted
-            | Self::Exit(_)
-            | Self::Internal { .. } => None,
-        }
+        if let Self::Client(error) = self { error.code() } else { None }
     }
 
-    /// The sandbox or snapshot that was asked for and does not exist.
-    pub(crate) fn missing(&self) -> Option<&Subject> {
-        match self {
-            Self::Refused { body, about } => about.as_ref().filter(|about| match about {
-                Subject::Sandbox(_) => body.code == ErrorCode::SandboxNotFound,
-                Subject::Snapshot(_) => body.code == ErrorCode::SnapshotNotFound,
-            }),
-            Self::Unreachable { .. }
-            | Self::Garbled { .. }
-            | Self::Local { .. }
-            | Self::Failed { .. }
-            | Self::Usage { .. }
-            | Self::BrokenPipe
-            | Self::Interrupted
-            | Self::Exit(_)
-            | Self::Internal { .. } => None,
+    /// Replaces the hint of a refusal with this code.
+    pub(crate) fn with_hint(mut self, code: ErrorCode, hint: &str) -> Self {
+        if let Self::Client(Client::Refused { body, .. }) = &mut self
+            && body.code == code
+        {
+            body.hint = Some(hint.to_owned());
         }
+        self
     }
 
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Refused { body, .. } if body.code == ErrorCode::Internal => EXIT_INTERNAL,
-            Self::Refused { .. }
-            | Self::Unreachable { .. }
-            | Self::Local { .. }
-            | Self::Failed { .. } => EXIT_FAILED,
-            Self::Usage { .. } => EXIT_USAGE,
+            Self::Client(Client::Refused { body, .. }) if body.code == ErrorCode::Internal => {
+                EXIT_INTERNAL
+            }
+            Self::Client(Client::BadKey | Client::NoCertificates { .. }) | Self::Usage { .. } => {
+                EXIT_USAGE
+            }
+            Self::Client(Client::Garbled { .. } | Client::Internal { .. })
+            | Self::Internal { .. } => EXIT_INTERNAL,
+            Self::Client(_) | Self::Local { .. } | Self::Failed { .. } => EXIT_FAILED,
             Self::BrokenPipe => EXIT_BROKEN_PIPE,
-            Self::Interrupted => EXIT_INTERRUPTED,
             Self::Exit(code) => *code,
-            Self::Garbled { .. } | Self::Internal { .. } => EXIT_INTERNAL,
         })
     }
 
     fn cause(&self) -> Option<String> {
         match self {
-            Self::Unreachable { why, .. } => Some(why.clone()),
+            Self::Client(Client::Garbled { why, .. }) => {
+                why.as_ref().map(|why| output::cut(why, STRANGE_WIDTH))
+            }
+            Self::Client(Client::Unreachable { why, .. } | Client::Internal { why, .. })
+            | Self::Internal { why, .. } => Some(why.clone()),
             Self::Local { source, .. } => Some(source.to_string()),
-            Self::Garbled { why, .. } | Self::Internal { why, .. } => why.clone(),
-            Self::Refused { .. }
+            Self::Client(_)
             | Self::Failed { .. }
             | Self::Usage { .. }
             | Self::BrokenPipe
-            | Self::Interrupted
             | Self::Exit(_) => None,
         }
     }
 
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Unreachable { .. } => Some("start it with: torpor serve".to_owned()),
-            Self::Refused { body, about } => {
-                let ours = own_hint(body.code, about.as_ref());
-                ours.or_else(|| body.hint.clone()).or_else(|| usual_hint(body))
-            }
+            Self::Client(error) => hint_about(error),
             Self::Failed { hint, .. } | Self::Usage { hint, .. } => hint.clone(),
-            Self::Garbled { .. } => Some("is that a Torpor daemon of this version?".to_owned()),
-            Self::Local { .. }
-            | Self::BrokenPipe
-            | Self::Interrupted
-            | Self::Exit(_)
-            | Self::Internal { .. } => None,
+            Self::Local { .. } | Self::BrokenPipe | Self::Exit(_) | Self::Internal { .. } => None,
         }
-    }
-
-    /// Says that the request named this snapshot in its body, should it be the one that is missing.
-    pub(crate) fn naming_snapshot(mut self, snapshot: Option<&str>) -> Self {
-        if let (Self::Refused { body, about }, Some(snapshot)) = (&mut self, snapshot)
-            && body.code == ErrorCode::SnapshotNotFound
-        {
-            *about = Some(Subject::Snapshot(snapshot.to_owned()));
-        }
-        self
-    }
-
-    /// Replaces the hint of a refusal.
-    pub(crate) fn with_hint(mut self, text: String) -> Self {
-        if let Self::Refused { body, .. } = &mut self {
-            body.hint = Some(text);
-        }
-        self
     }
 
     /// What is printed, without terminal escapes whoever wrote the message; empty: nothing.
     pub(crate) fn render(&self, verbose: bool) -> String {
-        if matches!(self, Self::BrokenPipe | Self::Interrupted | Self::Exit(_)) {
+        if matches!(self, Self::BrokenPipe | Self::Exit(_)) {
             return String::new();
         }
         let mut lines = vec![format!("error: {}", output::plain_lines(&self.to_string()))];
@@ -210,7 +167,7 @@ impl Error {
         if let Some(hint) = self.hint() {
             lines.push(format!("hint: {}", output::plain_lines(&hint)));
         }
-        if let Self::Refused { body, .. } = self
+        if let Self::Client(Client::Refused { body, .. }) = self
             && verbose
         {
             lines.push(format!("request id: {}", output::plain(&body.request_id)));
@@ -218,6 +175,28 @@ impl Error {
         lines.push(String::new());
         lines.join("\n")
     }
+}
+
+/// What to do about what came of a request.
+fn hint_about(error: &Client) -> Option<String> {
+    let hint = match error {
+        Client::Refused { body, about } => {
+            let ours = own_hint(body.code, about.as_ref());
+            return ours.or_else(|| body.hint.clone()).or_else(|| usual_hint(body));
+        }
+        Client::Unreachable { .. } => "start it with: torpor serve",
+        Client::Distrusted { .. } => {
+            "--ca-file or TORPOR_CA_FILE names a file with the certificate of an authority that this \
+             computer does not know"
+        }
+        Client::Garbled { .. } => "is that a Torpor daemon of this version?",
+        Client::BrokenOff { .. }
+        | Client::TimedOut
+        | Client::BadKey
+        | Client::NoCertificates { .. }
+        | Client::Internal { .. } => return None,
+    };
+    Some(hint.to_owned())
 }
 
 /// What to type, where the daemon can only say what to send.
@@ -275,9 +254,13 @@ mod tests {
     use super::*;
 
     fn refused(code: ErrorCode, message: &str) -> Error {
-        let body =
-            ErrorBody { code, message: message.into(), hint: None, request_id: "r-1".to_owned() };
-        Error::Refused { body: Box::new(body), about: Some(Subject::Sandbox("web".into())) }
+        refused_with(code, message, None)
+    }
+
+    fn refused_with(code: ErrorCode, message: &str, hint: Option<String>) -> Error {
+        let body = ErrorBody { code, message: message.into(), hint, request_id: "r-1".to_owned() };
+        let about = Some(Subject::Sandbox("web".into()));
+        Client::Refused { body: Box::new(body), about }.into()
     }
 
     #[test]
@@ -298,20 +281,13 @@ mod tests {
 
     #[test]
     fn a_sleeping_sandbox_can_be_woken() {
-        let error = refused(ErrorCode::SandboxAsleep, "web sleeps");
         // The daemon's own hint is for those who speak HTTP.
-        let text = error.with_hint("POST …/wake".into()).render(false);
+        let hint = Some("POST …/wake".to_owned());
+        let text = refused_with(ErrorCode::SandboxAsleep, "web sleeps", hint).render(false);
         assert!(
             text.starts_with("error: web sleeps\nhint: wake it with: torpor wake web;"),
             "{text}"
         );
-    }
-
-    #[test]
-    fn what_is_missing_is_what_the_request_was_about() {
-        let web = Subject::Sandbox("web".into());
-        assert_eq!(refused(ErrorCode::SandboxNotFound, "x").missing(), Some(&web));
-        assert_eq!(refused(ErrorCode::SnapshotNotFound, "x").missing(), None);
     }
 
     #[test]

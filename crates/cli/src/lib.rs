@@ -2,8 +2,7 @@
 //! computer a host (`serve`, `doctor`, `kernel`, `purge`).
 //!
 //! ```text
-//!   main ─▶ commands (one file a verb) ─▶ client ─▶ daemon
-//!                │                          └─ body, lines, route
+//!   main ─▶ commands (one file a verb) ─▶ torpor_client ─▶ daemon
 //!                ├─▶ session, terminal     a process inside at our standard input and output
 //!                ├─▶ archive               tars: packed, and unpacked without trust
 //!                └─▶ output, units, progress
@@ -14,7 +13,6 @@
 //! - standard output carries results only; everything about us goes to standard error.
 
 mod archive;
-mod client;
 mod commands;
 mod error;
 mod output;
@@ -29,15 +27,13 @@ mod units;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
-
 #[cfg(any(test, fuzzing))]
 pub use archive::fuzzing;
 pub use reference::markdown;
 
 /// Parses the command line, does what it says and returns what to exit with.
 pub fn main() -> ExitCode {
-    let cli = match commands::Cli::try_parse() {
+    let cli = match commands::Cli::parse_arguments(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are "errors" of clap too; it knows where they go.

@@ -8,7 +8,7 @@
 //!   with `awk` too;
 //! - a reader that has gone is [`Error::BrokenPipe`], never a panic.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::io::{self, IsTerminal, Write};
 
 use comfy_table::{Table, presets};
@@ -114,19 +114,34 @@ fn lines_trimmed(text: &str) -> String {
 
 /// An API body, indented.
 pub(crate) fn json<T: Serialize>(value: &T) -> Result<()> {
-    let mut text = serde_json::to_string_pretty(value).map_err(no_json)?;
+    let mut text =
+        serde_json::to_string_pretty(value).map_err(|error| Error::internal("no JSON", error))?;
     text.push('\n');
     print(&text)
 }
 
-/// JSON in one line.
-pub(crate) fn compact<T: Serialize>(value: &T) -> Result<String> {
-    serde_json::to_string(value).map_err(no_json)
+/// An API body for machines, or text for people.
+pub(crate) fn show<T: Serialize>(
+    json: bool,
+    value: &T,
+    text: impl FnOnce() -> String,
+) -> Result<()> {
+    if json { self::json(value) } else { print(&text()) }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn no_json(error: serde_json::Error) -> Error {
-    Error::Internal { what: "no JSON".into(), why: Some(error.to_string()) }
+/// An API body for machines, or a line for people.
+pub(crate) fn show_line<T: Serialize>(json: bool, value: &T, text: &str) -> Result<()> {
+    if json { self::json(value) } else { line(text) }
+}
+
+/// One a line, for scripts.
+pub(crate) fn ids(ids: impl Iterator<Item = impl Display>) -> Result<()> {
+    print(&ids.map(|id| format!("{id}\n")).collect::<String>())
+}
+
+/// JSON in one line.
+pub(crate) fn compact<T: Serialize>(value: &T) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| Error::internal("no JSON", error))
 }
 
 /// To standard output, at once.

@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 
 use crate::commands::Cli;
 
 /// Every verb with its help text, as Markdown.
 pub fn markdown() -> String {
-    let mut root = Cli::command().term_width(100);
+    let mut root = Cli::definition().term_width(100);
     root.build();
     let mut text = String::from(
         "# Command line\n\n\

@@ -15,15 +15,16 @@ use bytes::{Bytes, BytesMut};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Stderr, Stdout};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 use tokio_tungstenite::tungstenite::Message;
+use torpor_client::Socket;
 use torpor_protocol::api::{ExecInput, ExecOutput, ExitReport, STDERR_BYTE, STDOUT_BYTE};
 
-use crate::client::Socket;
 use crate::error::{Error, Result};
+use crate::signals::listen;
 use crate::terminal;
 
 /// Pieces of input on their way to the socket.
@@ -217,7 +218,7 @@ async fn converse(
             }
             Some(Heard::Event(ExecOutput::Exited(exit))) => return Ok(End::Exited(exit)),
             Some(Heard::Event(ExecOutput::Error(body))) => {
-                return Err(Error::Refused { body: Box::new(body), about: None });
+                return Err(torpor_client::Error::refused(body).into());
             }
             None => (),
         }
@@ -296,7 +297,6 @@ struct Signals {
 
 impl Signals {
     fn new(seat: Seat) -> Result<Self> {
-        let listen = |kind| signal(kind).map_err(|error| Error::local("listen for signals", error));
         Ok(Self {
             terminal: seat.terminal,
             pass_on: seat.pass_signals,

@@ -7,6 +7,10 @@ use crate::error::{Error, Result};
 /// What a shell adds to the number of a signal.
 const SIGNALLED: u8 = 128;
 
+pub(crate) fn listen(kind: SignalKind) -> Result<Signal> {
+    signal(kind).map_err(|error| Error::local("listen for signals", error))
+}
+
 /// SIGINT, SIGTERM and SIGHUP; from now on they do not end us by themselves.
 #[derive(Debug)]
 pub(crate) struct Signals {
@@ -15,14 +19,10 @@ pub(crate) struct Signals {
 
 impl Signals {
     pub(crate) fn new() -> Result<Self> {
-        let listen = |number: u8, kind: SignalKind| match signal(kind) {
-            Ok(listener) => Ok((number, listener)),
-            Err(error) => Err(Error::local("listen for signals", error)),
-        };
         let listeners = [
-            listen(2, SignalKind::interrupt())?,
-            listen(15, SignalKind::terminate())?,
-            listen(1, SignalKind::hangup())?,
+            (2, listen(SignalKind::interrupt())?),
+            (15, listen(SignalKind::terminate())?),
+            (1, listen(SignalKind::hangup())?),
         ];
         Ok(Self { listeners })
     }

@@ -34,7 +34,7 @@ pub(crate) fn confirmed(question: &str) -> Result<bool> {
 /// A line that is typed and not shown. The terminal comes back also if a signal ends the wait.
 pub(crate) async fn hidden_line(question: &str) -> Result<String> {
     let mut signals = Signals::new()?;
-    let _quiet = NoEcho::enter()?;
+    let _quiet = Modes::no_echo()?;
     crate::output::note(question);
     let read = tokio::task::spawn_blocking(|| {
         let mut line = String::new();
@@ -48,33 +48,6 @@ pub(crate) async fn hidden_line(question: &str) -> Result<String> {
     read.map_err(|error| Error::local("read the answer", error))
 }
 
-/// What is typed is not shown while this lives; the end of a line is.
-#[derive(Debug)]
-struct NoEcho {
-    before: Termios,
-}
-
-impl NoEcho {
-    fn enter() -> Result<Self> {
-        let failed = |error: rustix::io::Errno| Error::local("set up the terminal", error.into());
-        let before = termios::tcgetattr(stdio::stdin()).map_err(failed)?;
-        let mut quiet = before.clone();
-        quiet.local_modes.remove(LocalModes::ECHO);
-        quiet.local_modes.insert(LocalModes::ECHONL);
-        let guard = Self { before };
-        // What was typed before the question was shown, so it is no answer.
-        termios::tcsetattr(stdio::stdin(), OptionalActions::Flush, &quiet).map_err(failed)?;
-        Ok(guard)
-    }
-}
-
-impl Drop for NoEcho {
-    fn drop(&mut self) {
-        // Nothing is left to do if the terminal is gone.
-        let _ = termios::tcsetattr(stdio::stdin(), OptionalActions::Now, &self.before);
-    }
-}
-
 /// The size of our terminal; 80 × 24 if there is none.
 pub(crate) fn size() -> TerminalSize {
     let sizes = [termios::tcgetwinsize(stdio::stdout()), termios::tcgetwinsize(stdio::stdin())];
@@ -85,30 +58,42 @@ pub(crate) fn size() -> TerminalSize {
         .map_or(FALLBACK, |size| TerminalSize { cols: size.ws_col, rows: size.ws_row })
 }
 
-/// Keys go through as they are (ctrl-c too) while this lives; dropping it, also in a panic, brings
-/// back what was.
+/// Other modes while this lives; dropping it, also in a panic, brings back what was.
 #[derive(Debug)]
-pub(crate) struct RawMode {
+pub(crate) struct Modes {
     before: Termios,
 }
 
-impl RawMode {
-    /// None if standard input is no terminal.
-    pub(crate) fn enter() -> Result<Option<Self>> {
+impl Modes {
+    /// Keys go through as they are (ctrl-c too). None if standard input is no terminal.
+    pub(crate) fn raw() -> Result<Option<Self>> {
         if !stdin_is_terminal() {
             return Ok(None);
         }
+        Self::enter(OptionalActions::Now, Termios::make_raw).map(Some)
+    }
+
+    /// What is typed is not shown; the end of a line is.
+    fn no_echo() -> Result<Self> {
+        // What was typed before the question was shown is no answer.
+        Self::enter(OptionalActions::Flush, |modes| {
+            modes.local_modes.remove(LocalModes::ECHO);
+            modes.local_modes.insert(LocalModes::ECHONL);
+        })
+    }
+
+    fn enter(actions: OptionalActions, change: impl FnOnce(&mut Termios)) -> Result<Self> {
         let failed = |error: rustix::io::Errno| Error::local("set up the terminal", error.into());
         let before = termios::tcgetattr(stdio::stdin()).map_err(failed)?;
-        let mut raw = before.clone();
-        raw.make_raw();
+        let mut modes = before.clone();
+        change(&mut modes);
         let guard = Self { before };
-        termios::tcsetattr(stdio::stdin(), OptionalActions::Now, &raw).map_err(failed)?;
-        Ok(Some(guard))
+        termios::tcsetattr(stdio::stdin(), actions, &modes).map_err(failed)?;
+        Ok(guard)
     }
 }
 
-impl Drop for RawMode {
+impl Drop for Modes {
     fn drop(&mut self) {
         // Nothing is left to do if the terminal is gone.
         let _ = termios::tcsetattr(stdio::stdin(), OptionalActions::Now, &self.before);

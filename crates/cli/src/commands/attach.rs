@@ -3,14 +3,14 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::{ExecInput, Process};
 
 use super::process;
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::session::{self, Input, Seat};
-use crate::terminal::{self, RawMode};
+use crate::terminal::{self, Modes};
 
 /// Attach to a running process: its output so far, then live.
 ///
@@ -45,7 +45,7 @@ impl Attach {
             pass_signals: false,
         };
         let size = process.terminal.then(|| ExecInput::Resize(terminal::size()));
-        let raw = if process.terminal && takes_input { RawMode::enter()? } else { None };
+        let raw = if process.terminal && takes_input { Modes::raw()? } else { None };
         let end = session::sit(socket, size, seat).await;
         drop(raw);
         Ok(process::ended(end?, &self.sandbox, None))

@@ -1,12 +1,12 @@
 //! What a fork begins from: a snapshot, or a sandbox as it is now.
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::{
     ErrorCode, Name, SandboxId, SandboxRef, Snapshot, SnapshotId, SnapshotRef, State, Status,
 };
 
-use super::{sandboxes, snapshot};
-use crate::client::{Client, Route};
+use super::snapshot;
 use crate::error::{Error, Result};
 use crate::similar;
 
@@ -69,11 +69,11 @@ impl BaseArgs {
 }
 
 async fn by_name(client: &Client, name: &Name) -> Result<Base> {
-    let snapshot = exists::<Snapshot>(client, Route::snapshot(name), ErrorCode::SnapshotNotFound);
-    let sandbox = exists::<Status>(client, Route::sandbox(name), ErrorCode::SandboxNotFound);
+    let sandbox = client.find(&Route::sandbox(name), ErrorCode::SandboxNotFound).await?;
     // One that is gone is nothing to begin from.
-    let sandbox = sandbox.await?.filter(|status| status.state != State::Terminated);
-    match (snapshot.await?, sandbox) {
+    let sandbox = sandbox.filter(|status: &Status| status.state != State::Terminated);
+    let snapshot = client.find(&Route::snapshot(name), ErrorCode::SnapshotNotFound).await?;
+    match (snapshot as Option<Snapshot>, sandbox) {
         (Some(_), None) => Ok(Base::Snapshot(name.to_string())),
         (None, Some(_)) => Ok(Base::Sandbox(name.to_string())),
         (Some(_), Some(_)) => Err(Error::Usage {
@@ -84,21 +84,9 @@ async fn by_name(client: &Client, name: &Name) -> Result<Base> {
     }
 }
 
-async fn exists<T: serde::de::DeserializeOwned>(
-    client: &Client,
-    route: Route,
-    missing: ErrorCode,
-) -> Result<Option<T>> {
-    match client.get(&route).await {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if error.code() == Some(missing) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 async fn nothing(client: &Client, name: &Name) -> Error {
     let snapshots = snapshot::list(client, None).await.map(|list| list.snapshots);
-    let statuses = sandboxes::list(client, &[], None).await.unwrap_or_default();
+    let statuses: Vec<Status> = client.sandboxes(&[], None).await.unwrap_or_default();
     let mut names: Vec<&str> = Vec::new();
     names.extend(statuses.iter().filter_map(|status| status.spec.name.as_ref()).map(Name::as_str));
     let snapshots = snapshots.unwrap_or_default();

@@ -6,9 +6,9 @@ use clap::Args;
 use http::Method;
 use http_body_util::BodyExt;
 use tokio::io::AsyncWriteExt;
+use torpor_client::{Client, Route, body};
 
 use super::cp::Place;
-use crate::client::{Client, Route, body};
 use crate::error::{Error, Result};
 
 /// Print a file of a sandbox.

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 
 use super::Cli;
@@ -20,7 +20,7 @@ pub(super) struct Completions {
 impl Completions {
     pub(super) fn run(self) -> Result<ExitCode> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "torpor", &mut script);
+        clap_complete::generate(self.shell, &mut Cli::definition(), "torpor", &mut script);
         output::print(&String::from_utf8_lossy(&script))?;
         Ok(ExitCode::SUCCESS)
     }

@@ -4,13 +4,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE};
 use torpor_protocol::{ErrorCode, Lifetime, Name, SecretName, Status};
 
 use super::policy::{LifetimeArgs, ResourceArgs, StandbyArgs};
 use super::reach::{PortArgs, ReachArgs};
 use super::{image, parse_env, parse_pair, queue, sandboxes};
-use crate::client::{Client, Route};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::{output, units};
@@ -83,7 +83,7 @@ async fn create(client: &Client, request: &CreateSandbox, wait: bool) -> Result<
     if watched || !wait {
         route = route.query("wait", "false");
     }
-    let created: Result<Status> = client.post(&route, request).await;
+    let created = client.post(&route, request).await;
     let status = created.map_err(|error| error.naming_snapshot(request.snapshot.as_deref()))?;
     match watched {
         true => queue::until_it_runs(client, status, &progress).await,
@@ -111,10 +111,7 @@ impl Create {
             }
             created => created?,
         };
-        match json {
-            true => output::json(&status)?,
-            false => output::line(sandboxes::title(&status))?,
-        }
+        output::show_line(json, &status, sandboxes::title(&status))?;
         Ok(ExitCode::SUCCESS)
     }
 

@@ -55,10 +55,11 @@ impl Doctor {
             }
             findings
         })?;
-        match self.json {
-            true => output::json(&Reports { findings: findings.iter().map(report).collect() })?,
-            false => output::print(&text(&findings))?,
-        }
+        output::show(
+            self.json,
+            &Reports { findings: findings.iter().map(report).collect() },
+            || text(&findings),
+        )?;
         let failed = findings.iter().any(|finding| finding.verdict == Verdict::Fail);
         Ok(if failed { ExitCode::from(EXIT_FAILED) } else { ExitCode::SUCCESS })
     }

@@ -1,10 +1,10 @@
 //! Sandboxes that are gone, as several verbs need them.
 
+use torpor_client::{Client, Route};
 use torpor_protocol::api::{ArchiveList, ArchivedSandbox};
 use torpor_protocol::page::PAGE_MAX;
 use torpor_protocol::{ErrorCode, SandboxId};
 
-use crate::client::{Client, Route};
 use crate::error::Result;
 
 /// The last `limit` (0: all) with these labels, page by page; `next_cursor` is there if there are more.
@@ -43,16 +43,13 @@ async fn page(client: &Client, limit: usize, cursor: Option<&str>) -> Result<Arc
         Some(cursor) => route.query("cursor", cursor),
         None => route,
     };
-    client.get(&route).await
+    Ok(client.get(&route).await?)
 }
 
 /// The one with this id, if it is remembered.
 pub(super) async fn find(client: &Client, id: &SandboxId) -> Result<Option<ArchivedSandbox>> {
-    match client.get(&Route::new("/v1/archive").part(id.as_str())).await {
-        Ok(ended) => Ok(Some(ended)),
-        Err(error) if error.code() == Some(ErrorCode::SandboxNotFound) => Ok(None),
-        Err(error) => Err(error),
-    }
+    let route = Route::new("/v1/archive").part(id.as_str());
+    Ok(client.find(&route, ErrorCode::SandboxNotFound).await?)
 }
 
 /// Who had this name last, if that is not long ago.

@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use torpor_client::{Client, Route};
 use torpor_protocol::engine::{EngineBuild, EngineBuildList, MigrateEngine, Migrated, Migration};
 
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::output::{self, plain};
 use crate::progress::Progress;
@@ -54,10 +54,7 @@ impl Engine {
         match self.action {
             Action::Ls { json } => {
                 let list: EngineBuildList = client.list(&Route::new("/v1/engine/builds")).await?;
-                match json {
-                    true => output::json(&list)?,
-                    false => output::print(&builds(&list.builds))?,
-                }
+                output::show(json, &list, || builds(&list.builds))?;
                 Ok(ExitCode::SUCCESS)
             }
             Action::Migrate { version, dry_run, json } => {
@@ -66,10 +63,7 @@ impl Engine {
                 let route = Route::new("/v1/engine/migrate");
                 let migration: Migration = client.post(&route, &request).await?;
                 drop(progress);
-                match json {
-                    true => output::json(&migration)?,
-                    false => output::print(&items(&migration.items, dry_run))?,
-                }
+                output::show(json, &migration, || items(&migration.items, dry_run))?;
                 let all = dry_run || migration.items.iter().all(|item| item.done);
                 Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
             }

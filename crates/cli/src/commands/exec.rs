@@ -3,14 +3,14 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::{Command, ExecInput};
 
 use super::process::{self, ProcessArgs};
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::session::{self, Input, Seat};
-use crate::terminal::{self, RawMode};
+use crate::terminal::{self, Modes};
 
 /// Run a command in a sandbox, optionally with a terminal.
 #[derive(Debug, Args)]
@@ -54,7 +54,7 @@ impl Exec {
             pass_signals: !self.tty,
         };
         let start = Some(ExecInput::Start(Box::new(command)));
-        let raw = if self.tty && self.interactive { RawMode::enter()? } else { None };
+        let raw = if self.tty && self.interactive { Modes::raw()? } else { None };
         let end = session::sit(socket, start, seat).await;
         // Before anything is said.
         drop(raw);

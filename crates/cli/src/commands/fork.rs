@@ -4,13 +4,13 @@ use std::process::ExitCode;
 
 use clap::Args;
 use tokio::time::Instant;
+use torpor_client::Client;
 use torpor_protocol::snapshot::{FORKS_MAX, Fork as Request, ForkList, ForkOutcome};
 use torpor_protocol::{ErrorBody, Lifetime, Network};
 
 use super::base::{Base, BaseArgs};
 use super::policy::{LifetimeArgs, StandbyArgs};
 use super::{parse_env, parse_pair, sandboxes};
-use crate::client::Client;
 use crate::error::{EXIT_FAILED, Error, Result};
 use crate::progress::Progress;
 use crate::{output, units};
@@ -122,7 +122,7 @@ pub(super) async fn fork(client: &Client, base: &Base, request: &Request) -> Res
         count => format!("{count} forks"),
     };
     let _progress = Progress::waiting(format!("making {what} of {}", base.title()));
-    client.post(&base.fork_route(), request).await
+    Ok(client.post(&base.fork_route(), request).await?)
 }
 
 /// Those that live on standard output, those that do not on standard error.
@@ -148,7 +148,7 @@ fn report(list: &ForkList, took_ms: f64) -> Result<()> {
 pub(super) fn failure(error: Option<&ErrorBody>) -> String {
     match error {
         Some(body) => {
-            let error = Error::Refused { body: Box::new(body.clone()), about: None };
+            let error = Error::from(torpor_client::Error::refused(body.clone()));
             error.render(false).trim_end().to_owned()
         }
         None => "error: the daemon does not say what became of it".to_owned(),

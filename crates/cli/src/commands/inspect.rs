@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::api::{ArchivedSandbox, UsageReport};
 use torpor_protocol::{
     ErrorCode, Lifetime, Name, Network, NetworkLimits, PortAccess, SandboxRef, SandboxSpec,
@@ -11,8 +12,7 @@ use torpor_protocol::{
 };
 
 use super::{ended, sandboxes};
-use crate::client::{Client, Route};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::output::{self, plain};
 use crate::units;
 
@@ -38,7 +38,7 @@ impl Inspect {
             Err(error) => match self.find_ended(client, &error).await? {
                 Some(ended) if self.json => output::json(&ended)?,
                 Some(ended) => output::print(&output::fields(&describe_ended(&ended)))?,
-                None => return Err(error),
+                None => return Err(error.into()),
             },
         }
         Ok(ExitCode::SUCCESS)
@@ -58,7 +58,11 @@ impl Inspect {
     }
 
     /// An id means the same for ever; a name means who has it now.
-    async fn find_ended(&self, client: &Client, error: &Error) -> Result<Option<ArchivedSandbox>> {
+    async fn find_ended(
+        &self,
+        client: &Client,
+        error: &torpor_client::Error,
+    ) -> Result<Option<ArchivedSandbox>> {
         match &self.sandbox {
             SandboxRef::Id(id) if error.code() == Some(ErrorCode::SandboxNotFound) => {
                 ended::find(client, id).await

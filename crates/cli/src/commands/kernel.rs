@@ -104,10 +104,9 @@ impl Kernel {
             Action::Ls { json, place } => {
                 let list = torpor_kernel::list(&place.kernels()?);
                 let list = list.map_err(|error| failed(&error))?;
-                match json {
-                    true => output::json(&Rows { kernels: list.iter().map(row).collect() })?,
-                    false => output::print(&table(&list))?,
-                }
+                output::show(json, &Rows { kernels: list.iter().map(row).collect() }, || {
+                    table(&list)
+                })?;
             }
             Action::Rm { release, place } => {
                 let removed = torpor_kernel::remove(&place.kernels()?, &release);
@@ -164,10 +163,7 @@ async fn prepared(
     work: impl FnOnce() -> Result<Ready, KernelError> + Send + 'static,
 ) -> Result<Ready> {
     let done = tokio::task::spawn_blocking(work).await;
-    let done = done.map_err(|error| Error::Internal {
-        what: "the kernel was not prepared".into(),
-        why: Some(error.to_string()),
-    })?;
+    let done = done.map_err(|error| Error::internal("the kernel was not prepared", error))?;
     done.map_err(|error| failed(&error))
 }
 

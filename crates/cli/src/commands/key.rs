@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use torpor_client::{Client, Route};
 use torpor_protocol::api::{ApiKey, CreateKey, KeyList};
 
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::output::{self, plain};
 use crate::units;
@@ -58,10 +58,7 @@ impl Key {
             }
             Action::Ls { json } => {
                 let list: KeyList = client.list(&route).await?;
-                match json {
-                    true => output::json(&list)?,
-                    false => output::print(&table(&list, units::now_ms()))?,
-                }
+                output::show(json, &list, || table(&list, units::now_ms()))?;
             }
             Action::Rm { id } => {
                 client.delete(&route.part(&id)).await?;

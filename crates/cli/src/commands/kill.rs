@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use clap::Args;
 use http::Method;
+use torpor_client::{Client, Route};
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::SendSignal;
 
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::output::plain;
 use crate::progress::Progress;

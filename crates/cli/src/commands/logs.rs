@@ -4,11 +4,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 use http::Method;
+use torpor_client::{Client, Route, body};
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::{Log, LogEntry, OutputStream};
 use torpor_protocol::page::PAGE_MAX;
 
-use crate::client::{Client, Route, body};
 use crate::error::Result;
 use crate::output::{self, plain};
 use crate::units;
@@ -56,10 +56,7 @@ impl Logs {
             Some(_) => client.get(&self.route()).await?,
             None => client.list(&self.route()).await?,
         };
-        match self.json {
-            true => output::json(&log)?,
-            false => output::print(&log.lines.iter().map(show).collect::<String>())?,
-        }
+        output::show(self.json, &log, || log.lines.iter().map(show).collect::<String>())?;
         Ok(ExitCode::SUCCESS)
     }
 

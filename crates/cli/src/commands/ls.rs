@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::api::{FileEntry, FileList};
 
 use super::cp::Place;
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::output::{self, plain};
 use crate::units;
@@ -32,10 +32,7 @@ impl Ls {
         let list: FileList = client
             .get(&if self.recursive { route.query("recursive", "true") } else { route })
             .await?;
-        match self.json {
-            true => output::json(&list)?,
-            false => output::print(&table(&list.entries))?,
-        }
+        output::show(self.json, &list, || table(&list.entries))?;
         Ok(ExitCode::SUCCESS)
     }
 }

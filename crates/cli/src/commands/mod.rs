@@ -38,6 +38,7 @@ mod ps;
 mod purge;
 mod queue;
 mod reach;
+mod removal;
 mod restore;
 mod rm;
 mod run;
@@ -52,14 +53,16 @@ mod update;
 mod version;
 mod wake;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
-use torpor_protocol::Name;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use futures_util::future::LocalBoxFuture;
+use torpor_client::{Client, Server, Subject};
+use torpor_protocol::{Name, Status};
 
-use crate::client::{Client, Server};
-use crate::error::{Error, Result, Subject};
+use crate::error::{Error, Result};
 use crate::{similar, units};
 
 /// Perpetual sandboxes for AI agents, self-hosted.
@@ -105,6 +108,9 @@ pub(crate) struct Connection {
     ca_file: Option<PathBuf>,
 }
 
+/// Verbs that talk to no daemon: their help does not show how to reach one.
+const OFFLINE: [&str; 5] = ["serve", "doctor", "kernel", "completions", "purge"];
+
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(serve::Serve),
@@ -141,7 +147,7 @@ enum Command {
     Key(key::Key),
     Kernel(kernel::Kernel),
     Engine(engine::Engine),
-    Bench(bench::Bench),
+    Bench(torpor_bench::Bench),
     Completions(completions::Completions),
     Version(version::Version),
     #[command(hide = true)]
@@ -155,6 +161,22 @@ enum Command {
 }
 
 impl Cli {
+    /// All verbs and options, as the help shows them.
+    pub(crate) fn definition() -> clap::Command {
+        let connection = Connection::augment_args(clap::Command::new("connection"));
+        let hidden = || connection.get_arguments().map(|option| option.clone().hide(true));
+        // A verb's own option goes before the global one of that name.
+        let hide = |cli: clap::Command, verb| cli.mut_subcommand(verb, |verb| verb.args(hidden()));
+        OFFLINE.into_iter().fold(Self::command(), hide)
+    }
+
+    pub(crate) fn parse_arguments(
+        arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> Result<Self, clap::Error> {
+        let mut matches = Self::definition().try_get_matches_from(arguments)?;
+        Self::from_arg_matches_mut(&mut matches)
+    }
+
     /// Does what was asked for; an error is for the caller to show.
     pub(crate) fn run(self) -> Result<ExitCode> {
         let Connection { server, api_key, ca_file } = self.connection;
@@ -192,7 +214,9 @@ impl Cli {
             Command::Secret(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Egress(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Key(verb) => online(client()?, async |client| verb.run(client).await),
-            Command::Bench(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Bench(verb) => {
+                online(client()?, async |client| bench::run(verb, client).await)
+            }
             Command::Kernel(verb) => verb.run(),
             Command::Engine(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Completions(verb) => verb.run(),
@@ -211,19 +235,20 @@ fn online(client: Client, verb: impl AsyncFnOnce(&Client) -> Result<ExitCode>) -
         .enable_all()
         .build()
         .map_err(|error| Error::local("start", error))?;
-    let result = runtime.block_on(Box::pin(async {
+    let work: LocalBoxFuture<'_, Result<ExitCode>> = Box::pin(async {
         match verb(&client).await {
-            Err(error) => Err(suggest(&client, error).await),
-            done @ Ok(_) => done,
+            Err(Error::Client(error)) => Err(suggest(&client, error).await.into()),
+            done => done,
         }
-    }));
+    });
+    let result = runtime.block_on(work);
     // A thread may still sit in a read of our standard input; it must not keep us.
     runtime.shutdown_background();
     result
 }
 
 /// Names the sandbox or snapshot that may have been meant.
-async fn suggest(client: &Client, error: Error) -> Error {
+async fn suggest(client: &Client, error: torpor_client::Error) -> torpor_client::Error {
     let Some(missing) = error.missing().cloned() else { return error };
     // Whatever goes wrong now is not what the user asked about.
     let (wanted, names): (String, Vec<Option<Name>>) = match missing {
@@ -233,7 +258,8 @@ async fn suggest(client: &Client, error: Error) -> Error {
                 let hint = format!("one of that name ended at {when}: torpor inspect {}", ended.id);
                 return error.with_hint(hint);
             }
-            let Ok(statuses) = sandboxes::list(client, &[], None).await else { return error };
+            let statuses: Result<Vec<Status>, _> = client.sandboxes(&[], None).await;
+            let Ok(statuses) = statuses else { return error };
             (wanted, statuses.into_iter().map(|status| status.spec.name).collect())
         }
         Subject::Snapshot(wanted) => {
@@ -269,19 +295,54 @@ fn parse_env(text: &str) -> Result<(String, String), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+
+    fn parse(words: &str) -> Cli {
+        Cli::parse_arguments(words.split(' ')).unwrap()
+    }
+
+    fn help(verb: &str) -> String {
+        let mut root = Cli::definition();
+        root.build();
+        root.find_subcommand_mut(verb).unwrap().render_long_help().to_string()
+    }
 
     #[test]
     fn the_definitions_fit_together() {
-        Cli::command().debug_assert();
+        Cli::definition().debug_assert();
+    }
+
+    #[test]
+    fn a_verb_without_a_daemon_does_not_show_how_to_reach_one() {
+        for verb in OFFLINE {
+            assert!(!help(verb).contains("--server") && help(verb).contains("--verbose"), "{verb}");
+        }
+        let mut fetch = Cli::definition();
+        fetch.build();
+        let fetch = fetch.find_subcommand_mut("kernel").unwrap().find_subcommand_mut("fetch");
+        assert!(!fetch.unwrap().render_long_help().to_string().contains("--api-key"));
+        assert!(help("ps").contains("--ca-file") && help("bench").contains("--server"));
+    }
+
+    #[test]
+    fn how_to_reach_the_daemon_may_be_said_before_or_after_the_verb() {
+        let given = [
+            "torpor --server h:1 --api-key k ps",
+            "torpor ps --server h:1 --api-key k",
+            "torpor --api-key k image ls --server h:1",
+            "torpor --server h:1 --api-key k serve",
+            "torpor kernel fetch --server h:1 --api-key k",
+        ];
+        for words in given {
+            let connection = parse(words).connection;
+            assert_eq!(connection.server.to_string(), "http://h:1", "{words}");
+            assert_eq!(connection.api_key.as_deref(), Some("k"), "{words}");
+        }
     }
 
     #[test]
     fn the_number_of_a_fork_survives_the_help_text() {
         for verb in ["fork", "map"] {
-            let mut root = Cli::command();
-            root.build();
-            let help = root.find_subcommand_mut(verb).unwrap().render_long_help().to_string();
+            let help = help(verb);
             let examples = help.split("Examples:").nth(1).unwrap();
             assert!(examples.contains("{n}"), "{help}");
             assert!(help.contains("{n} is the number of each"), "{help}");
@@ -298,10 +359,9 @@ mod tests {
 
     #[test]
     fn options_after_the_command_belong_to_the_command() {
-        let parse = |words: &str| Cli::try_parse_from(words.split(' ')).unwrap().command;
-        let Command::Run(run) = parse("torpor run web -e A=1 ls -l -e") else { panic!() };
+        let Command::Run(run) = parse("torpor run web -e A=1 ls -l -e").command else { panic!() };
         assert_eq!(run.command, ["ls", "-l", "-e"]);
-        let Command::Run(run) = parse("torpor run -d web -- -x --name y") else { panic!() };
+        let Command::Run(run) = parse("torpor run -d web -- -x --name y").command else { panic!() };
         assert_eq!(run.command, ["-x", "--name", "y"]);
     }
 }

@@ -7,10 +7,10 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use clap::Args;
 use http::Method;
+use torpor_client::{Client, Route, body};
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::{OutputStream, RunEvent};
 
-use crate::client::{Client, Route, body};
 use crate::error::{Error, Result};
 use crate::output;
 

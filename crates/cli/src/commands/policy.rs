@@ -11,32 +11,18 @@ use crate::units;
 /// What a sandbox may use of its host.
 #[derive(Debug, Clone, Copy, Args)]
 pub(super) struct ResourceArgs {
-    /// Processor cores; fractions are allowed [default: 1].
+    /// Processor cores; fractions are allowed [new sandboxes: 1].
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub cpus: Option<f64>,
-    /// Memory, such as 512m or 2g [default: 1g].
+    /// Memory, such as 512m or 2g [new sandboxes: 1g].
     #[arg(long, value_name = "SIZE", value_parser = units::parse_mib)]
     pub memory: Option<u64>,
-    /// Disk it may write on top of its image, such as 20g [default: 10g].
+    /// Disk it may write on top of its image, such as 20g [new sandboxes: 10g].
     #[arg(long, value_name = "SIZE", value_parser = units::parse_mib)]
     pub disk: Option<u64>,
 }
 
-/// What is to be changed of what a sandbox may use.
-#[derive(Debug, Clone, Copy, Default, Args)]
-pub(super) struct ResizeArgs {
-    /// Processor cores; fractions are allowed.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub cpus: Option<f64>,
-    /// Memory, such as 512m or 2g.
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_mib)]
-    pub memory: Option<u64>,
-    /// Disk it may write on top of its image, such as 20g.
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_mib)]
-    pub disk: Option<u64>,
-}
-
-impl ResizeArgs {
+impl ResourceArgs {
     /// None: nothing is to be changed.
     pub(super) fn resize(self) -> Option<Resize> {
         let Self { cpus, memory: memory_mib, disk: disk_mib } = self;
@@ -97,12 +83,7 @@ pub(super) struct StandbyArgs {
 impl StandbyArgs {
     /// For a sandbox that is to be.
     pub(super) fn standby(self) -> Standby {
-        let auto_wake = self.no_auto_wake.then_some(false);
-        Standby {
-            idle_after_ms: self.idle_after.map(|Idle(ms)| ms),
-            auto_wake,
-            hooks: self.hooks(Hooks::default()),
-        }
+        self.instead_of(&StandbyPolicy::default())
     }
 
     /// For a sandbox that sleeps like this so far.
@@ -131,6 +112,40 @@ impl StandbyArgs {
             after_wake: self.after_wake.map_or(were.after_wake, shell),
             grace_ms: self.hook_grace.map_or(were.grace_ms, units::millis),
         })
+    }
+}
+
+/// What is to be changed of how a sandbox sleeps and ends.
+#[derive(Debug, Clone, Args)]
+pub(super) struct PolicyChanges {
+    #[command(flatten)]
+    standby: StandbyArgs,
+    /// Requests wake it again.
+    #[arg(long, conflicts_with = "no_auto_wake")]
+    auto_wake: bool,
+    #[command(flatten)]
+    lifetime: LifetimeArgs,
+    /// It never ends by itself any more.
+    #[arg(long, conflicts_with_all = ["max_age", "expire_idle", "expire_at"])]
+    no_expiry: bool,
+}
+
+impl PolicyChanges {
+    /// None: it sleeps as before.
+    pub(super) fn standby(&self, were: &StandbyPolicy) -> Option<Standby> {
+        (self.standby.are_given() || self.auto_wake).then(|| {
+            let standby = self.standby.clone().instead_of(were);
+            Standby { auto_wake: standby.auto_wake.or(self.auto_wake.then_some(true)), ..standby }
+        })
+    }
+
+    /// None: it ends as before.
+    pub(super) fn lifetime(&self, was: Lifetime) -> Option<Lifetime> {
+        match (self.no_expiry, self.lifetime.are_given()) {
+            (true, _) => Some(Lifetime::default()),
+            (false, true) => Some(self.lifetime.over(was)),
+            (false, false) => None,
+        }
     }
 }
 

@@ -19,9 +19,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::MissedTickBehavior;
 use tokio_tungstenite::tungstenite::Message;
+use torpor_client::{Client, Route, Socket};
 use torpor_protocol::{SandboxRef, Status};
 
-use crate::client::{Client, Route, Socket};
 use crate::error::{Error, Result};
 use crate::output;
 

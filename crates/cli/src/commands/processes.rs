@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::{ExitReport, Process, ProcessList};
 use torpor_protocol::guest::HealthState;
 
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::output::{self, plain};
 use crate::units;
@@ -35,8 +35,7 @@ impl Processes {
         if self.json {
             output::json(&list)?;
         } else if self.quiet {
-            let pids = list.processes.iter().map(|process| format!("{}\n", process.pid));
-            output::print(&pids.collect::<String>())?;
+            output::ids(list.processes.iter().map(|process| process.pid))?;
         } else {
             output::print(&table(&list.processes, units::now_ms()))?;
         }
@@ -45,7 +44,7 @@ impl Processes {
 }
 
 pub(super) async fn list(client: &Client, sandbox: &SandboxRef) -> Result<ProcessList> {
-    client.list(&Route::sandbox(sandbox).then("/processes")).await
+    Ok(client.list(&Route::sandbox(sandbox).then("/processes")).await?)
 }
 
 fn table(processes: &[Process], now_ms: u64) -> String {

@@ -7,11 +7,11 @@ use std::time::Duration;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use torpor_client::Client;
 use torpor_protocol::api::ArchivedSandbox;
-use torpor_protocol::{Name, SandboxId, State, Status};
+use torpor_protocol::{Name, State, Status};
 
 use super::{ended, parse_pair, sandboxes};
-use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::output::{self, plain};
 use crate::units;
@@ -65,7 +65,7 @@ impl Ps {
             return output::json(&list);
         }
         if self.quiet {
-            return print_ids(list.sandboxes.iter().map(|ended| &ended.id));
+            return output::ids(list.sandboxes.iter().map(|ended| &ended.id));
         }
         output::print(&table_of_ended(&list.sandboxes, units::now_ms()))?;
         if list.next_cursor.is_some() {
@@ -79,14 +79,14 @@ impl Ps {
         let shown = |state| self.all || self.state.is_some() || state != State::Terminated;
         if self.json {
             // As the daemon wrote it: there may be thousands.
-            let raw: Vec<Box<RawValue>> = sandboxes::rows(client, &self.label, state).await?;
+            let raw: Vec<Box<RawValue>> = client.sandboxes(&self.label, state).await?;
             return output::json(&Rows { sandboxes: sorted(raw, shown)? });
         }
-        let mut statuses = sandboxes::list(client, &self.label, state).await?;
+        let mut statuses: Vec<Status> = client.sandboxes(&self.label, state).await?;
         statuses.retain(|status| shown(status.state));
         statuses.sort_by_key(|status| Reverse(status.created_at_ms));
         if self.quiet {
-            return print_ids(statuses.iter().map(|status| &status.id));
+            return output::ids(statuses.iter().map(|status| &status.id));
         }
         output::print(&table(&statuses, units::now_ms()))
     }
@@ -116,10 +116,6 @@ fn sorted(raw: Vec<Box<RawValue>>, shown: impl Fn(State) -> bool) -> Result<Vec<
     }
     rows.sort_by(|(one, _), (other, _)| one.cmp(other));
     Ok(rows.into_iter().map(|(_, row)| row).collect())
-}
-
-fn print_ids<'a>(ids: impl Iterator<Item = &'a SandboxId>) -> Result<()> {
-    output::print(&ids.map(|id| format!("{id}\n")).collect::<String>())
 }
 
 fn table_of_ended(ended: &[ArchivedSandbox], now_ms: u64) -> String {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use torpor_client::{Client, Route};
 use torpor_protocol::time::FOREVER_MS;
 use torpor_protocol::{ErrorCode, State, Status};
 
 use super::{ended, sandboxes};
-use crate::client::{Client, Route};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::signals::Signals;
@@ -66,7 +66,7 @@ async fn watch(client: &Client, mut status: Status, progress: &Progress) -> Resu
             Err(error) if error.code() == Some(ErrorCode::SandboxNotFound) => {
                 return Err(gone(client, &status).await);
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
     }
 }

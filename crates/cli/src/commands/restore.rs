@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::snapshot::RestoreSandbox;
 use torpor_protocol::{SandboxRef, SnapshotRef, Status};
 
 use super::sandboxes;
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::output;
 use crate::progress::Progress;
@@ -36,14 +36,16 @@ impl Restore {
         let progress = Progress::waiting(format!("taking {} back to {}", self.sandbox, self.to));
         let request = RestoreSandbox { snapshot: self.to.to_string() };
         let route = Route::sandbox(&self.sandbox).then("/restore");
-        let restored: Result<Status> = client.post(&route, &request).await;
-        let status = restored.map_err(|error| error.naming_snapshot(Some(&request.snapshot)))?;
+        let restored = client.post(&route, &request).await;
+        let status: Status =
+            restored.map_err(|error| error.naming_snapshot(Some(&request.snapshot)))?;
         drop(progress);
         let title = sandboxes::title(&status);
-        match self.json {
-            true => output::json(&status)?,
-            false => output::line(&format!("{title} is as it was at {}, and runs.", self.to))?,
-        }
+        output::show_line(
+            self.json,
+            &status,
+            &format!("{title} is as it was at {}, and runs.", self.to),
+        )?;
         Ok(ExitCode::SUCCESS)
     }
 }

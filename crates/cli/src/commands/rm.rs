@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 use futures_util::{StreamExt, stream};
-use torpor_protocol::{ErrorCode, SandboxRef};
+use torpor_client::{Client, Route};
+use torpor_protocol::{ErrorCode, SandboxRef, Status};
 
 use super::sandboxes;
-use crate::client::{Client, Route};
 use crate::error::{EXIT_FAILED, Error, Result};
 use crate::progress::Progress;
 use crate::{output, terminal};
@@ -35,7 +35,7 @@ pub(super) struct Rm {
 impl Rm {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
         let titles = if self.all {
-            let statuses = sandboxes::list(client, &[], None).await?;
+            let statuses: Vec<Status> = client.sandboxes(&[], None).await?;
             let titles: Vec<String> =
                 statuses.iter().map(|status| sandboxes::title(status).to_owned()).collect();
             if titles.is_empty() || !(self.yes || confirmed(titles.len())?) {
@@ -52,7 +52,7 @@ impl Rm {
         });
         let removals = titles.into_iter().map(|title| async move {
             let result = client.delete(&Route::sandbox(&title)).await;
-            (title, result)
+            (title, result.map_err(Error::from))
         });
         let mut removals = stream::iter(removals).buffered(PARALLEL);
         let mut failed = false;

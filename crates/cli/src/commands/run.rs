@@ -4,12 +4,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::{Command, ExecInput, Process};
 
 use super::process::{self, ProcessArgs};
 use super::supervision::SuperviseArgs;
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::session::{self, Input, Seat};
 use crate::units::millis;
@@ -62,7 +62,7 @@ impl Run {
             };
             let started: Process = match client.post(&route.then("/processes"), &command).await {
                 Ok(started) => started,
-                Err(error) => return process::cannot_start(error),
+                Err(error) => return process::cannot_start(error.into()),
             };
             output::line(&started.pid.to_string())?;
             return Ok(ExitCode::SUCCESS);

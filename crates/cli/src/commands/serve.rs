@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind};
 use torpor_daemon::config::LogFormat;
 use torpor_daemon::{Config, ShutdownMode};
 
 use super::host::{HostArgs, failed};
 use crate::error::{EXIT_INTERRUPTED, Error, Result};
 use crate::output;
+use crate::signals::listen;
 
 /// Run the daemon on this host.
 ///
@@ -115,8 +116,4 @@ impl Signals {
             _ = self.hand_over.recv() => ShutdownMode::Running,
         }
     }
-}
-
-fn listen(kind: SignalKind) -> Result<Signal> {
-    signal(kind).map_err(|error| Error::local("listen for signals", error))
 }

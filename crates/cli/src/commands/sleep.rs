@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::snapshot::Sleep as Request;
 use torpor_protocol::{SandboxRef, Status};
 
 use super::sandboxes;
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::progress::Progress;
 use crate::{output, units};
@@ -35,10 +35,7 @@ impl Sleep {
         let route = Route::sandbox(&self.sandbox).then("/sleep");
         let status: Status = client.post(&route, &Request { cold: self.cold }).await?;
         drop(progress);
-        match self.json {
-            true => output::json(&status)?,
-            false => output::line(&describe(&status))?,
-        }
+        output::show_line(self.json, &status, &describe(&status))?;
         Ok(ExitCode::SUCCESS)
     }
 }

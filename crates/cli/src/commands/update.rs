@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use torpor_protocol::api::{Standby, UpdateSandbox};
+use torpor_client::{Client, Route};
+use torpor_protocol::api::UpdateSandbox;
 use torpor_protocol::{ErrorCode, Name, SandboxRef, Status};
 
-use super::policy::{LifetimeArgs, ResizeArgs, StandbyArgs};
+use super::policy::{PolicyChanges, ResourceArgs};
 use super::reach::{PortChanges, ReachChanges};
 use super::{parse_pair, sandboxes};
-use crate::client::{Client, Route};
 use crate::error::{Error, Result};
 use crate::output;
 
@@ -33,21 +33,13 @@ pub(super) struct Update {
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_pair)]
     label: Vec<(String, String)>,
     #[command(flatten)]
-    resources: ResizeArgs,
+    resources: ResourceArgs,
     #[command(flatten)]
     reach: ReachChanges,
     #[command(flatten)]
     ports: PortChanges,
     #[command(flatten)]
-    standby: StandbyArgs,
-    /// Requests wake it again.
-    #[arg(long, conflicts_with = "no_auto_wake")]
-    auto_wake: bool,
-    #[command(flatten)]
-    lifetime: LifetimeArgs,
-    /// It never ends by itself any more.
-    #[arg(long, conflicts_with_all = ["max_age", "expire_idle", "expire_at"])]
-    no_expiry: bool,
+    policy: PolicyChanges,
     /// Print all about it as JSON.
     #[arg(long)]
     json: bool,
@@ -62,12 +54,9 @@ impl Update {
         if request == UpdateSandbox::default() {
             return Err(Error::usage("nothing is to be changed"));
         }
-        let changed: Result<Status> = client.patch(&route, &request).await;
-        let status = changed.map_err(|error| asleep(error, sandboxes::title(&status)))?;
-        match json {
-            true => output::json(&status)?,
-            false => output::line(sandboxes::title(&status))?,
-        }
+        let changed = client.patch(&route, &request).await;
+        let status: Status = changed.map_err(|error| asleep(error, sandboxes::title(&status)))?;
+        output::show_line(json, &status, sandboxes::title(&status))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -79,21 +68,11 @@ impl Update {
             labels.extend(self.label);
             labels
         });
-        let lifetime = match (self.no_expiry, self.lifetime.are_given()) {
-            (true, _) => Some(Default::default()),
-            (false, true) => Some(self.lifetime.over(spec.lifetime)),
-            (false, false) => None,
-        };
-        let given = self.standby.are_given() || self.auto_wake;
-        let standby = given.then(|| {
-            let standby = self.standby.instead_of(&spec.standby);
-            Standby { auto_wake: standby.auto_wake.or(self.auto_wake.then_some(true)), ..standby }
-        });
         Ok(UpdateSandbox {
             name: self.name,
             labels,
-            lifetime,
-            standby,
+            lifetime: self.policy.lifetime(spec.lifetime),
+            standby: self.policy.standby(&spec.standby),
             network: self.reach.over(&spec.network),
             ports: self.ports.over(spec.ports.as_ref())?,
             resources: self.resources.resize(),
@@ -102,9 +81,9 @@ impl Update {
 }
 
 /// Requests do not wake it for this, whatever it is told about them.
-fn asleep(error: Error, title: &str) -> Error {
+fn asleep(error: torpor_client::Error, title: &str) -> Error {
     if error.code() != Some(ErrorCode::SandboxAsleep) {
-        return error;
+        return error.into();
     }
     let hint = Some(format!("wake it first: torpor wake {title}"));
     Error::Failed { message: error.to_string(), hint }

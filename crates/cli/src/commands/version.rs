@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
+use torpor_client::{Client, Route};
 use torpor_protocol::api::Info;
 
-use crate::client::{Client, Route};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::output::{self, plain};
 use crate::units;
 
@@ -31,8 +31,8 @@ impl Version {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
         let server = match client.get::<Info>(&Route::new("/v1/info")).await {
             Ok(info) => Some(info),
-            Err(Error::Unreachable { .. }) => None,
-            Err(error) => return Err(error),
+            Err(torpor_client::Error::Unreachable { .. }) => None,
+            Err(error) => return Err(error.into()),
         };
         let versions = Versions { client: env!("CARGO_PKG_VERSION"), server };
         if self.json {

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::json;
 use tokio::time::Instant;
+use torpor_client::{Client, Route};
 use torpor_protocol::{SandboxRef, Status};
 
 use super::sandboxes;
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::progress::Progress;
 use crate::{output, units};
@@ -33,10 +33,11 @@ impl Wake {
         let status: Status = client.post(&route, &json!({})).await?;
         let took = units::show_millis(started.elapsed().as_secs_f64() * 1000.0);
         drop(progress);
-        match self.json {
-            true => output::json(&status)?,
-            false => output::line(&format!("{} is awake ({took}).", sandboxes::title(&status)))?,
-        }
+        output::show_line(
+            self.json,
+            &status,
+            &format!("{} is awake ({took}).", sandboxes::title(&status)),
+        )?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 
 use http::{Method, header};
 use hyper::body::Incoming;
+use torpor_client::body::ChunkReader;
+use torpor_client::{Client, Route, body};
 use torpor_protocol::SandboxRef;
 
 use super::place::{base_name, means_content};
 use super::{There, look};
 use crate::archive::{self, Directory};
-use crate::client::body::ChunkReader;
-use crate::client::{Client, Route, body};
 use crate::commands::cat::print_body;
-use crate::error::{Error, Result};
+use crate::error::{EXIT_INTERRUPTED, Error, Result};
 use crate::output::{self, plain};
 use crate::progress::Progress;
 
@@ -109,12 +109,9 @@ pub(in crate::commands) async fn receive<T: Send + 'static>(
     };
     let done = work.await;
     if interrupted {
-        return Err(Error::Interrupted);
+        return Err(Error::Exit(EXIT_INTERRUPTED));
     }
-    done.map_err(|error| Error::Internal {
-        what: "writing the files failed".to_owned(),
-        why: Some(error.to_string()),
-    })
+    done.map_err(|error| Error::internal("writing the files failed", error))
 }
 
 fn cannot_write(path: &str, error: io::Error) -> Error {

@@ -8,11 +8,11 @@ mod upload;
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::FileEntry;
 
-use crate::client::{Client, Route};
 use crate::error::{Error, Result};
 
 pub(super) use download::receive;
@@ -104,9 +104,5 @@ async fn look(client: &Client, sandbox: &SandboxRef, path: &str) -> Result<There
 
 async fn stat(client: &Client, sandbox: &SandboxRef, path: &str) -> Result<Option<FileEntry>> {
     let route = Route::sandbox(sandbox).then("/files/stat").query("path", path);
-    match client.get(&route).await {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if error.code() == Some(ErrorCode::FileNotFound) => Ok(None),
-        Err(error) => Err(error),
-    }
+    Ok(client.find(&route, ErrorCode::FileNotFound).await?)
 }

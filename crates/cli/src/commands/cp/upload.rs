@@ -6,14 +6,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use http::Method;
+use torpor_client::body::{self, Body};
+use torpor_client::{Client, Route};
 use torpor_protocol::SandboxRef;
 use torpor_protocol::api::FileEntry;
 
 use super::place::{join, means_content};
 use super::{There, look};
 use crate::archive::{self, Owners, Packed};
-use crate::client::body::{self, Body};
-use crate::client::{Client, Route};
 use crate::error::{Error, Result};
 use crate::output;
 use crate::progress::Progress;
@@ -45,7 +45,7 @@ pub(super) async fn from_stdin(client: &Client, sandbox: &SandboxRef, path: &str
         There::Nothing if path.ends_with('/') => Err(no_directory(path)),
         There::Nothing | There::File(_) => {
             let route = Route::sandbox(sandbox).then("/files/content").query("path", path);
-            client.upload(Method::PUT, &route, body).await.map(|_: FileEntry| ())
+            Ok(client.upload(Method::PUT, &route, body).await.map(|_: FileEntry| ())?)
         }
     }
 }
@@ -64,7 +64,7 @@ async fn file(
     let route =
         Route::sandbox(sandbox).then("/files/content").query("path", to).query("mode", &mode);
     let body = body::reader(file, progress.counter());
-    client.upload(Method::PUT, &route, body).await.map(|_: FileEntry| ())
+    Ok(client.upload(Method::PUT, &route, body).await.map(|_: FileEntry| ())?)
 }
 
 async fn directory(client: &Client, from: &Path, sandbox: &SandboxRef, to: &str) -> Result<()> {
@@ -78,7 +78,7 @@ async fn directory(client: &Client, from: &Path, sandbox: &SandboxRef, to: &str)
 
 async fn send_archive(client: &Client, sandbox: &SandboxRef, to: &str, body: Body) -> Result<()> {
     let route = Route::sandbox(sandbox).then("/files/archive").query("path", to);
-    client.send(Method::PUT, &route, body).await.map(drop)
+    Ok(client.send(Method::PUT, &route, body).await.map(drop)?)
 }
 
 /// Packs what is in a directory on a thread while `send` takes its tar. What went wrong here is
@@ -100,10 +100,7 @@ pub(in crate::commands) async fn packed<T>(
         writer.finish(result).map(|()| packed)
     });
     let sent = send(body).await;
-    let packed = work.await.map_err(|error| Error::Internal {
-        what: "packing the files failed".to_owned(),
-        why: Some(error.to_string()),
-    })?;
+    let packed = work.await.map_err(|error| Error::internal("packing the files failed", error))?;
     match (packed, sent) {
         (Ok(packed), sent) => Ok((packed, sent?)),
         // The daemon hung up; it said why.

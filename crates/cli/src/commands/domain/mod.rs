@@ -4,12 +4,13 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
+use torpor_client::{Client, Route};
 use torpor_protocol::ErrorCode;
 use torpor_protocol::domain::{
     AddDomain, Domain as Kept, DomainList, DomainName, DomainState, PreviewPath,
 };
 
-use crate::client::{Client, Route};
+use super::removal::remove;
 use crate::error::{Error, Result};
 use crate::output::{self, plain};
 use crate::units;
@@ -75,13 +76,13 @@ impl Domain {
             Action::Add { domain, preview, json } => add(client, domain, preview, json).await?,
             Action::Ls { json } => {
                 let list: DomainList = client.list(&route()).await?;
-                match json {
-                    true => output::json(&list)?,
-                    false => output::print(&table(&list.domains, units::now_ms()))?,
-                }
+                output::show(json, &list, || table(&list.domains, units::now_ms()))?;
             }
             Action::Verify { domain, json } => verify(client, &domain, json).await?,
-            Action::Rm { domains, force } => remove(client, &domains, force).await?,
+            Action::Rm { domains, force } => {
+                let route = |name: &DomainName| route().part(name.as_str());
+                remove(client, &domains, route, force, ErrorCode::NotFound).await?;
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -118,17 +119,6 @@ async fn verify(client: &Client, name: &DomainName, json: bool) -> Result<()> {
             Err(Error::Failed { message: problem(), hint: Some(hint) })
         }
     }
-}
-
-async fn remove(client: &Client, names: &[DomainName], force: bool) -> Result<()> {
-    for name in names {
-        match client.delete(&route().part(name.as_str())).await {
-            Ok(()) => output::line(name.as_str())?,
-            Err(error) if error.code() == Some(ErrorCode::NotFound) && force => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 fn records(domain: &Kept) -> String {

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use http::Method;
+use torpor_client::{Client, Route, body};
 use torpor_protocol::SandboxRef;
 use torpor_protocol::egress::{EgressEvents, EgressLine, Gateway, GatewayList};
 
-use crate::client::{Client, Route, body};
 use crate::error::Result;
 use crate::output::{self, plain};
 
@@ -103,10 +103,7 @@ impl Egress {
             }
             Action::Gateways { json } => {
                 let list: GatewayList = client.list(&Route::new("/v1/gateways")).await?;
-                match json {
-                    true => output::json(&list)?,
-                    false => output::print(&table(&list.gateways))?,
-                }
+                output::show(json, &list, || table(&list.gateways))?;
             }
         }
         Ok(ExitCode::SUCCESS)

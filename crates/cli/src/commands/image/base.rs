@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 use http::Method;
+use torpor_client::{Client, Route, body};
 use torpor_protocol::api::Image;
 
 use super::events;
-use crate::client::{Client, Route, body};
 use crate::error::Result;
 
 /// Build the base image, torpor/base, if it is not there yet.

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 use http::Method;
+use torpor_client::{Client, Route};
 
 use super::events;
 use crate::archive::Owners;
-use crate::client::{Client, Route};
 use crate::commands::cp::{note_left_out, packed};
 use crate::commands::parse_env;
 use crate::error::{Error, Result};

@@ -1,10 +1,10 @@
 //! How an image comes to be, line by line: steps and their output on standard error, the image's
 //! name on standard output.
 
+use torpor_client::{Error, Lines};
 use torpor_protocol::api::{Image, ImageEvent};
 
-use crate::client::Lines;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::output::{self, plain, plain_lines};
 use crate::progress::Progress;
 
@@ -30,11 +30,12 @@ pub(super) async fn follow(mut events: Lines<ImageEvent>) -> Result<Image> {
             }
             ImageEvent::Done { image } => return Ok(image),
             ImageEvent::Error { error } => {
-                return Err(Error::Refused { body: Box::new(error), about: None });
+                return Err(Error::refused(error).into());
             }
         }
     }
-    Err(Error::Garbled { what: "the daemon broke off before the image was done".into(), why: None })
+    let what = "the daemon broke off before the image was done".to_owned();
+    Err(Error::Garbled { what, why: None }.into())
 }
 
 /// What came out of it.

@@ -5,11 +5,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 use http::Method;
+use torpor_client::body::{self, Body};
+use torpor_client::{Client, Route};
 
 use super::events;
 use crate::archive::Owners;
-use crate::client::body::{self, Body};
-use crate::client::{Client, Route};
 use crate::commands::cp::{note_left_out, packed};
 use crate::error::{Error, Result};
 use crate::progress::Progress;

@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::api::Image;
 
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::output::{self, plain};
 use crate::units;
@@ -26,10 +26,7 @@ pub(super) struct Inspect {
 impl Inspect {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
         let image: Image = client.get(&Route::new("/v1/images").part(&self.image)).await?;
-        match self.json {
-            true => output::json(&image)?,
-            false => output::print(&output::fields(&describe(&image)))?,
-        }
+        output::show(self.json, &image, || output::fields(&describe(&image)))?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::api::{Image, ImageList};
 
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::output::{self, plain};
 use crate::units;
@@ -27,8 +27,7 @@ impl Ls {
         if self.json {
             output::json(&list)?;
         } else if self.quiet {
-            let ids: String = list.images.iter().map(|image| format!("{}\n", image.id)).collect();
-            output::print(&ids)?;
+            output::ids(list.images.iter().map(|image| &image.id))?;
         } else {
             output::print(&table(&list.images, units::now_ms()))?;
         }

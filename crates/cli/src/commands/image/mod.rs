@@ -11,8 +11,8 @@ mod rm;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use torpor_client::Client;
 
-use crate::client::Client;
 use crate::error::Result;
 
 /// Manage images: the root filesystems that sandboxes start from.

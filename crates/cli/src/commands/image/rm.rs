@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::ErrorCode;
 
-use crate::client::{Client, Route};
+use crate::commands::removal::remove;
 use crate::error::Result;
-use crate::output::{self, plain};
 
 /// Remove images that no sandbox uses.
 #[derive(Debug, Args)]
@@ -22,13 +22,8 @@ pub(super) struct Rm {
 
 impl Rm {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        for image in &self.images {
-            match client.delete(&Route::new("/v1/images").part(image)).await {
-                Ok(()) => output::line(&plain(image))?,
-                Err(error) if self.force && error.code() == Some(ErrorCode::ImageNotFound) => (),
-                Err(error) => return Err(error),
-            }
-        }
+        let route = |image: &String| Route::new("/v1/images").part(image);
+        remove(client, &self.images, route, self.force, ErrorCode::ImageNotFound).await?;
         Ok(ExitCode::SUCCESS)
     }
 }

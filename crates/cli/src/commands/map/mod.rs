@@ -16,6 +16,7 @@ use futures_util::{StreamExt, stream};
 use http::Method;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use torpor_client::{Client, Route};
 use torpor_protocol::api::{Command, RunResult};
 use torpor_protocol::snapshot::{Fork, ForkList};
 use torpor_protocol::{ErrorCode, Lifetime, SandboxId, Status};
@@ -25,7 +26,6 @@ use super::base::{Base, BaseArgs};
 use super::fork::{NUMBER, check_name, failure, fork, parse_count};
 use super::process::ProcessArgs;
 use super::{parse_pair, sandboxes};
-use crate::client::{Client, Route};
 use crate::error::{EXIT_FAILED, Error, Result};
 use crate::progress::Progress;
 use crate::signals::Signals;
@@ -129,10 +129,7 @@ impl Map {
         forking: &mut JoinHandle<Result<ForkList>>,
     ) -> Result<Tally> {
         let started = Instant::now();
-        let forks = forking.await.map_err(|error| Error::Internal {
-            what: "forking failed".to_owned(),
-            why: Some(error.to_string()),
-        })??;
+        let forks = forking.await.map_err(|error| Error::internal("forking failed", error))??;
         let fork_ms = elapsed_ms(started);
         let timeout_ms = self.timeout.map(millis);
         let template = Command { timeout_ms, ..self.process.command(self.command) };
@@ -147,10 +144,7 @@ fn elapsed_ms(since: Instant) -> f64 {
 }
 
 fn show(tally: &Tally, json: bool) -> Result<ExitCode> {
-    match json {
-        true => output::json(tally)?,
-        false => output::print(&tally.text())?,
-    }
+    output::show(json, tally, || tally.text())?;
     Ok(if tally.failed > 0 { ExitCode::from(EXIT_FAILED) } else { ExitCode::SUCCESS })
 }
 
@@ -181,10 +175,10 @@ async fn run_all(client: &Client, forks: ForkList, template: &Command) -> Vec<Ou
 
 async fn run_one(client: &Client, n: usize, status: &Status, template: &Command) -> Outcome {
     let route = Route::sandbox(&status.id).then("/run");
-    let ran: Result<RunResult> = client.ask(Method::POST, &route, &numbered(template, n)).await;
+    let ran = client.ask(Method::POST, &route, &numbered(template, n)).await;
     let (result, error) = match ran {
-        Ok(result) => (Some(result), None),
-        Err(error) => (None, Some(error.render(false).trim_end().to_owned())),
+        Ok(result) => (Some::<RunResult>(result), None),
+        Err(error) => (None, Some(Error::from(error).render(false).trim_end().to_owned())),
     };
     Outcome { n, sandbox: Some(sandboxes::title(status).to_owned()), result, error }
 }
@@ -209,7 +203,7 @@ async fn clean_up(client: &Client, tag: &str, mut forking: JoinHandle<Result<For
         let _ = tokio::time::timeout(FORK_PATIENCE, &mut forking).await;
     }
     let label = (LABEL.to_owned(), tag.to_owned());
-    let forks = match sandboxes::list(client, &[label], None).await {
+    let forks = match client.sandboxes::<Status>(&[label], None).await {
         Ok(forks) => forks,
         Err(error) => {
             progress.note(&format!("torpor: can't remove the forks: {error}"));

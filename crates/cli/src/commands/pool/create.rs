@@ -1,11 +1,11 @@
 //! `torpor pool create`
 
 use clap::Args;
+use torpor_client::Client;
 use torpor_protocol::snapshot::{CreatePool, Pool};
 use torpor_protocol::{Lifetime, Name};
 
 use super::route;
-use crate::client::Client;
 use crate::commands::policy::{LifetimeArgs, ResourceArgs, StandbyArgs};
 use crate::commands::reach::ReachArgs;
 use crate::error::Result;
@@ -56,13 +56,11 @@ impl Create {
         let json = self.json;
         let progress = Progress::waiting(format!("making the pool {}", self.name));
         let request = self.request();
-        let made: Result<Pool> = client.post(&route(), &request).await;
-        let pool = made.map_err(|error| error.naming_snapshot(request.snapshot.as_deref()))?;
+        let made = client.post(&route(), &request).await;
+        let pool: Pool =
+            made.map_err(|error| error.naming_snapshot(request.snapshot.as_deref()))?;
         drop(progress);
-        match json {
-            true => output::json(&pool),
-            false => output::line(pool.name.as_str()),
-        }
+        output::show_line(json, &pool, pool.name.as_str())
     }
 
     fn request(self) -> CreatePool {

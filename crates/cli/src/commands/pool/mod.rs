@@ -6,11 +6,12 @@ mod update;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use torpor_client::{Client, Route};
 use torpor_protocol::snapshot::{Pool as Kept, PoolList};
 use torpor_protocol::{ErrorCode, Name};
 
 use super::inspect;
-use crate::client::{Client, Route};
+use super::removal::remove;
 use crate::error::Result;
 use crate::output::{self, plain};
 use crate::units;
@@ -65,33 +66,19 @@ impl Pool {
             Action::Update(verb) => verb.run(client).await?,
             Action::Ls { json } => {
                 let list: PoolList = client.list(&route()).await?;
-                match json {
-                    true => output::json(&list)?,
-                    false => output::print(&table(&list.pools))?,
-                }
+                output::show(json, &list, || table(&list.pools))?;
             }
             Action::Show { name, json } => {
                 let pool: Kept = client.get(&route().part(name.as_str())).await?;
-                match json {
-                    true => output::json(&pool)?,
-                    false => output::print(&output::fields(&describe(&pool)))?,
-                }
+                output::show(json, &pool, || output::fields(&describe(&pool)))?;
             }
-            Action::Rm { names, force } => remove(client, &names, force).await?,
+            Action::Rm { names, force } => {
+                let route = |name: &Name| route().part(name.as_str());
+                remove(client, &names, route, force, ErrorCode::NotFound).await?;
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
-}
-
-async fn remove(client: &Client, names: &[Name], force: bool) -> Result<()> {
-    for name in names {
-        match client.delete(&route().part(name.as_str())).await {
-            Ok(()) => output::line(name.as_str())?,
-            Err(error) if force && error.code() == Some(ErrorCode::NotFound) => (),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 fn table(pools: &[Kept]) -> String {

@@ -3,13 +3,13 @@
 //! The API replaces a pool as a whole, so what is there goes along.
 
 use clap::Args;
+use torpor_client::Client;
+use torpor_protocol::Name;
 use torpor_protocol::api::Standby;
 use torpor_protocol::snapshot::{CreatePool, Pool};
-use torpor_protocol::{Lifetime, Name};
 
 use super::route;
-use crate::client::Client;
-use crate::commands::policy::{LifetimeArgs, ResizeArgs, StandbyArgs};
+use crate::commands::policy::{PolicyChanges, ResourceArgs};
 use crate::commands::reach::ReachChanges;
 use crate::error::{Error, Result};
 use crate::output;
@@ -41,19 +41,11 @@ pub(super) struct Update {
     #[arg(long, conflicts_with = "image")]
     snapshot: Option<String>,
     #[command(flatten)]
-    resources: ResizeArgs,
+    resources: ResourceArgs,
     #[command(flatten)]
     reach: ReachChanges,
     #[command(flatten)]
-    standby: StandbyArgs,
-    /// Requests wake its sandboxes again.
-    #[arg(long, conflicts_with = "no_auto_wake")]
-    auto_wake: bool,
-    #[command(flatten)]
-    lifetime: LifetimeArgs,
-    /// Its sandboxes never end by themselves any more.
-    #[arg(long, conflicts_with_all = ["max_age", "expire_idle", "expire_at"])]
-    no_expiry: bool,
+    policy: PolicyChanges,
     /// Sandboxes of it start nothing any more.
     #[arg(long, conflicts_with = "entrypoint")]
     no_entrypoint: bool,
@@ -75,13 +67,11 @@ impl Update {
             return Err(Error::usage("nothing is to be changed"));
         }
         let progress = Progress::waiting(format!("changing the pool {}", pool.name));
-        let changed: Result<Pool> = client.put(&route, &request).await;
-        let pool = changed.map_err(|error| error.naming_snapshot(request.snapshot.as_deref()))?;
+        let changed = client.put(&route, &request).await;
+        let pool: Pool =
+            changed.map_err(|error| error.naming_snapshot(request.snapshot.as_deref()))?;
         drop(progress);
-        match json {
-            true => output::json(&pool),
-            false => output::line(pool.name.as_str()),
-        }
+        output::show_line(json, &pool, pool.name.as_str())
     }
 
     fn request(self, pool: &Pool) -> CreatePool {
@@ -90,9 +80,7 @@ impl Update {
             (None, None) => (were.image, were.snapshot),
             other => other,
         };
-        let mut standby = self.standby.instead_of(&pool.standby);
-        standby.auto_wake = standby.auto_wake.or(self.auto_wake.then_some(true));
-        let lifetime = if self.no_expiry { Lifetime::default() } else { were.lifetime };
+        let standby = self.policy.standby(&pool.standby).unwrap_or_default();
         CreatePool {
             name: were.name,
             size: self.size.unwrap_or(were.size),
@@ -111,7 +99,7 @@ impl Update {
                 (false, true) => were.entrypoint,
                 (false, false) => self.entrypoint,
             },
-            lifetime: self.lifetime.over(lifetime),
+            lifetime: self.policy.lifetime(were.lifetime).unwrap_or(were.lifetime),
             standby: as_given(standby.over(pool.standby.clone())),
         }
     }

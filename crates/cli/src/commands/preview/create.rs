@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
+use torpor_client::Client;
 use torpor_protocol::preview::{
     CreatePreview, CreatePreviewToken, Preview, PreviewLabel, PreviewToken,
 };
 use torpor_protocol::{Name, SandboxRef};
 
-use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::output::{self, plain};
 use crate::units;

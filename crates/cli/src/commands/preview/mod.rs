@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use torpor_client::{Client, Route};
 use torpor_protocol::preview::{Preview as Kept, PreviewList};
-use torpor_protocol::{ErrorCode, Name, SandboxId, SandboxRef};
+use torpor_protocol::{ErrorCode, Name, SandboxId, SandboxRef, Status};
 
-use super::sandboxes;
-use crate::client::{Client, Route};
+use super::removal::remove;
 use crate::error::{Error, Result};
 use crate::output::{self, plain};
 use crate::units;
@@ -47,10 +47,8 @@ enum Action {
     /// Show details of a preview.
     #[command(visible_alias = "inspect")]
     Show {
-        /// Name or id of the sandbox.
-        sandbox: SandboxRef,
-        /// Name of the preview.
-        preview: Name,
+        #[command(flatten)]
+        which: Which,
         /// As JSON.
         #[arg(long)]
         json: bool,
@@ -71,6 +69,25 @@ enum Action {
     Token(token::Token),
 }
 
+/// Which preview is meant.
+#[derive(Debug, Args)]
+struct Which {
+    /// Name or id of the sandbox.
+    sandbox: SandboxRef,
+    /// Name of the preview.
+    preview: Name,
+}
+
+impl Which {
+    fn route(&self) -> Route {
+        route(&self.sandbox).part(self.preview.as_str())
+    }
+
+    fn not_found(&self, error: torpor_client::Error) -> Error {
+        not_found(error.into(), &self.sandbox)
+    }
+}
+
 /// `/v1/sandboxes/{sandbox}/previews`
 fn route(sandbox: &SandboxRef) -> Route {
     Route::sandbox(sandbox).then("/previews")
@@ -81,16 +98,15 @@ impl Preview {
         match self.action {
             Action::Create(verb) => verb.run(client).await?,
             Action::Ls { sandbox, json } => list(client, sandbox.as_ref(), json).await?,
-            Action::Show { sandbox, preview, json } => {
-                let route = route(&sandbox).part(preview.as_str());
-                let found: Kept = client.get(&route).await.map_err(|e| not_found(e, &sandbox))?;
-                match json {
-                    true => output::json(&found)?,
-                    false => output::print(&output::fields(&describe(&found)))?,
-                }
+            Action::Show { which, json } => {
+                let found = client.get(&which.route()).await;
+                let found: Kept = found.map_err(|error| which.not_found(error))?;
+                output::show(json, &found, || output::fields(&describe(&found)))?;
             }
             Action::Rm { sandbox, previews, force } => {
-                remove(client, &sandbox, &previews, force).await?;
+                let route = |preview: &Name| route(&sandbox).part(preview.as_str());
+                let removed = remove(client, &previews, route, force, ErrorCode::NotFound).await;
+                removed.map_err(|error| not_found(error, &sandbox))?;
             }
             Action::Token(verb) => verb.run(client).await?,
         }
@@ -121,37 +137,16 @@ async fn names(
     let all = if list.previews.is_empty() {
         Vec::new()
     } else {
-        sandboxes::list(client, &[], None).await?
+        client.sandboxes::<Status>(&[], None).await?
     };
     let named =
         all.into_iter().filter_map(|status| Some((status.id, status.spec.name?.to_string())));
     Ok(named.collect())
 }
 
-async fn remove(
-    client: &Client,
-    sandbox: &SandboxRef,
-    previews: &[Name],
-    force: bool,
-) -> Result<()> {
-    for preview in previews {
-        match client.delete(&route(sandbox).part(preview.as_str())).await {
-            Ok(()) => output::line(preview.as_str())?,
-            Err(error) if force && error.code() == Some(ErrorCode::NotFound) => {}
-            Err(error) => return Err(not_found(error, sandbox)),
-        }
-    }
-    Ok(())
-}
-
 /// Says where to look for what was meant.
 fn not_found(error: Error, sandbox: &SandboxRef) -> Error {
-    match error.code() {
-        Some(ErrorCode::NotFound) => {
-            error.with_hint(format!("list them with: torpor preview ls {sandbox}"))
-        }
-        Some(_) | None => error,
-    }
+    error.with_hint(ErrorCode::NotFound, &format!("list them with: torpor preview ls {sandbox}"))
 }
 
 fn access(preview: &Kept) -> &'static str {

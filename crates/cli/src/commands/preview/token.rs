@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use clap::Subcommand;
+use torpor_client::{Client, Route};
+use torpor_protocol::TokenId;
 use torpor_protocol::preview::{CreatePreviewToken, PreviewToken, PreviewTokenList};
-use torpor_protocol::{Name, SandboxRef, TokenId};
 
-use crate::client::{Client, Route};
+use super::Which;
 use crate::error::{Error, Result};
 use crate::output::{self, plain};
 use crate::units;
@@ -15,10 +16,8 @@ use crate::units;
 pub(super) enum Token {
     /// Create a token and print the URL with it; it is not shown again.
     Create {
-        /// Name or id of the sandbox.
-        sandbox: SandboxRef,
-        /// Name of the preview.
-        preview: Name,
+        #[command(flatten)]
+        which: Which,
         /// How long it is valid, such as 10m. Default: as long as the preview lives.
         #[arg(long, value_name = "DURATION", value_parser = units::parse_duration)]
         ttl: Option<Duration>,
@@ -28,51 +27,44 @@ pub(super) enum Token {
     },
     /// List tokens, without their texts.
     Ls {
-        /// Name or id of the sandbox.
-        sandbox: SandboxRef,
-        /// Name of the preview.
-        preview: Name,
+        #[command(flatten)]
+        which: Which,
         /// As JSON.
         #[arg(long)]
         json: bool,
     },
     /// Revoke tokens; connections that they opened are cut off.
     Rm {
-        /// Name or id of the sandbox.
-        sandbox: SandboxRef,
-        /// Name of the preview.
-        preview: Name,
+        #[command(flatten)]
+        which: Which,
         /// Ids of the tokens.
         #[arg(required = true)]
         tokens: Vec<TokenId>,
     },
 }
 
-fn route(sandbox: &SandboxRef, preview: &Name) -> Route {
-    super::route(sandbox).part(preview.as_str()).then("/tokens")
+fn route(which: &Which) -> Route {
+    which.route().then("/tokens")
 }
 
 impl Token {
     pub(super) async fn run(self, client: &Client) -> Result<()> {
         match self {
-            Self::Create { sandbox, preview, ttl, json } => {
+            Self::Create { which, ttl, json } => {
                 let ttl_ms = ttl.map(units::millis);
                 let request = CreatePreviewToken { ttl_ms, expires_at_ms: None };
-                let made = client.post(&route(&sandbox, &preview), &request).await;
-                let made: PreviewToken = made.map_err(|e| super::not_found(e, &sandbox))?;
+                let made = client.post(&route(&which), &request).await;
+                let made: PreviewToken = made.map_err(|error| which.not_found(error))?;
                 if json { output::json(&made) } else { show(&made) }
             }
-            Self::Ls { sandbox, preview, json } => {
-                let list = client.list(&route(&sandbox, &preview)).await;
-                let list: PreviewTokenList = list.map_err(|e| super::not_found(e, &sandbox))?;
-                match json {
-                    true => output::json(&list),
-                    false => output::print(&table(&list.tokens, units::now_ms())),
-                }
+            Self::Ls { which, json } => {
+                let list = client.list(&route(&which)).await;
+                let list: PreviewTokenList = list.map_err(|error| which.not_found(error))?;
+                output::show(json, &list, || table(&list.tokens, units::now_ms()))
             }
-            Self::Rm { sandbox, preview, tokens } => {
+            Self::Rm { which, tokens } => {
                 for token in &tokens {
-                    client.delete(&route(&sandbox, &preview).part(token.as_str())).await?;
+                    client.delete(&route(&which).part(token.as_str())).await?;
                     output::line(token.as_str())?;
                 }
                 Ok(())

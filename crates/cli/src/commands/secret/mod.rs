@@ -5,10 +5,11 @@ mod set;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use torpor_client::{Client, Route};
 use torpor_protocol::api::{Secret as Kept, SecretList};
 use torpor_protocol::{ErrorCode, SecretName};
 
-use crate::client::{Client, Route};
+use super::removal::remove;
 use crate::error::Result;
 use crate::{output, units};
 
@@ -60,30 +61,17 @@ impl Secret {
             Action::Set(set) => set.run(client).await?,
             Action::Ls { json } => {
                 let list: SecretList = client.list(&route()).await?;
-                match json {
-                    true => output::json(&list)?,
-                    false => output::print(&table(&list.secrets, units::now_ms()))?,
-                }
+                output::show(json, &list, || table(&list.secrets, units::now_ms()))?;
             }
-            Action::Rm { names, force } => remove(client, &names, force).await?,
+            Action::Rm { names, force } => {
+                let route = |name: &SecretName| route().part(name.as_str());
+                let removed = remove(client, &names, route, force, ErrorCode::NotFound).await;
+                let hint = "list them with: torpor secret ls";
+                removed.map_err(|error| error.with_hint(ErrorCode::NotFound, hint))?;
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
-}
-
-async fn remove(client: &Client, names: &[SecretName], force: bool) -> Result<()> {
-    for name in names {
-        match client.delete(&route().part(name.as_str())).await {
-            Ok(()) => output::line(name.as_str())?,
-            Err(error) if error.code() == Some(ErrorCode::NotFound) => {
-                if !force {
-                    return Err(error.with_hint("list them with: torpor secret ls".to_owned()));
-                }
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 fn hosts(secret: &Kept) -> String {

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use tokio::io::{AsyncRead, AsyncReadExt};
+use torpor_client::Client;
 use torpor_protocol::api::{Secret, SetSecret};
 use torpor_protocol::{HostBinding, SecretName};
 
 use super::route;
-use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::{output, terminal};
 
@@ -55,10 +55,7 @@ impl Set {
         let given = self.no_host || !self.host.is_empty();
         let hosts = given.then(|| self.host.clone());
         let secret: Secret = client.put(&route, &SetSecret { value, hosts }).await?;
-        match self.json {
-            true => output::json(&secret),
-            false => output::line(secret.name.as_str()),
-        }
+        output::show_line(self.json, &secret, secret.name.as_str())
     }
 
     async fn value(&self) -> Result<String> {

@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::SnapshotRef;
 
-use crate::client::{Client, Route};
 use crate::commands::cat::print_body;
 use crate::error::Result;
 

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::SnapshotRef;
 use torpor_protocol::snapshot::{Difference, FileDiff, FileDifference};
 
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::output::{self, plain};
 use crate::progress::Progress;
@@ -37,10 +37,7 @@ impl Diff {
         let progress = Progress::waiting(format!("comparing {}", self.snapshot));
         let diff: FileDiff = client.get(&route).await?;
         drop(progress);
-        match self.json {
-            true => output::json(&diff)?,
-            false => output::print(&text(&diff, output::coloured()))?,
-        }
+        output::show(self.json, &diff, || text(&diff, output::coloured()))?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 use http::{Method, header};
+use torpor_client::body::ChunkReader;
+use torpor_client::{Client, Route, body};
 use torpor_protocol::SnapshotRef;
 
 use crate::archive;
-use crate::client::body::ChunkReader;
-use crate::client::{Client, Route, body};
 use crate::commands::cat::print_body;
 use crate::commands::cp::receive;
 use crate::error::{Error, Result};

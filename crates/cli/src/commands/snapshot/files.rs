@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::SnapshotRef;
 use torpor_protocol::api::FileList;
 
-use crate::client::{Client, Route};
 use crate::commands::ls;
 use crate::error::Result;
 use crate::output;
@@ -46,10 +46,7 @@ impl Files {
         };
         let list: FileList = client.get(&route).await?;
         drop(progress);
-        match self.json {
-            true => output::json(&list)?,
-            false => output::print(&ls::table(&list.entries))?,
-        }
+        output::show(self.json, &list, || ls::table(&list.entries))?;
         Ok(ExitCode::SUCCESS)
     }
 }

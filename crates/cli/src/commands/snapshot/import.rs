@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 use http::Method;
+use torpor_client::{Client, Route, body};
 use torpor_protocol::{Name, Snapshot};
 
 use super::title;
-use crate::client::{Client, Route, body};
 use crate::error::{Error, Result};
 use crate::output;
 use crate::progress::Progress;
@@ -48,10 +48,7 @@ impl Import {
         };
         let taken: Snapshot = client.upload(Method::POST, &route, body).await?;
         drop(progress);
-        match self.json {
-            true => output::json(&taken)?,
-            false => output::line(title(&taken))?,
-        }
+        output::show_line(self.json, &taken, title(&taken))?;
         Ok(ExitCode::SUCCESS)
     }
 }

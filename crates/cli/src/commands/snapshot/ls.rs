@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::Client;
 use torpor_protocol::{Name, SandboxRef, Snapshot};
 
 use super::list;
-use crate::client::Client;
 use crate::error::Result;
 use crate::{output, units};
 
@@ -30,9 +30,7 @@ impl Ls {
         if self.json {
             output::json(&list)?;
         } else if self.quiet {
-            let ids: String =
-                list.snapshots.iter().map(|taken| format!("{}\n", taken.id)).collect();
-            output::print(&ids)?;
+            output::ids(list.snapshots.iter().map(|taken| &taken.id))?;
         } else {
             output::print(&table(&list.snapshots, units::now_ms()))?;
         }

@@ -15,10 +15,10 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use torpor_client::{Client, Route};
 use torpor_protocol::snapshot::SnapshotList;
 use torpor_protocol::{SandboxRef, Snapshot as Taken};
 
-use crate::client::{Client, Route};
 use crate::error::{Error, Result};
 
 /// Take a snapshot of a sandbox, and manage snapshots.
@@ -86,7 +86,7 @@ pub(super) async fn list(client: &Client, sandbox: Option<&SandboxRef>) -> Resul
         Some(sandbox) => route.query("sandbox", &sandbox.to_string()),
         None => route,
     };
-    client.list(&route).await
+    Ok(client.list(&route).await?)
 }
 
 /// What people call it: its name, else its id.

@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::{ErrorCode, SnapshotRef};
 
-use crate::client::{Client, Route};
+use crate::commands::removal::remove;
 use crate::error::Result;
-use crate::output;
 
 /// Remove snapshots. Sandboxes that were made from them live on.
 #[derive(Debug, Args)]
@@ -22,13 +22,8 @@ pub(super) struct Rm {
 
 impl Rm {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        for snapshot in &self.snapshots {
-            match client.delete(&Route::snapshot(snapshot)).await {
-                Ok(()) => output::line(&snapshot.to_string())?,
-                Err(error) if self.force && error.code() == Some(ErrorCode::SnapshotNotFound) => (),
-                Err(error) => return Err(error),
-            }
-        }
+        let route = |snapshot: &SnapshotRef| Route::snapshot(snapshot);
+        remove(client, &self.snapshots, route, self.force, ErrorCode::SnapshotNotFound).await?;
         Ok(ExitCode::SUCCESS)
     }
 }

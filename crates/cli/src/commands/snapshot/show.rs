@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::SnapshotRef;
 use torpor_protocol::snapshot::{SavedFile, SavedProcess, SnapshotDetails};
 
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::output::{self, plain};
 use crate::units;
@@ -28,10 +28,7 @@ pub(super) struct Show {
 impl Show {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
         let details: SnapshotDetails = client.get(&Route::snapshot(&self.snapshot)).await?;
-        match self.json {
-            true => output::json(&details)?,
-            false => output::print(&text(&details))?,
-        }
+        output::show(self.json, &details, || text(&details))?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_client::{Client, Route};
 use torpor_protocol::snapshot::TakeSnapshot;
 use torpor_protocol::{Name, SandboxRef, Snapshot, SnapshotKind, SnapshotState};
 
 use super::title;
-use crate::client::{Client, Route};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::{output, units};

@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
+use torpor_client::{Client, Route};
 use torpor_protocol::SnapshotRef;
 use torpor_protocol::snapshot::Verified;
 
-use crate::client::{Client, Route};
 use crate::error::Result;
 use crate::progress::Progress;
 use crate::{output, units};

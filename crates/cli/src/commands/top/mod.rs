@@ -15,17 +15,18 @@ use std::time::Duration;
 
 use clap::Args;
 use tokio::io::AsyncReadExt;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use torpor_client::{Client, Route};
 use torpor_protocol::SandboxId;
 use torpor_protocol::snapshot::{SandboxUsage, UsageList};
 
 use self::frame::Meter;
-use crate::client::{Client, Route};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::output::{self, plain};
-use crate::terminal::{self, RawMode};
+use crate::signals::{Signals, listen};
+use crate::terminal::{self, Modes};
 use crate::units;
 
 /// Quicker than this only the daemon would be busy.
@@ -70,7 +71,7 @@ impl Top {
 }
 
 async fn look(client: &Client) -> Result<UsageList> {
-    client.list(&Route::new("/v1/usage")).await
+    Ok(client.list(&Route::new("/v1/usage")).await?)
 }
 
 /// What is on the screen.
@@ -114,7 +115,7 @@ impl Picture {
 }
 
 async fn watch(client: &Client, first: UsageList, interval: Duration) -> Result<()> {
-    let (mut resized, mut ended) = (listen(SignalKind::window_change())?, Ends::new()?);
+    let (mut resized, mut ended) = (listen(SignalKind::window_change())?, Signals::new()?);
     let mut looks = poll(client.clone(), interval);
     let mut keys = keys();
     let mut picture = Picture::default();
@@ -126,7 +127,7 @@ async fn watch(client: &Client, first: UsageList, interval: Duration) -> Result<
             Some((looked, at)) = looks.recv() => picture.take(looked, at),
             _ = resized.recv() => (),
             key = keys.recv() => if key.is_some_and(ends) { return Ok(()) },
-            () = ended.next() => return Ok(()),
+            _ = ended.next() => return Ok(()),
         }
     }
 }
@@ -169,43 +170,14 @@ fn ends(key: u8) -> bool {
     matches!(key, b'q' | b'Q' | 3 | 4)
 }
 
-fn listen(kind: SignalKind) -> Result<Signal> {
-    signal(kind).map_err(|error| Error::local("listen for signals", error))
-}
-
-/// Signals that end us, with the terminal as it was.
-struct Ends {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
-}
-
-impl Ends {
-    fn new() -> Result<Self> {
-        Ok(Self {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: listen(SignalKind::terminate())?,
-            hangup: listen(SignalKind::hangup())?,
-        })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => (),
-            _ = self.terminate.recv() => (),
-            _ = self.hangup.recv() => (),
-        }
-    }
-}
-
 /// The terminal is ours while this lives.
 struct Screen {
-    _raw: Option<RawMode>,
+    _raw: Option<Modes>,
 }
 
 impl Screen {
     fn enter() -> Result<Self> {
-        let screen = Self { _raw: RawMode::enter()? };
+        let screen = Self { _raw: Modes::raw()? };
         output::print(ENTER)?;
         Ok(screen)
     }
