@@ -29,7 +29,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -112,12 +114,26 @@ impl ServeError {
     }
 }
 
+/// Says when to stop and how to leave the sandboxes; they go on if whoever would say so is gone.
+pub type Shutdown = oneshot::Receiver<ShutdownMode>;
+
 /// Serves until `shutdown` resolves, and leaves the sandboxes as it says.
-pub async fn serve(
+///
+/// Boxed, so that a daemon is compiled here, and not in each program and test that starts one.
+pub fn serve(
     config: Config,
     dialects: Vec<Arc<dyn Dialect>>,
     listener: TcpListener,
-    shutdown: impl Future<Output = ShutdownMode>,
+    shutdown: Shutdown,
+) -> BoxFuture<'static, Result<(), ServeError>> {
+    Box::pin(start(config, dialects, listener, shutdown))
+}
+
+async fn start(
+    config: Config,
+    dialects: Vec<Arc<dyn Dialect>>,
+    listener: TcpListener,
+    shutdown: Shutdown,
 ) -> Result<(), ServeError> {
     config::arm_fault();
     let guest = config.guest.load()?;
@@ -150,22 +166,24 @@ pub async fn serve(
 }
 
 /// [`serve`] with an engine and a store of the caller's choice.
-pub async fn serve_with(
+pub fn serve_with(
     parts: Parts,
     config: Config,
     listener: TcpListener,
-    shutdown: impl Future<Output = ShutdownMode>,
-) -> Result<(), ServeError> {
-    let listeners = Listeners::open(listener, &config, &parts.dialects).await?;
-    refuse_exposed(&config, &listeners, &parts.ledger).await?;
-    serve_at(listeners, parts, config, shutdown).await
+    shutdown: Shutdown,
+) -> BoxFuture<'static, Result<(), ServeError>> {
+    Box::pin(async move {
+        let listeners = Listeners::open(listener, &config, &parts.dialects).await?;
+        refuse_exposed(&config, &listeners, &parts.ledger).await?;
+        serve_at(listeners, parts, config, shutdown).await
+    })
 }
 
 async fn serve_at(
     listeners: Listeners,
     parts: Parts,
     config: Config,
-    shutdown: impl Future<Output = ShutdownMode>,
+    shutdown: Shutdown,
 ) -> Result<(), ServeError> {
     let exposed = listeners.exposed()?.is_some();
     // All engines lead their guests to the same one.

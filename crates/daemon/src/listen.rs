@@ -33,9 +33,9 @@ use torpor_lifecycle::ShutdownMode;
 use torpor_service::Service;
 use torpor_web::dialect::Dialect;
 
-use crate::ServeError;
 use crate::config::{Config, ListenAlso};
 use crate::dispatcher::{Dispatcher, Peer};
+use crate::{ServeError, Shutdown};
 use strangers::{Counted, Strangers};
 
 /// How long running requests may go on after a shutdown began.
@@ -180,7 +180,7 @@ pub(crate) async fn serve(
     listeners: Listeners,
     tls: Option<Arc<Tls>>,
     connections_max: usize,
-    shutdown: impl Future<Output = ShutdownMode>,
+    mut shutdown: Shutdown,
 ) -> ShutdownMode {
     raise_file_limit();
     let front = Front {
@@ -190,10 +190,9 @@ pub(crate) async fn serve(
         strangers: Arc::default(),
         connections: TaskTracker::new(),
     };
-    let mut shutdown = pin!(shutdown);
     let mode = loop {
         tokio::select! {
-            mode = &mut shutdown => break mode,
+            mode = &mut shutdown => break mode.unwrap_or(ShutdownMode::Running),
             () = front.accept(&listeners) => {}
         }
     };

@@ -78,11 +78,7 @@ async fn serve(config: Config) -> Result<ExitCode> {
     let listener = torpor_daemon::bind(&config).await.map_err(|error| failed(&error))?;
     let address = listener.local_addr().map_err(|error| Error::local("listen", error))?;
     output::line(&format!("torpor listens on http://{address}"))?;
-    let (stop, stopped) = tokio::sync::oneshot::channel();
-    let shutdown = async {
-        // The sender lives as long as we do.
-        stopped.await.unwrap_or(ShutdownMode::Running)
-    };
+    let (stop, shutdown) = tokio::sync::oneshot::channel();
     let impatient = async {
         let mode = signals.next().await;
         output::note(match mode {

@@ -44,12 +44,11 @@ impl World {
         let temp = tempfile::tempdir().unwrap();
         let host = FakeHost::new(Inside::RealAgent);
         let runtime = Runtime::new().unwrap();
-        let (stop, stopped) = oneshot::channel();
+        let (stop, shutdown) = oneshot::channel();
         let address = runtime.block_on(async {
             let parts = parts(temp.path(), &host).await;
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let shutdown = async { stopped.await.unwrap_or(ShutdownMode::Running) };
             tokio::spawn(serve_with(parts, config, listener, shutdown));
             address
         });

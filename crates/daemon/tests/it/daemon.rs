@@ -6,6 +6,7 @@ use http::Method;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
 use torpor_daemon::{Config, ServeError, ShutdownMode, bind, serve_with};
 use torpor_lifecycle::fake::{FakeHost, Inside};
 
@@ -121,7 +122,8 @@ async fn an_address_that_others_reach_is_refused_without_a_key() {
     let dir = tempfile::tempdir().unwrap();
     let parts = parts(dir.path(), &FakeHost::new(Inside::Scripted)).await;
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
-    let ended = serve_with(parts, Config::default(), listener, std::future::pending()).await;
+    let (_stop, shutdown) = oneshot::channel();
+    let ended = serve_with(parts, Config::default(), listener, shutdown).await;
     let error = ended.unwrap_err();
     assert!(matches!(error, ServeError::Exposed(_)), "{error:?}");
     assert!(error.hint().unwrap().contains("TORPOR_API_KEY"), "{error}");

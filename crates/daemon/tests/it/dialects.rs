@@ -104,7 +104,8 @@ async fn toys_at(listeners: [SocketAddr; 2]) -> Toys {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let daemon = tokio::spawn(async move {
-        serve_with(parts, Config::default(), listener, std::future::pending()).await.unwrap();
+        let (_stop, shutdown) = tokio::sync::oneshot::channel();
+        serve_with(parts, Config::default(), listener, shutdown).await.unwrap();
     });
     Toys { address, listeners, host, _daemon: AbortOnDropHandle::new(daemon), _dir: dir }
 }

@@ -27,7 +27,8 @@ async fn refused(config: Config) -> ServeError {
     let dir = tempfile::tempdir().unwrap();
     let parts = parts(dir.path(), &FakeHost::new(Inside::Scripted)).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    serve_with(parts, config, listener, std::future::pending()).await.unwrap_err()
+    let (_stop, shutdown) = tokio::sync::oneshot::channel();
+    serve_with(parts, config, listener, shutdown).await.unwrap_err()
 }
 
 #[tokio::test]

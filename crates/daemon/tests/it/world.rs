@@ -88,8 +88,7 @@ impl World {
         let parts = Parts { egress, gauge: Arc::clone(&self.gauge), ..parts };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         self.address = listener.local_addr().unwrap();
-        let (stop, stopped) = oneshot::channel();
-        let shutdown = async { stopped.await.unwrap_or(ShutdownMode::Running) };
+        let (stop, shutdown) = oneshot::channel();
         self.stop = Some(stop);
         self.daemon =
             Some(tokio::spawn(serve_with(parts, self.config.clone(), listener, shutdown)));
