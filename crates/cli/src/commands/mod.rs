@@ -166,8 +166,10 @@ impl Cli {
         let connection = Connection::augment_args(clap::Command::new("connection"));
         let hidden = || connection.get_arguments().map(|option| option.clone().hide(true));
         // A verb's own option goes before the global one of that name.
-        let hide = |cli: clap::Command, verb| cli.mut_subcommand(verb, |verb| verb.args(hidden()));
-        OFFLINE.into_iter().fold(Self::command(), hide)
+        Self::command().mut_subcommands(|verb| match OFFLINE.contains(&verb.get_name()) {
+            true => verb.args(hidden()),
+            false => verb,
+        })
     }
 
     pub(crate) fn parse_arguments(
