@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use torpor_client::{Client, Route};
+use torpor_lifecycle::engine::PREPARED_STEP;
 use torpor_protocol::api::{Command, RunResult, Standby};
 use torpor_protocol::snapshot::{CreatePool, Pool};
 use torpor_protocol::{Lifetime, Status};
@@ -24,16 +25,13 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Machines in the pool: as many as are created from it.
 const POOL_MAX: u32 = 20;
 
-/// The name of the step in which a prepared machine is taken.
-const SHELL_STEP: &str = "shell";
-
 /// What a sandbox was made of, by the steps that its start took.
 pub(crate) fn start_of(status: &Status) -> Start {
     if status.start_steps.is_empty() {
         return Start::Pool;
     }
-    let shell = status.start_steps.iter().any(|step| step.name == SHELL_STEP);
-    if shell { Start::Shell } else { Start::Nothing }
+    let prepared = status.start_steps.iter().any(|step| step.name == PREPARED_STEP);
+    if prepared { Start::Prepared } else { Start::Nothing }
 }
 
 pub(crate) async fn measure(bench: &Bench, client: &Client, report: &mut Report) -> Result<()> {
@@ -95,7 +93,7 @@ async fn from_pool(bench: &Bench, client: &Client, all: &mut Samples) -> Result<
 #[derive(Debug, Default)]
 struct Samples {
     pool: Sample,
-    shell: Sample,
+    prepared: Sample,
     nothing: Sample,
     deletes: Vec<Duration>,
 }
@@ -120,7 +118,7 @@ impl Samples {
         }
         let sample = match start_of(&status) {
             Start::Pool => &mut self.pool,
-            Start::Shell => &mut self.shell,
+            Start::Prepared => &mut self.prepared,
             Start::Nothing
             | Start::Running
             | Start::Warm
@@ -139,7 +137,7 @@ impl Samples {
     fn report(&self, report: &mut Report) {
         let kinds = [
             (&self.pool, Start::Pool, 5.0, "create from a pool, p50"),
-            (&self.shell, Start::Shell, 60.0, "create with a prepared machine, p50"),
+            (&self.prepared, Start::Prepared, 60.0, "create with a prepared machine, p50"),
             (&self.nothing, Start::Nothing, 200.0, "create from nothing, p50"),
         ];
         for (Sample { creates, whole }, start, limit, promise) in kinds {

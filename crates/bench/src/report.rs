@@ -30,7 +30,7 @@ pub(crate) enum Start {
     /// Nothing was prepared.
     Nothing,
     /// An empty machine was ready.
-    Shell,
+    Prepared,
     /// A pool was full.
     Pool,
     Running,
@@ -45,7 +45,7 @@ impl Start {
     fn as_str(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
-            Self::Shell => "shell",
+            Self::Prepared => "prepared",
             Self::Pool => "pool",
             Self::Running => "running",
             Self::Warm => "warm",

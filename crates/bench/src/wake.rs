@@ -115,8 +115,8 @@ async fn cold(bench: &Bench, guest: &Guest, megabytes: u64, report: &mut Report)
         }
         tokio::time::sleep(REST).await;
         let (time, status) = cold_wake(guest).await?;
-        let shell = start_of(&status) == Start::Shell;
-        let profile = if shell { &mut prepared } else { &mut unprepared };
+        let ready = start_of(&status) == Start::Prepared;
+        let profile = if ready { &mut prepared } else { &mut unprepared };
         profile.add(time, &status.start_steps);
     }
     let ours = report_cold(report, &name, &prepared, &unprepared);

@@ -192,6 +192,9 @@ pub trait Engine: Send + Sync + 'static {
     async fn close(&self);
 }
 
+/// The step of a start in which a prepared machine was taken, instead of made.
+pub const PREPARED_STEP: &str = "container";
+
 /// One live machine. Only the driver of its sandbox calls these methods, one at a time.
 /// Dropping it neither kills it nor leaks anything that [`Engine::adopt`] or `sweep` would not find.
 #[async_trait]

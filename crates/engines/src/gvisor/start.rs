@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::time::Instant;
-use torpor_lifecycle::engine::{BootPlan, EngineError};
+use torpor_lifecycle::engine::{BootPlan, EngineError, PREPARED_STEP};
 
 use super::build::{Build, of_another_build, unknown_method};
 use super::container::{Container, ContainerSpec};
@@ -53,7 +53,7 @@ impl Start<'_> {
     async fn container(&self, wanted: Wanted<'_>) -> Result<(Container, Steps), EngineError> {
         let (spec, begun) = (ContainerSpec::of(self.plan, self.build), Instant::now());
         if let Some(container) = self.host.take_prepared(&spec).await {
-            return Ok((container, vec![("container", begun.elapsed())]));
+            return Ok((container, vec![(PREPARED_STEP, begun.elapsed())]));
         }
         let id = MachineId::random();
         let made = Container::make(self.host, id.clone(), spec, true, wanted).await;
