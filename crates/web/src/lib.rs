@@ -2,7 +2,7 @@
 //! an error.
 //!
 //! Invariants
-//! - The only place with status codes of errors is [`error`].
+//! - The status of an error is that of its code; only [`error`] makes an answer of it.
 //! - Nothing is decided about sandboxes here: that is the service's.
 
 pub mod auth;
