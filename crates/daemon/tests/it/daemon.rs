@@ -9,9 +9,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use torpor_daemon::{Config, ServeError, ShutdownMode, bind, serve_with};
 use torpor_lifecycle::fake::{FakeHost, Inside};
+use torpor_testdaemon::parts;
 
 use crate::client::{request, send};
-use crate::world::{World, parts};
+use crate::world::World;
 
 #[tokio::test]
 async fn every_answer_has_a_request_id_and_a_sane_one_is_kept() {
@@ -120,7 +121,7 @@ async fn http2_is_spoken_on_the_same_port() {
 #[tokio::test]
 async fn an_address_that_others_reach_is_refused_without_a_key() {
     let dir = tempfile::tempdir().unwrap();
-    let parts = parts(dir.path(), &FakeHost::new(Inside::Scripted)).await;
+    let parts = parts(dir.path(), &FakeHost::new(Inside::Scripted), &["torpor/base"]).await;
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
     let (_stop, shutdown) = oneshot::channel();
     let ended = serve_with(parts, Config::default(), listener, shutdown).await;

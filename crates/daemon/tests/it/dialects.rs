@@ -17,11 +17,11 @@ use torpor_daemon::{Config, Parts, serve_with};
 use torpor_lifecycle::fake::{FakeHost, Inside};
 use torpor_protocol::ErrorCode;
 use torpor_service::{Error, Service};
+use torpor_testdaemon::parts;
 use torpor_web::dialect::{Asked, Dialect, Routes, Target};
 use torpor_web::error::ApiError;
 
 use crate::client::{Answer, request, send};
-use crate::world::parts;
 
 /// Owns `/sandboxes`, asks for a password, and begins every error with its name.
 struct Toy {
@@ -100,7 +100,7 @@ async fn toys_at(listeners: [SocketAddr; 2]) -> Toys {
     let host = FakeHost::new(Inside::Scripted);
     let toy = |name, listener| Arc::new(Toy { name, listener }) as Arc<dyn Dialect>;
     let dialects = vec![toy("a", listeners[0]), toy("b", listeners[1])];
-    let parts = Parts { dialects, ..parts(dir.path(), &host).await };
+    let parts = Parts { dialects, ..parts(dir.path(), &host, &["torpor/base"]).await };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let daemon = tokio::spawn(async move {

@@ -9,9 +9,10 @@ use tokio::net::{TcpListener, TcpStream};
 use torpor_daemon::config::{Limits, ListenAlso, Secret};
 use torpor_daemon::{Config, ServeError, ShutdownMode, serve_with};
 use torpor_lifecycle::fake::{FakeHost, Inside};
+use torpor_testdaemon::parts;
 
 use crate::client::{request, send};
-use crate::world::{World, parts};
+use crate::world::World;
 
 /// An address that nobody uses.
 async fn free(ip: [u8; 4]) -> SocketAddr {
@@ -25,7 +26,7 @@ fn also(address: SocketAddr) -> Config {
 /// What a daemon ends with that does not even begin.
 async fn refused(config: Config) -> ServeError {
     let dir = tempfile::tempdir().unwrap();
-    let parts = parts(dir.path(), &FakeHost::new(Inside::Scripted)).await;
+    let parts = parts(dir.path(), &FakeHost::new(Inside::Scripted), &["torpor/base"]).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (_stop, shutdown) = tokio::sync::oneshot::channel();
     serve_with(parts, config, listener, shutdown).await.unwrap_err()

@@ -1,21 +1,17 @@
 //! A daemon on a free port that speaks all dialects, with verbs.
 
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
-use torpor_daemon::{Config, Parts, ServeError, ShutdownMode, serve_with};
-use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
-use torpor_lifecycle::{Engines, MemoryReading};
+use torpor_daemon::Config;
+use torpor_lifecycle::MemoryReading;
+use torpor_lifecycle::fake::Inside;
 use torpor_protocol::SandboxId;
-use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
+use torpor_testdaemon::{Daemon, Setup};
 
 use crate::client::{Answer, Ask, PATIENCE};
 
@@ -23,21 +19,23 @@ use crate::client::{Answer, Ask, PATIENCE};
 pub(crate) const LIFE: &str = "/v1/namespaces/default";
 
 pub(crate) struct World {
-    pub(crate) address: SocketAddr,
-    pub(crate) host: Arc<FakeHost>,
+    daemon: Daemon,
     /// For the files of the test; goes away with the world.
     pub(crate) dir: PathBuf,
     /// What the host has left, in MiB: the test may take it away.
-    pub(crate) free_mib: Arc<AtomicU64>,
-    config: Config,
-    stop: Option<oneshot::Sender<ShutdownMode>>,
-    daemon: Option<JoinHandle<Result<(), ServeError>>>,
-    temp: TempDir,
+    free_mib: Arc<AtomicU64>,
 }
 
-impl Drop for World {
-    fn drop(&mut self) {
-        self.host.end();
+impl Deref for World {
+    type Target = Daemon;
+    fn deref(&self) -> &Daemon {
+        &self.daemon
+    }
+}
+
+impl DerefMut for World {
+    fn deref_mut(&mut self) -> &mut Daemon {
+        &mut self.daemon
     }
 }
 
@@ -57,39 +55,16 @@ impl World {
     }
 
     async fn made(config: Config, inside: Inside) -> Self {
-        let temp = tempfile::tempdir().unwrap();
-        let dir = temp.path().join("inside");
-        std::fs::create_dir(&dir).unwrap();
-        let mut world = Self {
-            address: SocketAddr::from(([127, 0, 0, 1], 0)),
-            host: FakeHost::new(inside),
-            dir,
-            free_mib: Arc::new(AtomicU64::new(u64::MAX)),
-            config,
-            stop: None,
-            daemon: None,
-            temp,
-        };
-        world.start().await;
-        world
-    }
-
-    async fn start(&mut self) {
-        let parts = parts(self.temp.path(), &self.host, &self.free_mib).await;
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        self.address = listener.local_addr().unwrap();
-        let (stop, shutdown) = oneshot::channel();
-        self.stop = Some(stop);
-        self.daemon =
-            Some(tokio::spawn(serve_with(parts, self.config.clone(), listener, shutdown)));
-    }
-
-    /// Stops the daemon and starts another one on the same data and host.
-    pub(crate) async fn restart(&mut self, mode: ShutdownMode) {
-        let _ = self.stop.take().unwrap().send(mode);
-        let daemon = self.daemon.take().unwrap();
-        tokio::time::timeout(PATIENCE, daemon).await.expect("it stops").unwrap().unwrap();
-        self.start().await;
+        let free_mib = Arc::new(AtomicU64::new(u64::MAX));
+        let left = Arc::clone(&free_mib);
+        let gauge = Arc::new(move || MemoryReading {
+            available_mib: left.load(Ordering::SeqCst),
+            stalled_percent: 0.0,
+        });
+        let (dialects, images) = (torpor_dialects::all, &["torpor/base", "mine"]);
+        let daemon = Daemon::start(Setup { config, inside, gauge, dialects, images }).await;
+        let dir = daemon.make_dir("inside");
+        Self { daemon, dir, free_mib }
     }
 
     pub(crate) async fn send(&self, ask: Ask) -> Answer {
@@ -193,47 +168,4 @@ impl World {
 
 pub(crate) fn id(text: &str) -> SandboxId {
     text.parse().unwrap()
-}
-
-/// A store with the default image and one called `mine`, and a fake engine.
-async fn parts(dir: &Path, host: &Arc<FakeHost>, free_mib: &Arc<AtomicU64>) -> Parts {
-    let layout = Arc::new(Layout::open(&dir.join("data")).unwrap());
-    let ledger = Ledger::open(&layout).await.unwrap();
-    let images = Images::open(Arc::clone(&layout), ledger.clone(), b"no agent").await.unwrap();
-    for name in ["torpor/base", "mine"] {
-        let root = dir.join(name);
-        std::fs::create_dir_all(root.join("tmp")).unwrap();
-        std::fs::write(root.join("name"), name).unwrap();
-        let mut tar = tar::Builder::new(Vec::new());
-        tar.append_dir_all(".", root).unwrap();
-        let tar = std::io::Cursor::new(tar.into_inner().unwrap());
-        let (name, config, quiet) =
-            (name.parse().unwrap(), ImageConfig::default(), Arc::new(|_| {}));
-        images.import_tar_stream(Some(&name), tar, config, u64::MAX, quiet).await.unwrap();
-    }
-    let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await.unwrap();
-    let installation = layout.tag().to_owned();
-    let engines = Engines::new(Arc::new(FakeEngine::new(Arc::clone(host))), []);
-    let vault = Vault::open(ledger.clone(), &layout, None).unwrap();
-    let free_mib = Arc::clone(free_mib);
-    let gauge = Arc::new(move || MemoryReading {
-        available_mib: free_mib.load(Ordering::SeqCst),
-        stalled_percent: 0.0,
-    });
-    let egress = torpor_daemon::egress::open(Default::default(), dir, &vault).unwrap();
-    let audit = AuditLog::open(Arc::clone(&layout)).unwrap();
-    let (journals, dialects) = (Journals::open(layout), torpor_dialects::all());
-    Parts {
-        installation,
-        engines,
-        ledger,
-        images,
-        saves,
-        journals,
-        vault,
-        egress,
-        audit,
-        gauge,
-        dialects,
-    }
 }
