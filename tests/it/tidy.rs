@@ -66,18 +66,7 @@ fn allowed() -> Vec<(&'static str, Vec<&'static str>)> {
         ("bench", vec!["client", "lifecycle", "protocol", "store"]),
         (
             "cli",
-            vec![
-                "bench",
-                "client",
-                "daemon",
-                "dialects",
-                "engines",
-                "kernel",
-                "lifecycle",
-                "protocol",
-                "service",
-                "store",
-            ],
+            vec!["bench", "client", "daemon", "dialects", "engines", "kernel", "protocol", "store"],
         ),
     ]
 }
