@@ -151,6 +151,9 @@ async fn import(images: &Images, dir: &Path, name: &str) {
     let mut header = tar::Header::new_gnu();
     header.set_size(name.len() as u64);
     header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
     tar.append_data(&mut header, "name", name.as_bytes()).expect("a file");
     let tar = Cursor::new(tar.into_inner().expect("a tar"));
     let (name, config) = (name.parse().expect("a name"), ImageConfig::default());
