@@ -1,5 +1,6 @@
 //! Reading a snapshot file. Nothing in it is believed: names come from a checked list, every byte is
-//! compared with its hash, a sparse file is as long as the header says and no longer, and an image is made anew from the files in it, under its true id.
+//! compared with its hash, a sparse file is as long as the header says, and an image is made anew from the
+//! files in it, under its true id.
 
 use std::fs::File;
 use std::io::{self, Read};
