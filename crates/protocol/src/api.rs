@@ -14,12 +14,18 @@ use crate::id::{Name, SecretName};
 use crate::network::Network;
 use crate::page::page;
 pub use crate::records::{
-    ArchiveList, ArchivedSandbox, Build, BuildKind, BuildList, BuildState, Image, ImageConfig,
-    ImageEvent, ImageList, Log, LogEntry, Secret, SecretList, SetSecret,
+    ArchiveList, ArchivedSandbox, Build, BuildCache, BuildCacheEntry, BuildKind, BuildList,
+    BuildState, Image, ImageConfig, ImageEvent, ImageList, Log, LogEntry, Secret, SecretList,
+    SetSecret,
+};
+pub use crate::registry::{
+    PruneImages, PrunedImages, PullImage, PullPolicy, PushImage, RegistryList, RegistryLogin,
+    SetRegistryLogin,
 };
 use crate::spec::{Hooks, Lifetime, PortAccess, StandbyPolicy};
 use crate::status::Status;
 use crate::time;
+use crate::volume::MountRequest;
 
 /// The image of a sandbox that names none.
 pub const DEFAULT_IMAGE: &str = "torpor/base";
@@ -38,8 +44,10 @@ pub const PREVIEW_HEADER: &str = "x-torpor-preview";
 #[serde(deny_unknown_fields, default)]
 pub struct CreateSandbox {
     pub name: Option<Name>,
-    /// Name or id of an image.
+    /// Name or id of an image; one that is not here is pulled from its registry.
     pub image: Option<String>,
+    /// When it is pulled; default: as the daemon is configured, `missing` if nobody said otherwise.
+    pub pull: Option<PullPolicy>,
     /// Name or id of a snapshot to begin from, instead of an image. Of a memory snapshot the
     /// resources can't be changed.
     pub snapshot: Option<String>,
@@ -62,8 +70,10 @@ pub struct CreateSandbox {
     /// Who may reach its ports from outside; default: all of them, with a key if there are keys.
     pub ports: Option<PortAccess>,
     /// Claim it from this pool: it is what the pool says, and nothing else may be asked for but a
-    /// name, labels and variables.
+    /// name, labels, variables and mounts.
     pub pool: Option<Name>,
+    /// Volumes and drives that it begins with.
+    pub mounts: Vec<MountRequest>,
     /// If this host has no room for it, wait so long instead of being refused.
     pub queue_ms: Option<u64>,
 }

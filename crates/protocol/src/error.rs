@@ -40,6 +40,8 @@ codes! {
     ImageNotFound = 404,
     /// There is no snapshot of this id or name.
     SnapshotNotFound = 404,
+    /// There is no volume or drive of this id or name.
+    VolumeNotFound = 404,
     /// There is no such process in the sandbox.
     ProcessNotFound = 404,
     /// There is no such file or directory in the sandbox.
@@ -66,6 +68,8 @@ codes! {
     PortNotListening = 502,
     /// That port of the sandbox may not be reached from outside.
     PortNotExposed = 403,
+    /// The drive's permissions do not let the sandbox have it so.
+    NotPermitted = 403,
     /// The body is larger than allowed.
     TooLarge = 413,
     /// The host has not got what was asked for now: memory, disk, addresses. `Retry-After` says when to ask
@@ -91,6 +95,10 @@ codes! {
     SnapshotIncompatible = 409,
     /// The snapshot is not complete: it is being taken, or taking it failed.
     SnapshotNotReady = 409,
+    /// A registry of images can't be reached, or answers as none does.
+    RegistryUnavailable = 424,
+    /// A registry of images does not let us: no login, a wrong one, or none that may.
+    RegistryDenied = 403,
     /// It took longer than allowed.
     Timeout = 504,
     /// This engine or version can't do that.

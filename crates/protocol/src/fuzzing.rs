@@ -6,6 +6,7 @@ mod input;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::guest::files::{Joiner, PREFIX, decode_answer, decode_call, encode_answer, encode_call};
 use crate::guest::line::{Decoder, encode};
 use crate::guest::{self, Frame, HEADER, Hello, MAX_PAYLOAD, Reply, Request};
 
@@ -49,6 +50,36 @@ fn decoded(pieces: &[&[u8]]) -> Vec<Vec<u8>> {
     packets
 }
 
+/// The same calls and answers are found however they are cut, and put together again they are the same.
+pub fn guest_files(bytes: &[u8]) {
+    let Some((content, pieces)) = input::pieces(bytes) else { return };
+    let (all, messages) = joined(&[content]);
+    assert_eq!(joined(&pieces), (all, messages.clone()));
+    for message in &messages {
+        let mut again = Vec::new();
+        if let Ok((sequence, marked, call)) = decode_call(message) {
+            encode_call(sequence, marked, &call, &mut again);
+            assert_eq!(&again[PREFIX..], message);
+        }
+        again.clear();
+        if let Ok((sequence, answer)) = decode_answer(message) {
+            encode_answer(sequence, &answer, &mut again);
+            assert_eq!(&again[PREFIX..], message);
+        }
+    }
+}
+
+/// Whether all was well, and the messages up to where it was not.
+fn joined(pieces: &[&[u8]]) -> (bool, Vec<Vec<u8>>) {
+    let (mut joiner, mut messages) = (Joiner::default(), Vec::new());
+    for piece in pieces {
+        if joiner.push(piece, |message| messages.push(message.to_vec())).is_err() {
+            return (false, messages);
+        }
+    }
+    (true, messages)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,6 +87,11 @@ mod tests {
     #[test]
     fn no_seed_breaks_guest_frame() {
         input::replay("guest_frame", guest_frame);
+    }
+
+    #[test]
+    fn no_seed_breaks_guest_files() {
+        input::replay("guest_files", guest_files);
     }
 
     #[test]

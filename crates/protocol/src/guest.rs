@@ -33,9 +33,12 @@
 //!   open unless `End` had arrived. A request that was not answered may or may not have been done.
 //! - A *kept* connection (`ConnectKept`) outlives the session too: see [`Unconfirmed`].
 
+mod changes;
+pub mod files;
 mod identity;
 mod kept;
 pub mod line;
+mod mounts;
 mod process;
 
 use serde::{Deserialize, Serialize};
@@ -43,8 +46,10 @@ use serde::{Deserialize, Serialize};
 use crate::excerpt::Excerpt;
 use crate::snapshot::SavedProcess;
 
+pub use changes::{ChangeKind, FileChange};
 pub use identity::Identity;
 pub use kept::{KEPT_MAX, KEPT_WINDOW, Reached, Unconfirmed};
+pub use mounts::{BoundMount, HeldPath};
 pub use process::{
     Exit, HealthCheck, HealthReport, HealthState, LastExit, LogLine, ProcessSpec, ProcessStatus,
     RestartPolicy, Supervision, TerminalSize,
@@ -59,6 +64,9 @@ pub const HEADER: usize = 5;
 pub const MAX_PAYLOAD: usize = 128 * 1024;
 /// Bytes of data that may be under way on one stream in one direction.
 pub const WINDOW: u32 = 1024 * 1024;
+/// Streams of [`Request::ServeFiles`] and [`Request::StopFiles`] have numbers with this bit, and no number is used in two
+/// sessions: a part of the agent takes them that does not answer `Hello`, and may send after it.
+pub const FILES_STREAM: u32 = 1 << 31;
 /// Streams one channel may have open at once.
 pub const MAX_STREAMS: usize = 4096;
 
@@ -201,6 +209,13 @@ pub enum Request {
         entropy: String,
     },
 
+    /// Which volumes of the host are to be where; all of them. What is in use is not taken away (`Busy`). → `Done`
+    SetMounts { mounts: Vec<BoundMount> },
+    /// Has the host close what nobody inside has open any more. → `Done`
+    FlushMounts,
+    /// What processes hold of volumes. → `Held`
+    HeldPaths,
+
     /// Starts a process and stays attached: `Data` to stdin (`End` closes it), output back,
     /// → `Started`, then `Exited`. While attached, a slow reader slows the process down.
     Run(ProcessSpec),
@@ -284,6 +299,20 @@ pub enum Request {
     /// Goes on with a kept connection on this stream, where the one before stopped. → `Resumed`, then
     /// `Data` both ways
     Resume { token: String, reached: Reached },
+
+    /// Files of a file service at `path`, a directory that is made if need be. Mounts them, if that number is not
+    /// mounted; whoever asked before for the same number gets no more calls. → `Done`, then `Data` both ways: see
+    /// [`files`]. When the stream ends, the mount stays and whoever uses it waits.
+    ServeFiles {
+        mount: u16,
+        path: String,
+        read_only: bool,
+        /// Others change these files too, and what they change is to be seen at once.
+        shared: bool,
+    },
+    /// Takes a mount away. Unless `force`, not while processes use it: [`FailureCode::Busy`], and who. → `Done`, also
+    /// if there is none
+    StopFiles { mount: u16, force: bool },
 }
 
 /// What the agent answers.
@@ -316,6 +345,9 @@ pub enum Reply {
     Changed(FileChange),
     /// How far the agent is.
     Resumed(Reached),
+    Held {
+        paths: Vec<HeldPath>,
+    },
     /// All stands still. The processes there are, for people: a thousand at most.
     #[serde(rename = "rested")]
     Quiesced {
@@ -360,27 +392,6 @@ pub struct FileStat {
     pub target: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct FileChange {
-    /// Absolute.
-    pub path: String,
-    pub change: ChangeKind,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(rename_all = "snake_case")]
-pub enum ChangeKind {
-    Created,
-    Modified,
-    Removed,
-    Renamed,
-    Attributes,
-    /// Too much happened at once: list again.
-    Overflow,
-}
-
 /// Why the agent did not do it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
@@ -419,6 +430,8 @@ pub enum FailureCode {
     NotListening,
     /// A limit of the agent: processes, streams, watches.
     Limit,
+    /// Somebody uses it.
+    Busy,
     /// Any other error of the guest's kernel.
     Io,
 }

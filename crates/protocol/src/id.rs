@@ -104,6 +104,7 @@ text_type!(BuildId, "A build of an image: `build-` and 21 lowercase alphanumeric
 text_type!(SaveId, "A saved moment of a machine, in the store: 21 lowercase alphanumerics.");
 text_type!(PreviewId, "A preview, for ever: `preview-` and 21 lowercase alphanumerics.");
 text_type!(NodeId, "A host of an installation, for ever: `node-` and 21 lowercase alphanumerics.");
+text_type!(VolumeId, "A volume or a drive, for ever: `vol-` and 21 lowercase alphanumerics.");
 text_type!(TokenId, "A token of a preview, not its text: `token-` and 21 lowercase alphanumerics.");
 
 random_id!(SandboxId, "", "sandbox id", "an id is 21 lowercase letters and digits");
@@ -131,6 +132,12 @@ random_id!(
     "token-",
     "token id",
     "a token's id is token- and 21 lowercase letters and digits"
+);
+random_id!(
+    VolumeId,
+    "vol-",
+    "volume id",
+    "a volume's id is vol- and 21 lowercase letters and digits"
 );
 random_id!(NodeId, "node-", "node id", "a node's id is node- and 21 lowercase letters and digits");
 
@@ -195,7 +202,10 @@ impl FromStr for Name {
         if !text.starts_with(|c: char| c.is_ascii_lowercase()) || text.ends_with('-') {
             return bad("a name starts with a letter and does not end with '-'");
         }
-        if looks_like_id(text) || text.parse::<SnapshotId>().is_ok() {
+        if looks_like_id(text)
+            || text.parse::<SnapshotId>().is_ok()
+            || text.parse::<VolumeId>().is_ok()
+        {
             return bad("it could be mistaken for an id: make it longer or shorter, or add a '-'");
         }
         Ok(Self(text.to_owned()))

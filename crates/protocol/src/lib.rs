@@ -22,17 +22,19 @@ pub mod page;
 pub mod preview;
 pub mod reason;
 pub mod records;
+pub mod registry;
 pub mod snapshot;
 pub mod spec;
 pub mod status;
 pub mod time;
+pub mod volume;
 
 pub use domain::{DomainName, PreviewPath};
 pub use error::{ErrorBody, ErrorCode};
 pub use excerpt::Excerpt;
 pub use id::{
     BuildId, ImageId, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId, SecretName,
-    SnapshotId, SnapshotRef, TokenId,
+    SnapshotId, SnapshotRef, TokenId, VolumeId,
 };
 pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,
@@ -42,3 +44,4 @@ pub use reason::{EndReason, FailureReason, LossReason, ReasonCode, StatusReason,
 pub use snapshot::{Snapshot, SnapshotKind, SnapshotState};
 pub use spec::{Hooks, Lifetime, PortAccess, Resources, SandboxSpec, StandbyPolicy};
 pub use status::{State, Status, Tier};
+pub use volume::{GuestPath, Mount, VolumeKind, VolumeRef};

@@ -180,7 +180,17 @@ page! {
 pub struct Image {
     pub id: ImageId,
     pub names: Vec<String>,
+    /// `REPOSITORY@sha256:…` that it was pulled as.
+    #[serde(default)]
+    pub digests: Vec<String>,
+    /// Of its root filesystem.
     pub size_bytes: u64,
+    /// What goes with it: its root filesystem, and layers that no other image has.
+    #[serde(default)]
+    pub unique_bytes: u64,
+    /// Of layers that other images have too.
+    #[serde(default)]
+    pub shared_bytes: u64,
     #[serde(rename = "created_at", with = "time::instant")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,
@@ -198,22 +208,62 @@ pub struct ImageConfig {
     pub entrypoint: Vec<String>,
     pub cmd: Vec<String>,
     pub labels: BTreeMap<String, String>,
+    /// Ports that its maker thinks of, like `8080/tcp`.
+    pub exposed_ports: Vec<String>,
 }
 
 page! {
     ImageList { images: Image }
 }
 
-/// A line of `POST /v1/images/build`, `…/import` and `…/base`.
+/// What is remembered of image builds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct BuildCache {
+    /// Used last first.
+    pub entries: Vec<BuildCacheEntry>,
+    /// What the directories of `RUN --mount=type=cache` hold.
+    pub mounts_bytes: u64,
+    /// All of it.
+    pub size_bytes: u64,
+}
+
+/// A step that need not be done again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct BuildCacheEntry {
+    /// Says all that went into it.
+    pub key: String,
+    /// As it is written in the Dockerfile.
+    pub step: String,
+    /// All of a build; otherwise the files after a step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageId>,
+    pub size_bytes: u64,
+    #[serde(rename = "created_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
+    pub created_at_ms: u64,
+    #[serde(rename = "used_at", with = "time::instant")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
+    pub used_at_ms: u64,
+}
+
+/// A line of `POST /v1/images/build`, `…/import`, `…/base`, `…/pull` and `…/push`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum ImageEvent {
-    /// A step began.
+    /// A step began; the numbers are those of its stage.
     Step {
         number: u32,
         of: u32,
         text: String,
+        /// In a build of several stages.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stage: Option<String>,
+        /// It was done before and need not be done again.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        cached: bool,
     },
     /// Output of a step.
     Output {
@@ -224,8 +274,19 @@ pub enum ImageEvent {
         percent: u8,
         text: String,
     },
+    /// How much of a layer is moved.
+    Layer {
+        digest: String,
+        bytes: u64,
+        total_bytes: u64,
+    },
     Done {
         image: Image,
+    },
+    /// The last line of a push that succeeded.
+    Pushed {
+        /// `REPOSITORY@sha256:…`
+        reference: String,
     },
     Error {
         error: crate::ErrorBody,

@@ -13,6 +13,7 @@ use crate::reason::WorkFailure;
 use crate::spec::{Lifetime, PortAccess, Resources, StandbyPolicy};
 use crate::status::{State, Status, Tier};
 use crate::time;
+use crate::volume::ForkVolumes;
 
 /// Most forks of one request.
 pub const FORKS_MAX: usize = 1000;
@@ -217,6 +218,8 @@ pub struct Fork {
     pub cpus: Option<f64>,
     pub memory_mib: Option<u64>,
     pub disk_mib: Option<u64>,
+    /// What becomes of its volumes. Drives are shared.
+    pub volumes: ForkVolumes,
 }
 
 impl Default for Fork {
@@ -232,6 +235,7 @@ impl Default for Fork {
             cpus: None,
             memory_mib: None,
             disk_mib: None,
+            volumes: ForkVolumes::default(),
         }
     }
 }

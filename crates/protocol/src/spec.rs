@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::id::{ImageId, Name, SecretName};
 use crate::network::Network;
 use crate::time;
+use crate::volume::Mount;
 
 /// Environment variables, labels: sorted, so that the same request is the same bytes.
 pub type Pairs = BTreeMap<String, String>;
@@ -52,6 +53,16 @@ pub struct SandboxSpec {
     /// The pool it was claimed from.
     #[serde(default)]
     pub pool: Option<Name>,
+    /// Volumes and drives that it has, by slot; absent: it was made before there were any, and can't have one.
+    #[serde(default)]
+    pub mounts: Option<Vec<Mount>>,
+}
+
+impl SandboxSpec {
+    /// Volumes and drives that it has.
+    pub fn mounts(&self) -> &[Mount] {
+        self.mounts.as_deref().unwrap_or_default()
+    }
 }
 
 /// Upper bounds of what a sandbox may use of its host.
