@@ -1,0 +1,173 @@
+//! What volumes promise while nobody is killed.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
+
+use torpor_disk::mountinfo;
+use torpor_lifecycle::store::{StoreError, Volumes as _};
+use torpor_protocol::{SandboxId, VolumeId};
+
+use crate::world::{Place, record};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_stays_and_nothing_is_left_mounted() {
+    let Some(place) = Place::new() else { return };
+    let world = place.open().await;
+    let data = world.create("data", 32).await;
+    let open = world.volumes.open(&data.id).await.unwrap();
+    assert_eq!(fs::read_dir(&open.dir).unwrap().count(), 0, "it begins empty");
+    fs::write(open.dir.join("kept"), "x").unwrap();
+    let options = mountinfo::read().unwrap().into_iter().find(|m| m.point == open.dir).unwrap();
+    assert!(!options.options.iter().any(|o| o == "nobarrier"), "it is durable");
+    drop(open);
+    world.close().await;
+    place.expect_no_traces().await;
+    let mode =
+        |path: &str| fs::metadata(place.path().join(path)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode("data/volumes"), 0o700);
+    assert_eq!(mode(&format!("data/volumes/{}/image.ext4", data.id)), 0o600);
+
+    let world = place.open().await;
+    let open = world.volumes.open(&data.id).await.unwrap();
+    assert_eq!(fs::read_to_string(open.dir.join("kept")).unwrap(), "x");
+    drop(open);
+    world.volumes.remove(&data.id).await.unwrap();
+    assert!(matches!(world.volumes.open(&data.id).await, Err(StoreError::NoSuchVolume(_))));
+    world.close().await;
+    place.expect_no_traces().await;
+    assert_eq!(place.entries(), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_volume_says_so_and_its_sizes_are_true() {
+    let Some(place) = Place::new() else { return };
+    let world = place.open().await;
+    let data = world.create("data", 16).await;
+    let open = world.volumes.open(&data.id).await.unwrap();
+    let mut file = fs::File::create(open.dir.join("large")).unwrap();
+    let written = (0..64).try_for_each(|_| file.write_all(&[7; 1 << 20]));
+    assert_eq!(written.unwrap_err().kind(), ErrorKind::StorageFull);
+    file.sync_all().unwrap();
+    let sizes = world.volumes.sizes(&data.id).await.unwrap();
+    let used = sizes.used_bytes.unwrap();
+    assert!(used > 6 << 20 && used < 16 << 20, "{sizes:?}");
+    assert!(sizes.stored_bytes >= used, "{sizes:?}");
+    drop(file);
+    drop(open);
+    // The same is known without mounting it.
+    world.close().await;
+    place.expect_no_traces().await;
+    let world = place.open().await;
+    let unmounted = world.volumes.sizes(&data.id).await.unwrap().used_bytes.unwrap();
+    assert!(unmounted.abs_diff(used) <= 64 << 10, "{unmounted} and {used}");
+    assert_eq!(place.traces(), Vec::<String>::new(), "nothing was mounted for it");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filesystem_is_known_to_the_kernel_once_whoever_holds_it() {
+    let Some(place) = Place::new() else { return };
+    let world = place.open().await;
+    let data = world.create("data", 16).await;
+    let open = world.volumes.open(&data.id).await.unwrap();
+    // A machine has it, by a mount of its own.
+    let machine = place.path().join("machine");
+    fs::create_dir(&machine).unwrap();
+    rustix::mount::mount_bind(&open.dir, &machine).unwrap();
+    drop(open);
+    world.close().await;
+    let world = place.open().await;
+    assert_eq!(place.traces().len(), 2, "only the machine's is left: {:?}", place.traces());
+    let open = world.volumes.open(&data.id).await.unwrap();
+    fs::write(machine.join("seen"), "at once").unwrap();
+    assert_eq!(fs::read_to_string(open.dir.join("seen")).unwrap(), "at once");
+    let devices = torpor_disk::images_in_use(place.path()).unwrap();
+    assert_eq!(devices.len(), 1, "{devices:?}");
+    rustix::mount::unmount(&machine, rustix::mount::UnmountFlags::empty()).unwrap();
+    drop(open);
+    world.close().await;
+    place.expect_no_traces().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_has_the_files_of_its_moment_and_a_life_of_its_own() {
+    let Some(place) = Place::new() else { return };
+    let world = place.open().await;
+    let data = world.create("data", 32).await;
+    let open = world.volumes.open(&data.id).await.unwrap();
+    fs::write(open.dir.join("file"), "before").unwrap();
+    let copy = world.copy(&data, "copy").await.unwrap();
+    fs::write(open.dir.join("file"), "after").unwrap();
+    let copied = world.volumes.open(&copy.id).await.unwrap();
+    assert_eq!(fs::read_to_string(copied.dir.join("file")).unwrap(), "before");
+    // Sparse stays sparse.
+    let stored = world.volumes.sizes(&copy.id).await.unwrap().stored_bytes;
+    assert!(stored < 16 << 20, "{stored}");
+    let taken = world.copy(&data, "copy").await;
+    assert!(matches!(taken, Err(StoreError::NameTaken(_))), "{taken:?}");
+
+    let sandbox = SandboxId::random();
+    let own = world.volumes.copy_for(&data.id, &sandbox).await.unwrap();
+    assert_eq!((own.copy_of, own.made_for), (Some(data.id), Some(sandbox.clone())));
+    world.volumes.discard_copies(&sandbox).await;
+    assert_eq!(world.find(own.name.as_str()).await, None);
+    drop((open, copied));
+    world.close().await;
+    place.expect_no_traces().await;
+    assert_eq!(place.entries().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_grows_and_never_shrinks() {
+    let Some(place) = Place::new() else { return };
+    let world = place.open().await;
+    let data = world.create("data", 16).await;
+    let open = world.volumes.open(&data.id).await.unwrap();
+    fs::write(open.dir.join("kept"), "x").unwrap();
+    // As far as the host allows; else it says what to do, and all is as before.
+    match world.volumes.grow(&data.id, 32).await {
+        Ok(grown) => assert_eq!(grown.size_mib, 32),
+        Err(StoreError::InUse { what, .. }) => assert!(what.contains("data"), "{what}"),
+        Err(error) => panic!("{error}"),
+    }
+    fs::write(open.dir.join("more"), "y").unwrap();
+    drop(open);
+    assert_eq!(world.volumes.grow(&data.id, 64).await.unwrap().size_mib, 64);
+    let open = world.volumes.open(&data.id).await.unwrap();
+    assert_eq!(fs::read_to_string(open.dir.join("kept")).unwrap(), "x");
+    fs::write(open.dir.join("large"), vec![1; 40 << 20]).unwrap();
+    drop(open);
+    let smaller = world.volumes.grow(&data.id, 32).await;
+    assert!(matches!(smaller, Err(StoreError::Invalid(_))), "{smaller:?}");
+    assert_eq!(world.find("data").await.unwrap().size_mib, 64);
+    world.close().await;
+    place.expect_no_traces().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_t_be_is_refused_and_leaves_nothing() {
+    let Some(place) = Place::new() else { return };
+    let world = place.open().await;
+    for size_mib in [0, 15, u64::MAX] {
+        let refused = world.volumes.create(&record("data", size_mib)).await;
+        assert!(matches!(refused, Err(StoreError::Invalid(_))), "{refused:?}");
+    }
+    let refused = world.volumes.create(&record("data", torpor_volumes::VOLUME_MAX_MIB)).await;
+    assert!(matches!(refused, Err(StoreError::DiskFull(_))), "{refused:?}");
+    let nobody = VolumeId::random();
+    for refused in [
+        world.volumes.open(&nobody).await.map(drop),
+        world.volumes.copy(&nobody, &record("copy", 16)).await,
+        world.volumes.remove(&nobody).await,
+        world.volumes.grow(&nobody, 64).await.map(drop),
+    ] {
+        assert!(matches!(refused, Err(StoreError::NoSuchVolume(_))), "{refused:?}");
+    }
+    let data = world.create("data", 32).await;
+    let smaller = world.volumes.copy(&data.id, &record("copy", 16)).await;
+    assert!(matches!(smaller, Err(StoreError::Invalid(_))), "{smaller:?}");
+    world.close().await;
+    assert_eq!(place.entries(), [data.id.as_str()]);
+    place.expect_no_traces().await;
+}
