@@ -10,10 +10,12 @@
 //!  kernels/     prepared kernels for microVMs
 //!  engine/HASH/ a program that saves were made by, and may need again
 //!  images/ID/   one committed image
+//!  layers/HEX   a layer of a registry, compressed as it came, by its digest; HEX.part is still coming
 //!  blobs/HASH   a content that saves have, each stored once
 //!  saves/ID/    the files of one save, as links to blobs; what it lacks is linked again
 //!  logs/        what processes said: ID.jsonl, and ID.jsonl.1 before it
 //!  audit/       what sandboxes sent out: egress.jsonl, and .1 to .3 before it
+//!  volumes/ID/  one volume or drive
 //!  staging/     work in progress; emptied at start
 //!  scratch/     overlay disks of machines; belongs to the engine
 //! ```
@@ -75,7 +77,8 @@ impl Layout {
         let (staging, scratch) = (layout.staging(), layout.scratch());
         let (logs, audits) = (layout.logs(), layout.audits());
         let (blobs, saves) = (layout.blobs(), layout.saves());
-        for dir in [layout.images(), blobs, saves, logs, audits, staging, scratch] {
+        for dir in [layout.images(), layout.layers(), blobs, saves, logs, audits, staging, scratch]
+        {
             make_dir(&dir)?;
         }
         layout.clear_staging();
@@ -123,6 +126,11 @@ impl Layout {
         self.root.join("engine")
     }
 
+    /// What cache mounts of image builds hold between builds.
+    pub(crate) fn build_mounts(&self) -> PathBuf {
+        self.root.join("build-mounts")
+    }
+
     /// Kernels for microVMs.
     pub fn kernels(&self) -> PathBuf {
         Self::kernels_in(&self.root)
@@ -139,6 +147,10 @@ impl Layout {
 
     pub fn image(&self, id: &ImageId) -> PathBuf {
         self.images().join(id.as_str())
+    }
+
+    pub(crate) fn layers(&self) -> PathBuf {
+        self.root.join("layers")
     }
 
     pub(crate) fn blobs(&self) -> PathBuf {
@@ -186,6 +198,11 @@ impl Layout {
 
     pub fn scratch(&self) -> PathBuf {
         self.root.join("scratch")
+    }
+
+    /// Volumes and drives, which have rows in the ledger.
+    pub fn volumes(&self) -> PathBuf {
+        self.root.join("volumes")
     }
 
     /// What microVMs begin from; made anew if it is missing.

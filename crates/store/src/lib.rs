@@ -8,7 +8,7 @@
 //!    ├── Certificates  what encrypted connections are served with: one private file each
 //!    ├── Journals   what processes said: two files of lines for each sandbox
 //!    ├── AuditLog   what became of what sandboxes sent out: four files of lines for all of them
-//!    ├── Images     root filesystems: one read-only EROFS file each
+//!    ├── Images     root filesystems: one read-only EROFS file each, and layers they were pulled as
 //!    └── Saves      moments of machines at rest: one directory each
 //! ```
 //!
@@ -36,13 +36,17 @@ mod vault;
 
 pub use audit::AuditLog;
 pub use certificates::{CertificateFile, Certificates};
-pub use images::{Image, ImageConfig, ImageName, Images, Limits, OnProgress, Progress, Step};
+pub use images::{
+    Exported, Image, ImageConfig, ImageName, Images, Layers, Limits, OnProgress, PinnedLayer,
+    Progress, Pruned, Pulled, PulledLayer, Step,
+};
 pub use journals::Journals;
 pub use layout::{Layout, Stage};
 pub use ledger::{
-    Begun, BuildLedger, Database, DomainLedger, DomainRow, ImageLedger, ImageRow, KeyHash,
-    KeyLedger, KeyRow, Ledger, PreviewLedger, Removed, RequestLedger, SaveLedger, Seal, Sealed,
-    SecretLedger, SqliteLedger, TokenRow,
+    Begun, BuildCacheLedger, BuildLedger, CachedStep, Database, DomainLedger, DomainRow,
+    ImageLedger, ImageRow, KeyHash, KeyLedger, KeyRow, LayerFacts, LayerLedger, Ledger,
+    LoginLedger, OriginRow, Outcome, PreviewLedger, Removed, RequestLedger, SaveLedger, Seal,
+    Sealed, SecretLedger, SqliteLedger, TokenRow, Unused,
 };
-pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError};
+pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError, Walked, WalkedKind};
 pub use vault::{KeptAnswer, Repeated, RequestKey, Vault};

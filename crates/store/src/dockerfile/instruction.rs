@@ -2,15 +2,22 @@
 
 use std::collections::BTreeMap;
 
+use super::lines::Line;
 use super::words::{Spent, expand, split};
-use super::{Command, Copy, Dockerfile, Instruction};
+use super::{Command, Dockerfile, Instruction, PROXY_ARGS, Run};
 
 /// These mean nothing in a sandbox, which has no health checks, stop signals or anonymous volumes.
 const IGNORED: [&str; 4] = ["HEALTHCHECK", "MAINTAINER", "STOPSIGNAL", "VOLUME"];
 
+/// Writes a script with an interpreter of its own to a file and runs that; the script is `$0`.
+const AS_SCRIPT: &str = "f=$(mktemp) && printf %s \"$0\" >\"$f\" && chmod 755 \"$f\" && \
+    { \"$f\"; c=$?; rm -f \"$f\"; exit $c; }";
+
 /// The variables at some line.
 pub(super) struct Scope<'a> {
-    file: &'a Dockerfile,
+    pub(super) file: &'a Dockerfile,
+    /// Which stage it is.
+    pub(super) stage: usize,
     env: BTreeMap<String, String>,
     args: BTreeMap<String, String>,
     /// Set by SHELL; empty: the default.
@@ -19,18 +26,19 @@ pub(super) struct Scope<'a> {
 }
 
 impl<'a> Scope<'a> {
-    pub(super) fn new(file: &'a Dockerfile, base_env: &[(String, String)]) -> Self {
+    pub(super) fn new(file: &'a Dockerfile, stage: usize, base_env: &[(String, String)]) -> Self {
         let env = base_env.iter().cloned().collect();
-        Self { file, env, args: BTreeMap::new(), shell: Vec::new(), spent: Spent::default() }
+        let (args, shell, spent) = (BTreeMap::new(), Vec::new(), Spent::default());
+        Self { file, stage, env, args, shell, spent }
     }
 
     /// Reads an instruction; `None` if it only changed the scope. `Err` says what is wrong.
-    pub(super) fn read(&mut self, line: &str) -> Result<Option<Instruction>, String> {
-        let (keyword, rest) = keyword(line);
+    pub(super) fn read(&mut self, line: &Line) -> Result<Option<Instruction>, String> {
+        let (keyword, rest) = keyword(&line.text);
         let instruction = match keyword.as_str() {
-            "RUN" => self.run(rest)?,
-            "COPY" => Instruction::Copy(self.copy(rest)?),
-            "ADD" => Instruction::Add(self.add(rest)?),
+            "RUN" => self.run(line, rest)?,
+            "COPY" => Instruction::Copy(self.copy("COPY", line, rest)?),
+            "ADD" => Instruction::Add(self.add(line, rest)?),
             "ENV" => self.env(rest)?,
             "ARG" => return self.arg(rest).map(|()| None),
             "SHELL" => return self.shell(rest).map(|()| None),
@@ -40,9 +48,6 @@ impl<'a> Scope<'a> {
             "CMD" => Instruction::Cmd(self.command("CMD", rest)?),
             "LABEL" => Instruction::Label(self.pairs("LABEL", rest)?),
             "EXPOSE" => Instruction::Expose(self.words(rest)?),
-            "FROM" => {
-                return Err("builds in several stages are not supported: a second FROM".to_owned());
-            }
             "ONBUILD" => return Err("ONBUILD is not supported".to_owned()),
             other if IGNORED.contains(&other) => Instruction::Ignored,
             other => {
@@ -53,20 +58,44 @@ impl<'a> Scope<'a> {
         Ok(Some(instruction))
     }
 
-    fn run(&self, rest: &str) -> Result<Instruction, String> {
-        if let Some(flag) = rest.strip_prefix("--") {
-            let flag = flag.split(['=', ' ']).next().unwrap_or_default();
-            return Err(format!("RUN --{flag} is not supported"));
-        }
+    fn run(&self, line: &Line, rest: &str) -> Result<Instruction, String> {
+        let (flags, rest) = take_flags(rest);
+        let mounts = self.mounts(&flags)?;
         self.spent.take(self.args.iter().map(|(name, value)| name.len() + value.len()).sum())?;
         let mut args = self.args.clone();
+        for name in PROXY_ARGS {
+            let given = self.spent.copy(self.file.build_args.get(name))?;
+            args.extend(given.map(|value| (name.to_owned(), value)));
+        }
         // A variable hides an argument of the same name.
         args.retain(|name, _| !self.env.contains_key(name));
-        Ok(Instruction::Run { command: self.command("RUN", rest)?, args })
+        let command = match line.heredocs.as_slice() {
+            [] => self.command("RUN", rest)?,
+            [script] if script.word == rest => self.script(&script.content())?,
+            heredocs => {
+                let mut text = rest.to_owned();
+                for heredoc in heredocs {
+                    text.push_str(&format!("\n{}{}", heredoc.raw, heredoc.name));
+                }
+                self.command("RUN", &text)?
+            }
+        };
+        Ok(Instruction::Run(Run { command, args, mounts }))
+    }
+
+    /// A here-document that is all of a command.
+    fn script(&self, content: &str) -> Result<Command, String> {
+        if content.trim().is_empty() {
+            return Err("RUN needs a command".to_owned());
+        }
+        if !content.starts_with("#!") {
+            return self.in_shell(content);
+        }
+        let words = ["/bin/sh", "-c", AS_SCRIPT, content];
+        Ok(Command::Exec(words.map(str::to_owned).to_vec()))
     }
 
     fn command(&self, keyword: &str, rest: &str) -> Result<Command, String> {
-        refuse_heredoc(rest)?;
         if rest.starts_with('[')
             && let Ok(words) = serde_json::from_str::<Vec<String>>(rest)
         {
@@ -79,12 +108,17 @@ impl<'a> Scope<'a> {
         if rest.is_empty() {
             return Err(format!("{keyword} needs a command"));
         }
+        self.in_shell(rest)
+    }
+
+    /// In the shell that holds here.
+    fn in_shell(&self, text: &str) -> Result<Command, String> {
         if self.shell.is_empty() {
-            return Ok(Command::Shell(rest.to_owned()));
+            return Ok(Command::Shell(text.to_owned()));
         }
         self.spent.take(self.shell.iter().map(String::len).sum())?;
         let mut words = self.shell.clone();
-        words.push(rest.to_owned());
+        words.push(text.to_owned());
         Ok(Command::Exec(words))
     }
 
@@ -96,54 +130,6 @@ impl<'a> Scope<'a> {
             }
         }
         Ok(())
-    }
-
-    fn add(&self, rest: &str) -> Result<Copy, String> {
-        let copy = self.copy(rest)?;
-        let remote = |source: &&String| {
-            source.contains("://") || source.starts_with("git@") || source.ends_with(".git")
-        };
-        match copy.sources.iter().find(remote) {
-            None => Ok(copy),
-            Some(source) => Err(format!(
-                "ADD does not download ({source:?}): fetch it in a RUN, or put it in the context"
-            )),
-        }
-    }
-
-    fn copy(&self, rest: &str) -> Result<Copy, String> {
-        refuse_heredoc(rest)?;
-        let (flags, rest) = take_flags(rest);
-        let (mut chown, mut chmod) = (None, None);
-        for flag in flags {
-            match flag.split_once('=').unwrap_or((flag, "")) {
-                ("--chown", owner) => chown = Some(self.expand(owner)?),
-                ("--chmod", mode) => chmod = Some(self.expand(mode)?),
-                // Only says how layers are stored.
-                ("--link", _) => {}
-                ("--from", _) => {
-                    return Err(
-                        "builds in several stages are not supported: COPY --from".to_owned()
-                    );
-                }
-                (other, _) => return Err(format!("{other} is not supported here")),
-            }
-        }
-        if let Some(mode) = &chmod
-            && u32::from_str_radix(mode, 8).ok().is_none_or(|mode| mode > 0o7777)
-        {
-            return Err(format!("--chmod={mode} is no mode like 755"));
-        }
-        let mut sources = match serde_json::from_str::<Vec<String>>(rest) {
-            Ok(list) => list.iter().map(|word| self.expand(word)).collect::<Result<_, _>>()?,
-            Err(_) => self.words(rest)?,
-        };
-        match sources.pop() {
-            Some(destination) if !sources.is_empty() && !destination.is_empty() => {
-                Ok(Copy { sources, destination, chown, chmod })
-            }
-            Some(_) | None => Err("it needs what to copy, and where to".to_owned()),
-        }
     }
 
     fn env(&mut self, rest: &str) -> Result<Instruction, String> {
@@ -209,11 +195,15 @@ impl<'a> Scope<'a> {
         split(rest, self.file.escape)?.iter().map(|word| self.expand(word)).collect()
     }
 
-    fn expand(&self, word: &str) -> Result<String, String> {
+    pub(super) fn escape(&self) -> char {
+        self.file.escape
+    }
+
+    pub(super) fn expand(&self, word: &str) -> Result<String, String> {
         expand(word, self.file.escape, &|name| self.lookup(name))
     }
 
-    fn lookup(&self, name: &str) -> Result<Option<String>, String> {
+    pub(super) fn lookup(&self, name: &str) -> Result<Option<String>, String> {
         self.spent.copy(self.env.get(name).or_else(|| self.args.get(name)))
     }
 }
@@ -243,7 +233,7 @@ pub(super) fn arg(
 }
 
 /// The `--flag` words at the start, and the rest.
-fn take_flags(mut rest: &str) -> (Vec<&str>, &str) {
+pub(super) fn take_flags(mut rest: &str) -> (Vec<&str>, &str) {
     let mut flags = Vec::new();
     while rest.starts_with("--") {
         let (flag, after) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
@@ -251,17 +241,4 @@ fn take_flags(mut rest: &str) -> (Vec<&str>, &str) {
         rest = after.trim_start();
     }
     (flags, rest)
-}
-
-/// `<<WORD`: the lines after it would be taken for instructions.
-fn refuse_heredoc(rest: &str) -> Result<(), String> {
-    let heredoc = |word: &str| {
-        let word = word.trim_start_matches(|c: char| c.is_ascii_digit());
-        let mark = word.strip_prefix("<<").map(|mark| mark.trim_start_matches('-'));
-        mark.is_some_and(|mark| !mark.is_empty() && !mark.starts_with('<'))
-    };
-    if rest.split_whitespace().any(heredoc) {
-        return Err("here-documents (<<) are not supported: use several RUN or a file".to_owned());
-    }
-    Ok(())
 }

@@ -1,21 +1,42 @@
-//! Dockerfiles, understood but not executed: text in, a list of steps out.
+//! Dockerfiles, understood but not executed: text in, stages and their steps out.
 //!
-//! Supported: FROM, RUN, COPY, ADD (local), ENV, ARG, WORKDIR, USER, ENTRYPOINT, CMD, LABEL, EXPOSE,
-//! SHELL; one stage. Everything else is refused with its line, or listed as [`Instruction::Ignored`]
-//! where a sandbox has no use for it. Reads no file and knows no image: variables of the base image
-//! are given to [`Dockerfile::steps`].
+//! Supported: FROM (several stages), RUN (mounts, here-documents), COPY, ADD, ENV, ARG, WORKDIR, USER,
+//! ENTRYPOINT, CMD, LABEL, EXPOSE, SHELL. Everything else is refused with its line, or listed as
+//! [`Instruction::Ignored`] where a sandbox has no use for it. Reads no file and knows no image:
+//! variables of the base image are given to [`Dockerfile::steps`].
 
+mod copy;
 mod instruction;
 mod lines;
+mod mount;
+mod stage;
 mod words;
 
 use std::collections::BTreeMap;
 
-use lines::Line;
 use words::Spent;
+
+pub use copy::{Copy, Inline};
+pub use mount::{Mount, MountKind};
+pub use stage::{Base, Stage};
 
 /// Largest Dockerfile.
 const TEXT_MAX: usize = 1024 * 1024;
+/// Most stages: what a build with a sandbox for each may reasonably be.
+const STAGES_MAX: usize = 100;
+/// These are given to every RUN without an ARG, and change nothing of its result.
+pub const PROXY_ARGS: [&str; 10] = [
+    "HTTP_PROXY",
+    "http_proxy",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "FTP_PROXY",
+    "ftp_proxy",
+    "NO_PROXY",
+    "no_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+];
 
 /// What is wrong with a Dockerfile, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,11 +65,7 @@ pub struct Step {
 /// What a step does. Variables are replaced, except in commands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Instruction {
-    Run {
-        command: Command,
-        /// Build arguments, which this command sees as environment variables.
-        args: BTreeMap<String, String>,
-    },
+    Run(Run),
     Copy(Copy),
     /// Like `Copy`, but a local tar archive is unpacked.
     Add(Copy),
@@ -63,6 +80,16 @@ pub enum Instruction {
     Ignored,
 }
 
+/// A command of a build.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    pub command: Command,
+    /// Build arguments, which this command sees as environment variables.
+    pub args: BTreeMap<String, String>,
+    /// What is there while it runs, and not afterwards.
+    pub mounts: Vec<Mount>,
+}
+
 /// How a command was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
@@ -71,21 +98,18 @@ pub enum Command {
     Exec(Vec<String>),
 }
 
-/// From the build context into the image.
+/// Files of another stage or image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Copy {
-    /// At least one.
-    pub sources: Vec<String>,
-    pub destination: String,
-    pub chown: Option<String>,
-    pub chmod: Option<String>,
+pub enum From {
+    /// By its place among the stages, which is before whoever takes from it.
+    Stage(usize),
+    Image(String),
 }
 
 /// A Dockerfile whose every line is understood.
 #[derive(Debug, Clone)]
 pub struct Dockerfile {
-    base: String,
-    lines: Vec<Line>,
+    stages: Vec<Stage>,
     escape: char,
     /// What the builder gave for the file's ARGs.
     build_args: BTreeMap<String, String>,
@@ -105,101 +129,63 @@ impl Dockerfile {
         }
         let (lines, escape) = lines::split(text)?;
         let mut file = Self {
-            base: String::new(),
-            lines: Vec::new(),
+            stages: Vec::new(),
             escape,
             build_args: build_args.clone(),
-            global_args: BTreeMap::new(),
+            global_args: stage::platform_args(),
         };
         let spent = Spent::default();
-        for (index, line) in lines.iter().enumerate() {
-            if file.read_top(line, &spent)? {
-                file.lines = lines[index + 1..].to_vec();
-                // Tells now what is wrong, whatever the base image's variables will be.
-                file.steps(&[])?;
-                return Ok(file);
-            }
+        for line in lines {
+            let number = line.number;
+            file.take(line, &spent).map_err(|message| DockerfileError::new(number, message))?;
         }
-        Err(DockerfileError::new(1, "there is no FROM"))
+        if file.stages.is_empty() {
+            return Err(DockerfileError::new(1, "there is no FROM"));
+        }
+        // Tells now what is wrong, whatever the base image's variables will be.
+        for stage in 0..file.stages.len() {
+            file.steps(stage, &[])?;
+        }
+        Ok(file)
     }
 
-    /// The image it starts from, as it is written there; `scratch` is an empty one.
-    pub fn base(&self) -> &str {
-        &self.base
+    /// At least one.
+    pub fn stages(&self) -> &[Stage] {
+        &self.stages
     }
 
-    /// The steps after FROM, with these variables of the base image.
-    pub fn steps(&self, base_env: &[(String, String)]) -> Result<Vec<Step>, DockerfileError> {
-        let mut scope = instruction::Scope::new(self, base_env);
+    /// The stage that is to be built: the last one, or the one of this name or number.
+    pub fn target(&self, wanted: Option<&str>) -> Option<usize> {
+        match wanted {
+            None => self.stages.len().checked_sub(1),
+            Some(wanted) => self.find(wanted),
+        }
+    }
+
+    /// The value that was given for a build argument, whether or not an ARG asks for it.
+    pub fn given(&self, name: &str) -> Option<&str> {
+        self.build_args.get(name).map(String::as_str)
+    }
+
+    /// The steps after a stage's FROM, with these variables of its base.
+    pub fn steps(
+        &self,
+        stage: usize,
+        base_env: &[(String, String)],
+    ) -> Result<Vec<Step>, DockerfileError> {
+        let Some(lines) = self.stages.get(stage).map(|stage| &stage.lines) else {
+            return Err(DockerfileError::new(1, "there is no such stage"));
+        };
+        let mut scope = instruction::Scope::new(self, stage, base_env);
         let mut steps = Vec::new();
-        for line in &self.lines {
-            let read = scope.read(&line.text);
+        for line in lines {
+            let read = scope.read(line);
             let read = read.map_err(|message| DockerfileError::new(line.number, message))?;
             if let Some(instruction) = read {
                 steps.push(Step { line: line.number, text: line.text.clone(), instruction });
             }
         }
         Ok(steps)
-    }
-
-    /// A line up to FROM; whether this was it.
-    fn read_top(&mut self, line: &Line, spent: &Spent) -> Result<bool, DockerfileError> {
-        let (keyword, rest) = instruction::keyword(&line.text);
-        let read = match keyword.as_str() {
-            "ARG" => self.read_global_arg(rest, spent).map(|()| false),
-            "FROM" => self.read_from(rest, spent).map(|()| true),
-            _ => Err(format!("{keyword} comes before FROM")),
-        };
-        read.map_err(|message| DockerfileError::new(line.number, message))
-    }
-
-    fn read_global_arg(&mut self, rest: &str, spent: &Spent) -> Result<(), String> {
-        for word in words::split(rest, self.escape)? {
-            let lookup = |name: &str| spent.copy(self.global_args.get(name));
-            let (name, default) = instruction::arg(&word, self.escape, &lookup)?;
-            if let Some(value) = spent.copy(self.build_args.get(&name))?.or(default) {
-                self.global_args.insert(name, value);
-            }
-        }
-        Ok(())
-    }
-
-    fn read_from(&mut self, rest: &str, spent: &Spent) -> Result<(), String> {
-        let lookup = |name: &str| spent.copy(self.global_args.get(name));
-        let mut words = Vec::new();
-        for word in words::split(rest, self.escape)? {
-            let word = words::expand(&word, self.escape, &lookup)?;
-            match word.strip_prefix("--") {
-                Some(flag) => refuse_platform(flag)?,
-                None => words.push(word),
-            }
-        }
-        // The name of an only stage changes nothing; a second stage is refused at its FROM.
-        let base = match words.as_slice() {
-            [base] => base,
-            [base, keyword, _] if keyword.eq_ignore_ascii_case("as") => base,
-            [..] => return Err("FROM needs the name of one image".to_owned()),
-        };
-        if base.is_empty() {
-            return Err("FROM names no image once its variables are replaced".to_owned());
-        }
-        self.base.clone_from(base);
-        Ok(())
-    }
-}
-
-fn refuse_platform(flag: &str) -> Result<(), String> {
-    let ours = match std::env::consts::ARCH {
-        "x86_64" => "linux/amd64",
-        "aarch64" => "linux/arm64",
-        other => other,
-    };
-    match flag.split_once('=') {
-        Some(("platform", platform)) if platform == ours => Ok(()),
-        Some(("platform", platform)) => {
-            Err(format!("the platform {platform:?} is not that of this host, {ours}"))
-        }
-        Some(_) | None => Err(format!("FROM --{flag} is not supported")),
     }
 }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 fn steps(text: &str) -> Vec<Instruction> {
     let file = Dockerfile::parse(&format!("FROM base\n{text}"), &BTreeMap::new()).unwrap();
-    let steps = file.steps(&[("PATH".to_owned(), "/bin".to_owned())]).unwrap();
+    let steps = file.steps(0, &[("PATH".to_owned(), "/bin".to_owned())]).unwrap();
     steps.into_iter().map(|step| step.instruction).collect()
 }
 
@@ -18,7 +18,11 @@ fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 fn shell(text: &str) -> Instruction {
-    Instruction::Run { command: Command::Shell(text.to_owned()), args: BTreeMap::new() }
+    run(Command::Shell(text.to_owned()))
+}
+
+fn run(command: Command) -> Instruction {
+    Instruction::Run(Run { command, args: BTreeMap::new(), mounts: Vec::new() })
 }
 
 fn exec(words: &[&str]) -> Command {
@@ -45,13 +49,14 @@ fn a_usual_file_is_understood() {
         ENTRYPOINT [\"python\", \"a.py\"]\n\
         CMD serve --port 80\n";
     let file = Dockerfile::parse(text, &BTreeMap::new()).unwrap();
-    assert_eq!(file.base(), "python:3");
-    let steps = file.steps(&[]).unwrap();
+    assert_eq!(file.stages()[0].base, Base::Image("python:3".to_owned()));
+    let steps = file.steps(0, &[]).unwrap();
     let copy = Copy {
         sources: vec!["a.py".to_owned(), "b.py".to_owned()],
         destination: "./".to_owned(),
         chown: Some("1000:1000".to_owned()),
         chmod: Some("755".to_owned()),
+        ..Copy::default()
     };
     let expected = [
         Instruction::Workdir("/app".to_owned()),
@@ -98,11 +103,11 @@ fn build_arguments_are_seen_by_commands_until_a_variable_hides_them() {
         ENV A=env\nRUN two";
     let file = Dockerfile::parse(text, &given).unwrap();
     let args: Vec<_> = file
-        .steps(&[])
+        .steps(0, &[])
         .unwrap()
         .into_iter()
         .filter_map(|step| {
-            let Instruction::Run { args, .. } = step.instruction else { return None };
+            let Instruction::Run(Run { args, .. }) = step.instruction else { return None };
             Some(args.into_iter().collect::<Vec<_>>())
         })
         .collect();
@@ -120,14 +125,14 @@ fn commands_keep_their_variables_for_the_shell() {
 fn another_shell_is_used_from_its_line_on() {
     let found = steps("SHELL [\"/bin/bash\", \"-c\"]\nRUN echo hi");
     let command = exec(&["/bin/bash", "-c", "echo hi"]);
-    assert_eq!(found, [Instruction::Run { command, args: BTreeMap::new() }]);
+    assert_eq!(found, [run(command)]);
 }
 
 #[test]
 fn the_escape_character_can_be_a_backtick() {
     let text = "# escape=`\nFROM base\nRUN dir `\nc:\\\nWORKDIR c:\\app";
     let file = Dockerfile::parse(text, &BTreeMap::new()).unwrap();
-    let found: Vec<_> = file.steps(&[]).unwrap().into_iter().map(|s| s.instruction).collect();
+    let found: Vec<_> = file.steps(0, &[]).unwrap().into_iter().map(|s| s.instruction).collect();
     assert_eq!(found, [shell("dir c:\\"), Instruction::Workdir("c:\\app".to_owned())]);
 }
 
@@ -138,17 +143,136 @@ fn copy_can_be_a_list_for_names_with_spaces() {
     assert_eq!((copy.sources[0].as_str(), copy.destination.as_str()), ("my file", "/to here/"));
 }
 
+fn copy_of(instruction: &Instruction) -> &Copy {
+    let (Instruction::Copy(copy) | Instruction::Add(copy)) = instruction else {
+        panic!("{instruction:?}")
+    };
+    copy
+}
+
+#[test]
+fn stages_stand_on_each_other_and_take_from_each_other() {
+    let text = "ARG TAG=1\nFROM a:$TAG AS Build\nRUN one\nFROM build as next\nRUN two\n\
+        FROM b\nCOPY --from=build /x /x\nCOPY --from=1 /y /y\nCOPY --from=c:2 /z /z\nFROM 0\n";
+    let file = Dockerfile::parse(text, &BTreeMap::new()).unwrap();
+    let bases: Vec<_> = file.stages().iter().map(|stage| stage.base.clone()).collect();
+    let image = |name: &str| Base::Image(name.to_owned());
+    assert_eq!(bases, [image("a:1"), Base::Stage(0), image("b"), image("0")]);
+    let steps = file.steps(2, &[]).unwrap();
+    let from: Vec<_> = steps.iter().map(|step| copy_of(&step.instruction).from.clone()).collect();
+    let images = Some(From::Image("c:2".to_owned()));
+    assert_eq!(from, [Some(From::Stage(0)), Some(From::Stage(1)), images]);
+    for (wanted, found) in
+        [(None, Some(3)), (Some("NEXT"), Some(1)), (Some("2"), Some(2)), (Some("x"), None)]
+    {
+        assert_eq!(file.target(wanted), found, "{wanted:?}");
+    }
+}
+
+#[test]
+fn an_argument_of_one_stage_is_not_known_in_the_next() {
+    let text =
+        "ARG G=g\nFROM a\nARG A=1\nARG G\nARG TARGETARCH\nRUN x\nFROM a\nLABEL l=$A-$G-$TARGETOS\n";
+    let given = BTreeMap::from([("http_proxy".to_owned(), "p".to_owned())]);
+    let file = Dockerfile::parse(text, &given).unwrap();
+    let steps = file.steps(0, &[]).unwrap();
+    let Instruction::Run(run) = &steps[0].instruction else { panic!("{steps:?}") };
+    let names: Vec<_> = run.args.keys().map(String::as_str).collect();
+    assert_eq!(names, ["A", "G", "TARGETARCH", "http_proxy"]);
+    let steps = file.steps(1, &[]).unwrap();
+    assert_eq!(steps[0].instruction, Instruction::Label(pairs(&[("l", "--")])));
+}
+
+#[test]
+fn here_documents_are_scripts_input_and_files() {
+    let found = steps(
+        "ARG WHO=you\nRUN <<EOF\necho a\n# no comment\nEOF\nRUN cat <<A - <<-\"B\" > /x\none\nA\n\ttwo\n\tB\n\
+         COPY <<EOF <<-'Q' /etc/\nhello \"$WHO\" \\$x\nEOF\n\t$WHO\n\tQ\nRUN echo $((1 << 3)) \"<<EOF\"\n",
+    );
+    let said = |index: usize| {
+        let Instruction::Run(Run { command: Command::Shell(text), .. }) = &found[index] else {
+            panic!("{found:?}")
+        };
+        text.as_str()
+    };
+    assert_eq!(said(0), "echo a\n# no comment\n");
+    assert_eq!(said(1), "cat <<A - <<-\"B\" > /x\none\nA\n\ttwo\nB");
+    assert_eq!(said(3), "echo $((1 << 3)) \"<<EOF\"");
+    let inline: Vec<_> = copy_of(&found[2])
+        .inline
+        .iter()
+        .map(|it| (it.name.as_str(), it.content.as_str()))
+        .collect();
+    assert_eq!(inline, [("EOF", "hello \"you\" \\$x\n"), ("Q", "$WHO\n")]);
+    let found = steps("RUN <<EOF\n#!/usr/bin/env python3\nprint(1)\nEOF\n");
+    let Instruction::Run(Run { command: Command::Exec(words), .. }) = &found[0] else {
+        panic!("{found:?}")
+    };
+    assert_eq!(words.last().unwrap(), "#!/usr/bin/env python3\nprint(1)\n");
+}
+
+#[test]
+fn mounts_say_what_is_where() {
+    let found = steps(
+        "ARG D=/c\nRUN --mount=type=cache,target=$D,uid=7 --mount=type=secret,id=s,required,env=S \\\n\
+         --mount=type=secret,id=t,mode=0440 --mount=target=/src,source=app,ro --mount=type=tmpfs,dst=/t make\n",
+    );
+    let Instruction::Run(run) = &found[0] else { panic!("{found:?}") };
+    let text = |text: &str| text.to_owned();
+    let secret = |id: &str, required, mode, env| MountKind::Secret {
+        id: text(id),
+        required,
+        owner: None,
+        mode,
+        env,
+    };
+    let owner = Some(text("7:0"));
+    let expected = [
+        ("/c", MountKind::Cache { id: text("/c"), owner, mode: None }),
+        ("", secret("s", true, 0o400, Some(text("S")))),
+        ("/run/secrets/t", secret("t", false, 0o440, None)),
+        ("/src", MountKind::Bind { from: None, source: text("app") }),
+        ("/t", MountKind::Tmpfs),
+    ];
+    assert_eq!(run.command, Command::Shell(text("make")));
+    let found: Vec<_> = run.mounts.iter().map(|it| (it.target.as_str(), it.kind.clone())).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn flags_of_copy_are_understood() {
+    let found =
+        steps("COPY --link --parents --exclude=*.md --exclude=x a b /to/\nADD --link=false a /x");
+    let copy = copy_of(&found[0]);
+    assert!(
+        copy.parents && copy.exclude == ["*.md", "x"] && copy.sources == ["a", "b"],
+        "{copy:?}"
+    );
+    assert!(!copy_of(&found[1]).parents);
+}
+
 #[test]
 fn what_is_not_supported_is_refused_with_its_line() {
     let cases = [
         ("", "line 1", "no FROM"),
         ("RUN x\nFROM a", "line 1", "RUN comes before FROM"),
-        ("FROM a\nFROM b", "line 2", "several stages"),
-        ("FROM a\n\nCOPY --from=x a b", "line 3", "several stages"),
+        ("FROM a AS x\nFROM b AS X", "line 2", "two stages"),
+        ("FROM a AS 1", "line 1", "no name for a stage"),
+        ("FROM a\n\nCOPY --from=0 a b", "line 3", "not before this one"),
+        ("FROM a\nCOPY --from=7 a b", "line 2", "no stage 7"),
+        ("FROM a\nCOPY --from= a b", "line 2", "no stage"),
         ("FROM a\nADD https://example.test/x /x", "line 2", "does not download"),
-        ("FROM a\nRUN <<EOF\necho\nEOF", "line 2", "here-documents"),
-        ("FROM a\nCOPY <<-'EOF' /x\nEOF", "line 2", "here-documents"),
-        ("FROM a\nRUN --mount=type=cache,target=/x y", "line 2", "RUN --mount is not supported"),
+        ("FROM a\nADD --checksum=sha256:0 a /x", "line 2", "ADD --checksum is not supported"),
+        ("FROM a\nRUN <<EOF\necho", "line 2", "<<EOF has no end"),
+        ("FROM a\nRUN <<EOF\n\nEOF", "line 2", "RUN needs"),
+        ("FROM a\nCOPY <<EOF\nx\nEOF", "line 2", "where to"),
+        ("FROM a\nRUN --mount=type=ssh y", "line 2", "type=ssh is not supported"),
+        ("FROM a\nRUN --mount=type=cache y", "line 2", "needs a target"),
+        ("FROM a\nRUN --mount=type=cache,from=x,target=/y y", "line 2", "with from or source"),
+        ("FROM a\nRUN --mount=type=secret,id=a/b y", "line 2", "no id of a secret"),
+        ("FROM a\nRUN --mount=type=secret y", "line 2", "needs an id"),
+        ("FROM a\nRUN --mount=target=/x,wild=1 y", "line 2", "wild=1 is not supported"),
+        ("FROM a\nRUN --network=none y", "line 2", "--network=none is not supported"),
         ("FROM a\nFLY", "line 2", "\"FLY\" is no instruction"),
         ("FROM a\nONBUILD RUN x", "line 2", "ONBUILD"),
         ("FROM a\nCOPY a", "line 2", "where to"),
@@ -160,7 +284,8 @@ fn what_is_not_supported_is_refused_with_its_line() {
         ("FROM a\nENV =x", "line 2", "no name"),
         ("FROM a\nENV A=\"x", "line 2", "quote"),
         ("FROM a\nENV A=${B", "line 2", "not supported"),
-        ("FROM a\nENV A=${B?x}", "line 2", "not supported"),
+        ("FROM a\nENV A=${B?x}", "line 2", "B is not set: x"),
+        ("FROM a\nENV A=${B#x}", "line 2", "not supported"),
         ("FROM a\nWORKDIR $NOTHING", "line 2", "WORKDIR needs"),
         ("FROM a\nARG 1x=2", "line 2", "no name"),
         ("FROM a\nRUN []", "line 2", "RUN needs"),
@@ -229,6 +354,11 @@ fn fragments() -> impl Strategy<Value = String> {
         Just("<<"),
         Just("\0"),
         Just("SHELL "),
+        Just("<<EOF"),
+        Just("<<-\"E\""),
+        Just("EOF\n"),
+        Just("--from=a "),
+        Just("--mount=type=cache,target=/x "),
     ];
     proptest::collection::vec(fragment, 0..40).prop_map(|parts| parts.concat())
 }

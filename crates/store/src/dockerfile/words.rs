@@ -78,7 +78,14 @@ impl Spent {
 /// same without the colon.
 pub(super) fn expand(word: &str, escape: char, lookup: Lookup<'_>) -> Result<String, String> {
     let chars: Vec<char> = word.chars().collect();
-    let mut expansion = Expansion { chars: &chars, at: 0, escape, lookup, depth: 0 };
+    let mut expansion = Expansion { chars: &chars, at: 0, escape, lookup, depth: 0, raw: false };
+    expansion.run(None)
+}
+
+/// Replaces variables only: quotes and escapes stay, as in a here-document.
+pub(super) fn expand_raw(text: &str, escape: char, lookup: Lookup<'_>) -> Result<String, String> {
+    let chars: Vec<char> = text.chars().collect();
+    let mut expansion = Expansion { chars: &chars, at: 0, escape, lookup, depth: 0, raw: true };
     expansion.run(None)
 }
 
@@ -88,6 +95,8 @@ struct Expansion<'a> {
     escape: char,
     lookup: Lookup<'a>,
     depth: usize,
+    /// Quotes and escapes stand for themselves.
+    raw: bool,
 }
 
 impl Expansion<'_> {
@@ -104,6 +113,12 @@ impl Expansion<'_> {
                 return Ok(out);
             }
             match c {
+                '\'' | '"' if self.raw => out.push(c),
+                c if c == self.escape && self.raw => {
+                    out.push(c);
+                    out.extend(self.peek());
+                    self.at += 1;
+                }
                 '\'' if end != Some('"') => self.literal(&mut out)?,
                 '"' if end != Some('"') => out.push_str(&self.nested('"')?),
                 '$' => self.variable(&mut out)?,
@@ -192,9 +207,13 @@ impl Expansion<'_> {
                 let other = self.nested('}')?;
                 Ok(value.map(|_| other).unwrap_or_default())
             }
+            Some('?') => {
+                let why = self.nested('}')?;
+                value.ok_or_else(|| format!("{name} is not set: {why}"))
+            }
             Some(_) | None => Err(format!(
-                "${{{name}…}} is not supported: only ${{{name}}}, ${{{name}:-default}} and \
-                 ${{{name}:+other}}"
+                "${{{name}…}} is not supported: only ${{{name}}}, ${{{name}:-default}}, \
+                 ${{{name}:+other}} and ${{{name}:?why}}"
             )),
         }
     }

@@ -14,6 +14,10 @@ pub struct ImageConfig {
     pub entrypoint: Vec<String>,
     pub cmd: Vec<String>,
     pub labels: BTreeMap<String, String>,
+    /// Ports that its maker thinks of, like `8080/tcp`; they decide nothing here. Images of before do not
+    /// have them in their id.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exposed: Vec<String>,
 }
 
 /// The configuration file of an OCI or Docker image, as far as it matters here.
@@ -35,6 +39,7 @@ struct OciProcess {
     entrypoint: Option<Vec<String>>,
     cmd: Option<Vec<String>>,
     labels: Option<BTreeMap<String, String>>,
+    exposed_ports: Option<BTreeMap<String, serde::de::IgnoredAny>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -56,7 +61,48 @@ impl From<OciConfig> for ImageConfig {
             entrypoint: process.entrypoint.unwrap_or_default(),
             cmd: process.cmd.unwrap_or_default(),
             labels: process.labels.unwrap_or_default(),
+            exposed: process.exposed_ports.unwrap_or_default().into_keys().collect(),
         }
+    }
+}
+
+impl ImageConfig {
+    /// The configuration file of an OCI image of one layer. The same image gives the same bytes, so it
+    /// has no time of its own.
+    pub(crate) fn to_oci(&self, architecture: &str, diff_id: &str) -> Vec<u8> {
+        let env: Vec<_> = self.env.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let exposed: BTreeMap<_, _> =
+            self.exposed.iter().map(|port| (port, serde_json::json!({}))).collect();
+        let mut process = serde_json::Map::new();
+        let mut set = |key: &str, value: serde_json::Value| {
+            let empty = match &value {
+                serde_json::Value::Null => true,
+                serde_json::Value::Array(list) => list.is_empty(),
+                serde_json::Value::Object(map) => map.is_empty(),
+                serde_json::Value::Bool(_)
+                | serde_json::Value::Number(_)
+                | serde_json::Value::String(_) => false,
+            };
+            if !empty {
+                process.insert(key.to_owned(), value);
+            }
+        };
+        set("Env", env.into());
+        set("User", serde_json::json!(self.user));
+        set("WorkingDir", serde_json::json!(self.workdir));
+        set("Entrypoint", serde_json::json!(self.entrypoint));
+        set("Cmd", serde_json::json!(self.cmd));
+        set("Labels", serde_json::json!(self.labels));
+        set("ExposedPorts", serde_json::json!(exposed));
+        let whole = serde_json::json!({
+            "architecture": architecture,
+            "config": process,
+            "created": "1970-01-01T00:00:00Z",
+            "history": [{"created": "1970-01-01T00:00:00Z", "created_by": "torpor image push"}],
+            "os": "linux",
+            "rootfs": {"type": "layers", "diff_ids": [diff_id]},
+        });
+        whole.to_string().into_bytes()
     }
 }
 
@@ -72,7 +118,7 @@ mod tests {
     fn what_an_oci_image_says_is_taken_over() {
         let text = r#"{"architecture":"amd64","os":"linux","config":{
             "Env":["PATH=/bin","EMPTY=","ODD"],"User":"1000:1000","WorkingDir":"/app",
-            "Entrypoint":["/e"],"Cmd":["a","b"],"Labels":{"k":"v"}},
+            "Entrypoint":["/e"],"Cmd":["a","b"],"Labels":{"k":"v"},"ExposedPorts":{"80/tcp":{}}},
             "rootfs":{"type":"layers","diff_ids":["sha256:00"]}}"#;
         let oci: OciConfig = serde_json::from_str(text).unwrap();
         let config = ImageConfig::from(oci);
@@ -83,6 +129,10 @@ mod tests {
         assert_eq!(config.entrypoint, ["/e"]);
         assert_eq!(config.cmd, ["a", "b"]);
         assert_eq!(config.labels["k"], "v");
+        assert_eq!(config.exposed, ["80/tcp"]);
+        let again = config.to_oci("amd64", "sha256:00");
+        let again: OciConfig = serde_json::from_slice(&again).unwrap();
+        assert_eq!(ImageConfig::from(again), config, "what is pushed is what was pulled");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ImageId;
 
 use super::blobs::Blobs;
+use super::describe::{Ids, Times};
 use super::erofs::{Expected, measure, pack};
 use super::layer::Role;
 use super::limits::Budget;
@@ -20,7 +21,7 @@ use super::{
 };
 use crate::files;
 use crate::layout::Stage;
-use crate::ledger::ImageRow;
+use crate::ledger::{ImageRow, LayerFacts};
 
 /// Name of the directory that is renamed to become the image.
 const PACKED_DIR: &str = "packed";
@@ -28,6 +29,26 @@ const PACKED_DIR: &str = "packed";
 const ARCHIVE_FILE: &str = "archive";
 /// Read from a source at a time.
 const BUFFER: usize = 256 * 1024;
+
+/// What an image with a layer on top of another is made of, besides the layer.
+#[derive(Debug, Clone)]
+pub struct Layered {
+    pub base: ImageId,
+    /// Bytes that the files of the layer may have, holes included.
+    pub room: u64,
+    /// Files that are not taken along.
+    pub without: &'static [&'static str],
+    /// None: it is configured as its base, and known by all of its tree.
+    pub built: Option<Built>,
+}
+
+/// What a build says about its image. The times of files do not tell it from others.
+#[derive(Debug, Clone)]
+pub struct Built {
+    pub config: ImageConfig,
+    /// Everything of the layer gets this time, in seconds since 1970.
+    pub time: Option<i64>,
+}
 
 impl Images {
     /// Imports an archive of any supported kind from a stream, through a file in the stage.
@@ -69,25 +90,27 @@ impl Images {
     pub async fn import_layer(
         &self,
         name: Option<&ImageName>,
-        base: &ImageId,
+        layered: Layered,
         layer: impl Read + Send + 'static,
-        room: u64,
-        without: &'static [&'static str],
         progress: OnProgress,
     ) -> Result<Image, StoreError> {
-        let row = self.usable(base).await?;
+        let Layered { base, room, without, built } = layered;
+        let row = self.usable(&base).await?;
         let (from, tell) = (self.path_of(&row), progress.clone());
+        let times = if built.is_some() { Times::DoNot } else { Times::Matter };
         let fill = move |tree: &mut Tree, _: &Path| {
             reader::unpack(&from, tree)?;
             tree.budget.at_most(tree.budget.bytes().saturating_add(room));
+            let (config, time) = built.map_or((row.config, None), |it| (it.config, it.time));
+            tree.time = time;
             layer::apply(Tarball::with_sparse_files(layer), Role::Layer, tree, &tell)?;
             for path in without {
                 let path = TreePath::parse(path.as_bytes(), &tree.budget.limits)?;
                 tree.remove(&path)?;
             }
-            Ok(row.config)
+            Ok(config)
         };
-        self.import_with(name, progress, fill).await
+        self.import_as(times, name, progress, fill).await
     }
 
     /// Stages a tree with `fill`, which also says what the image is configured to be and may use
@@ -98,13 +121,23 @@ impl Images {
         progress: OnProgress,
         fill: impl FnOnce(&mut Tree, &Path) -> Result<ImageConfig, StoreError> + Send + 'static,
     ) -> Result<Image, StoreError> {
+        self.import_as(Times::Matter, name, progress, fill).await
+    }
+
+    async fn import_as(
+        &self,
+        times: Times,
+        name: Option<&ImageName>,
+        progress: OnProgress,
+        fill: impl FnOnce(&mut Tree, &Path) -> Result<ImageConfig, StoreError> + Send + 'static,
+    ) -> Result<Image, StoreError> {
         let stage = self.shared.layout.stage()?;
         let (limits, agent) = (self.shared.limits, self.shared.agent);
         progress(Progress::step(Step::Unpacking));
         let (stage, config, id) = blocking(move || {
             let mut tree = Tree::create(&stage.path().join(TREE_DIR), Budget::new(limits))?;
             let config = fill(&mut tree, stage.path())?;
-            let id = complete(&mut tree, &stage, &config, agent)?;
+            let id = complete(&mut tree, &stage, &config, agent)?.of(times);
             Ok((stage, config, id))
         })
         .await?;
@@ -159,20 +192,21 @@ impl Images {
         // It was within limits once; a few entries of ours must not make it too large now.
         let limits = super::Limits { bytes: u64::MAX, entries: u64::MAX, ..self.shared.limits };
         let config = old.config.clone();
-        let (stage, id) = blocking(move || {
+        let (stage, ids) = blocking(move || {
             let mut tree = Tree::create(&stage.path().join(TREE_DIR), Budget::new(limits))?;
             reader::unpack(&from, &mut tree)?;
-            let id = complete(&mut tree, &stage, &config, agent)?;
-            Ok((stage, id))
+            let ids = complete(&mut tree, &stage, &config, agent)?;
+            Ok((stage, ids))
         })
         .await?;
-        if id != old.id {
+        if ids.times_of(&old.id).is_none() {
+            let (path, found) = (self.path_of(&old), ids.exact);
             return Err(StoreError::CorruptImage {
                 id: old.id.to_string(),
-                detail: format!("the tree in {} is that of {id}", self.path_of(&old).display()),
+                detail: format!("the tree in {} is that of {found}", path.display()),
             });
         }
-        let row = self.pack_stage(&stage, id, old.config).await?;
+        let row = self.pack_stage(&stage, old.id, old.config).await?;
         let row = ImageRow { created_at_ms: old.created_at_ms, ..row };
         self.install(stage, &row, None).await?;
         Ok(row)
@@ -192,7 +226,8 @@ impl Images {
             let mut tree = Tree::create(&stage.path().join(TREE_DIR), Budget::new(limits))?;
             reader::unpack(&file, &mut tree)?;
             let found = complete(&mut tree, &stage, &config, agent)?;
-            if found != said {
+            if found.times_of(&said).is_none() {
+                let found = found.exact;
                 let text = format!("the image is said to be {said} and is {found}");
                 return Err(StoreError::Invalid(text));
             }
@@ -223,7 +258,18 @@ impl Images {
         })
         .await?;
         let (created_at_ms, names) = (crate::ledger::now_ms(), Vec::new());
-        Ok(ImageRow { id, config, file, file_bytes, file_hash, agent_hash, created_at_ms, names })
+        let layers = LayerFacts::default();
+        Ok(ImageRow {
+            id,
+            config,
+            file,
+            file_bytes,
+            file_hash,
+            agent_hash,
+            created_at_ms,
+            names,
+            layers,
+        })
     }
 
     /// Moves the root file to its place and records it, in this order: a crash in between leaves a
@@ -282,17 +328,17 @@ fn spool(input: &mut dyn Read, mut file: File) -> Result<(), StoreError> {
     }
 }
 
-/// The rest of a tree once its source is in it; gives its id.
+/// The rest of a tree once its source is in it; gives its ids.
 fn complete(
     tree: &mut Tree,
     stage: &Stage,
     config: &ImageConfig,
     agent: &[u8],
-) -> Result<ImageId, StoreError> {
+) -> Result<Ids, StoreError> {
     tree.finish()?;
-    let id = describe::image_id(&stage.path().join(TREE_DIR), config)?;
+    let ids = describe::image_ids(&stage.path().join(TREE_DIR), config)?;
     tree.add_agent(agent)?;
-    Ok(id)
+    Ok(ids)
 }
 
 /// `dir` may be there: from a crash, with a corrupt file, or with the file for another agent.

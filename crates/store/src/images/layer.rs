@@ -12,7 +12,7 @@ use torpor_lifecycle::store::StoreError;
 use super::path::{TreePath, refused};
 use super::progress::{OnProgress, Progress, Step};
 use super::tarball::{Entry, EntryKind, Tarball};
-use super::tree::Tree;
+use super::tree::{Meta, Tree};
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
@@ -77,13 +77,14 @@ impl Layer<'_> {
                 self.note(&path);
             }
         }
+        let meta = Meta { mtime: self.tree.time.unwrap_or(entry.meta.mtime), ..entry.meta };
         match entry.kind {
             EntryKind::File => match &entry.sparse {
-                Some(map) => self.tree.sparse_file(&path, entry.meta, map, &mut tarball.body()),
-                None => self.tree.file(&path, entry.meta, &mut tarball.body()),
+                Some(map) => self.tree.sparse_file(&path, meta, map, &mut tarball.body()),
+                None => self.tree.file(&path, meta, &mut tarball.body()),
             },
-            EntryKind::Dir => self.tree.dir(&path, entry.meta),
-            EntryKind::Symlink => self.tree.symlink(&path, &entry.link, entry.meta),
+            EntryKind::Dir => self.tree.dir(&path, meta),
+            EntryKind::Symlink => self.tree.symlink(&path, &entry.link, meta),
             EntryKind::Hardlink => {
                 let target = TreePath::parse(&entry.link, &self.tree.budget.limits)?;
                 self.tree.hardlink(&path, &target)

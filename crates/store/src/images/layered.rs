@@ -3,7 +3,7 @@
 //! Both name a configuration and a list of layers, lowest first. Every digest that is given is
 //! checked: of the blobs (OCI), and of the layers once decompressed.
 
-use std::io::BufReader;
+use std::io::{BufReader, Read};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -63,13 +63,15 @@ pub(crate) fn unpack(
     }
     for (index, layer) in layers.iter().enumerate() {
         let diff = diffs.get(index).map(String::as_str);
-        unpack_layer(blobs, layer, diff, tree, progress)?;
+        let (what, digest) = (format!("the layer {}", layer.name), layer.digest.as_deref());
+        let stored = blobs.open(&layer.name)?;
+        unpack_layer(stored, &what, digest, diff, tree, progress)?;
     }
     Ok(config.into())
 }
 
 /// Programs for another machine would only fail later, and less clearly.
-fn refuse_foreign(config: &OciConfig) -> Result<(), StoreError> {
+pub(super) fn refuse_foreign(config: &OciConfig) -> Result<(), StoreError> {
     let os = config.os.as_deref().unwrap_or("linux");
     let machine = config.architecture.as_deref().unwrap_or(architecture());
     if os == "linux" && machine == architecture() {
@@ -85,23 +87,24 @@ struct Layer {
     digest: Option<String>,
 }
 
-fn unpack_layer(
-    blobs: &Blobs,
-    layer: &Layer,
+/// Applies a layer, whose digests as it is stored and once decompressed must be these.
+pub(super) fn unpack_layer(
+    stored: impl Read,
+    what: &str,
+    digest: Option<&str>,
     diff: Option<&str>,
     tree: &mut Tree,
     progress: &OnProgress,
 ) -> Result<(), StoreError> {
-    let what = format!("the layer {}", layer.name);
-    let mut stored = Hashed::new(BufReader::with_capacity(BUFFER, blobs.open(&layer.name)?));
+    let mut stored = Hashed::new(BufReader::with_capacity(BUFFER, stored));
     let archive = Hashed::new(plain(&mut stored, &tree.budget.limits)?);
     let rest = apply(Tarball::new(archive), Role::Layer, tree, progress)?;
     match diff {
-        Some(diff) => rest.expect(diff, &what)?,
+        Some(diff) => rest.expect(diff, what)?,
         None => drop(rest),
     }
-    match &layer.digest {
-        Some(digest) => stored.expect(digest, &what),
+    match digest {
+        Some(digest) => stored.expect(digest, what),
         None => Ok(()),
     }
 }
@@ -190,7 +193,7 @@ fn choose(manifests: &[Descriptor]) -> Result<&Descriptor, StoreError> {
 }
 
 /// This machine's, in the words of OCI.
-fn architecture() -> &'static str {
+pub(super) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
@@ -198,7 +201,7 @@ fn architecture() -> &'static str {
     }
 }
 
-fn blob_name(digest: &str) -> Result<String, StoreError> {
+pub(super) fn blob_name(digest: &str) -> Result<String, StoreError> {
     let hex = digest.strip_prefix("sha256:").filter(|hex| {
         hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
     });
@@ -221,7 +224,7 @@ fn checked_json<T: DeserializeOwned>(blobs: &Blobs, digest: &str) -> Result<T, S
     json(&name, &bytes)
 }
 
-fn json<T: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<T, StoreError> {
+pub(super) fn json<T: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<T, StoreError> {
     serde_json::from_slice(bytes)
         .map_err(|error| StoreError::Invalid(format!("{name:?} of the image: {error}")))
 }

@@ -16,13 +16,17 @@ pub(crate) mod blobs;
 mod config;
 mod describe;
 mod erofs;
+mod export;
 pub(crate) mod import;
 mod layer;
 mod layered;
+mod layers;
 pub(crate) mod limits;
 mod name;
 pub(crate) mod path;
 mod progress;
+mod prune;
+mod pulled;
 pub(crate) mod reader;
 pub(crate) mod sparse;
 mod stream;
@@ -41,14 +45,19 @@ use torpor_protocol::ImageId;
 
 use crate::files;
 use crate::layout::{Layout, Stage};
-use crate::ledger::{ImageRow, Ledger, Removed};
+use crate::ledger::{ImageRow, LayerFacts, Ledger, Removed, Unused};
 use erofs::Expected;
 
 pub use base::BASE_NAME;
 pub use config::ImageConfig;
+pub use export::Exported;
+pub use import::{Built, Layered};
+pub use layers::{Layers, PinnedLayer};
 pub use limits::Limits;
 pub use name::ImageName;
 pub use progress::{OnProgress, Progress, Step};
+pub use prune::Pruned;
+pub use pulled::{Pulled, PulledLayer};
 
 /// Archives taken apart within limits, for builds.
 pub mod archive {
@@ -73,6 +82,8 @@ pub struct Image {
     pub config: ImageConfig,
     /// Of the root file.
     pub size_bytes: u64,
+    /// What it was pulled as.
+    pub layers: LayerFacts,
     pub created_at_ms: u64,
 }
 
@@ -95,6 +106,7 @@ struct Shared {
     commit: tokio::sync::Mutex<()>,
     /// Held while the default image is built.
     base: tokio::sync::Mutex<()>,
+    layers: Layers,
 }
 
 type Verified = tokio::sync::Mutex<Option<ImageRow>>;
@@ -117,6 +129,7 @@ impl Images {
         limits: Limits,
     ) -> Result<Self, StoreError> {
         let shared = Shared {
+            layers: Layers::new(layout.layers()),
             layout,
             ledger,
             agent,
@@ -131,9 +144,19 @@ impl Images {
         Ok(images)
     }
 
+    /// Layers of registries, for whoever fetches them.
+    pub fn layers(&self) -> &Layers {
+        &self.shared.layers
+    }
+
     /// A directory for work in progress, beside where images are made.
     pub fn stage(&self) -> Result<Stage, StoreError> {
         self.shared.layout.stage()
+    }
+
+    /// Where cache mounts of builds are kept; it may not be there yet.
+    pub fn build_mounts(&self) -> PathBuf {
+        self.shared.layout.build_mounts()
     }
 
     /// At most `limit` images after this place, oldest first.
@@ -180,8 +203,14 @@ impl Images {
             Removed::Name => return Ok(()),
             Removed::Image => {}
         }
-        self.shared.verified.lock().remove(&id);
-        let dir = self.shared.layout.image(&id);
+        self.discard_files(&id).await;
+        Ok(())
+    }
+
+    /// The files of an image that the ledger does not know any more.
+    async fn discard_files(&self, id: &ImageId) {
+        self.shared.verified.lock().remove(id);
+        let dir = self.shared.layout.image(id);
         let removed = blocking(move || {
             files::remove_tree(&dir).map_err(files::failed("remove the files of an image"))
         });
@@ -189,7 +218,6 @@ impl Images {
             // It is gone for everybody; the files go at the next start.
             tracing::warn!(image = %id, %error, "files of a removed image stay for now");
         }
-        Ok(())
     }
 
     /// Reads the whole root file and compares it with what was committed.
@@ -206,6 +234,9 @@ impl Images {
             && let Some(id) = self.shared.ledger.image_by_name(name.as_str()).await?
         {
             return Ok((id, Some(name)));
+        }
+        if let Some(id) = self.shared.ledger.image_by_digest(reference).await? {
+            return Ok((id, None));
         }
         let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
         if !(PREFIX_MIN..=64).contains(&reference.len()) || !reference.bytes().all(hex) {
@@ -286,7 +317,7 @@ impl Images {
         for row in rows {
             self.sweep_files(&row.id).await?;
         }
-        Ok(())
+        self.sweep_layers().await
     }
 
     async fn sweep_files(&self, id: &ImageId) -> Result<(), StoreError> {
@@ -335,8 +366,8 @@ impl Images {
 
 impl From<ImageRow> for Image {
     fn from(row: ImageRow) -> Self {
-        let ImageRow { id, names, config, file_bytes: size_bytes, created_at_ms, .. } = row;
-        Self { id, names, config, size_bytes, created_at_ms }
+        let ImageRow { id, names, config, file_bytes, created_at_ms, layers, .. } = row;
+        Self { id, names, config, size_bytes: file_bytes, created_at_ms, layers }
     }
 }
 

@@ -56,7 +56,7 @@ pub(crate) enum Kind {
 pub(crate) struct Inode {
     pub(crate) kind: Kind,
     pub(crate) meta: Meta,
-    links: u32,
+    pub(crate) links: u32,
     pub(crate) size: u64,
     /// Where the whole blocks start.
     body: u64,

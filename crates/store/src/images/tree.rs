@@ -73,6 +73,8 @@ pub(crate) struct Tree {
     pub(crate) budget: Budget,
     /// Filling a directory changes its time, so times are set at the end.
     dir_times: Vec<(TreePath, Meta)>,
+    /// Whatever a layer brings from now on gets this time.
+    pub(crate) time: Option<i64>,
     buffer: Vec<u8>,
 }
 
@@ -84,7 +86,7 @@ impl Tree {
             File::open(dir).map_err(files::failed("open a staging directory"))?.into();
         set_meta(root.as_fd(), Meta::root_owned(0o755))
             .map_err(files::failed("set the mode of a staging directory"))?;
-        Ok(Self { root, budget, dir_times: Vec::new(), buffer: vec![0; COPY_BYTES] })
+        Ok(Self { root, budget, dir_times: Vec::new(), time: None, buffer: vec![0; COPY_BYTES] })
     }
 
     /// A directory; one that is there keeps its content. The root keeps mode and owner too: those

@@ -20,6 +20,19 @@ pub struct ImageRow {
     pub created_at_ms: u64,
     /// Sorted. They are given and taken one by one, not with the row.
     pub names: Vec<String>,
+    /// Of its layers, if it was pulled. They are not written with the row.
+    pub layers: LayerFacts,
+}
+
+/// What is known of the layers of an image.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LayerFacts {
+    /// `REPOSITORY@sha256:…` that it was pulled as, sorted.
+    pub digests: Vec<String>,
+    /// Bytes of layers that no other image has, as they are stored.
+    pub own_bytes: u64,
+    /// Bytes of those that others have too.
+    pub shared_bytes: u64,
 }
 
 /// What [`ImageLedger::remove_image`] did.

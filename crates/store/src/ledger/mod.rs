@@ -1,10 +1,13 @@
 //! The ledger: what must be remembered, in whichever database. The rules that all of it keeps are those of
 //! [`torpor_lifecycle::ledger`], which also has what a fleet remembers; the rest is here, by aggregate.
 
+mod build_cache;
 mod builds;
 mod edge;
 mod images;
 mod keys;
+mod layers;
+mod logins;
 mod requests;
 mod saves;
 mod secrets;
@@ -19,10 +22,13 @@ use async_trait::async_trait;
 use torpor_lifecycle::ledger::{Changes, FleetLedger};
 use torpor_lifecycle::store::StoreError;
 
+pub use build_cache::{BuildCacheLedger, CachedStep, Outcome};
 pub use builds::BuildLedger;
 pub use edge::{DomainLedger, DomainRow, PreviewLedger, TokenRow};
-pub use images::{ImageLedger, ImageRow, Removed};
+pub use images::{ImageLedger, ImageRow, LayerFacts, Removed};
 pub use keys::{KeyHash, KeyLedger, KeyRow};
+pub use layers::{LayerLedger, OriginRow, Unused};
+pub use logins::LoginLedger;
 pub use requests::{Begun, RequestLedger};
 pub use saves::SaveLedger;
 pub use secrets::{Seal, Sealed, SecretLedger};
@@ -36,8 +42,11 @@ pub trait Database:
     + DomainLedger
     + KeyLedger
     + BuildLedger
+    + BuildCacheLedger
     + SecretLedger
     + ImageLedger
+    + LayerLedger
+    + LoginLedger
     + RequestLedger
     + SaveLedger
 {

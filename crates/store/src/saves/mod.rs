@@ -5,9 +5,8 @@
 //!  stage ─▶ the engine writes ─▶ hash + fsync ─▶ blobs/HASH, fsync ─▶ saves/ID ─▶ manifest in the ledger
 //! ```
 //!
-//! - A save is there while something pins it: a row of the ledger that names it (a sandbox, a
-//!   snapshot, a pool), or a reader with a [`LocalSave`] value. A release that comes meanwhile is done
-//!   when the last reader is gone, in the background.
+//! - A save is there while something pins it: a row of the ledger that names it (a sandbox, a snapshot, a pool, a step of a
+//!   build), or a reader with a [`LocalSave`]. A release that comes meanwhile is done when the last reader is gone.
 //! - A blob is there while a manifest names it.
 //! - A save is read whole and compared with its manifest before its first use by this daemon;
 //!   afterwards a few `stat`s tell that its files are the same ones still.
@@ -51,7 +50,7 @@ use pins::Slot;
 pub use layer::LayerChanges;
 pub use snapshot_file::Imported;
 pub use spot::TreeError;
-pub use tree::SavedTree;
+pub use tree::{SavedTree, Walked, WalkedKind};
 
 /// Gives way to everybody.
 const NICEST: i32 = 19;
@@ -267,6 +266,7 @@ impl store::Saves for Saves {
             // It boots, from whatever file its image has then.
             root: None,
             processes: Vec::new(),
+            held: Vec::new(),
             ..save.manifest.about.clone()
         };
         let (shared, room) = (self.shared.clone(), about.spec.resources.disk_bytes());

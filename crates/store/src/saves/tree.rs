@@ -4,6 +4,8 @@
 //! the way to a path are followed inside the tree, a link at its end is not, except by `list`.
 //! What belongs to the agent is not shown.
 
+mod walk;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io::{self, Read as _, Write};
 use std::ops::Range;
@@ -19,6 +21,8 @@ use super::content::Identity;
 use super::spot::{Content, Facts, PATH_MAX, SpotKind, TreeError, entry, join, lexical, split};
 use crate::images::path::{IN_TMP, OURS};
 use crate::images::reader::{Erofs, Kind};
+
+pub use walk::{Walked, WalkedKind};
 
 /// Links followed on the way to one path, as in Linux.
 const LINKS_MAX: usize = 40;
@@ -56,6 +60,11 @@ pub(super) struct Spot {
 }
 
 impl SavedTree {
+    /// An image as it is.
+    pub fn of_image(image_root: &Path) -> Result<Self, StoreError> {
+        Self::new(image_root, Box::new(NoChanges))
+    }
+
     /// Puts changes on top of an image's root file. Blocks, as all methods do.
     pub fn new(image_root: &Path, changes: Box<dyn Changes>) -> Result<Self, StoreError> {
         let open = || {

@@ -7,6 +7,7 @@
 //! - Neither a value nor the key shows in what is printed for debugging.
 
 mod key;
+mod logins;
 mod requests;
 
 use std::collections::BTreeMap;

@@ -192,11 +192,7 @@ async fn what_is_no_archive_is_refused() {
     let mut zipped = gzip(&Tar::default().file("a", &[1; 200_000]).end());
     zipped.truncate(zipped.len() / 2);
     refused(&world, zipped, "can't be read").await;
-    for (magic, name) in [
-        (&b"\x28\xb5\x2f\xfd rest"[..], "zstd"),
-        (b"\xfd7zXZ\0 rest", "xz"),
-        (b"BZh9 rest", "bzip2"),
-    ] {
+    for (magic, name) in [(&b"\xfd7zXZ\0 rest"[..], "xz"), (b"BZh9 rest", "bzip2")] {
         refused(&world, magic.to_vec(), name).await;
     }
 }

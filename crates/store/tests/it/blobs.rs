@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use torpor_lifecycle::store::{LocalSave, PinOwner, Saves as _};
 use torpor_protocol::ImageId;
+use torpor_store::{CachedStep, Outcome};
 
 use crate::crash::sqlite;
 use crate::saves::{PAGES, about, blobs, commit, flip, keep, pictured, settled, snapshot};
@@ -158,4 +159,39 @@ async fn whoever_keeps_a_save_is_known() {
     assert_eq!(world.saves.pins(&id).await.unwrap(), [PinOwner::Snapshot(snapshot.clone())]);
     world.ledger.erase_snapshot(&snapshot).await.unwrap();
     assert_eq!(world.saves.pins(&id).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_step_of_a_build_keeps_its_save_until_it_is_forgotten() {
+    let (world, image) = pictured().await;
+    let save = commit(&world, &image).await;
+    let id = save.id.clone();
+    let step = CachedStep {
+        key: "key".to_owned(),
+        outcome: Outcome::Save(id.clone()),
+        step: "RUN make".to_owned(),
+        bytes: 7,
+        created_at_ms: 1,
+        used_at_ms: 1,
+    };
+    assert_eq!(world.ledger.record_cached_step(&step).await.unwrap(), None);
+    drop(save);
+    let world = world.reopen(AGENT).await;
+    assert_eq!(world.saves.pins(&id).await.unwrap(), [PinOwner::Build("key".to_owned())]);
+    let error = world.images.remove(image.as_str()).await.unwrap_err().to_string();
+    assert!(error.contains("build cache"), "{error}");
+    let found = world.ledger.use_cached_step("key", 9).await.unwrap().unwrap();
+    assert_eq!((found.outcome, found.bytes), (step.outcome.clone(), 7));
+    assert_eq!(world.ledger.cached_steps().await.unwrap()[0].used_at_ms, 9);
+
+    // Another save under the same key lets the first go.
+    let other = commit(&world, &image).await.id.clone();
+    let again = CachedStep { outcome: Outcome::Save(other.clone()), ..step };
+    assert_eq!(world.ledger.record_cached_step(&again).await.unwrap(), Some(id.clone()));
+    world.saves.release(&id).await;
+    world.saves.manifest(&id).await.unwrap_err();
+    world.ledger.forget_cached_step("key").await.unwrap();
+    world.saves.release(&other).await;
+    settled(&world, &[]).await;
+    world.images.remove(image.as_str()).await.unwrap();
 }

@@ -157,7 +157,9 @@ async fn image_with(size: u64, room: u64) -> Result<u64, StoreError> {
     let made = Made::default().sparse("hole", size, &[(4096, b"data")]);
     let save = world.saves.files_of(&memory, made.boxed()).await.unwrap();
     let layer = std::fs::File::open(save.dir.join(LAYER_FILE)).unwrap();
-    let made = world.images.import_layer(None, &image, layer, room, &[], quiet()).await?;
+    let layered =
+        torpor_store::images::Layered { base: image.clone(), room, without: &[], built: None };
+    let made = world.images.import_layer(None, layered, layer, quiet()).await?;
     let tree = SavedTree::new(&world.root_file(&made.id).await, Made::default().boxed()).unwrap();
     let mut content = Vec::new();
     tree.copy("/hole", &mut content).unwrap();

@@ -10,6 +10,7 @@ mod disk_full;
 mod files;
 mod holes;
 mod layered;
+mod pulled;
 mod saves;
 mod snapshot_file;
 mod sparse;

@@ -38,6 +38,7 @@ pub(crate) fn about(image: &ImageId) -> SaveAbout {
         engine_version: "release-1".to_owned(),
         created_at_ms: 1_700_000_000_000,
         pause_ms: 72.123_456_789,
+        held: Vec::new(),
         processes: vec![SavedProcess {
             pid: 1,
             parent: 0,

@@ -170,6 +170,7 @@ pub(crate) fn record(image: &ImageId, name: Option<&str>) -> Record {
             ports: None,
             engine: None,
             pool: None,
+            mounts: Some(Vec::new()),
         },
         state: PersistedState::Created,
         save: None,

@@ -7,13 +7,19 @@ use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ImageId;
 
-use super::super::{ImageLedger, ImageRow, Removed};
+use super::super::{ImageLedger, ImageRow, LayerFacts, Removed};
 use super::{FIRST, SqliteLedger, column, json, parsed, time, to_column};
 
 /// Images with their names.
 macro_rules! named_images {
     () => {
-        "SELECT *, (SELECT json_group_array(name) FROM image_names WHERE image_id = images.id) AS names
+        "SELECT *, (SELECT json_group_array(name) FROM image_names WHERE image_id = images.id) AS names,
+             (SELECT json_group_array(reference) FROM image_digests WHERE image_id = images.id) AS digests,
+             (SELECT coalesce(sum(bytes), 0) FROM (SELECT DISTINCT digest, bytes FROM image_layers
+                 WHERE image_id = images.id)) AS layer_bytes,
+             (SELECT coalesce(sum(bytes), 0) FROM (SELECT DISTINCT digest, bytes FROM image_layers AS ours
+                 WHERE image_id = images.id AND EXISTS (SELECT 1 FROM image_layers AS others
+                     WHERE others.digest = ours.digest AND others.image_id <> ours.image_id))) AS shared_bytes
          FROM images "
     };
 }
@@ -155,10 +161,14 @@ impl SqliteLedger {
              UNION ALL
              SELECT 'pool ' || name FROM pools WHERE image_id = ?1
              UNION ALL
+             SELECT DISTINCT 'the build cache (torpor image cache prune)' FROM build_cache
+                 JOIN saves ON saves.id = build_cache.save_id WHERE saves.image_id = ?1
+             UNION ALL
              SELECT 'save ' || id FROM saves WHERE image_id = ?1
                  AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE save_id = saves.id)
                  AND NOT EXISTS (SELECT 1 FROM snapshots WHERE save_id = saves.id)
                  AND NOT EXISTS (SELECT 1 FROM pools WHERE save_id = saves.id)
+                 AND NOT EXISTS (SELECT 1 FROM build_cache WHERE save_id = saves.id)
              ORDER BY 1 LIMIT 3",
         )
         .bind(id.as_str())
@@ -179,10 +189,15 @@ fn read_image(row: &SqliteRow) -> Result<ImageRow, StoreError> {
     let what = format!("the configuration of image {}", column::<String>(row, "id")?);
     let mut names: Vec<String> = json(row, "names", "the names of an image")?;
     names.sort();
+    let mut digests: Vec<String> = json(row, "digests", "the digests of an image")?;
+    digests.sort();
+    let shared_bytes = time(row, "shared_bytes")?;
+    let own_bytes = time(row, "layer_bytes")?.saturating_sub(shared_bytes);
     Ok(ImageRow {
         id: parsed(row, "id")?,
         config: json(row, "config", &what)?,
         names,
+        layers: LayerFacts { digests, own_bytes, shared_bytes },
         file: column(row, "file")?,
         file_bytes: time(row, "file_bytes")?,
         file_hash: column(row, "file_hash")?,

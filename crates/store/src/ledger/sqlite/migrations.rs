@@ -28,6 +28,9 @@ static STEPS: &[(&str, &str)] = &steps![
     "0013_pages",
     "0014_epochs",
     "0015_work_failures",
+    "0016_layers",
+    "0017_build_cache",
+    "0018_volumes",
 ];
 
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {

@@ -6,10 +6,13 @@
 //! - A ledger with a migration that this program does not know is refused and left as it is.
 
 mod archive;
+mod build_cache;
 mod builds;
 mod domains;
 mod images;
 mod keys;
+mod layers;
+mod logins;
 mod migrations;
 mod pools;
 mod previews;
@@ -18,6 +21,7 @@ mod sandboxes;
 mod saves;
 mod secrets;
 mod snapshots;
+mod volumes;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;

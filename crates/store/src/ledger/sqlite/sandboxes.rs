@@ -108,7 +108,15 @@ impl SqliteLedger {
             Ok(_) => Ok(()),
             // It was removed between being looked up and being used.
             Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
-                Err(self.missing(&record.spec.image_id, record.save.as_ref()).await)
+                match self.missing_volume(record).await {
+                    Some(error) => Err(error),
+                    None => Err(self.missing(&record.spec.image_id, record.save.as_ref()).await),
+                }
+            }
+            Err(sqlx::Error::Database(error))
+                if error.is_unique_violation() && error.message().contains("attachments") =>
+            {
+                Err(self.written_by_another(record).await)
             }
             Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
                 match &record.spec.name {

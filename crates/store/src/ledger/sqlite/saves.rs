@@ -136,6 +136,7 @@ fn read_pin(row: &SqliteRow) -> Result<Option<PinOwner>, StoreError> {
         Some("sandbox") => Some(PinOwner::Sandbox(parsed(row, "owner")?)),
         Some("snapshot") => Some(PinOwner::Snapshot(parsed(row, "owner")?)),
         Some("pool") => Some(PinOwner::Pool(parsed(row, "owner")?)),
+        Some("build") => Some(PinOwner::Build(column(row, "owner")?)),
         Some(other) => return Err(StoreError::Invalid(format!("a {other} can't pin a save"))),
     })
 }

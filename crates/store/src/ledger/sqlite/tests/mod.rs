@@ -95,6 +95,7 @@ impl World {
 
 fn image_row(digit: char) -> ImageRow {
     ImageRow {
+        layers: super::super::LayerFacts::default(),
         id: digit.to_string().repeat(64).parse().unwrap(),
         config: Default::default(),
         file: "x.erofs".to_owned(),
@@ -124,6 +125,7 @@ fn record(image: &ImageId, name: Option<&str>) -> Record {
             ports: None,
             engine: None,
             pool: None,
+            mounts: Some(Vec::new()),
         },
         state: PersistedState::Created,
         save: None,
@@ -259,6 +261,7 @@ fn manifest(image: &ImageId) -> Manifest {
             created_at_ms: 7,
             pause_ms: 1.5,
             processes: Vec::new(),
+            held: Vec::new(),
         },
         files: vec![SavedFile { name: "x".to_owned(), bytes: 40, hash: "h".to_owned() }],
         stored_bytes: None,

@@ -1,0 +1,165 @@
+//! Images of registries: the cache of layers, sizes, export, and what is pruned.
+
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+use torpor_lifecycle::store::StoreError;
+use torpor_store::{Image, ImageConfig, Pulled, PulledLayer};
+
+use crate::world::{Tar, World, gzip, names, quiet, record};
+
+fn sha256(bytes: &[u8]) -> String {
+    format!("sha256:{}", hex::encode(Sha256::digest(bytes)))
+}
+
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+    // Two frames, and one that is to be skipped.
+    let (one, other) = bytes.split_at(bytes.len() / 2);
+    let frame = |bytes: &[u8]| compress_to_vec(bytes, CompressionLevel::Fastest);
+    [&frame(one)[..], &[0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3], &frame(other)].concat()
+}
+
+/// Puts layers (plain, and as they are stored) into the cache, as a pull does, and makes an image.
+async fn pull(
+    world: &World,
+    name: &str,
+    layers: &[(Vec<u8>, Vec<u8>)],
+) -> Result<Image, StoreError> {
+    let (mut pulled, mut pins) = (Vec::new(), Vec::new());
+    for (_, stored) in layers {
+        let digest = sha256(stored);
+        let pin = world.images.layers().pin(&digest).unwrap();
+        if !pin.is_there(stored.len() as u64) {
+            std::fs::write(pin.part(), stored).unwrap();
+            pin.keep().await.unwrap();
+        }
+        pulled.push(PulledLayer { digest, bytes: stored.len() as u64, path: pin.path() });
+        pins.push(pin);
+    }
+    let diffs: Vec<_> = layers.iter().map(|(plain, _)| format!("{:?}", sha256(plain))).collect();
+    let config = format!(
+        r#"{{"os":"linux","config":{{"Env":["A=1"],"ExposedPorts":{{"80/tcp":{{}}}}}},"rootfs":{{"diff_ids":[{}]}}}}"#,
+        diffs.join(",")
+    );
+    let pulled = Pulled {
+        reference: format!("host.x/{name}@{}", sha256(config.as_bytes())),
+        manifest: b"{}".to_vec(),
+        config: config.into_bytes(),
+        layers: pulled,
+    };
+    let name = format!("host.x/{name}").parse().unwrap();
+    world.images.import_pulled(&name, pulled, quiet()).await
+}
+
+fn base() -> (Vec<u8>, Vec<u8>) {
+    let tar = Tar::default().dir("etc").file("etc/keep", b"1").file("etc/gone", b"2");
+    let tar = tar.file("a", &[7; 5000]).hardlink("b", "a").symlink("l", "etc/keep").end();
+    (tar.clone(), gzip(&tar))
+}
+
+fn top(text: &str) -> (Vec<u8>, Vec<u8>) {
+    let tar = Tar::default().file("etc/.wh.gone", b"").file("etc/new", text.as_bytes());
+    let tar = tar.entry(b'3', "device", "", b"").end();
+    (tar.clone(), zstd(&tar))
+}
+
+#[tokio::test]
+async fn layers_are_applied_in_their_order_and_shared() {
+    let world = World::new().await;
+    let one = pull(&world, "one:V1", &[base(), top("one")]).await.unwrap();
+    let shared = base().1.len() as u64;
+    assert_eq!(one.layers.shared_bytes, 0);
+    assert_eq!(one.layers.own_bytes, shared + top("one").1.len() as u64);
+    assert_eq!(one.names, ["host.x/one:V1"]);
+    assert_eq!(one.config.exposed, ["80/tcp"]);
+    let tree = world.extract(&one.id).await;
+    assert_eq!(names(&tree.path().join("etc")), ["keep", "new"]);
+    assert_eq!(std::fs::read(tree.path().join("b")).unwrap(), [7; 5000]);
+    assert!(!tree.path().join("device").exists());
+
+    let two = pull(&world, "two", &[base(), top("two")]).await.unwrap();
+    assert_eq!((two.layers.shared_bytes, two.layers.digests.len()), (shared, 1));
+    assert_eq!(world.images.inspect("host.x/one:V1").await.unwrap().layers.shared_bytes, shared);
+    assert_eq!(names(&world.dir.join("layers")).len(), 3, "the lower layer is there once");
+    let by_digest = world.images.resolve(&two.layers.digests[0]).await.unwrap();
+    assert_eq!(by_digest, two.id);
+}
+
+#[tokio::test]
+async fn a_layer_that_was_damaged_is_told_and_fetched_anew() {
+    let world = World::new().await;
+    let (plain, stored) = base();
+    pull(&world, "one", &[(plain.clone(), stored.clone())]).await.unwrap();
+    let path = world.dir.join("layers").join(sha256(&stored).trim_start_matches("sha256:"));
+    let mut bytes = stored.clone();
+    bytes[40] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let other = pull(&world, "other", &[(plain.clone(), stored.clone()), top("x")]).await;
+    assert!(matches!(other, Err(StoreError::Invalid(_))), "{other:?}");
+    assert!(!path.exists());
+    pull(&world, "other", &[(plain, stored), top("x")]).await.unwrap();
+    let wrong = pull(&world, "wrong", &[(b"other".to_vec(), base().1)]).await.unwrap_err();
+    assert!(wrong.to_string().contains("damaged"), "{wrong}");
+}
+
+#[tokio::test]
+async fn an_exported_image_is_the_same_bytes_each_time_and_comes_back_as_itself() {
+    let world = World::new().await;
+    let image = pull(&world, "one", &[base(), top("one")]).await.unwrap();
+    let exported = world.images.export(&image).await.unwrap();
+    let again = world.images.export(&image).await.unwrap();
+    assert_eq!((&exported.digest, &exported.config), (&again.digest, &again.config));
+    let stored = std::fs::read(&exported.layer).unwrap();
+    assert_eq!((sha256(&stored), stored.len() as u64), (exported.digest.clone(), exported.bytes));
+    let mut plain = Vec::new();
+    let mut decoder = flate2::read::GzDecoder::new(&stored[..]);
+    std::io::Read::read_to_end(&mut decoder, &mut plain).unwrap();
+    let back = pull(&world, "back", &[(plain, stored)]).await.unwrap();
+    assert_eq!(back.id, image.id);
+}
+
+#[tokio::test]
+async fn only_what_nobody_names_or_needs_is_pruned() {
+    let world = World::new().await;
+    let named = pull(&world, "named", &[base(), top("named")]).await.unwrap();
+    let nameless = Tar::default().file("x", b"1").end();
+    let nameless = world.import_tar(nameless).await.unwrap();
+    let used = world.import_tar(Tar::default().file("y", b"1").end()).await.unwrap();
+    world.record(&record(&used.id, Some("web"))).await.unwrap();
+    std::fs::write(world.dir.join("layers").join(format!("{}.part", "0".repeat(64))), b"12345")
+        .unwrap();
+
+    let would = world.images.prune(false, true).await.unwrap();
+    assert_eq!(would.images, std::slice::from_ref(&nameless));
+    assert_eq!((would.layers, would.freed_bytes), (1, nameless.size_bytes + 5));
+    assert!(world.images.inspect(nameless.id.as_str()).await.is_ok(), "it was only said");
+    let pinned = world.images.layers().pin(&format!("sha256:{}", "0".repeat(64))).unwrap();
+    let done = world.images.prune(false, false).await.unwrap();
+    assert_eq!((done.images.len(), done.layers), (1, 0), "what is being fetched stays");
+    drop(pinned);
+    assert_eq!(world.images.prune(false, false).await.unwrap().layers, 1);
+    assert!(world.images.inspect("host.x/named").await.is_ok());
+
+    let done = world.images.prune(true, false).await.unwrap();
+    assert_eq!(done.images.iter().map(|image| &image.id).collect::<Vec<_>>(), [&named.id]);
+    assert_eq!(done.layers, 2);
+    assert!(world.images.inspect(used.id.as_str()).await.is_ok());
+    assert_eq!(world.leftovers().1, [used.id.to_string()]);
+    assert!(names(&world.dir.join("layers")).is_empty());
+}
+
+#[tokio::test]
+async fn an_image_is_pruned_or_used_and_never_both() {
+    let world = Arc::new(World::new().await);
+    for round in 0..20 {
+        let tar = Tar::default().file("x", &[round; 10]).end();
+        let image = world.import(None, tar, ImageConfig::default()).await.unwrap();
+        let (id, pruning) = (image.id.clone(), Arc::clone(&world));
+        let prune = tokio::spawn(async move { pruning.images.prune(true, false).await.unwrap() });
+        let recorded = world.record(&record(&id, None)).await;
+        let pruned = prune.await.unwrap().images.iter().any(|image| image.id == id);
+        let there = world.images.inspect(id.as_str()).await.is_ok();
+        assert_eq!((recorded.is_ok(), there), (!pruned, !pruned), "round {round}: {recorded:?}");
+    }
+}
