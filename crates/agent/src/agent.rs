@@ -15,7 +15,9 @@ use torpor_protocol::guest::{Health, Identity};
 
 use crate::Mode;
 use crate::channel::Channel;
+use crate::fuse;
 use crate::kept;
+use crate::mounts::Mounts;
 use crate::process::{Lines, Table};
 use crate::quiesce::{GROUP, Quiesce};
 use crate::stream::Streams;
@@ -28,6 +30,8 @@ pub(crate) struct Agent {
     pub(crate) quiesce: Quiesce,
     /// Connections that outlive sessions.
     pub(crate) kept: kept::Table,
+    /// Volumes and drives.
+    pub(crate) mounts: Mounts,
     /// What they said lately.
     pub(crate) lines: Rc<Lines>,
     /// What the daemon said last, nothing at first; new processes read it.
@@ -36,13 +40,19 @@ pub(crate) struct Agent {
     pub(crate) keystores: Mutex<()>,
     /// The limit of open files that processes get, where the agent raised its own.
     pub(crate) open_files: Option<Rlimit>,
+    /// Mounts that the host serves now, where it can.
+    pub(crate) served: Option<fuse::Served>,
     /// The stdin of processes that have none.
     pub(crate) null: OwnedFd,
     since: Instant,
 }
 
 impl Agent {
-    pub(crate) fn new(channel: OwnedFd, mode: Mode) -> io::Result<Self> {
+    pub(crate) fn new(
+        channel: OwnedFd,
+        mode: Mode,
+        served: Option<fuse::Served>,
+    ) -> io::Result<Self> {
         if mode == Mode::Init {
             confine();
             keep_memory();
@@ -54,10 +64,12 @@ impl Agent {
             processes: Table::default(),
             quiesce: Quiesce::new((mode == Mode::Init).then_some(Path::new(GROUP))),
             kept: kept::Table::default(),
+            mounts: Mounts::default(),
             lines: Rc::default(),
             identity: RefCell::default(),
             keystores: Mutex::default(),
             open_files: (mode == Mode::Init).then(raise_open_files),
+            served,
             null: File::open("/dev/null")?.into(),
             since: Instant::now(),
         })

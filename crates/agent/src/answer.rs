@@ -12,7 +12,7 @@ use crate::failure::failure;
 use crate::kept::{keep, resume};
 use crate::quiesce::{quiesce, unquiesce};
 use crate::stream::Stream;
-use crate::{archive, files, identity, ports, process};
+use crate::{archive, files, identity, mounts, ports, process};
 
 /// Answers completely, but for the `End`; or says why not.
 pub(crate) async fn answer(
@@ -21,13 +21,15 @@ pub(crate) async fn answer(
     request: Request,
 ) -> Result<(), Failure> {
     let stat = |stat: FileStat| Reply::Stat(stat);
-    let done = |()| Reply::Done;
-    let status = |process: Rc<process::Process>| Reply::Process(process.status());
     let reply = match request {
         Request::Identify(identity) => identify(agent, identity).map(done),
         Request::Health => Ok(Reply::Health(agent.health())),
         Request::Quiesce => quiesce(agent).await.map(|processes| Reply::Quiesced { processes }),
         Request::Unquiesce { now_us, entropy } => unquiesce(agent, now_us, &entropy).map(done),
+
+        Request::SetMounts { mounts } => mounts::set(agent, &mounts).map(done),
+        Request::FlushMounts => mounts::flush(agent).map(done),
+        Request::HeldPaths => Ok(Reply::Held { paths: mounts::held(agent) }),
 
         Request::Run(spec) => return process::run(agent, stream, spec).await,
         Request::Start(spec) => process::start(agent, spec, false).map(status),
@@ -77,9 +79,23 @@ pub(crate) async fn answer(
         Request::Connect { port } => return ports::connect(stream, port).await,
         Request::ConnectKept { port, token } => return keep(agent, stream, port, token).await,
         Request::Resume { token, reached } => return resume(agent, stream, &token, reached).await,
+        Request::ServeFiles { .. } | Request::StopFiles { .. } => Err(no_line()),
     };
     stream.reply(&reply?).await;
     Ok(())
+}
+
+fn done((): ()) -> Reply {
+    Reply::Done
+}
+
+fn status(process: Rc<process::Process>) -> Reply {
+    Reply::Process(process.status())
+}
+
+/// Files have a thread of their own, where the channel is a line (`fuse/`).
+fn no_line() -> Failure {
+    failure(FailureCode::Invalid, "files are served to machines with a line only")
 }
 
 /// In another program's process `/` is somebody's real system.

@@ -54,6 +54,16 @@ impl Channel {
         })
     }
 
+    /// Packets come from one socket and go out at another, which somebody else uses too.
+    pub(crate) fn apart(packets: OwnedFd, outgoing: OwnedFd) -> io::Result<Self> {
+        Ok(Self {
+            outgoing: watched(outgoing, Interest::WRITABLE)?,
+            anew: RefCell::new(None),
+            socket: watched_for_good(packets, Interest::READABLE)?,
+            packet: Mutex::new(vec![0; HEADER + MAX_PAYLOAD]),
+        })
+    }
+
     /// The next packet; 0 bytes when the other side is gone.
     pub(crate) async fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut told = true;

@@ -6,8 +6,10 @@
 //!        └────────── turn, credit ────────┘                  ├─ files/     read, write, list, watch
 //!                                                            ├─ archive/   tar in, tar out
 //!                                                            ├─ ports, identity ─▶ ca/
+//!                                                            ├─ mounts     volumes of the host
 //!                                                            └─ quiesce/   stand still, go on
 //!   line (threads, where the channel is a serial port) ─▶ channel
+//!        └─▶ fuse/ (a thread of its own) ─▶ mounts of files that the host serves
 //!   sudo/ (its socket inside the machine) ─▶ process/
 //! ```
 //!
@@ -26,10 +28,12 @@ mod channel;
 mod descriptor;
 mod failure;
 mod files;
+mod fuse;
 mod identity;
 mod kept;
 mod line;
 mod listeners;
+mod mounts;
 mod ports;
 mod process;
 mod quiesce;
@@ -50,7 +54,7 @@ use tokio::task::LocalSet;
 use agent::Agent;
 #[cfg(any(test, fuzzing))]
 pub use archive::fuzzing;
-pub use line::packets;
+pub use line::{Packets, line, packets};
 pub use sudo::{called_as_sudo, sudo};
 pub use writable::make_pages_writable;
 
@@ -74,6 +78,11 @@ pub enum Mode {
 /// Serves one channel, a SEQPACKET socket (see [`packets`]), until the other side is gone; kills what it started
 /// before it returns. Blocks; makes its own single-threaded runtime.
 pub fn serve(channel: OwnedFd, mode: Mode) -> io::Result<()> {
+    serve_all(Packets { agent: channel, files: None }, mode)
+}
+
+/// The same, with the packets for its mounts where the channel has any (see [`line()`]).
+pub fn serve_all(channel: Packets, mode: Mode) -> io::Result<()> {
     let runtime = Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS)
@@ -82,7 +91,11 @@ pub fn serve(channel: OwnedFd, mode: Mode) -> io::Result<()> {
     let tasks = LocalSet::new();
     let served = tasks.block_on(&runtime, async {
         descriptor::begin()?;
-        let agent = Rc::new(Agent::new(channel, mode)?);
+        let served = match channel.files {
+            Some(files) => Some(fuse::start(files, channel.agent.try_clone()?)?),
+            None => None,
+        };
+        let agent = Rc::new(Agent::new(channel.agent, mode, served)?);
         let reaper = process::Reaper::new(&agent)?;
         tokio::task::spawn_local(reaper.run());
         if mode == Mode::Init {

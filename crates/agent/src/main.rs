@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use rustix::fs::FileType;
 use rustix::process::DumpableBehavior;
-use torpor_agent::{Mode, called_as_sudo, make_pages_writable, packets, serve, sudo};
+use torpor_agent::{Mode, called_as_sudo, line, make_pages_writable, serve_all, sudo};
 
 fn main() -> io::Result<ExitCode> {
     if called_as_sudo() {
@@ -26,7 +26,7 @@ fn main() -> io::Result<ExitCode> {
         // gVisor has one, a microVM a port. Without it, all goes well but for what is told there.
         let _ = make_pages_writable();
     }
-    serve(packets(channel)?, Mode::Init)?;
+    serve_all(line(channel)?, Mode::Init)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -184,8 +184,9 @@ fn plan(root: &Path) -> BootPlan {
         ports: None,
         engine: None,
         pool: None,
+        mounts: Some(Vec::new()),
     };
-    BootPlan { id: SandboxId::random(), spec, root: root.to_owned() }
+    BootPlan { id: SandboxId::random(), spec, root: root.to_owned(), mounts: Vec::new() }
 }
 
 async fn greet(machine: Box<dyn Machine>) -> Outcome<(Box<dyn Machine>, Guest)> {

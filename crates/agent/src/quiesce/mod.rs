@@ -16,7 +16,7 @@ mod renew;
 use std::cell::Cell;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -93,7 +93,7 @@ pub(crate) async fn quiesce(agent: &Agent) -> Result<Vec<SavedProcess>, Failure>
     let Some(group) = &agent.quiesce.group else { return Ok(list::all()) };
     // Before the group stops: nobody is being born then.
     agent.quiesce.begin();
-    match still(group).await {
+    match still(agent, group).await {
         Ok(()) => Ok(list::of(group)),
         Err(failed) => {
             if group.freeze(false).is_ok() {
@@ -104,18 +104,21 @@ pub(crate) async fn quiesce(agent: &Agent) -> Result<Vec<SavedProcess>, Failure>
     }
 }
 
-async fn still(group: &Group) -> Result<(), Failure> {
+async fn still(agent: &Agent, group: &Group) -> Result<(), Failure> {
     group.freeze(true).map_err(cannot("cannot stop the processes"))?;
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     timeout(FREEZE_MAX, group.frozen())
         .await
         .unwrap_or_else(|late_by| Err(late(late_by)))
         .map_err(cannot("the processes do not stand still"))?;
-    // On a thread: nobody knows how long it takes. Only what is below the root: another file system may
-    // be served by somebody who stands still.
-    let synced = spawn_blocking(|| {
-        let root = std::fs::File::open("/")?;
-        Ok::<_, io::Error>(rustix::fs::syncfs(&root)?)
+    // On a thread: nobody knows how long it takes. Only what is below the root, and what the host serves now: another
+    // file system may be served by somebody who stands still.
+    let served = agent.served.as_ref().map(|served| served.borrow().clone()).unwrap_or_default();
+    let synced = spawn_blocking(move || {
+        for mount in served.iter().map(PathBuf::as_path).chain([Path::new("/")]) {
+            rustix::fs::syncfs(std::fs::File::open(mount)?)?;
+        }
+        Ok::<_, io::Error>(())
     });
     match timeout(SYNC_MAX, synced).await {
         Ok(Ok(synced)) => synced,

@@ -22,6 +22,7 @@ use super::Runsc;
 use super::build::Build;
 use super::enter::Entry;
 use super::layout::MachineDir;
+use super::mounts::Mounts;
 use super::oci::Description;
 use super::sentry;
 use crate::directory;
@@ -45,12 +46,14 @@ pub(super) struct ContainerSpec {
     pub(super) root: PathBuf,
     pub(super) resources: Resources,
     pub(super) build: Arc<Build>,
+    /// Whether it can have volumes: a guest that was saved without them can't be put where they are.
+    pub(super) mountable: bool,
 }
 
 impl ContainerSpec {
     pub(super) fn of(plan: &BootPlan, build: &Arc<Build>) -> Self {
         let (root, resources) = (plan.root.clone(), plan.spec.resources);
-        Self { root, resources, build: build.clone() }
+        Self { root, resources, build: build.clone(), mountable: plan.spec.mounts.is_some() }
     }
 }
 
@@ -119,6 +122,7 @@ async fn prepare(
     dir: &MachineDir,
 ) -> Result<(Group, Slot), EngineError> {
     let footprint = host.footprint.clone();
+    let mounts = spec.mountable.then(|| Mounts::at(&dir.mounts));
     let config = Description {
         root: &spec.root,
         memory_mib: spec.resources.memory_mib,
@@ -126,6 +130,7 @@ async fn prepare(
         generation: spec.build.generation,
         disk: &dir.disk,
         cgroups_path: &footprint.group(id).relative_path(),
+        mounts: mounts.as_ref(),
     };
     let config = serde_json::to_vec(&config.to_json()).expect("a description has text keys");
     directory::fresh(&dir.dir).map_err(EngineError::failed("make the machine's directory"))?;
@@ -133,6 +138,7 @@ async fn prepare(
     let (files, resources) = (dir.clone(), spec.resources);
     let disk = blocking("make the machine's disk", move || {
         std::fs::write(&files.config, config)?;
+        mounts.as_ref().map_or(Ok(()), Mounts::make)?;
         ScratchDisk::create(&files.disk_image, &files.disk, resources.disk_mib).map(drop)
     });
     let id = id.clone();

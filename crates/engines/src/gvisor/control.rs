@@ -33,11 +33,12 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
-use torpor_lifecycle::engine::{EngineError, Saved};
+use torpor_lifecycle::engine::{EngineError, HostMount, Saved};
 use torpor_protocol::Resources;
 
 use super::build::Halt;
 use super::layout::MachineDir;
+use super::mounts::Mounts;
 use super::resize::resize;
 use super::sentry;
 use super::stacks::{self, Seen};
@@ -62,6 +63,7 @@ pub(super) struct KernelControl {
     sentry: i32,
     pub(super) group: Group,
     disk: ScratchDisk,
+    pub(super) mounts: Mounts,
     halt: Halt,
     pub(super) mark: MarkFile,
     connection: Option<Urpc>,
@@ -121,6 +123,16 @@ impl Control for KernelControl {
             .await
             .map_err(EngineError::failed("change the machine's resources"))?
     }
+
+    async fn bind(&mut self, mount: HostMount) -> Result<(), EngineError> {
+        let mounts = self.mounts.clone();
+        blocking("bind a volume into the machine", move || mounts.bind(&mount)).await
+    }
+
+    async fn unbind(&mut self, slot: u16) -> Result<(), EngineError> {
+        let mounts = self.mounts.clone();
+        blocking("take a volume out of the machine", move || mounts.unbind(slot)).await
+    }
 }
 
 impl KernelControl {
@@ -137,6 +149,7 @@ impl KernelControl {
             sentry: record.process.pid,
             group,
             disk: ScratchDisk::open(&dir.disk_image, &dir.disk),
+            mounts: Mounts::at(&dir.mounts),
             halt,
             mark,
             connection: None,

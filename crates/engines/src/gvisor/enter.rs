@@ -2,8 +2,8 @@
 //!
 //! runsc gives every sandbox the user *nobody* of wherever it is started itself, which on the host is the
 //! same for all machines and for services that have nothing to do with them. So it is started in a user
-//! namespace in which *nobody* is the machine's own user; root is root there, whose files runsc needs, and
-//! has no rights over the host. The mounts stay the host's: in a copy of them an open file of this machine would
+//! namespace in which *nobody* is the machine's own user; all others are who they are, as runsc needs files of
+//! root and volumes have files of anybody, and nobody there has rights over the host. The mounts stay the host's: in a copy of them an open file of this machine would
 //! keep the disks of all machines that were there when it was started.
 
 use std::fs;
@@ -91,7 +91,7 @@ fn map(child_ready: &OwnedFd, map_done: &OwnedFd, user: u32) -> io::Result<()> {
     let pid = Pid::from_raw(i32::from_ne_bytes(pid)).ok_or(io::ErrorKind::InvalidData)?;
     for file in ["uid_map", "gid_map"] {
         let path = format!("/proc/{}/{file}", pid.as_raw_nonzero());
-        fs::write(path, format!("0 0 1\n{NOBODY} {user} 1\n"))?;
+        fs::write(path, format!("0 0 {NOBODY}\n{NOBODY} {user} 1\n"))?;
     }
     rustix::io::write(map_done, &[1])?;
     Ok(())

@@ -11,6 +11,7 @@
 //!     machine.json          whose it is; without it it is nobody's
 //!     mark                  how its guest stands; without it it has none
 //!     disk/                 its disk, mounted
+//!     mounts/               volumes and drives that it has (see `mounts`)
 //! scratch_dir/<id>.img      its disk
 //! ```
 
@@ -18,6 +19,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::build::remove_state;
+use super::mounts::Mounts;
 use crate::directory::{self, absent, remove_if_empty};
 use crate::disk::ScratchDisk;
 use crate::host::HostConfig;
@@ -59,6 +61,7 @@ impl Layout {
             mark: dir.join(MARK),
             disk: dir.join("disk"),
             disk_image: self.scratch_dir.join(format!("{id}.img")),
+            mounts: dir.join("mounts"),
             control_socket: runsc.join(format!("runsc-{id}.sock")),
             runsc_files: vec![
                 runsc.join(format!("runsc-{id}.sock")),
@@ -91,7 +94,8 @@ impl Files for Layout {
 
     fn remove(&self, id: &MachineId) -> io::Result<()> {
         let dir = self.machine(id);
-        let removed = ScratchDisk::open(&dir.disk_image, &dir.disk).remove();
+        let unbound = Mounts::at(&dir.mounts).remove();
+        let removed = ScratchDisk::open(&dir.disk_image, &dir.disk).remove().and(unbound);
         dir.runsc_files.iter().try_for_each(|file| absent(std::fs::remove_file(file)))?;
         removed
     }
@@ -119,6 +123,7 @@ pub(super) struct MachineDir {
     pub(super) mark: PathBuf,
     pub(super) disk: PathBuf,
     pub(super) disk_image: PathBuf,
+    pub(super) mounts: PathBuf,
     pub(super) control_socket: PathBuf,
     pub(super) runsc_files: Vec<PathBuf>,
 }

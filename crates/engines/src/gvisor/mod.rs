@@ -25,6 +25,7 @@ mod enter;
 mod image;
 mod layout;
 mod links;
+mod mounts;
 mod oci;
 mod pool;
 mod report;
@@ -127,6 +128,7 @@ impl Backend for Runsc {
 
     const KIND: &'static str = "gvisor";
     const QUIESCES: bool = false;
+    const BINDS: bool = true;
 
     fn version(&self) -> String {
         self.builds.current().to_string()

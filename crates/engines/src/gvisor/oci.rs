@@ -1,6 +1,6 @@
 //! The description of a machine that runsc reads: `config.json`.
 //!
-//! What is deliberately absent: files of the host, a network namespace (runsc makes an empty one; the
+//! What is deliberately absent: files of the host but for volumes, a network namespace (runsc makes an empty one; the
 //! card comes over the control socket), raw sockets and device nodes.
 
 use std::path::Path;
@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use torpor_lifecycle::engine::AGENT_PATH;
 
 use super::build::Generation;
+use super::mounts::Mounts;
 
 /// What the agent may do. It hands down all but `CAP_SYS_ADMIN`.
 const CAPABILITIES: [&str; 14] = [
@@ -44,6 +45,8 @@ pub(super) struct Description<'a> {
     pub(super) disk: &'a Path,
     /// The group's path below every cgroup mount; runsc reads the limits there and joins.
     pub(super) cgroups_path: &'a str,
+    /// Where it has volumes, if it can have any.
+    pub(super) mounts: Option<&'a Mounts>,
 }
 
 impl Description<'_> {
@@ -95,7 +98,13 @@ impl Description<'_> {
                 "dev.gvisor.spec.rootfs.overlay": format!("dir={}", self.disk.display()),
             },
         });
-        self.generation.complete(&mut config, self.empty_root);
+        match self.mounts {
+            Some(mounts) => {
+                let list = config["mounts"].as_array_mut().expect("a description has mounts");
+                list.push(mounts.describe());
+            }
+            None => self.generation.complete(&mut config, self.empty_root),
+        }
         config
     }
 }

@@ -296,6 +296,7 @@ mod tests {
             root: name.into(),
             resources: Resources::default(),
             build: Build::on_paper(),
+            mountable: true,
         }
     }
 

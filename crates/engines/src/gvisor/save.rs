@@ -30,7 +30,9 @@ const LIST_MAX: Duration = Duration::from_secs(10);
 
 impl KernelControl {
     pub(super) async fn save_files(&mut self, into: &Path) -> Result<Saved, EngineError> {
-        end_gofer(&self.group);
+        if !self.mounts.exist() {
+            end_gofer(&self.group);
+        }
         let direct = self.writes_around_the_cache();
         let [graph, meta, pages] = FILES.map(|name| into.join(name));
         let graph = create(&graph, false).map_err(|error| not_saved(error, into))?;

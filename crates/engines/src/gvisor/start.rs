@@ -16,13 +16,15 @@ use super::build::{Build, of_another_build, unknown_method};
 use super::container::{Container, ContainerSpec};
 use super::control::KernelControl;
 use super::image;
+use super::layout::MachineDir;
 use super::links::links_and_routes;
+use super::mounts::Mounts;
 use super::report;
 use super::save;
 use super::sentry;
 use super::urpc::{Urpc, UrpcError};
 use super::{Runsc, channel_of};
-use crate::host::{HostMachine, Origin, Parts, Shared, Steps, Wanted, still};
+use crate::host::{HostMachine, Origin, Parts, Shared, Steps, Wanted, blocking, still};
 use crate::limits::Group;
 use crate::machines::{MachineId, MarkFile, Record};
 
@@ -91,6 +93,7 @@ impl Start<'_> {
         steps.push(("network", begun.elapsed()));
         still(wanted)?;
 
+        self.bind_all(dir).await?;
         let begun = Instant::now();
         match self.origin {
             Origin::Image => {
@@ -114,6 +117,18 @@ impl Start<'_> {
         let Container { slot, group, .. } = container;
         let parts = Parts { record, slot, group, channel, pidfd, control };
         HostMachine::new(self.host.clone(), parts)
+    }
+
+    /// Before a guest is there: one that is revived finds its open files.
+    async fn bind_all(&self, dir: &MachineDir) -> Result<(), EngineError> {
+        if self.plan.mounts.is_empty() {
+            return Ok(());
+        }
+        let (mounts, all) = (Mounts::at(&dir.mounts), self.plan.mounts.clone());
+        blocking("bind the sandbox's volumes", move || {
+            all.iter().try_for_each(|mount| mounts.bind(mount))
+        })
+        .await
     }
 
     /// Gives the machine its network, by the first call that its build knows.

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tokio::task::{JoinHandle, spawn_blocking};
-use torpor_lifecycle::engine::{BootPlan, Changes, Channel, EngineError, Saved};
+use torpor_lifecycle::engine::{
+    BootPlan, Changes, Channel, EngineError, HostMount, Saved, no_binds,
+};
 use torpor_protocol::Resources;
 
 use super::machine::HostMachine;
@@ -45,6 +47,8 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
     const KIND: &'static str;
     /// See [`Abilities::quiesces`](torpor_lifecycle::engine::Abilities::quiesces).
     const QUIESCES: bool;
+    /// See [`Abilities::binds`](torpor_lifecycle::engine::Abilities::binds).
+    const BINDS: bool;
 
     /// The build that runs, to which saves are tied.
     fn version(&self) -> String;
@@ -132,6 +136,16 @@ pub(crate) trait Control: Send + 'static {
         &mut self,
         resources: Resources,
     ) -> impl Future<Output = Result<(), EngineError>> + Send;
+    /// See [`Machine::bind`](torpor_lifecycle::engine::Machine::bind).
+    fn bind(&mut self, mount: HostMount) -> impl Future<Output = Result<(), EngineError>> + Send {
+        let _ = mount;
+        async { Err(no_binds()) }
+    }
+    /// See [`Machine::unbind`](torpor_lifecycle::engine::Machine::unbind).
+    fn unbind(&mut self, slot: u16) -> impl Future<Output = Result<(), EngineError>> + Send {
+        let _ = slot;
+        async { Err(no_binds()) }
+    }
 }
 
 /// Does work that blocks, on a thread of its own.

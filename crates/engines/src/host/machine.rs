@@ -13,7 +13,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
-use torpor_lifecycle::engine::{Channel, EngineError, Machine, Meter, Saved, Usage};
+use torpor_lifecycle::engine::{Channel, EngineError, HostMount, Machine, Meter, Saved, Usage};
 use torpor_protocol::{Network as Policy, Resources};
 
 use super::backend::{Backend, Control};
@@ -194,6 +194,16 @@ impl<B: Backend> Machine for HostMachine<B> {
         self.host.check_memory(resources)?;
         let (control, resources) = (self.control.clone(), *resources);
         self.to_the_end(async move { control.lock().await.set_resources(resources).await }).await
+    }
+
+    async fn bind(&mut self, mount: &HostMount) -> Result<(), EngineError> {
+        let (control, mount) = (self.control.clone(), mount.clone());
+        self.to_the_end(async move { control.lock().await.bind(mount).await }).await
+    }
+
+    async fn unbind(&mut self, slot: u16) -> Result<(), EngineError> {
+        let control = self.control.clone();
+        self.to_the_end(async move { control.lock().await.unbind(slot).await }).await
     }
 
     async fn exited(&mut self) -> String {

@@ -82,6 +82,7 @@ impl<B: Backend> Host<B> {
                 warm_standby: true,
                 saved_files: true,
                 quiesces: B::QUIESCES,
+                binds: B::BINDS,
             },
         };
         let shared = Arc::new(Shared::new(installation, backend, footprint));

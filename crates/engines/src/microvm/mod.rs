@@ -130,6 +130,7 @@ impl Backend for Qemu {
 
     const KIND: &'static str = "microvm";
     const QUIESCES: bool = true;
+    const BINDS: bool = false;
 
     fn version(&self) -> String {
         self.version.clone()

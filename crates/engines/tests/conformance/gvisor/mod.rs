@@ -2,6 +2,7 @@
 
 mod connections;
 mod crashes;
+mod mounts;
 mod particular;
 mod prepared;
 mod resources;

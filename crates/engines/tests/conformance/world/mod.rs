@@ -433,6 +433,7 @@ pub(crate) fn plan(root: &Path, resources: Resources) -> BootPlan {
         ports: None,
         engine: None,
         pool: None,
+        mounts: Some(Vec::new()),
     };
-    BootPlan { id: SandboxId::random(), spec, root: root.to_owned() }
+    BootPlan { id: SandboxId::random(), spec, root: root.to_owned(), mounts: Vec::new() }
 }
