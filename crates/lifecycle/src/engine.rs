@@ -12,7 +12,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use torpor_protocol::snapshot::SavedProcess;
-use torpor_protocol::{Network, Resources, SandboxId, SandboxSpec};
+use torpor_protocol::{GuestPath, Network, Resources, SandboxId, SandboxSpec};
+
+use crate::store::OpenVolume;
 
 /// Everything an engine needs to start a machine.
 #[derive(Debug, Clone)]
@@ -21,6 +23,19 @@ pub struct BootPlan {
     pub spec: SandboxSpec,
     /// The image: one read-only EROFS file, with the agent at [`AGENT_PATH`].
     pub root: PathBuf,
+    /// Directories of the host that are bound into it, where the engine does that.
+    pub mounts: Vec<HostMount>,
+}
+
+/// A directory of the host that a machine has, by its slot.
+#[derive(Debug, Clone)]
+pub struct HostMount {
+    /// Below [`SLOTS`](torpor_protocol::volume::SLOTS); the agent finds it by this number.
+    pub slot: u16,
+    pub volume: Arc<OpenVolume>,
+    /// The directory of the volume that is seen.
+    pub subpath: GuestPath,
+    pub read_only: bool,
 }
 
 /// Where the agent is inside every root.
@@ -108,6 +123,9 @@ pub struct Abilities {
     /// [`Request::Quiesce`]: torpor_protocol::guest::Request::Quiesce
     /// [`Request::Unquiesce`]: torpor_protocol::guest::Request::Unquiesce
     pub quiesces: bool,
+    /// Whether directories of the host are bound into its machines ([`Machine::bind`]). Otherwise the agent has
+    /// their files from the daemon, over the channel.
+    pub binds: bool,
 }
 
 impl About {
@@ -241,11 +259,26 @@ pub trait Machine: Send + 'static {
         let what = "change the resources of a sandbox while it lives".to_owned();
         Err(EngineError::Unsupported { engine: "this", what })
     }
+    /// Gives it a directory of the host, running or paused. One that it has already is fine.
+    async fn bind(&mut self, mount: &HostMount) -> Result<(), EngineError> {
+        let _ = mount;
+        Err(no_binds())
+    }
+    /// Takes it away again; nobody inside finds it from now on. One that it has not is fine.
+    async fn unbind(&mut self, slot: u16) -> Result<(), EngineError> {
+        let _ = slot;
+        Err(no_binds())
+    }
     /// Resolves when the machine is dead by itself, with the reason for people. Cancel-safe.
     async fn exited(&mut self) -> String;
     /// Kills it, waits until it is gone and gives back all it held. On `Err` the rest is left to
     /// `sweep`; the machine is dead in any case.
     async fn kill(self: Box<Self>) -> Result<(), EngineError>;
+}
+
+/// For engines that have another way.
+pub fn no_binds() -> EngineError {
+    EngineError::Unsupported { engine: "this", what: "bind a directory".to_owned() }
 }
 
 /// What is known of a save.

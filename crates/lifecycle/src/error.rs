@@ -1,6 +1,8 @@
 //! Refusal or failure: the request does not fit the sandbox now, or we tried and it broke.
 
-use torpor_protocol::{ErrorCode, FailureReason, Name, SandboxRef, SnapshotRef, WorkFailure};
+use torpor_protocol::{
+    ErrorCode, FailureReason, GuestPath, Name, SandboxRef, SnapshotRef, WorkFailure,
+};
 
 use crate::engine::EngineError;
 use crate::guest::GuestError;
@@ -45,6 +47,14 @@ pub enum Refusal {
     PoolFull { pool: Name, max: usize },
     #[error("sandbox {0} sleeps: its resources can be changed while it is awake")]
     ResizeAsleep(String),
+    #[error("{0} was made before there were volumes, and can't have any")]
+    NotMountable(String),
+    #[error("a sandbox has at most {0} volumes and drives")]
+    NoSlot(u16),
+    #[error("nothing is mounted at {0}")]
+    NotMounted(GuestPath),
+    #[error("{0} is mounted there, or above or below it")]
+    PathTaken(GuestPath),
     #[error("sandbox {0} is terminated")]
     Terminated(String),
     #[error("the daemon is stopping")]
@@ -69,7 +79,10 @@ impl Refusal {
             Self::SnapshotNotReady { .. } => ErrorCode::SnapshotNotReady,
             Self::Incompatible { .. } => ErrorCode::SnapshotIncompatible,
             Self::Locked(_) | Self::NoSuchEngine { .. } => ErrorCode::InvalidRequest,
-            Self::NoSuchPool(_) => ErrorCode::NotFound,
+            Self::NotMountable(_) => ErrorCode::Unsupported,
+            Self::NoSlot(_) => ErrorCode::LimitReached,
+            Self::PathTaken(_) => ErrorCode::InUse,
+            Self::NoSuchPool(_) | Self::NotMounted(_) => ErrorCode::NotFound,
             Self::Terminated(_) => ErrorCode::SandboxTerminated,
             Self::Stopping => ErrorCode::ShuttingDown,
         }

@@ -47,3 +47,24 @@ pub const POINTS: &[&str] = &[
     "delete.erased",
     "delete.killed",
 ];
+
+/// Every place on the way of a volume into a sandbox and out of it.
+pub const MOUNT_POINTS: &[&str] = &[
+    "mount.recorded",
+    "mount.mounted",
+    "unmount.unmounted",
+    "unmount.unbound",
+    "unmount.recorded",
+];
+
+/// Every place in the life of a volume.
+pub const VOLUME_POINTS: &[&str] = &[
+    "volume.made",
+    "volume.placed",
+    "volume.recorded",
+    "volume.frozen",
+    "volume.copied",
+    "volume.lengthened",
+    "volume.grown",
+    "volume.erased",
+];

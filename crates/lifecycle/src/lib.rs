@@ -39,6 +39,7 @@ mod fleet;
 pub mod fuzzing;
 mod guest_defaults;
 mod lease;
+mod mounts;
 mod sandbox;
 mod steps;
 #[cfg(test)]
@@ -56,3 +57,6 @@ pub use guest_defaults::GuestDefaults;
 pub use lease::Lease;
 pub use sandbox::{Keep, Sandbox};
 pub use world::{Policy, ShutdownMode};
+
+/// A label of sandboxes that images are built in: what is said in them is in no journal.
+pub const BUILD_LABEL: &str = "torpor.build";

@@ -1,11 +1,12 @@
 //! The handle everybody holds: cheap to clone, asks the driver, who is called if there is none.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use torpor_protocol::api::UpdateSandbox;
-use torpor_protocol::{SandboxId, SaveId, SnapshotId, State, Status};
+use torpor_protocol::{GuestPath, Mount, SandboxId, SaveId, SnapshotId, State, Status, VolumeId};
 
 use crate::engine::Usage;
 use crate::fleet::DriverSlot;
@@ -15,6 +16,9 @@ use crate::{Error, Refusal};
 
 /// Requests that may wait for a driver; more callers wait to be let in.
 pub(crate) const INBOX: usize = 256;
+
+/// Volumes and what was made of them.
+pub(crate) type Copies = BTreeMap<VolumeId, VolumeId>;
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
@@ -33,8 +37,14 @@ pub(crate) enum Request {
     /// If it sleeps in memory, it should do so on disk only.
     Demote,
     Update(Box<UpdateSandbox>, Reply<()>),
-    /// A save of it as it is now.
-    Save(Reply<Arc<LocalSave>>),
+    /// A save of it as it is now, and copies of its volumes if they shall be somebody's.
+    Save {
+        copies_for: Option<SandboxId>,
+        reply: Reply<(Arc<LocalSave>, Copies)>,
+    },
+    /// Only of one that is awake.
+    Mount(Box<Mount>, Reply<()>),
+    Unmount(GuestPath, Reply<()>),
     Restore(Back),
     /// Begin from another save than `of` when it wakes. Answered with whether it does: not unless it
     /// sleeps on disk, and `of` is its save.
@@ -58,10 +68,12 @@ impl Request {
             | Self::Update(_, reply)
             | Self::Restore(Back { reply, .. })
             | Self::Parent(_, reply)
+            | Self::Mount(_, reply)
+            | Self::Unmount(_, reply)
             | Self::Lines(reply) => drop(reply.send(answer)),
             Self::Replace { reply, .. } => drop(reply.send(answer.map(|()| false))),
             Self::Awake(reply) => drop(answer.map_err(|error| reply.send(Err(error)))),
-            Self::Save(reply) => drop(answer.map_err(|error| reply.send(Err(error)))),
+            Self::Save { reply, .. } => drop(answer.map_err(|error| reply.send(Err(error)))),
             Self::SuspendEarly | Self::Demote => {}
         }
     }
@@ -142,9 +154,22 @@ impl Sandbox {
         self.ask(|reply| Request::Update(Box::new(update), reply)).await
     }
 
-    /// A save of it as it is now; made without waking it.
-    pub(crate) async fn save(&self) -> Result<Arc<LocalSave>, Error> {
-        self.ask(Request::Save).await
+    /// A save of it as it is now, made without waking it, and copies of its volumes of the same moment.
+    pub(crate) async fn save(
+        &self,
+        copies_for: Option<SandboxId>,
+    ) -> Result<(Arc<LocalSave>, Copies), Error> {
+        self.ask(|reply| Request::Save { copies_for, reply }).await
+    }
+
+    /// Gives it a volume; its slot is chosen here. The lease is what keeps it awake.
+    pub async fn mount(&self, _awake: &Lease, mount: Mount) -> Result<(), Error> {
+        self.ask(|reply| Request::Mount(Box::new(mount), reply)).await
+    }
+
+    /// Takes a volume from it, unless somebody inside uses it.
+    pub async fn unmount(&self, _awake: &Lease, path: GuestPath) -> Result<(), Error> {
+        self.ask(|reply| Request::Unmount(path, reply)).await
     }
 
     pub(crate) async fn restore(

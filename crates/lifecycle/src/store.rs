@@ -8,13 +8,15 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use torpor_protocol::api::ArchivedSandbox;
-use torpor_protocol::guest::LogLine;
+use torpor_protocol::guest::{HeldPath, LogLine};
 use torpor_protocol::snapshot::{SavedFile, SavedProcess};
+use torpor_protocol::volume::DrivePermission;
 use torpor_protocol::{
-    EndReason, FailureReason, HostBinding, ImageId, Name, SandboxId, SandboxSpec, SaveId,
-    SecretName, Snapshot, SnapshotId, SnapshotKind,
+    EndReason, FailureReason, GuestPath, HostBinding, ImageId, Name, SandboxId, SandboxSpec,
+    SaveId, SecretName, Snapshot, SnapshotId, SnapshotKind, VolumeId, VolumeKind,
 };
 
+use crate::guest::FileServer;
 use crate::ledger::Owner;
 use crate::{Error, Refusal};
 
@@ -216,6 +218,8 @@ pub enum PinOwner {
     Sandbox(SandboxId),
     Snapshot(SnapshotId),
     Pool(Name),
+    /// A step of an image build that need not be done again, by its key.
+    Build(String),
     /// Somebody in this daemon, while a [`LocalSave`] lives.
     Reader,
 }
@@ -284,6 +288,9 @@ pub struct SaveAbout {
     pub created_at_ms: u64,
     pub pause_ms: f64,
     pub processes: Vec<SavedProcess>,
+    /// What they held of volumes, where the engine can't revive it without.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<HeldPath>,
 }
 
 /// What a save is.
@@ -338,6 +345,69 @@ pub struct RootImage {
     pub workdir: Option<String>,
 }
 
+/// What the ledger knows of a volume or drive.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VolumeRecord {
+    pub id: VolumeId,
+    pub name: Name,
+    pub kind: VolumeKind,
+    pub size_mib: u64,
+    pub labels: BTreeMap<String, String>,
+    /// Who may mount a drive; none: every sandbox.
+    pub permissions: Vec<DrivePermission>,
+    pub copy_of: Option<VolumeId>,
+    /// It was made for this sandbox, as a copy, and goes with it.
+    pub made_for: Option<SandboxId>,
+    pub created_at_ms: u64,
+}
+
+/// The files of volumes and drives on this host.
+#[async_trait]
+pub trait Volumes: Send + Sync + 'static {
+    /// Mounts it, if it is not; it stays mounted at least as long as the value lives.
+    /// [`StoreError::NoSuchVolume`] if there is none.
+    async fn open(&self, id: &VolumeId) -> Result<Arc<OpenVolume>, StoreError>;
+    /// Makes a volume for this sandbox whose files are those of `id` at this moment. When this returns it is in the
+    /// ledger and durable.
+    async fn copy_for(
+        &self,
+        id: &VolumeId,
+        sandbox: &SandboxId,
+    ) -> Result<VolumeRecord, StoreError>;
+    /// A sandbox is gone: the volumes that were made for it go, too.
+    async fn discard_copies(&self, sandbox: &SandboxId);
+    /// Answers the calls of a guest for a directory of the volume, where its engine does not bind it.
+    async fn server(
+        &self,
+        volume: &Arc<OpenVolume>,
+        below: &GuestPath,
+        read_only: bool,
+    ) -> Result<Arc<dyn FileServer>, StoreError>;
+    /// Returns when all that was written to it is on the disk.
+    async fn sync(&self, volume: &OpenVolume) -> Result<(), StoreError>;
+    /// Makes those of these paths below a directory of the volume that are not there, as empty files and
+    /// directories, and tells which. No link is followed.
+    async fn put_back(
+        &self,
+        volume: &OpenVolume,
+        below: &GuestPath,
+        held: Vec<HeldPath>,
+    ) -> Result<Vec<String>, StoreError>;
+}
+
+/// A volume that is mounted on this host.
+#[derive(Debug)]
+pub struct OpenVolume {
+    pub id: VolumeId,
+    /// Its root directory, for the host only.
+    pub dir: PathBuf,
+    /// Dropped last: what lets go of it.
+    pub hold: VolumeHold,
+}
+
+/// Keeps a volume mounted while it lives.
+pub type VolumeHold = SavePin;
+
 /// The store tried and it broke.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -349,6 +419,8 @@ pub enum StoreError {
     NoSuchSave(String),
     #[error("there is no secret {0}")]
     NoSuchSecret(String),
+    #[error("there is no volume or drive {0}")]
+    NoSuchVolume(String),
     #[error("save {id} is corrupt: {file}: {detail}")]
     CorruptSave { id: String, file: String, detail: String },
     #[error("{what} is needed by {by}")]

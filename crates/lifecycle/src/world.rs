@@ -20,8 +20,11 @@ use crate::engines::Engines;
 use crate::guest::{Guest, GuestError, Item};
 use crate::guest_defaults::GuestDefaults;
 use crate::ledger::{FleetLedger, Owner};
+use crate::mounts::Mounted;
 use crate::steps::Steps;
-use crate::store::{Images, Journal, LocalSave, Record, RootImage, Saves, StoreError, Vault};
+use crate::store::{
+    Images, Journal, LocalSave, Record, RootImage, Saves, StoreError, Vault, Volumes,
+};
 use crate::{Error, Refusal, fault};
 
 /// How long a machine may take to start before it counts as failed; starts queue for processors.
@@ -86,6 +89,7 @@ pub(crate) struct World {
     pub(crate) saves: Arc<dyn Saves>,
     pub(crate) journal: Arc<dyn Journal>,
     pub(crate) vault: Arc<dyn Vault>,
+    pub(crate) volumes: Arc<dyn Volumes>,
     /// The interception CA (PEM), for those whose policy says so.
     pub(crate) ca: Option<String>,
     pub(crate) guest: GuestDefaults,
@@ -104,6 +108,7 @@ pub(crate) struct Started {
     pub(crate) guest: Guest,
     /// The file of the image that it was booted from.
     pub(crate) root: String,
+    pub(crate) mounts: Vec<Mounted>,
     pub(crate) steps: Vec<Step>,
     /// It booted, as opposed to being revived: nothing runs in it yet.
     pub(crate) booted: bool,
@@ -129,22 +134,33 @@ impl World {
         let memory = save.filter(|save| save.manifest.about.kind == SnapshotKind::Memory);
         let image = self.root(spec, memory).await?;
         steps.end("image");
-        let plan = BootPlan { id: id.clone(), spec: spec.clone(), root: image.path.clone() };
-        let machine = self.machine(plan, memory).await?;
+        let mut mounts = self.open_volumes(spec).await?;
+        if let Some(save) = memory {
+            self.put_back_held(id, &mounts, save).await?;
+        }
+        let hosts = mounts.iter().map(|mounted| mounted.host.clone());
+        let bound = hosts.filter(|_| self.abilities(spec).binds).collect();
+        let (id_of, root) = (id.clone(), image.path.clone());
+        let plan = BootPlan { id: id_of, spec: spec.clone(), root, mounts: bound };
+        let mut machine = self.machine(plan, memory).await?;
         steps.extend("engine", machine.start_steps());
         fault::point("start.machine");
         let files = save.filter(|save| save.manifest.about.kind == SnapshotKind::Filesystem);
         let channel = machine.channel();
         let greeted = async {
             let identity = self.identity(id, spec, &image, afresh || memory.is_none()).await?;
-            self.greet(spec, channel, identity, files).await
+            let guest = self.greet(channel, identity, files).await?;
+            self.bring_mounts(spec, &mut machine, &guest, &mut mounts).await?;
+            self.unquiesce(spec, &guest).await?;
+            Ok(guest)
         };
         match greeted.await {
             Ok(guest) => {
                 steps.end("hello");
                 fault::point("start.greeted");
                 let booted = memory.is_none();
-                Ok(Started { machine, guest, root: image.file, steps: steps.done, booted })
+                let (root, steps) = (image.file, steps.done);
+                Ok(Started { machine, guest, root, mounts, steps, booted })
             }
             Err(error) => {
                 discard(id, machine).await;
@@ -208,7 +224,6 @@ impl World {
     /// Says hello, brings the files along and tells the machine who it is.
     async fn greet(
         &self,
-        spec: &SandboxSpec,
         channel: Arc<dyn Channel>,
         identity: Identity,
         files: Option<&LocalSave>,
@@ -218,7 +233,6 @@ impl World {
             self.unpack(&guest, save).await?;
         }
         guest.identify(identity).await?;
-        self.unquiesce(spec, &guest).await?;
         Ok(guest)
     }
 

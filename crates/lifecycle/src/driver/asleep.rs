@@ -123,6 +123,7 @@ impl Driver {
     pub(super) async fn thaw(&mut self, sleeper: Sleeper, waiters: Vec<Request>) -> Phase {
         let Sleeper { mut machine, durable, .. } = sleeper;
         fault::point("thaw.begun");
+        let mut mounts = self.take_mounts().await;
         let mut running = self.record.clone();
         running.state = PersistedState::Running;
         running.facts.wakes += 1;
@@ -135,10 +136,14 @@ impl Driver {
         };
         let resumed = self.world.in_turn(async {
             let guest = resume(&mut machine).await?;
+            if !self.world.abilities(&self.record.spec).binds {
+                self.world.serve_mounts(&self.record.spec, &guest, &mut mounts).await?;
+            }
             self.world.unquiesce(&self.record.spec, &guest).await?;
             Ok(guest)
         });
         let (resumed, recorded) = tokio::join!(resumed, recorded);
+        self.mounts = mounts;
         if let Err(error @ StoreError::NotOwner(_)) = recorded {
             return self.let_go(machine, error, waiters).await;
         }
@@ -197,6 +202,7 @@ impl Driver {
 
     pub(super) async fn cold(&mut self, reason: Option<StatusReason>) -> Phase {
         self.gate.measure(None);
+        self.mounts.clear();
         let told = { self.status.borrow().tier == Some(Tier::Cold) } && reason.is_none();
         if !told {
             self.publish_as(State::Asleep, Some(Tier::Cold), true, reason);
@@ -238,7 +244,7 @@ impl Driver {
         };
         // Whoever wakes it hears what is wrong with the image.
         if let (Ok(root), Ok(engine)) = (root, self.world.engines.of(&self.record.spec)) {
-            engine.expect(&BootPlan { id, spec, root: root.path });
+            engine.expect(&BootPlan { id, spec, root: root.path, mounts: Vec::new() });
         }
     }
 

@@ -113,6 +113,7 @@ impl Driver {
         } else if !self.gate.close_if_vacant() {
             return Slept::No(machine, None);
         }
+        let held = self.held(&guest).await;
         let quiesced = async {
             let processes = self.world.quiesce(&self.record.spec, &guest).await?;
             machine.pause().await?;
@@ -132,7 +133,7 @@ impl Driver {
         fault::point("sleep.frozen");
         let since = Instant::now();
         let save_at = since + self.world.policy.persist_after;
-        Slept::Yes(Sleeper { machine, durable: false, since, save_at, processes })
+        Slept::Yes(Sleeper { machine, durable: false, since, save_at, processes, held })
     }
 
     /// Asked to sleep, with all of it on disk: where it stands then, and what to answer. If that fails it

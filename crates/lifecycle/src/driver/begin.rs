@@ -148,13 +148,16 @@ impl Driver {
             let guest = resume(&mut machine).await?;
             // Its boot has had a name of its own since it was made ready, and nobody knew it.
             guest.identify(Identity { boot_id: None, ..identity }).await?;
+            let mut mounts = self.world.open_volumes(spec).await?;
+            self.world.bring_mounts(spec, &mut machine, &guest, &mut mounts).await?;
             self.world.unquiesce(spec, &guest).await?;
-            Ok::<_, Error>((guest, image.file))
+            Ok::<_, Error>((guest, image.file, mounts))
         };
         match greeted.await {
-            Ok((guest, root)) => {
+            Ok((guest, root, mounts)) => {
                 let booted = self.record.save.is_none();
-                self.opened(Started { machine, guest, root, steps: Vec::new(), booted }).await
+                let steps = Vec::new();
+                self.opened(Started { machine, guest, root, mounts, steps, booted }).await
             }
             Err(error) => {
                 discard(&self.record.id, machine).await;
@@ -207,19 +210,27 @@ impl Driver {
         let now = Instant::now();
         let save_at = now + self.world.policy.persist_after;
         let processes = Vec::new();
-        Phase::Warm(Sleeper { machine, durable, since: now, save_at, processes })
+        // What it held before is not known any more.
+        let held = Vec::new();
+        Phase::Warm(Sleeper { machine, durable, since: now, save_at, processes, held })
     }
 
     async fn found_awake(&mut self, machine: Box<dyn Machine>) -> Phase {
+        let mut machine = machine;
         let channel = machine.channel();
         let greeted = async {
             let guest = Guest::connect(channel, HELLO_DEADLINE).await?;
-            // The daemon before may have ended while it saved it.
-            self.world.unquiesce(&self.record.spec, &guest).await?;
-            Ok::<_, Error>(guest)
+            // The daemon before may have ended between the ledger and the machine.
+            let (world, spec) = (&self.world, &self.record.spec);
+            let mut mounts = world.open_volumes(spec).await?;
+            world.bring_mounts(spec, &mut machine, &guest, &mut mounts).await?;
+            // Or while it saved it.
+            world.unquiesce(spec, &guest).await?;
+            Ok::<_, Error>((guest, mounts))
         };
         match greeted.await {
-            Ok(guest) => {
+            Ok((guest, mounts)) => {
+                self.mounts = mounts;
                 if self.ca_dirty {
                     self.renew_identity(&guest).await;
                 }
@@ -238,7 +249,8 @@ impl Driver {
 
     /// The machine answered: after its hook everybody may come in.
     pub(super) async fn opened(&mut self, started: Started) -> Phase {
-        let Started { machine, guest, steps, booted, .. } = started;
+        let Started { machine, guest, mounts, steps, booted, .. } = started;
+        self.mounts = mounts;
         self.ca_dirty = false;
         let hooks = &self.record.spec.standby.hooks;
         // An image that boots did not wake.
@@ -344,6 +356,8 @@ impl Driver {
         }
         self.gate.measure(None);
         fault::point("delete.killed");
+        self.mounts.clear();
+        self.world.volumes.discard_copies(&self.record.id).await;
         self.close_journal().await;
         if let Some(save) = &self.record.save {
             self.world.saves.release(save).await;

@@ -11,6 +11,7 @@
 //!  asleep.rs  warm, cold, waking
 //!  request.rs what becomes of a request
 //!  save.rs    making a machine durable
+//!  mounts.rs  volumes that come and go while it is awake
 //!  change.rs  what can be changed while it lives; what its processes said
 //! ```
 
@@ -18,6 +19,7 @@ mod asleep;
 mod awake;
 pub(crate) mod begin;
 mod change;
+mod mounts;
 pub(crate) mod request;
 mod save;
 
@@ -28,6 +30,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use torpor_protocol::guest::HeldPath;
 use torpor_protocol::snapshot::SavedProcess;
 use torpor_protocol::{
     EndReason, FailureReason, Lifetime, LossReason, State, Status, StatusReason, Tier,
@@ -39,6 +42,7 @@ use crate::engine::Machine;
 use crate::error::chain;
 use crate::fleet::{DriverState, Fleet, Reservation};
 use crate::lease::Gate;
+use crate::mounts::Mounted;
 use crate::sandbox::{Request, Sandbox};
 use crate::store::{PersistedState, Record};
 use crate::world::World;
@@ -60,6 +64,8 @@ pub(crate) struct Driver {
     pub(crate) entered: Instant,
     /// Its agent may not know yet the CA certificates and variables that everybody inside is to have.
     pub(crate) ca_dirty: bool,
+    /// The volumes of its machine, mounted on this host.
+    pub(crate) mounts: Vec<Mounted>,
 }
 
 /// Where the sandbox stands, with what is alive there.
@@ -109,6 +115,8 @@ pub(crate) struct Sleeper {
     save_at: Instant,
     /// What was stopped inside, if the engine does not know.
     processes: Vec<SavedProcess>,
+    /// What they hold of volumes.
+    held: Vec<HeldPath>,
 }
 
 /// How the work of a driver ends.
@@ -159,6 +167,7 @@ impl Driver {
             delete: sandbox.delete.clone(),
             entered: Instant::now(),
             ca_dirty,
+            mounts: Vec::new(),
         };
         (Box::new(driver), phase)
     }

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use torpor_protocol::FailureReason;
+use torpor_protocol::{FailureReason, SandboxId};
 
 use super::{Driver, Phase, Sleeper};
 use crate::engine::Machine;
-use crate::sandbox::{Back, Request};
-use crate::store::{LocalSave, PersistedState};
+use crate::sandbox::{Back, Copies, Request};
+use crate::store::LocalSave;
 use crate::{Error, Refusal};
 
 /// Where a sandbox stands when it looks at a request.
@@ -48,7 +48,8 @@ pub(crate) fn admit(standing: Standing<'_>, request: &Request, auto_wake: bool) 
         Request::SuspendEarly => [Defer, Act, Settle, Settle, Defer, Settle],
         Request::Demote => [Defer, Settle, Act, Settle, Defer, Settle],
         Request::Update(..) => [Act, Act, Act, Act, Defer, Act],
-        Request::Save(_) => [Defer, Act, Act, Act, Defer, Refuse],
+        Request::Save { .. } => [Defer, Act, Act, Act, Defer, Refuse],
+        Request::Mount(..) | Request::Unmount(..) => [Defer, Act, Refuse, Refuse, Refuse, Refuse],
         Request::Restore(_) => [Defer, Act, Act, Act, Defer, Act],
         Request::Replace { .. } => [Defer, Settle, Settle, Act, Defer, Settle],
         Request::Parent(..) => [Defer, Act, Act, Act, Defer, Act],
@@ -137,7 +138,17 @@ impl Driver {
                 return Err(self.leave_memory(sleeper).await);
             }
             Request::Restore(back) => return self.go_back(body, back).await,
-            Request::Save(reply) => drop(reply.send(self.save(&mut body).await)),
+            Request::Save { copies_for, reply } => {
+                drop(reply.send(self.save(&mut body, copies_for.as_ref()).await));
+            }
+            Request::Mount(mount, reply) => {
+                let Some(machine) = body.machine() else { return Ok(body) };
+                drop(reply.send(self.mount(machine, *mount).await));
+            }
+            Request::Unmount(path, reply) => {
+                let Some(machine) = body.machine() else { return Ok(body) };
+                drop(reply.send(self.unmount(machine, &path).await));
+            }
             Request::Replace { of, with, reply } => {
                 let _ = reply.send(self.replace_save(&of, &with).await);
             }
@@ -168,14 +179,22 @@ impl Driver {
         (Ok(Body::Frozen(sleeper)), saved)
     }
 
-    async fn save(&mut self, body: &mut Body) -> Result<Arc<LocalSave>, Error> {
-        match body {
-            Body::Nothing => self.saved().await,
-            Body::Running(machine) => {
-                self.persist(machine, PersistedState::Running, Vec::new()).await
-            }
-            Body::Frozen(sleeper) => self.make_durable(sleeper, false).await,
-        }
+    /// The save, and copies of its volumes: while it sleeps nobody writes to them, and one that runs stands still.
+    async fn save(
+        &mut self,
+        body: &mut Body,
+        copies_for: Option<&SandboxId>,
+    ) -> Result<(Arc<LocalSave>, Copies), Error> {
+        let save = match body {
+            Body::Nothing => self.saved().await?,
+            Body::Running(machine) => return self.persist_running(machine, copies_for).await,
+            Body::Frozen(sleeper) => self.make_durable(sleeper, false).await?,
+        };
+        let copies = match copies_for {
+            Some(made_for) => self.copy_volumes(made_for).await?,
+            None => Copies::new(),
+        };
+        Ok((save, copies))
     }
 
     async fn go_back(&mut self, body: Body, back: Back) -> Result<Body, Phase> {

@@ -5,37 +5,63 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokio::time::Instant;
-use torpor_protocol::snapshot::SavedProcess;
-use torpor_protocol::{SaveId, SnapshotId, SnapshotKind, State, StatusReason, Tier};
+use torpor_protocol::guest::HeldPath;
+use torpor_protocol::{SandboxId, SaveId, SnapshotId, SnapshotKind, State, StatusReason, Tier};
 
 use super::{Driver, Phase, Sleeper};
 use crate::engine::{Machine, Saved};
 use crate::error::chain;
 use crate::guest::Guest;
-use crate::sandbox::{Back, Reply, Request};
-use crate::store::{LocalSave, PersistedState, Record, SaveAbout, StoreError};
+use crate::sandbox::{Back, Copies, Reply, Request};
+use crate::store::{LocalSave, PersistedState, Record, SaveAbout, Staged, StoreError};
 use crate::world::discard;
-use crate::{Error, fault};
+use crate::{Error, Refusal, fault};
 
 impl Driver {
-    /// Saves the machine as it is and records the save as its last restore point, with `state`.
-    /// `processes` are those that were stopped inside, if it sleeps and its engine does not know.
-    pub(super) async fn persist(
+    /// Saves a machine that runs, and makes copies of its volumes of the same moment.
+    pub(super) async fn persist_running(
         &mut self,
         machine: &mut Box<dyn Machine>,
+        copies_for: Option<&SandboxId>,
+    ) -> Result<(Arc<LocalSave>, Copies), Error> {
+        let staged = self.world.saves.stage().await?;
+        fault::point("save.staged");
+        let guest = self.gate.guest().ok_or(Refusal::Stopping)?;
+        let held = self.held(&guest).await;
+        let version = machine.version().map(str::to_owned);
+        let (saved, copies) = self.save_awake(machine, &guest, staged.path(), copies_for).await?;
+        let save = self.commit(version, staged, saved, held, PersistedState::Running).await?;
+        Ok((save, copies))
+    }
+
+    /// Saves a machine that sleeps.
+    async fn persist_asleep(
+        &mut self,
+        sleeper: &mut Sleeper,
+        interrupted: bool,
+    ) -> Result<Arc<LocalSave>, Error> {
+        let staged = self.world.saves.stage().await?;
+        fault::point("save.staged");
+        let mut saved = sleeper.machine.save(staged.path()).await?;
+        if saved.processes.is_empty() {
+            saved.processes = sleeper.processes.clone();
+        }
+        let version = sleeper.machine.version().map(str::to_owned);
+        let (held, state) = (sleeper.held.clone(), PersistedState::Standby { interrupted });
+        self.commit(version, staged, saved, held, state).await
+    }
+
+    /// Records what was saved as its last restore point, with `state`.
+    async fn commit(
+        &mut self,
+        version: Option<String>,
+        staged: Box<dyn Staged>,
+        saved: Saved,
+        held: Vec<HeldPath>,
         state: PersistedState,
-        processes: Vec<SavedProcess>,
     ) -> Result<Arc<LocalSave>, Error> {
         let saves = Arc::clone(&self.world.saves);
-        let staged = saves.stage().await?;
-        fault::point("save.staged");
-        let mut saved = match self.gate.guest() {
-            Some(guest) => self.save_awake(machine, &guest, staged.path()).await?,
-            None => machine.save(staged.path()).await?,
-        };
-        if saved.processes.is_empty() {
-            saved.processes = processes;
-        }
+        self.sync_volumes().await?;
         fault::point("save.written");
         let engine = self.world.engines.of(&self.record.spec)?.about();
         let about = SaveAbout {
@@ -44,10 +70,11 @@ impl Driver {
             spec: self.record.spec.clone(),
             root: self.record.facts.root.clone(),
             engine: engine.kind.to_owned(),
-            engine_version: machine.version().unwrap_or(&engine.version).to_owned(),
+            engine_version: version.unwrap_or_else(|| engine.version.clone()),
             created_at_ms: self.world.clock.now_ms(),
             pause_ms: saved.pause.as_secs_f64() * 1e3,
             processes: saved.processes,
+            held,
         };
         let save = saves.commit(staged, about).await?;
         fault::point("save.committed");
@@ -67,25 +94,54 @@ impl Driver {
         Ok(save)
     }
 
-    /// Saves a machine that runs; it goes on before anybody waits for a disk.
+    /// Saves a machine that runs; it goes on before anybody waits for a disk, but for copies of volumes.
     async fn save_awake(
         &self,
         machine: &mut Box<dyn Machine>,
         guest: &Guest,
         into: &Path,
-    ) -> Result<Saved, Error> {
-        if !self.world.abilities(&self.record.spec).quiesces {
-            return Ok(machine.save(into).await?);
-        }
-        let begun = Instant::now();
-        let saved = async {
-            let processes = guest.quiesce().await?;
-            Ok(Saved { processes, ..machine.save(into).await? })
+        copies_for: Option<&SandboxId>,
+    ) -> Result<(Saved, Copies), Error> {
+        let quiesces = self.world.abilities(&self.record.spec).quiesces;
+        let Some(made_for) = copies_for.filter(|_| !self.record.spec.mounts().is_empty()) else {
+            if !quiesces {
+                return Ok((machine.save(into).await?, Copies::new()));
+            }
+            let saved = self.save_quiesced(machine, guest, into).await;
+            // Also after a failure, wherever it was.
+            guest.unquiesce().await?;
+            return Ok((saved?, Copies::new()));
         };
-        let saved = saved.await;
-        // Also after a failure, wherever it was.
-        guest.unquiesce().await?;
-        saved.map(|saved| Saved { pause: begun.elapsed(), ..saved })
+        let begun = Instant::now();
+        let both = async {
+            let saved = if quiesces {
+                self.save_quiesced(machine, guest, into).await?
+            } else {
+                machine.pause().await?;
+                machine.save(into).await?
+            };
+            Ok::<_, Error>((saved, self.copy_volumes(made_for).await?))
+        };
+        let both = both.await;
+        if quiesces {
+            guest.unquiesce().await?;
+        } else {
+            machine.resume().await?;
+        }
+        both.map(|(saved, copies)| (Saved { pause: begun.elapsed(), ..saved }, copies))
+    }
+
+    /// Its processes stand still afterwards.
+    async fn save_quiesced(
+        &self,
+        machine: &mut Box<dyn Machine>,
+        guest: &Guest,
+        into: &Path,
+    ) -> Result<Saved, Error> {
+        let begun = Instant::now();
+        let processes = guest.quiesce().await?;
+        machine.save(into).await?;
+        Ok(Saved { processes, pause: begun.elapsed() })
     }
 
     /// The save that is all of a frozen machine, made now if there is none yet.
@@ -97,11 +153,7 @@ impl Driver {
         if sleeper.durable {
             return self.saved().await;
         }
-        let processes = sleeper.processes.clone();
-        match self
-            .persist(&mut sleeper.machine, PersistedState::Standby { interrupted }, processes)
-            .await
-        {
+        match self.persist_asleep(sleeper, interrupted).await {
             Ok(save) => {
                 sleeper.durable = true;
                 sleeper.machine.page_out();
@@ -189,6 +241,7 @@ impl Driver {
         record.spec.image.clone_from(&then.image);
         record.spec.image_id = then.image_id.clone();
         record.spec.resources = then.resources;
+        record.spec.mounts.clone_from(&then.mounts);
         if save.manifest.about.kind == SnapshotKind::Memory {
             record.spec.engine = Some(save.manifest.about.engine.clone());
         }

@@ -35,6 +35,7 @@ impl StoreState {
                 return Err(StoreError::NameTaken(name.clone()));
             }
         }
+        self.check_mounts(record)?;
         self.records.insert(record.id.clone(), (owner.epoch, record.clone()));
         Ok(())
     }

@@ -12,6 +12,7 @@ mod ledger;
 mod road;
 mod script;
 mod store;
+mod volumes;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -28,7 +29,8 @@ use torpor_protocol::snapshot::SavedProcess;
 use torpor_protocol::{Network, Resources, SandboxId};
 
 use crate::engine::{
-    Abilities, About, BootPlan, Changes, Channel, Engine, EngineError, Machine, Meter, Saved, Usage,
+    Abilities, About, BootPlan, Changes, Channel, Engine, EngineError, HostMount, Machine, Meter,
+    Saved, Usage,
 };
 use changes::FakeChanges;
 use road::{Dormant, RealAgent, Road};
@@ -264,6 +266,7 @@ impl FakeEngine {
             warm_standby: true,
             saved_files: true,
             quiesces: false,
+            binds: true,
         };
         let (kind, version) = ("fake", version.to_owned());
         let about = About { kind, version, nameserver: None, egress_proxy: None, abilities };
@@ -401,6 +404,14 @@ impl Machine for Handle {
     async fn set_network(&mut self, network: &Network) -> Result<(), EngineError> {
         self.0.host.state.lock().network_changes += 1;
         self.0.limits.lock().0 = network.clone();
+        Ok(())
+    }
+
+    async fn bind(&mut self, _: &HostMount) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    async fn unbind(&mut self, _: u16) -> Result<(), EngineError> {
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use crate::fleet::{MemoryGauge, MemoryReading};
 use crate::store::{
     BoundSecret, Images, Journal, LocalSave, Manifest, MemorySave, PinOwner, PoolRecord, Record,
     RootImage, SaveAbout, SavePin, SavedBy, Saves, Search, SnapshotRecord, Staged, StoreError,
-    Vault,
+    Vault, VolumeRecord,
 };
 
 #[derive(Default)]
@@ -34,6 +34,8 @@ pub(super) struct StoreState {
     pub(super) epoch: u64,
     pub(super) snapshots: Vec<SnapshotRecord>,
     pub(super) pools: BTreeMap<Name, PoolRecord>,
+    /// Oldest first.
+    pub(super) volumes: Vec<VolumeRecord>,
     /// Last ended last.
     pub(super) archive: Vec<ArchivedSandbox>,
     lines: HashMap<SandboxId, Vec<LogLine>>,

@@ -62,7 +62,7 @@ impl Fleet {
                 PinOwner::Sandbox(_) => using.sandboxes += 1,
                 PinOwner::Snapshot(_) => using.snapshots += 1,
                 PinOwner::Pool(_) => using.pools += 1,
-                PinOwner::Reader => {}
+                PinOwner::Build(_) | PinOwner::Reader => {}
             }
         }
         uses.extend(absent.into_values());
@@ -83,7 +83,7 @@ impl Fleet {
             PinOwner::Sandbox(_) => 0,
             PinOwner::Snapshot(_) => 1,
             PinOwner::Pool(_) => 2,
-            PinOwner::Reader => 3,
+            PinOwner::Build(_) | PinOwner::Reader => 3,
         });
         Ok(needs)
     }
@@ -138,7 +138,7 @@ impl Fleet {
                 (MigratedKind::Snapshot, id.to_string(), record.snapshot.name)
             }
             PinOwner::Pool(name) => (MigratedKind::Pool, name.to_string(), Some(name.clone())),
-            PinOwner::Reader => return Ok(None),
+            PinOwner::Build(_) | PinOwner::Reader => return Ok(None),
         };
         let (name, version) = (name.map(|name| name.to_string()), need.by.version.clone());
         Ok(Some(Migrated { kind, id, name, version, done: false, reason: None }))
@@ -151,7 +151,7 @@ impl Fleet {
                 let done = self.migrate_snapshot(id, &need.save).await;
                 done.map_err(|error| chain(&error))
             }
-            PinOwner::Pool(_) | PinOwner::Reader => {
+            PinOwner::Pool(_) | PinOwner::Build(_) | PinOwner::Reader => {
                 Err("machines of a pool begin with memory: make it anew from another snapshot"
                     .into())
             }

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use torpor_protocol::api::UpdateSandbox;
 use torpor_protocol::guest::LogLine;
+use torpor_protocol::volume::ForkVolumes;
 use torpor_protocol::{Name, SandboxId, SandboxRef, SandboxSpec, Status};
 
 use crate::clock::Clock;
@@ -29,7 +30,7 @@ use crate::guest_defaults::GuestDefaults;
 use crate::ledger::{Aggregate, CacheVersion, FleetLedger, Owner, PAGE, everything};
 use crate::sandbox::Sandbox;
 use crate::store::{
-    Facts, Images, Journal, PersistedState, Record, Saves, Search, StoreError, Vault,
+    Facts, Images, Journal, PersistedState, Record, Saves, Search, StoreError, Vault, Volumes,
 };
 use crate::world::{Policy, ShutdownMode, World};
 use crate::{Error, Refusal, fault};
@@ -39,7 +40,7 @@ use awake::Counters;
 pub use awake::{Tally, wake_deadline};
 use capacity::Capacity;
 pub use capacity::{Cause, MemoryGauge, MemoryReading, Observer, Reservation};
-use pools::Pools;
+use pools::{Pools, Ready};
 pub(crate) use slot::{DriverSlot, DriverState};
 pub use snapshots::{RestorePoint, Taking};
 
@@ -54,6 +55,7 @@ pub struct Parts {
     pub saves: Arc<dyn Saves>,
     pub journal: Arc<dyn Journal>,
     pub vault: Arc<dyn Vault>,
+    pub volumes: Arc<dyn Volumes>,
     pub gauge: Arc<dyn MemoryGauge>,
     pub observer: Arc<dyn Observer>,
     /// The interception CA (PEM).
@@ -103,6 +105,8 @@ pub struct Plan {
     pub queued_until_ms: Option<u64>,
     /// The request that makes it, recorded with it.
     pub request: Option<String>,
+    /// What becomes of the volumes of what it is forked from.
+    pub volumes: ForkVolumes,
 }
 
 impl Fleet {
@@ -115,6 +119,7 @@ impl Fleet {
             saves,
             journal,
             vault,
+            volumes,
             gauge,
             observer,
             ca,
@@ -137,6 +142,7 @@ impl Fleet {
             saves,
             journal,
             vault,
+            volumes,
             ca,
             guest,
             policy,
@@ -218,7 +224,7 @@ impl Fleet {
         &self,
         spec: SandboxSpec,
         from: Option<&RestorePoint>,
-        Plan { room, queued_until_ms, request }: Plan,
+        Plan { room, queued_until_ms, request, volumes }: Plan,
     ) -> Result<Sandbox, Error> {
         let spec = match from {
             Some(point) => self.fitting(spec, point)?,
@@ -240,6 +246,13 @@ impl Fleet {
             self.inner.pools.put_back(ready);
             return Err(taken.into());
         }
+        let spec = match self.with_mounts(spec, from, volumes, &id).await {
+            Ok(spec) => spec,
+            Err((error, name)) => {
+                self.unclaim(&id, name.as_ref(), ready);
+                return Err(error);
+            }
+        };
         let now = self.inner.world.clock.now_ms();
         // Once recorded, a machine that was ready runs.
         let state = if ready.is_some() { PersistedState::Running } else { PersistedState::Created };
@@ -258,8 +271,8 @@ impl Fleet {
         let creation = tokio::spawn(async move {
             let world = &fleet.inner.world;
             if let Err(error) = world.ledger.create_sandbox(&world.owner, &record).await {
-                fleet.inner.register.lock().forget(&record.id, record.spec.name.as_ref());
-                fleet.inner.pools.put_back(ready);
+                fleet.unclaim(&record.id, record.spec.name.as_ref(), ready);
+                world.volumes.discard_copies(&record.id).await;
                 return Err(error.or_taken(Refusal::NameTaken));
             }
             fault::point("create.recorded");
@@ -276,6 +289,25 @@ impl Fleet {
         creation.await.unwrap_or_else(|_| Err(Refusal::Stopping.into()))
     }
 
+    /// The specification with the volumes that it begins with; on `Err`, the name that it would have had.
+    async fn with_mounts(
+        &self,
+        spec: SandboxSpec,
+        from: Option<&RestorePoint>,
+        volumes: ForkVolumes,
+        id: &SandboxId,
+    ) -> Result<SandboxSpec, (Error, Option<Name>)> {
+        let Some(point) = from else { return Ok(spec) };
+        let world = &self.inner.world;
+        match world.inherit_mounts(&spec, point, volumes, id).await {
+            Ok(mounts) => Ok(SandboxSpec { mounts, ..spec }),
+            Err(error) => {
+                world.volumes.discard_copies(id).await;
+                Err((error, spec.name))
+            }
+        }
+    }
+
     fn claim(&self, id: &SandboxId, name: Option<&Name>) -> Result<(), Refusal> {
         let Some(name) = name else { return Ok(()) };
         let mut register = self.inner.register.lock();
@@ -284,6 +316,11 @@ impl Fleet {
         }
         register.by_name.insert(name.clone(), id.clone());
         Ok(())
+    }
+
+    fn unclaim(&self, id: &SandboxId, name: Option<&Name>, ready: Option<Ready>) {
+        self.inner.register.lock().forget(id, name);
+        self.inner.pools.put_back(ready);
     }
 
     /// Changes a sandbox while it lives: all that is asked for, or nothing.

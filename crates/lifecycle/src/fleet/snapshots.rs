@@ -1,12 +1,14 @@
 //! Snapshots: saves that people know by name, and sandboxes that begin from them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use torpor_protocol::volume::ForkVolumes;
 use torpor_protocol::{
-    Name, SandboxRef, SandboxSpec, SaveId, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
-    SnapshotState, WorkFailure,
+    Name, SandboxId, SandboxRef, SandboxSpec, SaveId, Snapshot, SnapshotId, SnapshotKind,
+    SnapshotRef, SnapshotState, VolumeId, WorkFailure,
 };
 
 use super::capacity::{Reservation, mib};
@@ -29,9 +31,17 @@ const RECORD_AGAIN: Duration = Duration::from_secs(1);
 pub struct RestorePoint {
     pub save: Arc<LocalSave>,
     pub snapshot: Option<SnapshotId>,
+    /// Copies of its volumes as they were then, and under whose name they were made.
+    pub(crate) copies: BTreeMap<VolumeId, VolumeId>,
+    copies_of: Option<SandboxId>,
 }
 
 impl RestorePoint {
+    /// What begins there has the volumes of then.
+    pub fn new(save: Arc<LocalSave>, snapshot: Option<SnapshotId>) -> Self {
+        Self { save, snapshot, copies: BTreeMap::new(), copies_of: None }
+    }
+
     /// The sandbox as it was.
     pub fn spec(&self) -> &SandboxSpec {
         &self.save.manifest.about.spec
@@ -214,7 +224,7 @@ impl Fleet {
         sandbox: &Sandbox,
         kind: SnapshotKind,
     ) -> Result<Arc<LocalSave>, Error> {
-        let save = sandbox.save().await?;
+        let (save, _) = sandbox.save(None).await?;
         match (kind, save.manifest.about.kind) {
             (SnapshotKind::Memory, SnapshotKind::Memory)
             | (SnapshotKind::Filesystem, SnapshotKind::Filesystem) => Ok(save),
@@ -295,13 +305,33 @@ impl Fleet {
             return Err(Refusal::SnapshotNotReady { id: snapshot.id.to_string(), why }.into());
         };
         let save = self.inner.world.saves.materialize(&save).await?;
-        Ok(RestorePoint { save, snapshot: Some(snapshot.id) })
+        Ok(RestorePoint::new(save, Some(snapshot.id)))
     }
 
-    /// A sandbox as it is now, as a snapshot that is in no list.
-    pub async fn restore_point_now(&self, of: &SandboxRef) -> Result<RestorePoint, Error> {
+    /// A sandbox as it is now, as a snapshot that is in no list. `volumes`: what those who begin there do with its
+    /// volumes; copies are of the same moment as its memory.
+    pub async fn restore_point_now(
+        &self,
+        of: &SandboxRef,
+        volumes: ForkVolumes,
+    ) -> Result<RestorePoint, Error> {
         let sandbox = self.find(of)?;
-        Ok(RestorePoint { save: sandbox.save().await?, snapshot: sandbox.status().parent })
+        // Nobody's: what a crash leaves of it goes at the next start.
+        let copies_of = (volumes == ForkVolumes::Copy).then(SandboxId::random);
+        let (save, copies) = match sandbox.save(copies_of.clone()).await {
+            Ok(saved) => saved,
+            Err(error) => {
+                self.discard_copies(copies_of).await;
+                return Err(error);
+            }
+        };
+        Ok(RestorePoint { copies, copies_of, ..RestorePoint::new(save, sandbox.status().parent) })
+    }
+
+    async fn discard_copies(&self, of: Option<SandboxId>) {
+        if let Some(of) = of {
+            self.inner.world.volumes.discard_copies(&of).await;
+        }
     }
 
     /// Room for so many sandboxes that begin at `point`.
@@ -345,6 +375,7 @@ impl Fleet {
     /// Done with a restore point: if nothing needs it, it goes.
     pub async fn let_go(&self, point: RestorePoint) {
         let id: SaveId = point.save.id.clone();
+        self.discard_copies(point.copies_of.clone()).await;
         drop(point);
         self.inner.world.saves.release(&id).await;
     }

@@ -8,6 +8,7 @@
 //! by [`UNREAD_MAX`], and a guest that breaks the protocol loses its channel, which fails its
 //! sandbox and nobody else.
 
+mod files;
 mod kept;
 mod mux;
 mod stream;
@@ -26,6 +27,7 @@ use torpor_protocol::snapshot::SavedProcess;
 
 use crate::engine::Channel;
 use crate::world::token;
+pub use files::{FileServer, FilesMount, ServedFiles, serve_files, stop_files};
 pub use kept::Parked;
 pub use mux::UNREAD_MAX;
 pub use stream::{Item, Parcel, Sender, Stream};

@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use torpor_protocol::guest::{
-    self, Frame, GUEST_VERSION, HEADER, Hello, Kind, MAX_STREAMS, Reply, Request, WINDOW,
+    self, FILES_STREAM, Frame, GUEST_VERSION, HEADER, Hello, Kind, MAX_STREAMS, Reply, Request,
+    WINDOW,
 };
 
 use super::GuestError;
@@ -44,9 +45,10 @@ enum Parting {
     Credit(u32, Arc<AtomicU32>),
 }
 
-#[derive(Default)]
 struct Streams {
     next: u32,
+    /// For files, whose numbers are used in one session only: it begins anywhere.
+    next_files: u32,
     open: HashMap<u32, Inbox>,
 }
 
@@ -94,12 +96,20 @@ pub(super) async fn hello(channel: &dyn Channel) -> Result<(), GuestError> {
     }
 }
 
+/// A number that another session hardly begins with.
+fn anywhere() -> u32 {
+    let mut random = [0; 4];
+    // Without randomness there is no session either.
+    let _ = getrandom::fill(&mut random);
+    u32::from_le_bytes(random)
+}
+
 /// Starts the tasks that serve the channel.
 pub(super) fn serve(channel: Arc<dyn Channel>) -> Arc<Shared> {
     let (parting, partings) = mpsc::unbounded_channel::<Parting>();
     let shared = Arc::new(Shared {
         channel: Arc::clone(&channel),
-        streams: Mutex::default(),
+        streams: Mutex::new(Streams { next: 0, next_files: anywhere(), open: HashMap::new() }),
         unread: AtomicUsize::new(0),
         closed: CancellationToken::new(),
         ended: CancellationToken::new(),
@@ -187,7 +197,8 @@ pub(super) async fn open(
 ) -> Result<Stream, GuestError> {
     let (items, inbox) = mpsc::unbounded_channel();
     let credit = Arc::new(Semaphore::new(window as usize));
-    let id = shared.admit(Inbox { items, credit: Arc::clone(&credit), log: log.clone() })?;
+    let files = matches!(request, Request::ServeFiles { .. } | Request::StopFiles { .. });
+    let id = shared.admit(Inbox { items, credit: Arc::clone(&credit), log: log.clone() }, files)?;
     let stream = Stream::new(id, Arc::clone(shared), inbox, credit, log);
     let packet = guest::json_packet(id, Kind::Open, request);
     if packet.len() > HEADER + guest::MAX_PAYLOAD {
@@ -202,7 +213,7 @@ pub(super) async fn open(
 }
 
 impl Shared {
-    fn admit(&self, inbox: Inbox) -> Result<u32, GuestError> {
+    fn admit(&self, inbox: Inbox, files: bool) -> Result<u32, GuestError> {
         let mut streams = self.streams.lock();
         if self.closed.is_cancelled() {
             return Err(self.why());
@@ -215,8 +226,13 @@ impl Shared {
             });
         }
         loop {
-            streams.next = streams.next.wrapping_add(1);
-            let id = streams.next;
+            let id = if files {
+                streams.next_files = streams.next_files.wrapping_add(1);
+                streams.next_files | FILES_STREAM
+            } else {
+                streams.next = streams.next.wrapping_add(1) & !FILES_STREAM;
+                streams.next
+            };
             if id != 0 && !streams.open.contains_key(&id) {
                 streams.open.insert(id, inbox);
                 return Ok(id);

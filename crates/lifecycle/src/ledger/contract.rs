@@ -6,10 +6,15 @@
 
 use async_trait::async_trait;
 use serde_json::json;
-use torpor_protocol::{ImageId, SandboxId, SaveId, Snapshot, SnapshotId, SnapshotRef};
+use torpor_protocol::{
+    ImageId, Mount, SandboxId, SaveId, Snapshot, SnapshotId, SnapshotRef, VolumeId, VolumeKind,
+    VolumeRef,
+};
 
 use crate::ledger::{FleetLedger, Owner, SnapshotFilter};
-use crate::store::{Facts, PersistedState, PoolRecord, Record, SnapshotRecord, StoreError};
+use crate::store::{
+    Facts, PersistedState, PoolRecord, Record, SnapshotRecord, StoreError, VolumeRecord,
+};
 
 /// A ledger without anything in it but what a test records.
 #[async_trait]
@@ -36,6 +41,10 @@ macro_rules! ledger_contract {
             snapshots_of_a_sandbox_are_found_by_its_id_and_by_its_name
             ancestors_end_where_nobody_knows_more_and_where_they_began
             a_pool_is_created_once_changed_and_erased
+            a_volume_is_found_changed_listed_by_kind_and_erased
+            a_volume_has_one_writer_and_any_readers
+            a_volume_that_a_sandbox_has_stays_until_the_sandbox_lets_go_or_ends
+            a_sandbox_can_have_no_volume_that_is_gone
         );
     };
     ($subject:expr, $($test:ident)*) => {
@@ -299,4 +308,145 @@ pub async fn a_pool_is_created_once_changed_and_erased(subject: &impl Subject) {
     assert_eq!(ledger.pools(Some(&pool.name), 9).await.unwrap(), [later]);
     assert!(ledger.erase_pool(&pool.name).await.unwrap());
     assert!(!ledger.erase_pool(&pool.name).await.unwrap());
+}
+
+fn volume(name: &str, kind: VolumeKind, created_at_ms: u64) -> VolumeRecord {
+    VolumeRecord {
+        id: VolumeId::random(),
+        name: name.parse().unwrap(),
+        kind,
+        size_mib: 64,
+        labels: Default::default(),
+        permissions: Vec::new(),
+        copy_of: None,
+        made_for: None,
+        created_at_ms,
+    }
+}
+
+fn mount(of: &VolumeRecord, slot: u16, read_only: bool) -> Mount {
+    Mount {
+        slot,
+        volume: of.id.clone(),
+        name: of.name.clone(),
+        kind: of.kind,
+        subpath: "/".parse().unwrap(),
+        path: format!("/mnt/{slot}").parse().unwrap(),
+        read_only,
+    }
+}
+
+fn with_mounts(record: &Record, mounts: Vec<Mount>) -> Record {
+    let mut record = record.clone();
+    record.spec.mounts = Some(mounts);
+    record
+}
+
+fn in_use<T: std::fmt::Debug>(result: Result<T, StoreError>) {
+    assert!(matches!(result, Err(StoreError::InUse { .. })), "{result:?}");
+}
+
+pub async fn a_volume_is_found_changed_listed_by_kind_and_erased(subject: &impl Subject) {
+    let ledger = subject.ledger();
+    let sandbox = SandboxId::random();
+    let mut data = volume("data", VolumeKind::Volume, 2);
+    let copy = VolumeRecord {
+        copy_of: Some(data.id.clone()),
+        made_for: Some(sandbox.clone()),
+        ..volume("data-copy", VolumeKind::Volume, 2)
+    };
+    let shared = volume("shared", VolumeKind::Drive, 1);
+    for one in [&data, &copy, &shared] {
+        ledger.create_volume(one).await.unwrap();
+    }
+    name_taken(ledger.create_volume(&volume("data", VolumeKind::Drive, 9)).await);
+    data.size_mib = 128;
+    data.labels.insert("team".to_owned(), "a".to_owned());
+    data.permissions = serde_json::from_value(json!([{ "access": "ro" }])).unwrap();
+    ledger.update_volume(&data).await.unwrap();
+    let unknown = ledger.update_volume(&volume("other", VolumeKind::Volume, 9)).await;
+    assert!(matches!(unknown, Err(StoreError::NoSuchVolume(_))), "{unknown:?}");
+
+    for reference in [VolumeRef::Id(data.id.clone()), VolumeRef::Name(data.name.clone())] {
+        assert_eq!(ledger.find_volume(&reference).await.unwrap().as_ref(), Some(&data));
+    }
+    let mut all = [data.clone(), copy.clone(), shared.clone()];
+    all.sort_by_key(|record| (record.created_at_ms, record.id.clone()));
+    let place = Some((all[0].created_at_ms, all[0].id.clone()));
+    assert_eq!(ledger.volumes(None, None, 1).await.unwrap(), all[..1]);
+    assert_eq!(ledger.volumes(None, place.as_ref(), 9).await.unwrap(), all[1..]);
+    assert_eq!(ledger.volumes(Some(VolumeKind::Drive), None, 9).await.unwrap(), [shared]);
+    assert_eq!(ledger.volumes_made_for(&sandbox).await.unwrap(), [copy.id]);
+    assert_eq!(ledger.volumes_made_for(&SandboxId::random()).await.unwrap(), []);
+    assert!(ledger.erase_volume(&data.id).await.unwrap());
+    assert!(!ledger.erase_volume(&data.id).await.unwrap());
+    assert_eq!(ledger.find_volume(&VolumeRef::Name(data.name)).await.unwrap(), None);
+}
+
+pub async fn a_volume_has_one_writer_and_any_readers(subject: &impl Subject) {
+    let ledger = subject.ledger();
+    let owner = ledger.take_over().await.unwrap();
+    let data = volume("data", VolumeKind::Volume, 1);
+    let shared = volume("shared", VolumeKind::Drive, 2);
+    ledger.create_volume(&data).await.unwrap();
+    ledger.create_volume(&shared).await.unwrap();
+    let [writer, reader, other] = [Some("writer"), None, None].map(|name| record(subject, name));
+    let both = |record| with_mounts(record, vec![mount(&data, 0, false), mount(&shared, 1, false)]);
+    let reads = |record| with_mounts(record, vec![mount(&data, 0, true), mount(&shared, 1, false)]);
+    ledger.create_sandbox(&owner, &both(&writer)).await.unwrap();
+    ledger.create_sandbox(&owner, &reads(&reader)).await.unwrap();
+    in_use(ledger.create_sandbox(&owner, &both(&other)).await);
+    assert_eq!(ledger.find_sandbox(&other.id).await.unwrap(), None);
+    in_use(ledger.update_sandbox(&owner, &both(&reader)).await);
+    assert_eq!(ledger.find_sandbox(&reader.id).await.unwrap(), Some(reads(&reader)));
+    let twice = vec![mount(&data, 0, false), mount(&data, 1, false)];
+    in_use(ledger.update_sandbox(&owner, &with_mounts(&writer, twice)).await);
+
+    let mut expected = vec![(writer.id.clone(), false), (reader.id.clone(), true)];
+    expected.sort();
+    let held = ledger.attachments(&data.id).await.unwrap();
+    let held: Vec<_> = held.into_iter().map(|one| (one.sandbox, one.read_only)).collect();
+    assert_eq!(held, expected);
+    let name = ledger.attachments(&shared.id).await.unwrap();
+    assert!(name.iter().any(|one| one.sandbox_name == writer.spec.name));
+    // The writer goes on as a reader: another one may write.
+    ledger.update_sandbox(&owner, &reads(&writer)).await.unwrap();
+    ledger.update_sandbox(&owner, &both(&reader)).await.unwrap();
+}
+
+pub async fn a_volume_that_a_sandbox_has_stays_until_the_sandbox_lets_go_or_ends(
+    subject: &impl Subject,
+) {
+    let ledger = subject.ledger();
+    let owner = ledger.take_over().await.unwrap();
+    let data = volume("data", VolumeKind::Volume, 1);
+    ledger.create_volume(&data).await.unwrap();
+    let sandbox = record(subject, None);
+    let has = with_mounts(&sandbox, vec![mount(&data, 3, true)]);
+    ledger.create_sandbox(&owner, &sandbox).await.unwrap();
+    ledger.update_sandbox(&owner, &has).await.unwrap();
+    in_use(ledger.erase_volume(&data.id).await);
+    // What changes otherwise does not touch it.
+    ledger.update_sandbox(&owner, &Record { last_used_at_ms: 1, ..has.clone() }).await.unwrap();
+    assert_eq!(ledger.attachments(&data.id).await.unwrap().len(), 1);
+    ledger.update_sandbox(&owner, &sandbox).await.unwrap();
+    assert_eq!(ledger.attachments(&data.id).await.unwrap(), []);
+    ledger.update_sandbox(&owner, &has).await.unwrap();
+    ledger.archive_sandbox(&owner, &has.ended(1, None)).await.unwrap();
+    assert_eq!(ledger.attachments(&data.id).await.unwrap(), []);
+    assert!(ledger.erase_volume(&data.id).await.unwrap());
+}
+
+pub async fn a_sandbox_can_have_no_volume_that_is_gone(subject: &impl Subject) {
+    let ledger = subject.ledger();
+    let owner = ledger.take_over().await.unwrap();
+    let gone = volume("gone", VolumeKind::Drive, 1);
+    let sandbox = record(subject, None);
+    let has = with_mounts(&sandbox, vec![mount(&gone, 0, false)]);
+    let refused = ledger.create_sandbox(&owner, &has).await;
+    assert!(matches!(refused, Err(StoreError::NoSuchVolume(_))), "{refused:?}");
+    ledger.create_sandbox(&owner, &sandbox).await.unwrap();
+    let refused = ledger.update_sandbox(&owner, &has).await;
+    assert!(matches!(refused, Err(StoreError::NoSuchVolume(_))), "{refused:?}");
+    assert_eq!(ledger.find_sandbox(&sandbox.id).await.unwrap(), Some(sandbox));
 }

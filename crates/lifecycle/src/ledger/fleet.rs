@@ -4,10 +4,11 @@ use std::collections::HashSet;
 
 use async_trait::async_trait;
 use torpor_protocol::api::ArchivedSandbox;
-use torpor_protocol::{Name, SandboxId, SnapshotId, SnapshotRef};
+use torpor_protocol::volume::Attachment;
+use torpor_protocol::{Name, SandboxId, SnapshotId, SnapshotRef, VolumeId, VolumeKind, VolumeRef};
 
 use super::{Changes, Owner, Place};
-use crate::store::{PoolRecord, Record, SnapshotRecord, StoreError};
+use crate::store::{PoolRecord, Record, SnapshotRecord, StoreError, VolumeRecord};
 
 /// Sandboxes, each with the node that owns it.
 #[async_trait]
@@ -17,7 +18,8 @@ pub trait SandboxLedger: Send + Sync + 'static {
     async fn take_over(&self) -> Result<Owner, StoreError>;
 
     /// [`StoreError::NotOwner`] if the node has started anew, [`StoreError::NameTaken`] if another one
-    /// has its name, [`StoreError::NoSuchImage`] or [`StoreError::NoSuchSave`] if that is gone.
+    /// has its name, [`StoreError::NoSuchImage`], [`StoreError::NoSuchSave`] or [`StoreError::NoSuchVolume`] if
+    /// that is gone, [`StoreError::InUse`] if another sandbox writes to a volume that it is to write to.
     async fn create_sandbox(&self, owner: &Owner, record: &Record) -> Result<(), StoreError>;
     /// Replaces it. Refused like its creation, and with [`StoreError::NotOwner`] also if it is gone.
     async fn update_sandbox(&self, owner: &Owner, record: &Record) -> Result<(), StoreError>;
@@ -112,13 +114,37 @@ pub trait PoolLedger: Send + Sync + 'static {
     ) -> Result<Vec<PoolRecord>, StoreError>;
 }
 
+/// Volumes and drives. Which sandbox has which is part of the sandboxes' specifications: what is written here
+/// of it is written with them, in the same instant.
+#[async_trait]
+pub trait VolumeLedger: Send + Sync + 'static {
+    /// [`StoreError::NameTaken`] if there is one of that name.
+    async fn create_volume(&self, record: &VolumeRecord) -> Result<(), StoreError>;
+    /// Replaces its size, labels and permissions. [`StoreError::NoSuchVolume`] if it is gone.
+    async fn update_volume(&self, record: &VolumeRecord) -> Result<(), StoreError>;
+    /// Whether there was one. [`StoreError::InUse`] while a sandbox has it.
+    async fn erase_volume(&self, id: &VolumeId) -> Result<bool, StoreError>;
+    async fn find_volume(&self, of: &VolumeRef) -> Result<Option<VolumeRecord>, StoreError>;
+    /// At most `limit` of this kind, or of both, after this place, oldest first.
+    async fn volumes(
+        &self,
+        kind: Option<VolumeKind>,
+        after: Option<&Place<VolumeId>>,
+        limit: usize,
+    ) -> Result<Vec<VolumeRecord>, StoreError>;
+    /// The sandboxes that have it, by id.
+    async fn attachments(&self, id: &VolumeId) -> Result<Vec<Attachment>, StoreError>;
+    /// Those that were made for this sandbox.
+    async fn volumes_made_for(&self, sandbox: &SandboxId) -> Result<Vec<VolumeId>, StoreError>;
+}
+
 /// All that a fleet needs.
 pub trait FleetLedger:
-    SandboxLedger + ArchiveLedger + SnapshotLedger + PoolLedger + Changes
+    SandboxLedger + ArchiveLedger + SnapshotLedger + PoolLedger + VolumeLedger + Changes
 {
 }
 
 impl<T> FleetLedger for T where
-    T: SandboxLedger + ArchiveLedger + SnapshotLedger + PoolLedger + Changes
+    T: SandboxLedger + ArchiveLedger + SnapshotLedger + PoolLedger + VolumeLedger + Changes
 {
 }

@@ -28,6 +28,7 @@ use torpor_protocol::NodeId;
 pub use changes::{Aggregate, CacheVersion, Changes};
 pub use fleet::{
     ArchiveLedger, FleetLedger, PoolLedger, SandboxLedger, SnapshotFilter, SnapshotLedger,
+    VolumeLedger,
 };
 
 /// How far behind another node a versioned cache may be.

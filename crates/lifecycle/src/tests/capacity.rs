@@ -3,6 +3,7 @@
 use super::*;
 use parking_lot::Mutex;
 use torpor_protocol::Tier;
+use torpor_protocol::volume::ForkVolumes;
 
 use crate::fleet::{Cause, MemoryReading, Observer};
 use crate::{Plan, wake_deadline};
@@ -103,7 +104,8 @@ async fn many_that_wake_at_once_do_not_get_the_same_room() {
 async fn forks_have_their_room_before_the_first_begins() {
     let (world, _) = world(at_most(3), ROOMY).await;
     world.running("web").await;
-    let point = world.fleet.restore_point_now(&reference("web")).await.unwrap();
+    let point =
+        world.fleet.restore_point_now(&reference("web"), ForkVolumes::Refuse).await.unwrap();
     let refused = world.fleet.reserve_forks(&point, 3).await.map(drop);
     assert!(matches!(refusal(refused), Refusal::HostFull(3)));
     let mut room = world.fleet.reserve_forks(&point, 2).await.unwrap();

@@ -8,6 +8,7 @@ mod cold;
 mod engines;
 mod kept;
 mod lives;
+mod mounts;
 mod owners;
 mod requests;
 mod snapshots;
@@ -96,6 +97,7 @@ fn parts(engine: FakeEngine, store: &Arc<FakeStore>, memory: &Arc<FakeMemory>) -
         saves: store.clone(),
         journal: store.clone(),
         vault: store.clone(),
+        volumes: store.clone(),
         gauge: memory.clone(),
         observer: Arc::new(()),
         ca: None,
@@ -124,6 +126,7 @@ fn spec(name: Option<&str>) -> SandboxSpec {
         secrets: Vec::new(),
         ports: None,
         pool: None,
+        mounts: Some(Vec::new()),
     }
 }
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::fleet::RestorePoint;
 use crate::store::PoolRecord;
 use torpor_protocol::guest::Request;
+use torpor_protocol::volume::ForkVolumes;
 use torpor_protocol::{Snapshot, SnapshotKind, SnapshotRef, SnapshotState, WorkFailure};
 
 pub(super) async fn written(world: &World, name: &str, text: &str) -> Sandbox {
@@ -97,7 +98,8 @@ async fn a_woken_sandbox_keeps_its_boot_id() {
 async fn a_running_sandbox_is_forked_directly_and_nothing_stays_behind() {
     let world = World::new().await;
     let original = written(&world, "web", "base").await;
-    let point = world.fleet.restore_point_now(&reference("web")).await.unwrap();
+    let point =
+        world.fleet.restore_point_now(&reference("web"), ForkVolumes::Refuse).await.unwrap();
     let copy = fork(&world, &point, "copy").await;
     world.fleet.let_go(point).await;
     assert_eq!(world.host.memory(copy.id()).as_deref(), Some("base"));

@@ -1,0 +1,147 @@
+//! Volumes and drives of sandboxes: one writer, and what becomes of them when it sleeps, ends or is forked.
+
+use super::*;
+use crate::ledger::VolumeLedger;
+use crate::store::{StoreError, VolumeRecord};
+use crate::{Plan, Refusal};
+use torpor_protocol::volume::ForkVolumes;
+use torpor_protocol::{Mount, VolumeId, VolumeKind};
+
+async fn volume(world: &World, name: &str, kind: VolumeKind) -> Mount {
+    let record = VolumeRecord {
+        id: VolumeId::random(),
+        name: name.parse().unwrap(),
+        kind,
+        size_mib: 64,
+        labels: [].into(),
+        permissions: Vec::new(),
+        copy_of: None,
+        made_for: None,
+        created_at_ms: 1,
+    };
+    world.store.create_volume(&record).await.unwrap();
+    Mount {
+        slot: 0,
+        volume: record.id,
+        name: record.name,
+        kind,
+        subpath: "/".parse().unwrap(),
+        path: format!("/{name}").parse().unwrap(),
+        read_only: false,
+    }
+}
+
+async fn mount(sandbox: &Sandbox, mount: &Mount) -> Result<(), Error> {
+    let lease = sandbox.awake().await.unwrap();
+    sandbox.mount(&lease, mount.clone()).await
+}
+
+async fn unmount(sandbox: &Sandbox, mount: &Mount) -> Result<(), Error> {
+    let lease = sandbox.awake().await.unwrap();
+    sandbox.unmount(&lease, mount.path.clone()).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_has_one_writer_until_that_one_lets_go_or_is_gone() {
+    let world = World::new().await;
+    let data = volume(&world, "data", VolumeKind::Volume).await;
+    let (a, b) = (world.running("a").await, world.running("b").await);
+    mount(&a, &data).await.unwrap();
+    mount(&a, &data).await.unwrap();
+    let taken = mount(&b, &data).await.unwrap_err();
+    assert!(matches!(taken, Error::Store(StoreError::InUse { .. })), "{taken:?}");
+    assert_eq!(b.status().spec.mounts(), [], "it is as it was");
+    mount(&b, &Mount { read_only: true, ..data.clone() }).await.unwrap();
+    unmount(&b, &data).await.unwrap();
+    a.sleep(true).await.unwrap();
+    assert!(mount(&b, &data).await.is_err(), "the volume of one that sleeps is its own");
+    a.delete().await;
+    mount(&b, &data).await.unwrap();
+    unmount(&b, &data).await.unwrap();
+    let error = unmount(&b, &data).await.unwrap_err();
+    assert!(matches!(error, Error::Refused(Refusal::NotMounted(_))), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_sandboxes_have_a_drive_and_each_path_is_one_mount() {
+    let world = World::new().await;
+    let shared = volume(&world, "shared", VolumeKind::Drive).await;
+    let (a, b) = (world.running("a").await, world.running("b").await);
+    mount(&a, &shared).await.unwrap();
+    mount(&b, &shared).await.unwrap();
+    for path in ["/shared/below", "/"] {
+        let there = Mount { path: path.parse().unwrap(), ..shared.clone() };
+        let error = mount(&a, &there).await.unwrap_err();
+        assert!(matches!(error, Error::Refused(Refusal::PathTaken(_))), "{error:?}");
+    }
+    let elsewhere = Mount { path: "/else".parse().unwrap(), ..shared.clone() };
+    mount(&a, &elsewhere).await.unwrap();
+    let slots: Vec<_> = a.status().spec.mounts().iter().map(|mount| mount.slot).collect();
+    assert_eq!(slots, [0, 1]);
+    assert_eq!(world.store.attachments(&shared.volume).await.unwrap().len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn mounts_outlive_sleep_and_the_daemon() {
+    let world = World::new().await;
+    let data = volume(&world, "data", VolumeKind::Volume).await;
+    mount(&world.running("a").await, &data).await.unwrap();
+    let world = world.restart_after(ShutdownMode::Running).await;
+    let a = world.find("a").unwrap();
+    assert_eq!(a.status().spec.mounts(), std::slice::from_ref(&data));
+    a.sleep(true).await.unwrap();
+    let world = world.restart_after(ShutdownMode::Durable).await;
+    let a = world.find("a").unwrap();
+    unmount(&a, &data).await.unwrap();
+    assert_eq!(a.status().spec.mounts(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fork_gets_a_copy_or_reads_or_is_refused() {
+    let world = World::new().await;
+    let data = volume(&world, "data", VolumeKind::Volume).await;
+    let a = world.running("a").await;
+    mount(&a, &data).await.unwrap();
+    let fork = async |name: &str, volumes| {
+        let point = world.fleet.restore_point_now(&reference("a"), volumes).await.unwrap();
+        let plan = Plan { volumes, ..Plan::default() };
+        let made = world.fleet.create_from(spec(Some(name)), Some(&point), plan).await;
+        world.fleet.let_go(point).await;
+        made
+    };
+    let refused = fork("b", ForkVolumes::Refuse).await.err().unwrap();
+    assert!(matches!(refused, Error::Store(StoreError::InUse { .. })), "{refused:?}");
+    assert!(world.find("b").is_err(), "its name is free");
+
+    let reader = fork("c", ForkVolumes::ShareRo).await.unwrap();
+    let shared = Mount { read_only: true, ..data.clone() };
+    assert_eq!(reader.status().spec.mounts(), [shared]);
+
+    let copied = fork("d", ForkVolumes::Copy).await.unwrap();
+    let [copy] = copied.status().spec.mounts().to_vec().try_into().unwrap();
+    assert_ne!(copy.volume, data.volume);
+    let known = world.store.volumes(None, None, 100).await.unwrap();
+    assert_eq!(known.len(), 2, "the copy that forks were made of is gone: {known:?}");
+    copied.delete().await;
+    assert_eq!(world.store.volumes(None, None, 100).await.unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_that_is_older_than_volumes_is_refused_one() {
+    let world = World::new().await;
+    let data = volume(&world, "data", VolumeKind::Volume).await;
+    let old = SandboxSpec { mounts: None, ..spec(Some("old")) };
+    let sandbox = world.fleet.create(old).await.unwrap();
+    let refused = mount(&sandbox, &data).await.unwrap_err();
+    assert!(matches!(refused, Error::Refused(Refusal::NotMountable(_))), "{refused:?}");
+    // What begins from it is no younger.
+    let volumes = ForkVolumes::Refuse;
+    let point = world.fleet.restore_point_now(&reference("old"), volumes).await.unwrap();
+    let fork = SandboxSpec { mounts: Some(vec![data]), ..spec(Some("fork")) };
+    let refused = world.fleet.begin(&point, fork).await.err().unwrap();
+    assert!(matches!(refused, Error::Refused(Refusal::NotMountable(_))), "{refused:?}");
+    assert_eq!(
+        world.fleet.begin(&point, spec(Some("fork"))).await.unwrap().status().spec.mounts,
+        None
+    );
+}
