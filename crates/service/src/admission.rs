@@ -140,6 +140,7 @@ pub fn admit(
             .filter(|asked| asked != AUTO)
             .or_else(|| saved.and_then(|saved| saved.engine.clone())),
         pool: None,
+        mounts: Some(Vec::new()),
     };
     check_spec(&spec, terms)?;
     Ok(spec)
@@ -301,7 +302,7 @@ fn check_env(env: &Pairs) -> Result<(), Inadmissible> {
     Ok(())
 }
 
-fn check_labels(labels: &Pairs) -> Result<(), Inadmissible> {
+pub(crate) fn check_labels(labels: &Pairs) -> Result<(), Inadmissible> {
     if labels.len() > LABELS_MAX {
         return invalid("labels", format!("there are {}, {LABELS_MAX} are allowed", labels.len()));
     }

@@ -1,9 +1,10 @@
-//! Builds images: the steps of a Dockerfile in a sandbox, then its filesystem as an image.
+//! Builds images: the steps of a Dockerfile in sandboxes, then the last one's files as an image.
 //!
 //! ```text
-//!  context (tar on disk) ─▶ Dockerfile ─▶ sandbox from FROM's image ─▶ steps ─▶ tar ─▶ image
-//!                                          RUN: a command inside         └ streamed into the store
-//!                                          COPY, ADD: unpacked inside
+//!  context (tar on disk) ─▶ Dockerfile ─▶ plan: stages, keys ─▶ each stage: a sandbox from its image,
+//!                                              │                or from the save of the last step
+//!                                              ▼                that is remembered
+//!                                    cache: key → save, image   ─▶ steps ─▶ save ─▶ image
 //! ```
 //!
 //! A build belongs to the request that waits for it, or is a thing of its own: [`jobs`].
@@ -12,17 +13,26 @@
 //! - Nothing of a build runs or is unpacked on the host.
 //! - The sandbox of a build is deleted however the build ends, also when its client goes away; after
 //!   a crash of the daemon it expires, because nobody uses it.
-//! - There are no layers and no cache: the result is one tree.
+//! - A step is a filesystem save under a key of all that goes into it. A build whose every step is
+//!   remembered starts no sandbox.
+//! - The value of a secret is in memory and, while its RUN runs, in a file inside: never in a key, a
+//!   save, an image or a log.
 
+pub mod cache;
 mod context;
 mod copy;
 mod draft;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod jobs;
+mod key;
+mod mounts;
 mod pattern;
 pub mod pipe;
-mod published;
+mod plan;
+pub(crate) mod published;
+pub mod secrets;
+mod stages;
 mod tail;
 mod work;
 mod workbench;
@@ -33,25 +43,26 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::api::{CreateSandbox, ImageEvent};
-use torpor_protocol::guest::ProcessSpec;
-use torpor_protocol::{ErrorCode, Lifetime, Resources};
-use torpor_store::dockerfile::{Copy, Dockerfile, DockerfileError, Instruction, Step};
-use torpor_store::{Image, ImageName, OnProgress, Progress, Stage};
+use torpor_protocol::ErrorCode;
+use torpor_protocol::api::{ImageEvent, PullPolicy};
+use torpor_store::dockerfile::{Dockerfile, DockerfileError, Step};
+use torpor_store::{Image, ImageConfig, ImageName, OnProgress, Progress, Stage};
 
 use crate::Service;
 use crate::error::{Error, Result};
 pub use context::CONTEXT_MAX;
 use context::Context;
-use draft::{Draft, words};
-use workbench::Workbench;
+use plan::Planner;
+use secrets::{Secret, Secrets};
+use stages::Build;
 
-/// Tells builds from other sandboxes.
-const BUILD_LABEL: &str = "torpor.build";
-/// A build that nobody works on is a leftover of a daemon that crashed.
-const LEFTOVER_MS: u64 = 120_000;
+/// The image without any file.
+const SCRATCH: &str = "scratch";
+/// A build argument that says which time files of the image get.
+const SOURCE_DATE_EPOCH: &str = "SOURCE_DATE_EPOCH";
 /// Written by the agent at every start, for the machine and not for the image.
-const WRITTEN_BY_AGENT: [&str; 3] = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"];
+const WRITTEN_BY_AGENT: [&str; 5] =
+    ["/etc/hostname", "/etc/hosts", "/etc/machine-id", "/etc/resolv.conf", "/run/torpor"];
 /// Where the context lies in its stage.
 pub const CONTEXT_FILE: &str = "context";
 
@@ -64,6 +75,14 @@ pub struct Order {
     /// The Dockerfile's path in the context.
     pub dockerfile: String,
     pub args: BTreeMap<String, String>,
+    /// The stage that is wanted; none: the last.
+    pub target: Option<String>,
+    /// Every step is done again.
+    pub no_cache: bool,
+    /// Images are looked for in their registries, also if they are here.
+    pub pull: bool,
+    /// By their ids.
+    pub secrets: Secrets,
     pub alias: Alias,
     /// What the steps may use of the host; absent: as much as any sandbox.
     pub cpus: Option<f64>,
@@ -78,6 +97,10 @@ impl Order {
             name: None,
             dockerfile: "Dockerfile".to_owned(),
             args: BTreeMap::new(),
+            target: None,
+            no_cache: false,
+            pull: false,
+            secrets: Secrets::new(),
             alias: |_| None,
             cpus: None,
             memory_mib: None,
@@ -114,7 +137,7 @@ impl Events {
     }
 }
 
-fn shown(progress: Progress) -> ImageEvent {
+pub(crate) fn shown(progress: Progress) -> ImageEvent {
     use torpor_store::Step;
     let what = match progress.step {
         Step::Downloading => "downloading",
@@ -143,34 +166,40 @@ pub async fn build(
         Error::with_hint(ErrorCode::InvalidRequest, message, "name it with ?dockerfile=")
     })?;
     let file = Dockerfile::parse(&text, &order.args).map_err(|error| wrong(&error))?;
-    let base = base(app, file.base(), order.alias).await?;
-    let steps = file.steps(&base.config.env).map_err(|error| wrong(&error))?;
+    let time = file.given(SOURCE_DATE_EPOCH).map(|text| {
+        let seconds = text.parse::<u32>().map(i64::from);
+        seconds.map_err(|_| mistake(format!("{SOURCE_DATE_EPOCH}={text:.40} is no time")))
+    });
+    let time = time.transpose()?;
     context.heed_ignore()?;
-
-    // FROM before them, the image itself after them.
-    let of = u32::try_from(steps.len()).unwrap_or(u32::MAX).saturating_add(2);
-    let tell = |number: u32, text: String| events.tell(ImageEvent::Step { number, of, text });
-    tell(1, format!("FROM {}", file.base())).await;
-    let (bench, most) = workbench(app, &base, order).await?;
     let context = Arc::new(context);
-    let draft = Draft::from(base.config);
-    let mut build = Build { bench, context, draft, most, events };
-    let built = async {
-        for (step, number) in steps.iter().zip(2..) {
-            tell(number, step.text.clone()).await;
-            build.step(step).await.map_err(|error| at_step(step, error))?;
-        }
-        tell(of, "save the image".to_owned()).await;
-        build.save(app, order.name.as_ref()).await
-    };
-    let built = tokio::select! {
-        built = built => built,
-        () = order.stop.cancelled() => Err(stopped()),
-    };
-    // Whoever hears how it ended finds nothing left of it.
-    build.bench.tear_down().await;
-    drop(stage);
-    built
+    let planner = Planner { app, order, file: &file, context: &context };
+    let plan = order.stop.run_until_cancelled(planner.plan()).await.ok_or_else(stopped)??;
+    let (made, dir) = (BTreeMap::new(), stage.path());
+    let mut build = Build { app, order, events, context, plan, dir, time, made, spools: 0 };
+    build.image().await
+}
+
+/// An image without any file.
+async fn scratch(app: &Service) -> Result<Image> {
+    if let Ok(known) = app.images.inspect(SCRATCH).await {
+        return Ok(known);
+    }
+    let mut archive = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(tar::EntryType::Directory);
+    header.set_mode(0o1777);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_size(0);
+    let failed = || StoreError::failed("make an empty image");
+    archive.append_data(&mut header, "tmp/", std::io::empty()).map_err(failed())?;
+    let archive = std::io::Cursor::new(archive.into_inner().map_err(failed())?);
+    let (name, config) = (SCRATCH.parse::<ImageName>()?, ImageConfig::default());
+    let most = torpor_store::Limits::default().bytes;
+    let quiet = Arc::new(|_| {});
+    Ok(app.images.import_tar_stream(Some(&name), archive, config, most, quiet).await?)
 }
 
 /// The index of the context, and the stage that holds it.
@@ -187,14 +216,13 @@ fn stopped() -> Error {
     Error::new(ErrorCode::ShuttingDown, "the build was stopped")
 }
 
-async fn base(app: &Service, name: &str, alias: Alias) -> Result<Image> {
-    let hint = "FROM names an image of this host: `torpor image ls` shows them, `docker save NAME | \
-                torpor image import -t NAME -` brings one here";
-    match known(app, name, alias).await {
-        Err(StoreError::NoSuchImage(_)) => {
-            let message = format!("there is no image {name:.200} to start from");
-            Err(Error::with_hint(ErrorCode::ImageNotFound, message, hint))
-        }
+/// What FROM names: pulled if it is not here, or if the newest is wanted.
+async fn base(app: &Service, name: &str, Order { alias, pull, .. }: &Order) -> Result<Image> {
+    // An image of ours under another name is in no registry.
+    let pull = pull.then_some(PullPolicy::Always).filter(|_| alias(name).is_none());
+    match known(app, name, *alias).await {
+        Err(StoreError::NoSuchImage(_)) => crate::pulls::resolve(app, name, pull, None).await,
+        Ok(_) if pull.is_some() => crate::pulls::resolve(app, name, pull, None).await,
         found => Ok(found?),
     }
 }
@@ -208,86 +236,6 @@ pub async fn known(
     match (app.images.inspect(name).await, alias(name)) {
         (Err(StoreError::NoSuchImage(_)), Some(other)) => app.images.inspect(other).await,
         (found, _) => found,
-    }
-}
-
-/// A sandbox of the image, and how many bytes its files can have.
-async fn workbench(app: &Service, base: &Image, order: &Order) -> Result<(Workbench, u64)> {
-    let request = CreateSandbox {
-        image: Some(base.id.to_string()),
-        cpus: order.cpus,
-        // More than there is would be refused, and nobody who builds an image cares.
-        memory_mib: order.memory_mib.map(|wanted| wanted.min(app.host.memory_mib)),
-        labels: [(BUILD_LABEL.to_owned(), "1".to_owned())].into(),
-        lifetime: Lifetime { expire_idle_ms: Some(LEFTOVER_MS), ..Lifetime::default() },
-        ..CreateSandbox::default()
-    };
-    let spec = crate::calls::admit(app, request).await?;
-    let Resources { memory_mib, .. } = spec.resources;
-    let written = spec.resources.disk_bytes().saturating_add(memory_mib.saturating_mul(1 << 20));
-    let bench = Workbench::set_up(&app.fleet, app.fleet.create(spec).await?).await?;
-    Ok((bench, base.size_bytes.saturating_add(written)))
-}
-
-/// A build under way.
-struct Build<'a> {
-    bench: Workbench,
-    context: Arc<Context>,
-    draft: Draft,
-    /// What its files can have: whatever the base has, and the sandbox can hold.
-    most: u64,
-    events: &'a Events,
-}
-
-impl Build<'_> {
-    async fn step(&mut self, step: &Step) -> Result<()> {
-        self.draft.note(&step.instruction);
-        match &step.instruction {
-            Instruction::Run { command, args } => {
-                let spec = ProcessSpec {
-                    command: words(command),
-                    env: self.draft.env(args),
-                    cwd: Some(self.draft.workdir().to_owned()),
-                    user: self.draft.config.user.clone(),
-                    ..ProcessSpec::default()
-                };
-                self.bench.run(spec, self.events).await
-            }
-            Instruction::Copy(copy) => self.copy(copy, |_, _| false).await,
-            Instruction::Add(copy) => self.copy(copy, Context::is_archive).await,
-            Instruction::Workdir(_) => self.bench.make_dir(self.draft.workdir()).await,
-            Instruction::Env(_)
-            | Instruction::User(_)
-            | Instruction::Entrypoint(_)
-            | Instruction::Cmd(_)
-            | Instruction::Label(_)
-            | Instruction::Expose(_)
-            | Instruction::Ignored => Ok(()),
-        }
-    }
-
-    async fn copy(&self, copy: &Copy, archive: fn(&Context, &str) -> bool) -> Result<()> {
-        let workdir = self.draft.workdir();
-        let destination = copy::absolute(workdir, &copy.destination);
-        let is_dir = self.bench.is_dir(&destination).await?;
-        let context = &self.context;
-        let plan = copy::plan(context, copy, workdir, is_dir, |path| archive(context, path));
-        self.bench.place(context, plan.map_err(mistake)?, copy).await
-    }
-
-    /// The filesystem as it is now becomes the image.
-    async fn save(&self, app: &Service, name: Option<&ImageName>) -> Result<Image> {
-        for path in WRITTEN_BY_AGENT {
-            self.bench.remove(path).await?;
-        }
-        let (inlet, outlet) = pipe::inward();
-        let config = self.draft.config.clone();
-        let progress = self.events.on_progress();
-        let import = app.images.import_tar_stream(name, outlet, config, self.most, progress);
-        let (packed, imported) = tokio::join!(self.bench.pack(inlet), import);
-        // When packing failed, so did the import, and for no better reason.
-        packed?;
-        Ok(imported?)
     }
 }
 

@@ -2,8 +2,12 @@
 //! decide nothing themselves.
 
 pub mod archive;
+pub mod mounts;
 mod network;
 pub mod secrets;
+pub mod volume_archive;
+pub mod volume_files;
+pub mod volumes;
 
 use std::sync::Arc;
 
@@ -22,6 +26,7 @@ use crate::Service;
 use crate::admission::{self, Origin, Resolved};
 use crate::error::{Error, Result};
 use crate::pinned_save::{PinnedSave, parse};
+use crate::pulls;
 
 /// Stands for the number of a fork in its name.
 const NUMBER: &str = "{n}";
@@ -32,12 +37,18 @@ const POOL_MAX: usize = 1000;
 
 /// A sandbox that is recorded, and will run: [`started`] waits for it. A request that its client may
 /// repeat (`by`) makes it once.
-pub async fn create(app: &Service, request: CreateSandbox, by: Option<&str>) -> Result<Sandbox> {
+pub async fn create(
+    app: &Service,
+    mut request: CreateSandbox,
+    by: Option<&str>,
+) -> Result<Sandbox> {
     if let Some(made) = made_by(app, by).await? {
         return Ok(made);
     }
+    let wanted = std::mem::take(&mut request.mounts);
+    let mounts = mounts::admit(app, &request.labels, &wanted).await?;
     let queued_until_ms = request.queue_ms.map(|ms| app.fleet.clock().now_ms().saturating_add(ms));
-    let (spec, point) = match (&request.pool, &request.snapshot) {
+    let (mut spec, point) = match (&request.pool, &request.snapshot) {
         (Some(pool), _) => claimed(app, &app.fleet.pool(pool)?, &request).await?,
         (None, Some(snapshot)) => {
             let point = PinnedSave::of(app, &parse(snapshot)?).await?;
@@ -46,11 +57,14 @@ pub async fn create(app: &Service, request: CreateSandbox, by: Option<&str>) -> 
         (None, None) => (admit(app, request).await?, None),
     };
     know(app, &spec).await?;
-    let plan = Plan { room: None, queued_until_ms, request: by.map(str::to_owned) };
+    let plan = Plan { queued_until_ms, request: by.map(str::to_owned), ..Plan::default() };
+    if !mounts.is_empty() {
+        spec.mounts = Some(mounts);
+    }
     Ok(app.fleet.create_from(spec, point.as_deref(), plan).await?)
 }
 
-/// What an earlier daemon made for the same request, before it could answer.
+/// What an earlier daemon made for the same request.
 async fn made_by(app: &Service, by: Option<&str>) -> Result<Option<Sandbox>> {
     let Some(by) = by else { return Ok(None) };
     let made = app.ledger.made_by(by).await?;
@@ -118,8 +132,8 @@ async fn claimed(
     let CreateSandbox { name, labels, env, queue_ms, pool: of, .. } = request.clone();
     let plain = CreateSandbox { name, labels, env, queue_ms, pool: of, ..Default::default() };
     if *request != plain {
-        let why = "pool: the pool says what its sandboxes are; only a name, labels and variables \
-                   can be asked for besides";
+        let why = "pool: the pool says what its sandboxes are; only a name, labels, variables \
+                   and mounts can be asked for besides";
         return Err(Error::invalid(why));
     }
     admission::check_claim(request)?;
@@ -138,7 +152,7 @@ async fn claimed(
 /// What a sandbox from an image is to be.
 pub(crate) async fn admit(app: &Service, request: CreateSandbox) -> Result<SandboxSpec> {
     let name = request.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
-    let id = app.images.resolve(&name).await?;
+    let id = pulls::image_for(app, &name, request.pull).await?;
     let origin = Origin::Image(Resolved { name, id });
     Ok(admission::admit(request, origin, &app.terms())?)
 }
@@ -291,7 +305,7 @@ pub async fn copy(
 ) -> Result<Vec<Result<Sandbox>>> {
     let names = names(fork)?;
     let ran = of.status().state == State::Running;
-    let point = PinnedSave::now(app, &SandboxRef::Id(of.id().clone())).await?;
+    let point = PinnedSave::now(app, &SandboxRef::Id(of.id().clone()), fork.volumes).await?;
     if ran {
         app.metrics.paused(point.about().pause_ms);
     }
@@ -352,7 +366,8 @@ async fn begin(
     let begun = names.into_iter().enumerate().map(|(n, name)| {
         let spec = SandboxSpec { name, ..spec.clone() };
         let request = by.map(|by| format!("{by}-{n}"));
-        let plan = Plan { room: Some(room.one()), queued_until_ms: None, request };
+        let plan =
+            Plan { room: Some(room.one()), queued_until_ms: None, request, volumes: fork.volumes };
         begin_one(app, point, spec, plan)
     });
     let begun = join_all(begun).await.into_iter();

@@ -209,6 +209,10 @@ fn refused(refusal: &Refusal) -> Description {
         Refusal::StillWaking(_) => told.hint("try again: who comes later waits for the same wake"),
         Refusal::PoolFull { .. } => told.hint("delete sandboxes of it, or raise its max"),
         Refusal::ResizeAsleep(_) => told.hint("POST …/wake (`torpor wake`) wakes it"),
+        Refusal::NotMountable(_) => told.hint("create it anew, and copy its files"),
+        Refusal::NoSlot(_) => told.hint("detach one that it does not need"),
+        Refusal::NotMounted(_) => told.hint("`torpor inspect` shows what it has, and where"),
+        Refusal::PathTaken(_) => told.hint("choose another directory, or detach that one first"),
         Refusal::Stopping => {
             told.hint("try again when the daemon is back; nothing is lost meanwhile")
         }
@@ -251,6 +255,10 @@ fn store(error: &StoreError) -> Description {
         StoreError::NoSuchSecret(_) => {
             Description::new(ErrorCode::NotFound, error).hint("`torpor secret set NAME` makes one")
         }
+        StoreError::NoSuchVolume(_) => Description::new(ErrorCode::VolumeNotFound, error).hint(
+            "`torpor volume ls` and `torpor drive ls` show those of this host, \
+             `torpor volume create` and `torpor drive create` make one",
+        ),
         StoreError::InUse { .. } => Description::new(ErrorCode::InUse, error),
         StoreError::NameTaken(_) => Description::new(ErrorCode::AlreadyExists, error),
         StoreError::NotOwner(_) => Description::new(ErrorCode::ShuttingDown, error)
@@ -286,6 +294,7 @@ fn failure(code: FailureCode) -> ErrorCode {
         | FailureCode::Denied
         | FailureCode::Io => ErrorCode::FileRefused,
         FailureCode::Exists => ErrorCode::AlreadyExists,
+        FailureCode::Busy => ErrorCode::InUse,
         FailureCode::DiskFull | FailureCode::Limit => ErrorCode::LimitReached,
         FailureCode::CannotStart | FailureCode::NoSuchUser => ErrorCode::CommandFailed,
         FailureCode::NotListening => ErrorCode::PortNotListening,

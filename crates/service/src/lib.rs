@@ -28,6 +28,8 @@ pub mod metrics;
 pub mod pinned_save;
 pub mod previews;
 pub mod processes;
+pub mod pulls;
+pub mod pushes;
 pub mod snapshots;
 pub mod tally;
 pub mod throttle;
@@ -43,6 +45,7 @@ use torpor_egress::Egress;
 use torpor_lifecycle::Fleet;
 use torpor_protocol::Resources;
 use torpor_store::{AuditLog, Images, Ledger, Saves, Vault};
+use torpor_volumes::VolumeStore;
 
 // What calls take and give of the crates below: who asks needs no other.
 pub use torpor_lifecycle::guest::{Guest, Sender, Stream};
@@ -58,6 +61,7 @@ pub use error::{Error, Result};
 use keys::Keyring;
 use metrics::Metrics;
 use previews::Previews;
+pub use pulls::Registries;
 
 /// What the operator says about sandboxes.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,6 +70,8 @@ pub struct Settings {
     pub defaults: Resources,
     /// After so long a sandbox that does not say falls asleep.
     pub idle_after_ms: u64,
+    /// What steps of image builds may take on disk, and so much again what their cache mounts hold.
+    pub build_cache_bytes: u64,
 }
 
 /// What all calls share. One value per daemon, in an `Arc`; nothing in it is configured twice.
@@ -78,10 +84,13 @@ pub struct Service {
     pub images: Images,
     pub saves: Saves,
     pub vault: Vault,
+    pub volumes: VolumeStore,
     /// The way out of proxied sandboxes.
     pub egress: Egress,
     /// What sandboxes sent out, on disk.
     pub audit: AuditLog,
+    /// Where images are pulled from and pushed to.
+    pub registries: Registries,
     /// Images in the making that nobody need wait for.
     pub builds: Jobs,
     pub keys: Keyring,

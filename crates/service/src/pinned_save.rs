@@ -5,6 +5,7 @@ use std::ops::Deref;
 use torpor_lifecycle::store::SaveAbout;
 use torpor_lifecycle::{Fleet, RestorePoint};
 use torpor_protocol::api::CreateSandbox;
+use torpor_protocol::volume::ForkVolumes;
 use torpor_protocol::{SandboxRef, SandboxSpec, SnapshotRef};
 
 use crate::Service;
@@ -24,9 +25,9 @@ impl PinnedSave {
         Ok(Self { fleet: app.fleet.clone(), point: Some(point) })
     }
 
-    /// A sandbox as it is now.
-    pub async fn now(app: &Service, sandbox: &SandboxRef) -> Result<Self> {
-        let point = app.fleet.restore_point_now(sandbox).await?;
+    /// A sandbox as it is now, and its volumes for those who begin there.
+    pub async fn now(app: &Service, sandbox: &SandboxRef, volumes: ForkVolumes) -> Result<Self> {
+        let point = app.fleet.restore_point_now(sandbox, volumes).await?;
         Ok(Self { fleet: app.fleet.clone(), point: Some(point) })
     }
 

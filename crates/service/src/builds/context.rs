@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use torpor_lifecycle::store::StoreError;
-use torpor_store::Limits;
 use torpor_store::images::archive::{Entry, EntryKind, Meta, Tarball, plain};
+use torpor_store::{Limits, SavedTree, TreeError, Walked, WalkedKind};
 
 use super::pattern::Ignore;
 
@@ -25,9 +25,9 @@ const PLAIN_FILE: &str = "context.tar";
 /// Something in the context. Paths are relative, without `.` and `..`; the root is "".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Node {
-    Dir { mode: u32, mtime: i64 },
-    File { mode: u32, mtime: i64, at: u64, size: u64 },
-    Link { mtime: i64, target: Vec<u8> },
+    Dir { meta: Meta },
+    File { meta: Meta, at: u64, size: u64 },
+    Link { meta: Meta, target: Vec<u8> },
 }
 
 #[derive(Debug)]
@@ -58,11 +58,12 @@ impl Context {
 
     fn add(&mut self, entry: &Entry) -> Result<(), StoreError> {
         let path = relative(&entry.path)?;
-        let Meta { mode, mtime, .. } = entry.meta;
+        // Who it belongs to at the client's says nothing here.
+        let meta = Meta { uid: 0, gid: 0, ..entry.meta };
         let node = match entry.kind {
-            EntryKind::Dir => Node::Dir { mode, mtime },
-            EntryKind::File => Node::File { mode, mtime, at: entry.at, size: entry.size },
-            EntryKind::Symlink => Node::Link { mtime, target: entry.link.clone() },
+            EntryKind::Dir => Node::Dir { meta },
+            EntryKind::File => Node::File { meta, at: entry.at, size: entry.size },
+            EntryKind::Symlink => Node::Link { meta, target: entry.link.clone() },
             EntryKind::Hardlink => {
                 let target = relative(&entry.link)?;
                 let missing =
@@ -85,8 +86,44 @@ impl Context {
             .chain([String::new()])
             .filter(|parent| !self.nodes.contains_key(parent))
             .collect();
-        self.nodes
-            .extend(missing.into_iter().map(|path| (path, Node::Dir { mode: 0o755, mtime: 0 })));
+        let bare = Node::Dir { meta: Meta { mode: 0o755, uid: 0, gid: 0, mtime: 0 } };
+        self.nodes.extend(missing.into_iter().map(|path| (path, bare.clone())));
+    }
+
+    /// What other trees have at these paths, as a context; `spool` is a new file for their contents.
+    /// Blocks.
+    pub(super) fn gather(
+        tree: &SavedTree,
+        paths: &[String],
+        spool: &Path,
+    ) -> Result<Self, TreeError> {
+        let broken = TreeError::Output;
+        let spool = File::options().read(true).write(true).create_new(true).open(spool);
+        let archive = spool.map_err(broken)?;
+        let mut nodes = BTreeMap::new();
+        let mut at = 0;
+        let mut out = Bounded { file: &archive, left: CONTEXT_MAX };
+        for path in paths {
+            tree.walk(&format!("/{path}"), &mut out, &mut |walked: Walked| {
+                let Walked { path: below, meta, kind } = walked;
+                let node = match kind {
+                    WalkedKind::Dir => Node::Dir { meta },
+                    WalkedKind::Link { target } => Node::Link { meta, target },
+                    WalkedKind::File { size } => {
+                        at += size;
+                        Node::File { meta, at: at - size, size }
+                    }
+                };
+                let below = String::from_utf8_lossy(&below);
+                let parts = [path.as_str(), &below];
+                let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+                nodes.insert(parts.join("/"), node);
+                Ok(())
+            })?;
+        }
+        let mut context = Self { archive, nodes };
+        context.complete();
+        Ok(context)
     }
 
     /// Forgets what the context's `.dockerignore` says.
@@ -148,13 +185,35 @@ impl Context {
             Self { archive: File::open("/dev/null").expect("it exists"), nodes: BTreeMap::new() };
         for path in paths {
             let node = match path.strip_suffix('/') {
-                Some(_) => Node::Dir { mode: 0o755, mtime: 0 },
-                None => Node::File { mode: 0o644, mtime: 0, at: 0, size: 0 },
+                Some(_) => Node::Dir { meta: Meta { mode: 0o755, uid: 0, gid: 0, mtime: 0 } },
+                None => {
+                    let meta = Meta { mode: 0o644, uid: 0, gid: 0, mtime: 0 };
+                    Node::File { meta, at: 0, size: 0 }
+                }
             };
             context.nodes.insert(path.trim_end_matches('/').to_owned(), node);
         }
         context.complete();
         context
+    }
+}
+
+/// Takes no more than a context may have.
+struct Bounded<'a> {
+    file: &'a File,
+    left: u64,
+}
+
+impl Write for Bounded<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.left = self.left.checked_sub(bytes.len() as u64).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::FileTooLarge, "it is more than a step may copy")
+        })?;
+        self.file.write_all(bytes).map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

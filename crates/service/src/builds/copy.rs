@@ -6,7 +6,7 @@
 use torpor_store::dockerfile::Copy;
 
 use super::context::{Context, Node};
-use super::pattern;
+use super::pattern::{self, Ignore};
 
 /// What to unpack, and below which directory of the image.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -20,10 +20,17 @@ pub(super) struct Plan {
 /// One file, directory or link.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Placement {
-    /// In the context.
-    pub(super) source: String,
+    pub(super) source: Source,
     /// Below the root of the plan.
     pub(super) name: String,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// In the context.
+    Path(String),
+    /// Which here-document of the step.
+    Inline(usize),
 }
 
 /// A step that can't be done as it is written, for people.
@@ -41,57 +48,137 @@ pub(super) fn plan(
     let destination = absolute(workdir, &copy.destination);
     let sources = sources(context, copy)?;
     let names_dir = names_dir(&copy.destination);
-    if sources.len() > 1 && !names_dir {
+    if sources.len() + copy.inline.len() > 1 && !names_dir {
         let shown = &copy.destination;
         return Err(format!(
             "there are several things to copy, so the destination must be a directory: write {shown}/"
         ));
     }
-    let mut plan = Plan { root: destination.clone(), ..Plan::default() };
-    for source in sources {
-        match context.node(&source) {
+    let mut plan = Plan { root: destination, ..Plan::default() };
+    for (index, inline) in copy.inline.iter().enumerate() {
+        plan.put(Source::Inline(index), inline.name.clone(), names_dir || is_dir);
+    }
+    for Found { path, name } in sources {
+        match context.node(&path) {
             Some(Node::Dir { .. }) => {
-                let below = context.below(&source);
-                plan.placements.extend(below.map(|(source, name)| Placement {
-                    source: source.to_owned(),
-                    name: name.to_owned(),
+                let at = |rest: &str| match copy.parents {
+                    true => format!("{name}/{rest}").trim_matches('/').to_owned(),
+                    false => rest.to_owned(),
+                };
+                if copy.parents && !name.is_empty() {
+                    plan.placements
+                        .push(Placement { source: Source::Path(path.clone()), name: at("") });
+                }
+                let below = Excluded::of(copy).keep(context.below(&path));
+                plan.placements.extend(below.map(|(source, rest)| Placement {
+                    source: Source::Path(source.to_owned()),
+                    name: at(rest),
                 }));
             }
-            Some(Node::File { .. }) if archive(&source) => plan.archives.push(source),
+            Some(Node::File { .. }) if archive(&path) => plan.archives.push(path),
             Some(Node::File { .. } | Node::Link { .. }) => {
-                let own = |source: &str| source.rsplit('/').next().unwrap_or_default().to_owned();
-                let mut name = own(&source);
-                if !names_dir && !is_dir {
-                    let (parent, last) = destination.rsplit_once('/').unwrap_or(("", ""));
-                    plan.root = if parent.is_empty() { "/".to_owned() } else { parent.to_owned() };
-                    name = last.to_owned();
-                }
-                plan.placements.push(Placement { source, name });
+                let into_dir = names_dir || is_dir || copy.parents;
+                plan.put(Source::Path(path), name, into_dir);
             }
-            None => return Err(missing(&source)),
+            None => return Err(missing(&path)),
         }
     }
     Ok(plan)
 }
 
+impl Plan {
+    /// One file, under its own name in the destination, or as the destination.
+    fn put(&mut self, source: Source, own: String, into_dir: bool) {
+        let mut name = own;
+        if !into_dir {
+            let (parent, last) = self.root.rsplit_once('/').unwrap_or(("", ""));
+            name = last.to_owned();
+            self.root = if parent.is_empty() { "/".to_owned() } else { parent.to_owned() };
+        }
+        self.placements.push(Placement { source, name });
+    }
+}
+
+/// Something of the context that a step means.
+pub(super) struct Found {
+    pub(super) path: String,
+    /// What it is called in a directory: its last name, or with `--parents` all of them.
+    name: String,
+}
+
+impl Found {
+    fn new(path: String, pivot: usize, parents: bool) -> Self {
+        let name = match parents {
+            true => path.get(pivot..).unwrap_or_default().trim_start_matches('/').to_owned(),
+            false => path.rsplit('/').next().unwrap_or_default().to_owned(),
+        };
+        Self { path, name }
+    }
+}
+
+/// What a step leaves out of what it copies.
+pub(super) struct Excluded(Option<Ignore>);
+
+impl Excluded {
+    pub(super) fn of(copy: &Copy) -> Self {
+        Self((!copy.exclude.is_empty()).then(|| Ignore::parse(&copy.exclude.join("\n"))))
+    }
+
+    fn ignores(&self, path: &str) -> bool {
+        self.0.as_ref().is_some_and(|ignore| ignore.ignores(path))
+    }
+
+    /// Those of a directory's content that stay.
+    pub(super) fn keep<'a>(
+        self,
+        below: impl Iterator<Item = (&'a str, &'a str)>,
+    ) -> impl Iterator<Item = (&'a str, &'a str)> {
+        below.filter(move |(path, rest)| !self.ignores(rest) && !self.ignores(path))
+    }
+}
+
 /// The paths of the context that a step means.
-fn sources(context: &Context, copy: &Copy) -> Result<Vec<String>, Mistake> {
+pub(super) fn sources(context: &Context, copy: &Copy) -> Result<Vec<Found>, Mistake> {
+    let excluded = Excluded::of(copy);
     let mut found = Vec::new();
     for source in &copy.sources {
-        let path =
-            super::context::relative(source.as_bytes()).map_err(|error| error.to_string())?;
+        let clean = |text: &str| {
+            super::context::relative(text.as_bytes()).map_err(|error| error.to_string())
+        };
+        let path = clean(source)?;
+        // `a/./b` keeps b and what is below, but not a.
+        let pivot = match source.split_once("/./") {
+            Some((before, _)) => clean(before)?.len(),
+            None => 0,
+        };
         if !pattern::is_pattern(&path) {
             context.node(&path).ok_or_else(|| missing(source))?;
-            found.push(path);
+            found.push(Found::new(path, pivot, copy.parents));
             continue;
         }
         let before = found.len();
-        found.extend(context.paths().filter(|it| pattern::matches(&path, it)).map(str::to_owned));
+        let fits = |it: &&str| pattern::matches(&path, it) && !excluded.ignores(it);
+        let paths = context.paths().filter(fits);
+        found.extend(paths.map(|path| Found::new(path.to_owned(), pivot, copy.parents)));
         if found.len() == before {
             return Err(missing(source));
         }
     }
     Ok(found)
+}
+
+/// The paths of another tree that have to be looked at: patterns stand for the directory they are in.
+pub(super) fn roots(copy: &Copy) -> Result<Vec<String>, Mistake> {
+    let root = |source: &String| {
+        let path =
+            super::context::relative(source.as_bytes()).map_err(|error| error.to_string())?;
+        let parts = path.split('/').take_while(|part| !pattern::is_pattern(part));
+        Ok(parts.collect::<Vec<_>>().join("/"))
+    };
+    let mut roots = copy.sources.iter().map(root).collect::<Result<Vec<_>, Mistake>>()?;
+    roots.sort();
+    roots.dedup();
+    Ok(roots)
 }
 
 fn missing(source: &str) -> Mistake {
@@ -128,9 +215,19 @@ mod tests {
             Context::of(&["a.txt", "b.txt", "src/main.rs", "src/lib/x.rs", "empty/", "c.tar"]);
         let mut sources: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let destination = sources.pop().unwrap();
-        let copy = Copy { sources, destination, chown: None, chmod: None };
+        let mut copy = Copy { sources, destination, ..Copy::default() };
+        while let Some(flag) = copy.sources.first().filter(|it| it.starts_with("--")).cloned() {
+            match flag.split_once('=') {
+                Some((_, pattern)) => copy.exclude.push(pattern.to_owned()),
+                None => copy.parents = true,
+            }
+            copy.sources.remove(0);
+        }
         let plan = plan(&context, &copy, "/work", is_dir, |path| path.ends_with(".tar"))?;
-        let placed = plan.placements.iter().map(|it| format!(" {}={}", it.source, it.name));
+        let placed = plan.placements.iter().map(|it| match &it.source {
+            Source::Path(path) => format!(" {path}={}", it.name),
+            Source::Inline(index) => format!(" <<{index}={}", it.name),
+        });
         let archives = plan.archives.iter().map(|it| format!(" unpack {it}"));
         Ok(format!("{}:{}", plan.root, placed.chain(archives).collect::<String>()))
     }
@@ -158,12 +255,29 @@ mod tests {
             ("*.txt /opt/", false, "/opt: a.txt=a.txt b.txt=b.txt"),
             ("a.* /opt/x", false, "/opt: a.txt=x"),
             ("src/*.rs /opt/", false, "/opt: src/main.rs=main.rs"),
+            // With the directories above them, and without some.
+            ("--parents src/main.rs /opt", false, "/opt: src/main.rs=src/main.rs"),
+            ("--parents src/./lib/x.rs /opt/", false, "/opt: src/lib/x.rs=lib/x.rs"),
+            ("--parents src/lib /opt/", false, "/opt: src/lib=src/lib src/lib/x.rs=src/lib/x.rs"),
+            ("--exclude=lib src /opt", false, "/opt: src/main.rs=main.rs"),
+            ("--exclude=**/*.rs src /opt", false, "/opt: src/lib=lib"),
+            ("--exclude=a.* *.txt /opt/", false, "/opt: b.txt=b.txt"),
             // An archive always goes into a directory.
             ("c.tar /opt", false, "/opt: unpack c.tar"),
             ("c.tar a.txt /opt/", false, "/opt: a.txt=a.txt unpack c.tar"),
         ] {
             assert_eq!(plan_of(line, is_dir).as_deref(), Ok(expected), "{line}");
         }
+    }
+
+    #[test]
+    fn of_another_tree_only_what_is_meant_is_looked_at() {
+        let copy = |sources: &[&str]| Copy {
+            sources: sources.iter().map(|source| (*source).to_owned()).collect(),
+            ..Copy::default()
+        };
+        let found = roots(&copy(&["/usr/bin/go", "lib/*/x", "/usr/bin/go", "*.so"])).unwrap();
+        assert_eq!(found, ["", "lib", "usr/bin/go"]);
     }
 
     #[test]

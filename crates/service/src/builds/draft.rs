@@ -51,7 +51,7 @@ impl Draft {
                 self.own_cmd = true;
             }
             Instruction::Label(pairs) => self.config.labels.extend(pairs.iter().cloned()),
-            Instruction::Run { .. }
+            Instruction::Run(_)
             | Instruction::Copy(_)
             | Instruction::Add(_)
             | Instruction::Expose(_)
@@ -90,7 +90,7 @@ mod tests {
         };
         let file = Dockerfile::parse(&format!("FROM x\n{text}"), &BTreeMap::new()).unwrap();
         let mut draft = Draft::from(base.clone());
-        for step in file.steps(&base.env).unwrap() {
+        for step in file.steps(0, &base.env).unwrap() {
             draft.note(&step.instruction);
         }
         draft

@@ -12,12 +12,13 @@
 //! - The same idempotency key gives the same build, whatever became of it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{OwnedMutexGuard, Semaphore, SemaphorePermit, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -90,6 +91,8 @@ pub struct Jobs {
     /// Held while one begins, so that a key or a name is not given twice.
     beginning: tokio::sync::Mutex<()>,
     turns: Semaphore,
+    /// Cache mounts that builds have now, by their files.
+    mounts: Mutex<HashMap<PathBuf, Weak<tokio::sync::Mutex<()>>>>,
 }
 
 struct Job {
@@ -126,6 +129,7 @@ impl Jobs {
             open: Mutex::default(),
             beginning: tokio::sync::Mutex::default(),
             turns: Semaphore::new(WORKING_MAX),
+            mounts: Mutex::default(),
         })
     }
 
@@ -154,8 +158,9 @@ impl Jobs {
         let stop = app.stopping.child_token();
         match source {
             Source::Dockerfile { path, args, cpus, memory_mib } => {
-                let name = Some(name);
-                let order = Order { name, dockerfile: path, args, alias, cpus, memory_mib, stop };
+                let (name, usual) = (Some(name), Order::new(stop));
+                let order =
+                    Order { name, dockerfile: path, args, alias, cpus, memory_mib, ..usual };
                 self.await_context(app, &build, order);
             }
             Source::Image(of) => self.set_off(app, &build, stop, Work::Name { of, alias, name }),
@@ -376,6 +381,19 @@ impl Jobs {
     /// Waits until another may work.
     pub(super) async fn turn(&self) -> SemaphorePermit<'_> {
         self.turns.acquire().await.expect("the semaphore is never closed")
+    }
+
+    /// Waits until no other build has this cache mount.
+    pub(super) async fn mount_turn(&self, file: &Path) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut mounts = self.mounts.lock();
+            mounts.retain(|_, turn| turn.strong_count() > 0);
+            let slot = mounts.entry(file.to_owned()).or_default();
+            let turn = slot.upgrade().unwrap_or_default();
+            *slot = Arc::downgrade(&turn);
+            turn
+        };
+        turn.lock_owned().await
     }
 
     pub(super) fn was_cancelled(&self, id: &BuildId) -> bool {

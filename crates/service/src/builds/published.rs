@@ -3,10 +3,12 @@
 
 use std::fs::File;
 use std::io::BufReader;
+use std::path::Path;
 use std::sync::Arc;
 
 use torpor_lifecycle::store::{LAYER_FILE, LocalSave, Saves as _, StoreError};
 use torpor_protocol::{SnapshotKind, SnapshotRef};
+use torpor_store::images::Layered;
 use torpor_store::{Image, ImageName};
 
 use super::WRITTEN_BY_AGENT;
@@ -18,7 +20,7 @@ use crate::pinned_save::PinnedSave;
 const BUFFER: usize = 256 * 1024;
 
 /// Makes an image of a snapshot. Processes are not part of it.
-pub(super) async fn publish(
+pub(crate) async fn publish(
     app: &Arc<Service>,
     of: &SnapshotRef,
     name: &ImageName,
@@ -39,7 +41,7 @@ pub(super) async fn publish(
 }
 
 /// A save of the files that a memory save has.
-async fn files_of(app: &Arc<Service>, save: &Arc<LocalSave>) -> Result<Arc<LocalSave>> {
+pub(super) async fn files_of(app: &Arc<Service>, save: &Arc<LocalSave>) -> Result<Arc<LocalSave>> {
     let (fleet, kept) = (app.fleet.clone(), Arc::clone(save));
     let changes = tokio::task::spawn_blocking(move || fleet.changes(&kept)).await;
     let changes = changes.map_err(StoreError::failed("read the files of a save"))??;
@@ -47,12 +49,20 @@ async fn files_of(app: &Arc<Service>, save: &Arc<LocalSave>) -> Result<Arc<Local
 }
 
 async fn import(app: &Service, save: &LocalSave, name: &ImageName) -> Result<Image> {
-    let layer = save.dir.join(LAYER_FILE);
-    let layer = File::open(layer).map_err(StoreError::failed("open the files of a save"))?;
+    let layer = layer(&save.dir.join(LAYER_FILE))?;
     let spec = &save.manifest.about.spec;
-    let (base, room) = (&spec.image_id, spec.resources.disk_bytes());
+    let layered = Layered {
+        base: spec.image_id.clone(),
+        room: spec.resources.disk_bytes(),
+        without: &WRITTEN_BY_AGENT,
+        built: None,
+    };
     let quiet = Arc::new(|_| {});
-    let layer = BufReader::with_capacity(BUFFER, layer);
-    let image = app.images.import_layer(Some(name), base, layer, room, &WRITTEN_BY_AGENT, quiet);
-    Ok(image.await?)
+    Ok(app.images.import_layer(Some(name), layered, layer, quiet).await?)
+}
+
+/// The layer of a filesystem save, to be read.
+pub(super) fn layer(path: &Path) -> Result<BufReader<File>> {
+    let file = File::open(path).map_err(StoreError::failed("open the files of a save"))?;
+    Ok(BufReader::with_capacity(BUFFER, file))
 }

@@ -80,10 +80,16 @@ async fn listen(mut events: mpsc::Receiver<ImageEvent>) -> String {
     while let Some(event) = events.recv().await {
         match event {
             ImageEvent::Output { text } => said.push_str(&text),
-            ImageEvent::Step { number, of, text } => {
-                said.push_str(&format!("[{number}/{of}] {text}\n"));
+            ImageEvent::Step { number, of, text, stage, cached } => {
+                let stage = stage.map(|stage| format!("{stage} ")).unwrap_or_default();
+                let cached = if cached { "CACHED " } else { "" };
+                said.push_str(&format!("[{stage}{number}/{of}] {cached}{text}\n"));
             }
-            ImageEvent::Progress { .. } | ImageEvent::Done { .. } | ImageEvent::Error { .. } => {}
+            ImageEvent::Progress { .. }
+            | ImageEvent::Layer { .. }
+            | ImageEvent::Done { .. }
+            | ImageEvent::Pushed { .. }
+            | ImageEvent::Error { .. } => {}
         }
         keep_end(&mut said, OUTPUT_KEPT);
     }
@@ -92,16 +98,7 @@ async fn listen(mut events: mpsc::Receiver<ImageEvent>) -> String {
 
 async fn add_name(app: &Service, of: &str, alias: Alias, name: &ImageName) -> Result<Image> {
     let image = match known(app, of, alias).await {
-        Err(StoreError::NoSuchImage(_)) => {
-            return Err(Error::new(
-                ErrorCode::ImageNotFound,
-                format!(
-                    "{of:.200} is no image of this host, and this version does not pull from \
-                     registries; `docker save {of:.200} | torpor image import -t {name} -` brings \
-                     it here"
-                ),
-            ));
-        }
+        Err(StoreError::NoSuchImage(_)) => crate::pulls::resolve(app, of, None, None).await?,
         found => found?,
     };
     app.images.tag(image.id.as_str(), name).await?;

@@ -1,27 +1,39 @@
 //! The sandbox that a build happens in. It goes away with this value, however the build ends.
 
+use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tar::{Builder, EntryType, Header};
+use tokio::io::AsyncWriteExt as _;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use torpor_lifecycle::guest::{GuestError, Item, Stream};
-use torpor_lifecycle::{Fleet, Lease, Sandbox, wake_deadline};
-use torpor_protocol::ErrorCode;
-use torpor_protocol::guest::{Exit, FailureCode, FileKind, ProcessSpec, Reply, Request};
+use torpor_lifecycle::store::{LocalSave, StoreError};
+use torpor_lifecycle::{BUILD_LABEL, Fleet, Lease, RestorePoint, Sandbox, wake_deadline};
+use torpor_protocol::api::CreateSandbox;
+use torpor_protocol::guest::{Exit, FailureCode, FileKind, FileStat, ProcessSpec, Reply, Request};
+use torpor_protocol::volume::ForkVolumes;
+use torpor_protocol::{ErrorCode, Lifetime, SandboxRef};
+use torpor_store::Image;
 use torpor_store::dockerfile::Copy;
 use torpor_store::images::archive::plain;
 
 use super::context::{Context, Node, limits};
-use super::copy::Plan;
-use super::pipe::{Inlet, Spout, outward};
+use super::copy::{Placement, Plan, Source};
+use super::pipe::{Spout, outward};
 use super::tail::Tail;
-use super::{Events, mistake};
+use super::{Events, Order, Secret, mistake};
+use crate::Service;
+use crate::admission::{self, Origin};
 use crate::error::{Error, Result};
+
+/// A build that nobody works on is a leftover of a daemon that crashed.
+const LEFTOVER_MS: u64 = 120_000;
 
 /// How long one step may take: long enough to compile something large, short enough that a build
 /// that hangs does not hold its memory for ever.
@@ -57,6 +69,43 @@ impl Drop for Unready {
 }
 
 impl Workbench {
+    /// A sandbox of an image, or as one was saved.
+    pub(super) async fn begin(
+        app: &Service,
+        root: &Image,
+        start: Option<Arc<LocalSave>>,
+        order: &Order,
+    ) -> Result<Self> {
+        let request = CreateSandbox {
+            image: start.is_none().then(|| root.id.to_string()),
+            cpus: order.cpus,
+            // More than there is would be refused, and nobody who builds an image cares.
+            memory_mib: order.memory_mib.map(|wanted| wanted.min(app.host.memory_mib)),
+            labels: [(BUILD_LABEL.to_owned(), "1".to_owned())].into(),
+            lifetime: Lifetime { expire_idle_ms: Some(LEFTOVER_MS), ..Lifetime::default() },
+            ..CreateSandbox::default()
+        };
+        let sandbox = match start {
+            None => app.fleet.create(crate::calls::admit(app, request).await?).await?,
+            Some(save) => {
+                let about = &save.manifest.about;
+                let origin = Origin::RestorePoint { kind: about.kind, spec: &about.spec };
+                let spec = admission::admit(request, origin, &app.terms())?;
+                app.fleet.begin(&RestorePoint::new(save, None), spec).await?
+            }
+        };
+        Self::set_up(&app.fleet, sandbox).await
+    }
+
+    /// The files as they are now, for sandboxes to begin from.
+    pub(super) async fn save(&self, app: &Arc<Service>) -> Result<Arc<LocalSave>> {
+        let of = SandboxRef::Id(self.sandbox.id().clone());
+        let point = app.fleet.restore_point_now(&of, ForkVolumes::Refuse).await?;
+        let files = super::published::files_of(app, &point.save).await;
+        app.fleet.let_go(point).await;
+        files
+    }
+
     /// Waits until the sandbox runs.
     pub(super) async fn set_up(fleet: &Fleet, sandbox: Sandbox) -> Result<Self> {
         let mut unready = Unready(Some(sandbox.clone()));
@@ -78,7 +127,13 @@ impl Workbench {
     }
 
     /// Runs a command to its end and passes on what it says.
-    pub(super) async fn run(&self, spec: ProcessSpec, events: &Events) -> Result<()> {
+    /// What it says of `secrets` is not passed on.
+    pub(super) async fn run(
+        &self,
+        spec: ProcessSpec,
+        events: &Events,
+        secrets: &[&str],
+    ) -> Result<()> {
         let timeout_ms = u64::try_from(STEP_DEADLINE.as_millis()).ok();
         let request = Request::Run(ProcessSpec { timeout_ms, ..spec });
         let ooms_before = self.lease.meter().oom_kills();
@@ -88,7 +143,7 @@ impl Workbench {
             loop {
                 match stream.next().await? {
                     Some(Item::Data(bytes) | Item::DataErr(bytes)) => {
-                        events.output(tail.push(&bytes)).await;
+                        events.output(tail.push(&bytes, secrets)).await;
                     }
                     Some(Item::Reply(Reply::Exited(status))) => return Ok(status.exit),
                     Some(Item::Reply(_)) => {}
@@ -114,7 +169,16 @@ impl Workbench {
     }
 
     pub(super) async fn make_dir(&self, path: &str) -> Result<()> {
-        let request = Request::MakeDir { path: path.to_owned(), mode: None, owner: None };
+        self.make_dir_as(path, None, None).await
+    }
+
+    pub(super) async fn make_dir_as(
+        &self,
+        path: &str,
+        mode: Option<u32>,
+        owner: Option<String>,
+    ) -> Result<()> {
+        let request = Request::MakeDir { path: path.to_owned(), mode, owner };
         self.lease.guest().stat(&request).await?;
         Ok(())
     }
@@ -122,15 +186,31 @@ impl Workbench {
     /// Whether there is a directory, or a link to one.
     pub(super) async fn is_dir(&self, path: &str) -> Result<bool> {
         // The last part would not be followed if it is a link, so it is not the last.
-        let request = Request::Stat { path: format!("{path}/.") };
-        match self.lease.guest().stat(&request).await {
-            Ok(stat) => Ok(stat.kind == FileKind::Directory),
+        let stat = self.stat(&format!("{path}/.")).await?;
+        Ok(stat.is_some_and(|stat| stat.kind == FileKind::Directory))
+    }
+
+    /// What is at a path, if anything.
+    pub(super) async fn stat(&self, path: &str) -> Result<Option<FileStat>> {
+        match self.lease.guest().stat(&Request::Stat { path: path.to_owned() }).await {
+            Ok(stat) => Ok(Some(stat)),
             Err(GuestError::Refused {
                 code: FailureCode::NoSuchFile | FailureCode::NotADirectory,
                 ..
-            }) => Ok(false),
+            }) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The first part of a path, from the top, that is not there.
+    pub(super) async fn first_missing(&self, path: &str) -> Result<Option<String>> {
+        let ends = path.match_indices('/').map(|(at, _)| at).skip(1).chain([path.len()]);
+        for end in ends {
+            if self.stat(&path[..end]).await?.is_none() {
+                return Ok(Some(path[..end].to_owned()));
+            }
+        }
+        Ok(None)
     }
 
     /// Brings a plan's files from the context into the image.
@@ -147,12 +227,21 @@ impl Workbench {
             }
             None => None,
         };
-        let files = Arc::clone(context);
-        self.unpack(&root, copy, move |spout| {
+        let (files, inline) = (Arc::clone(context), copy.inline.clone());
+        let owner = &copy.chown;
+        self.unpack(&root, owner.clone(), move |spout| {
             let mut builder = Builder::new(spout);
-            for placement in &placements {
-                if let Some(node) = files.node(&placement.source) {
-                    append(&mut builder, &files, &placement.name, node, mode)?;
+            for Placement { source, name } in &placements {
+                match source {
+                    Source::Path(path) => {
+                        if let Some(node) = files.node(path) {
+                            append(&mut builder, &files, name, node, mode)?;
+                        }
+                    }
+                    Source::Inline(index) => {
+                        let content = inline.get(*index).map_or("", |inline| &inline.content);
+                        append_bytes(&mut builder, name, content.as_bytes(), mode)?;
+                    }
                 }
             }
             builder.finish()
@@ -160,7 +249,7 @@ impl Workbench {
         .await?;
         for archive in archives {
             let files = Arc::clone(context);
-            self.unpack(&root, copy, move |spout| {
+            self.unpack(&root, owner.clone(), move |spout| {
                 let Some(Node::File { at, size, .. }) = files.node(&archive) else { return Ok(()) };
                 let mut plain =
                     plain(files.content(*at, *size), &limits()).map_err(io::Error::other)?;
@@ -171,14 +260,32 @@ impl Workbench {
         Ok(())
     }
 
+    /// A file with the value of a secret.
+    pub(super) async fn write(
+        &self,
+        path: &str,
+        value: Secret,
+        mode: u32,
+        owner: Option<String>,
+    ) -> Result<()> {
+        let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let name = name.to_owned();
+        let dir = if dir.is_empty() { "/" } else { dir };
+        self.unpack(dir, owner, move |spout| {
+            let mut builder = Builder::new(spout);
+            append_bytes(&mut builder, &name, value.as_str().as_bytes(), Some(mode))?;
+            builder.finish()
+        })
+        .await
+    }
+
     /// Unpacks below `root` the tar that `write` makes.
     async fn unpack(
         &self,
         root: &str,
-        copy: &Copy,
+        owner: Option<String>,
         write: impl FnOnce(&mut Spout) -> io::Result<()> + Send + 'static,
     ) -> Result<()> {
-        let owner = copy.chown.clone();
         let request = Request::Unpack { path: root.to_owned(), owner, layer: false };
         let stream = self.lease.guest().open(&request).await?;
         let (mut spout, pieces) = outward();
@@ -189,32 +296,37 @@ impl Workbench {
         within(STEP_DEADLINE, feed(stream, pieces)).await
     }
 
-    /// Sends the whole filesystem as a tar. Says itself to the inlet whether it is complete.
-    pub(super) async fn pack(&self, inlet: Inlet) -> Result<()> {
-        let packed = within(STEP_DEADLINE, async {
-            let mut stream =
-                self.lease.guest().open(&Request::Pack { path: "/".to_owned() }).await?;
-            stream.reply().await?;
-            while let Some(bytes) = stream.data().await? {
-                if !inlet.send(bytes).await {
-                    break;
-                }
-            }
-            Ok(())
-        });
-        match packed.await {
-            Ok(()) => inlet.finish().await,
-            Err(error) => {
-                inlet.fail(io::Error::other("the sandbox broke off")).await;
-                return Err(error);
-            }
-        }
-        Ok(())
+    /// Unpacks below `root` an archive of this host's that was packed by [`Self::pack_file`].
+    pub(super) async fn unpack_file(&self, root: &str, file: &Path) -> Result<()> {
+        let file = file.to_owned();
+        let unpack = move |spout: &mut Spout| io::copy(&mut File::open(file)?, spout).map(drop);
+        self.unpack(root, None, unpack).await
     }
 
-    /// Removes a file; one that is not there is fine.
-    pub(super) async fn remove(&self, path: &str) -> Result<()> {
-        let request = Request::Remove { path: path.to_owned(), recursive: false };
+    /// Packs what is at a path to a new file; whether that has at most so many bytes. It is not whole
+    /// otherwise.
+    pub(super) async fn pack_file(&self, path: &str, file: &Path, most: u64) -> Result<bool> {
+        let failed = || StoreError::failed("write what a mount hides");
+        within(STEP_DEADLINE, async {
+            let mut out = tokio::fs::File::create_new(file).await.map_err(failed())?;
+            let request = Request::Pack { path: path.to_owned() };
+            let mut stream = self.lease.guest().open(&request).await?;
+            stream.reply().await?;
+            let mut left = most;
+            while let Some(bytes) = stream.data().await? {
+                let Some(rest) = left.checked_sub(bytes.len() as u64) else { return Ok(false) };
+                left = rest;
+                out.write_all(&bytes).await.map_err(failed())?;
+            }
+            out.flush().await.map_err(failed())?;
+            Ok(true)
+        })
+        .await
+    }
+
+    /// Removes a file or a directory with all in it; what is not there is fine.
+    pub(super) async fn remove_all(&self, path: &str) -> Result<()> {
+        let request = Request::Remove { path: path.to_owned(), recursive: true };
         match self.lease.guest().done(&request).await {
             Ok(()) | Err(GuestError::Refused { code: FailureCode::NoSuchFile, .. }) => Ok(()),
             Err(error) => Err(error.into()),
@@ -251,7 +363,6 @@ async fn feed(mut stream: Stream, mut pieces: mpsc::Receiver<io::Result<Bytes>>)
     Ok(())
 }
 
-/// Everything in an image belongs to root unless its Dockerfile says otherwise.
 fn append(
     builder: &mut Builder<&mut Spout>,
     context: &Context,
@@ -260,33 +371,46 @@ fn append(
     mode: Option<u32>,
 ) -> io::Result<()> {
     let mut header = Header::new_gnu();
-    let time = |mtime: i64| u64::try_from(mtime).unwrap_or(0);
-    header.set_uid(0);
-    header.set_gid(0);
+    let (Node::Dir { meta } | Node::File { meta, .. } | Node::Link { meta, .. }) = node;
+    header.set_uid(meta.uid.into());
+    header.set_gid(meta.gid.into());
+    header.set_mode(mode.unwrap_or(meta.mode));
+    header.set_mtime(u64::try_from(meta.mtime).unwrap_or(0));
     match node {
-        Node::Dir { mode: own, mtime } => {
+        Node::Dir { .. } => {
             header.set_entry_type(EntryType::Directory);
-            header.set_mode(mode.unwrap_or(*own));
-            header.set_mtime(time(*mtime));
             header.set_size(0);
             builder.append_data(&mut header, format!("{name}/"), io::empty())
         }
-        Node::File { mode: own, mtime, at, size } => {
+        Node::File { at, size, .. } => {
             header.set_entry_type(EntryType::Regular);
-            header.set_mode(mode.unwrap_or(*own));
-            header.set_mtime(time(*mtime));
             header.set_size(*size);
             builder.append_data(&mut header, name, context.content(*at, *size))
         }
-        Node::Link { mtime, target } => {
+        Node::Link { target, .. } => {
             header.set_entry_type(EntryType::Symlink);
             header.set_mode(0o777);
-            header.set_mtime(time(*mtime));
             header.set_size(0);
             let target = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(target);
             builder.append_link(&mut header, name, target)
         }
     }
+}
+
+/// A file of root's whose content is at hand.
+fn append_bytes(
+    builder: &mut Builder<&mut Spout>,
+    name: &str,
+    content: &[u8],
+    mode: Option<u32>,
+) -> io::Result<()> {
+    let mut header = Header::new_gnu();
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mode(mode.unwrap_or(0o644));
+    header.set_mtime(0);
+    header.set_size(content.len() as u64);
+    builder.append_data(&mut header, name, content)
 }
 
 async fn within<T>(limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
