@@ -188,6 +188,16 @@ impl Client {
         Ok(Lines::new(self.send(method, route, body).await?.into_body()))
     }
 
+    /// A request with a JSON body whose answer is NDJSON.
+    pub async fn follow<T: DeserializeOwned>(
+        &self,
+        route: &Route,
+        value: &impl Serialize,
+    ) -> Result<Lines<T>> {
+        let answer = self.dispatch(Method::POST, route, JSON, encode(value)).await?;
+        Ok(Lines::new(answer.into_body()))
+    }
+
     /// Sends bytes; the answer is a success and its body has yet to be read.
     pub async fn send(
         &self,

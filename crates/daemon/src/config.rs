@@ -5,6 +5,7 @@
 //!   reference in `docs/guide/configuration.md` is generated from it.
 //! - A key that is not known is refused by its name.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,10 +20,12 @@ use torpor_protocol::Resources;
 use torpor_service::Settings;
 use torpor_service::domains::Own;
 use torpor_service::keys::KeySettings;
+use torpor_service::pulls::RegistrySettings;
 use torpor_store::Vault;
 
 mod egress;
 mod guest;
+mod images;
 mod keys;
 mod never;
 mod previews;
@@ -30,6 +33,7 @@ mod second;
 
 pub use egress::EgressConfig;
 pub use guest::{GuestConfig, ImageGuestConfig, Variables};
+pub use images::ImagesConfig;
 pub use keys::{KEYS, Key};
 pub use previews::PreviewsConfig;
 pub use second::ListenAlso;
@@ -59,8 +63,12 @@ pub struct Config {
     pub defaults: Resources,
     pub limits: Limits,
     pub standby: StandbyConfig,
+    pub builds: BuildsConfig,
     pub egress: EgressConfig,
     pub guest: GuestConfig,
+    pub images: ImagesConfig,
+    /// By host.
+    pub registries: BTreeMap<String, RegistrySettings>,
     pub previews: PreviewsConfig,
     pub tls: TlsConfig,
     pub log: Log,
@@ -138,6 +146,13 @@ pub struct StandbyConfig {
     pub idle_awake_max: usize,
 }
 
+/// What is kept of image builds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BuildsConfig {
+    pub cache_mib: u64,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Log {
@@ -177,8 +192,11 @@ impl Default for Config {
             defaults: Resources::default(),
             limits: Limits { sandboxes: 10_000, connections: 10_000, requests_per_sec: 0 },
             standby: StandbyConfig::default(),
+            builds: BuildsConfig { cache_mib: 20 * 1024 },
             egress: EgressConfig::default(),
             guest: GuestConfig::default(),
+            images: ImagesConfig::default(),
+            registries: BTreeMap::new(),
             previews: PreviewsConfig::default(),
             tls: TlsConfig::default(),
             log: Log { format: LogFormat::Text, level: "info".to_owned() },
@@ -283,7 +301,11 @@ impl Config {
 
     /// What the service needs to know of it.
     pub(crate) fn service(&self) -> Settings {
-        Settings { defaults: self.defaults, idle_after_ms: self.standby.idle_after_ms }
+        Settings {
+            defaults: self.defaults,
+            idle_after_ms: self.standby.idle_after_ms,
+            build_cache_bytes: self.builds.cache_mib.saturating_mul(1 << 20),
+        }
     }
 
     pub(crate) fn keys(&self, exposed: bool) -> KeySettings<'_> {

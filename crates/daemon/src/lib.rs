@@ -47,8 +47,9 @@ use torpor_service::domains::{self, Domains};
 use torpor_service::keys::Keyring;
 use torpor_service::metrics::Metrics;
 use torpor_service::previews::{self, Previews};
-use torpor_service::{Service, admission, audit, caches, tally};
+use torpor_service::{Registries, Service, admission, audit, caches, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
+use torpor_volumes::{Dirs, VolumeStore};
 use torpor_web::dialect::Dialect;
 
 pub use config::Config;
@@ -149,10 +150,12 @@ async fn start(
     let settings = Settings { near, extra_ca, ..config.egress.settings()? };
     let egress = egress::open(settings, &config.data_dir, &vault)?;
     let engines = engine::open(&config, &layout, Arc::new(egress.clone())).await?;
+    let volumes = VolumeStore::open(volume_dirs(&config, &layout), ledger.fleet()).await?;
     let parts = Parts {
         installation: layout.tag().to_owned(),
         engines,
         vault,
+        volumes,
         egress,
         audit: AuditLog::open(Arc::clone(&layout))?,
         journals: Journals::open(layout),
@@ -214,6 +217,7 @@ async fn serve_at(
     tls.inspect(|tls| tls.stop());
     drop(tasks);
     service.fleet.shutdown(mode).await;
+    service.volumes.close().await;
     service.audit.flush().await;
     drop(kept);
     service.ledger.close().await;
@@ -262,11 +266,13 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
         keys,
         previews,
         domains,
+        registries: Registries::open(config.registries(), parts.vault.clone())?,
         builds: Jobs::open(ledger.clone()).await?,
         ledger,
         images: parts.images,
         saves: parts.saves,
         vault: parts.vault,
+        volumes: parts.volumes,
         egress: parts.egress,
         audit: parts.audit,
         metrics,
@@ -306,6 +312,7 @@ async fn recover(
         saves: Arc::new(parts.saves.clone()),
         journal: Arc::new(parts.journals.clone()),
         vault: Arc::new(parts.vault.clone()),
+        volumes: Arc::new(parts.volumes.clone()),
         gauge: Arc::clone(&parts.gauge),
         observer: Arc::clone(metrics) as _,
         ca: Some(parts.egress.certificate().to_owned()),
@@ -324,10 +331,18 @@ async fn remembered(fleet: &Fleet, ledger: &Ledger) -> Result<HashSet<SandboxId>
 }
 
 /// Ends every machine of the installation and removes what they have on this host; gives how many
-/// there were. Images and the ledger stay. Refused while a daemon runs on the same data directory.
+/// there were. Images, volumes and the ledger stay. Refused while a daemon runs on the same data directory.
 pub async fn purge(config: &Config) -> Result<usize, ServeError> {
     let layout = Layout::open(&config.data_dir)?;
+    // Before the directory that their mounts are in; machines have mounts of their own.
+    torpor_volumes::unmount_all(volume_dirs(config, &layout)).await?;
     engine::purge(config, &layout).await
+}
+
+/// An installation keeps what is its own in a directory named after the tag.
+fn volume_dirs(config: &Config, layout: &Layout) -> Dirs {
+    let mounts = config.runtime_dir.join(layout.tag()).join("volumes");
+    Dirs { images: layout.volumes(), mounts }
 }
 
 /// Strangers must not find an open door.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use torpor_egress::Egress;
 use torpor_lifecycle::{Engines, MemoryGauge};
 use torpor_store::{AuditLog, Images, Journals, Ledger, Saves, Vault};
+use torpor_volumes::VolumeStore;
 use torpor_web::dialect::Dialect;
 
 /// What [`crate::serve_with`] needs and tests may replace.
@@ -16,6 +17,7 @@ pub struct Parts {
     pub saves: Saves,
     pub journals: Journals,
     pub vault: Vault,
+    pub volumes: VolumeStore,
     pub egress: Egress,
     pub audit: AuditLog,
     pub gauge: Arc<dyn MemoryGauge>,

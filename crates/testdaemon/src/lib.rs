@@ -15,7 +15,9 @@ use torpor_daemon::{Config, Parts, ServeError, ShutdownMode, serve_with};
 use torpor_egress::Egress;
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_lifecycle::{Engines, MemoryGauge, MemoryReading};
+use torpor_protocol::api::PullPolicy;
 use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
+use torpor_volumes::{Dirs, VolumeStore};
 use torpor_web::dialect::Dialect;
 
 /// How long a daemon may take to stop.
@@ -57,6 +59,7 @@ pub struct Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.host.end();
+        torpor_volumes::unmount_now(&self.temp.path().join("volumes"));
     }
 }
 
@@ -88,7 +91,8 @@ impl Daemon {
         self.address = listener.local_addr().expect("an address");
         let (stop, shutdown) = oneshot::channel();
         self.stop = Some(stop);
-        self.serving = Some(tokio::spawn(serve_with(parts, config.clone(), listener, shutdown)));
+        self.serving =
+            Some(tokio::spawn(serve_with(parts, offline(config.clone()), listener, shutdown)));
     }
 
     /// Stops it and gives what it ended with.
@@ -129,6 +133,8 @@ pub async fn parts(dir: &Path, host: &Arc<FakeHost>, names: &[&str]) -> Parts {
     let saves = Saves::open(Arc::clone(&layout), ledger.clone()).await.expect("saves");
     let vault = Vault::open(ledger.clone(), &layout, None).expect("a vault");
     let egress = torpor_daemon::egress::open(Default::default(), dir, &vault);
+    let dirs = Dirs { images: layout.volumes(), mounts: dir.join("volumes") };
+    let volumes = VolumeStore::open(dirs, ledger.fleet()).await.expect("volumes");
     Parts {
         installation: layout.tag().to_owned(),
         engines: Engines::new(Arc::new(FakeEngine::new(Arc::clone(host))), []),
@@ -136,6 +142,7 @@ pub async fn parts(dir: &Path, host: &Arc<FakeHost>, names: &[&str]) -> Parts {
         images,
         saves,
         vault,
+        volumes,
         egress: egress.expect("a way out"),
         audit: AuditLog::open(Arc::clone(&layout)).expect("an audit log"),
         journals: Journals::open(layout),
@@ -164,4 +171,12 @@ async fn import(images: &Images, dir: &Path, name: &str) {
 /// A host with more memory than anybody needs.
 pub fn plenty() -> Arc<dyn MemoryGauge> {
     Arc::new(|| MemoryReading { available_mib: u64::MAX, stalled_percent: 0.0 })
+}
+
+/// Tests look for nothing elsewhere, unless they bring a registry.
+fn offline(mut config: Config) -> Config {
+    if config.registries.is_empty() {
+        config.images.pull = PullPolicy::Never;
+    }
+    config
 }

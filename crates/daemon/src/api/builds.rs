@@ -15,7 +15,7 @@ use super::Answer;
 use super::page::{Cut, PageQuery, dated};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
-    OpenApiRouter::new().routes(routes!(list)).routes(routes!(get))
+    OpenApiRouter::new().routes(routes!(list)).routes(routes!(get, cancel))
 }
 
 #[derive(Debug, Deserialize)]
@@ -48,4 +48,17 @@ async fn get(
     Path(BuildPath { build }): Path<BuildPath>,
 ) -> Answer<Build> {
     Ok(Json(service.builds.find(&build).await?))
+}
+
+/// End a build before its time.
+#[utoipa::path(
+    delete, path = "/v1/builds/{build}",
+    params(("build" = String, Path, description = "Id of the build")),
+    responses((status = 200, description = "How it ended.", body = Build))
+)]
+async fn cancel(
+    State(service): State<Arc<Service>>,
+    Path(BuildPath { build }): Path<BuildPath>,
+) -> Answer<Build> {
+    Ok(Json(service.builds.cancel(&build).await?.1))
 }

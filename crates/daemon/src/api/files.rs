@@ -31,20 +31,20 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct PathQuery {
+pub(super) struct PathQuery {
     #[param(value_type = String)]
-    path: PathText,
+    pub(super) path: PathText,
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct TreeQuery {
+pub(super) struct TreeQuery {
     #[param(value_type = String)]
-    path: PathText,
+    pub(super) path: PathText,
     /// With everything below.
     #[serde(default)]
-    recursive: bool,
+    pub(super) recursive: bool,
 }
 
 /// Remove a file or directory.
@@ -64,14 +64,14 @@ async fn remove(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct ListQuery {
+pub(super) struct ListQuery {
     #[param(value_type = String)]
-    path: PathText,
+    pub(super) path: PathText,
     /// Levels of directories; 1 (default): the entries of `path` only.
-    depth: Option<u32>,
+    pub(super) depth: Option<u32>,
     /// All levels, instead of `depth`.
     #[serde(default)]
-    recursive: bool,
+    pub(super) recursive: bool,
 }
 
 /// How many levels of directories are listed.

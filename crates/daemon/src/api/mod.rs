@@ -26,6 +26,7 @@ mod page;
 mod pools;
 mod previews;
 mod processes;
+mod registries;
 mod run;
 mod sandboxes;
 mod secrets;
@@ -34,6 +35,8 @@ mod standby;
 mod system;
 mod transfer;
 mod tunnel;
+mod volume_files;
+mod volumes;
 
 use std::sync::Arc;
 
@@ -112,6 +115,7 @@ fn routes() -> OpenApiRouter<Arc<Service>> {
         .merge(tunnel::routes())
         .merge(images::routes())
         .merge(builds::routes())
+        .merge(registries::routes())
         .merge(system::routes())
         .merge(keys::routes())
         .merge(secrets::routes())
@@ -121,6 +125,7 @@ fn routes() -> OpenApiRouter<Arc<Service>> {
         .merge(egress::routes())
         .merge(gateways::routes())
         .merge(engine::routes())
+        .merge(volumes::routes())
 }
 
 /// The description of the API.

@@ -125,7 +125,7 @@ async fn get(
     let manifest = service.saves.manifest(&save).await?;
     let needing = service.saves.pins(&save).await?.into_iter().filter_map(|owner| match owner {
         PinOwner::Sandbox(id) => Some(id),
-        PinOwner::Snapshot(_) | PinOwner::Pool(_) | PinOwner::Reader => None,
+        PinOwner::Snapshot(_) | PinOwner::Pool(_) | PinOwner::Build(_) | PinOwner::Reader => None,
     });
     Ok(Json(SnapshotDetails {
         snapshot,

@@ -29,14 +29,14 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct ReadQuery {
+pub(super) struct ReadQuery {
     #[param(value_type = String)]
-    path: PathText,
+    pub(super) path: PathText,
     /// Begin here.
     #[serde(default)]
-    offset: u64,
+    pub(super) offset: u64,
     /// At most so many bytes.
-    length: Option<u64>,
+    pub(super) length: Option<u64>,
 }
 
 /// Download a file.
@@ -54,8 +54,11 @@ async fn read(
     Awake(awake): Awake,
 ) -> Result<Response> {
     let ReadQuery { path, offset, length } = query;
-    let Content { mode, length, pieces } =
-        files::read(&service, awake, path.0, offset, length).await?;
+    Ok(content(files::read(&service, awake, path.0, offset, length).await?))
+}
+
+/// A file as an answer.
+pub(super) fn content(Content { mode, length, pieces }: Content) -> Response {
     let mut response = Body::from_stream(pieces).into_response();
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -64,7 +67,7 @@ async fn read(
     if let Some(length) = length {
         headers.insert(CONTENT_LENGTH, length.into());
     }
-    Ok(response)
+    response
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

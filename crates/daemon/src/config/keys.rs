@@ -173,6 +173,13 @@ pub const KEYS: &[Key] = &[
         help: "Empty machines that are prepared ahead, so that a sandbox starts or wakes sooner.",
     },
     Key {
+        name: "builds.cache_mib",
+        default: "20480",
+        help: "What steps of image builds that need not be done again may take on disk, and so much \
+               again the directories of `RUN --mount=type=cache`. What was not used for longest goes. \
+               `0`: nothing is kept.",
+    },
+    Key {
         name: "egress.private",
         default: "[]",
         help: "Private addresses, such as `[\"10.1.0.0/16\"]`, that the policy of a sandbox may open by \
@@ -214,6 +221,25 @@ pub const KEYS: &[Key] = &[
         default: "{}",
         help: "More of both for sandboxes of one image: `[guest.images.\"team/web:2\"]` with `extra_ca` \
                and `env`.",
+    },
+    Key {
+        name: "images.pull",
+        default: "\"missing\"",
+        help: "When an image is pulled from its registry for a request that does not say: `missing`, \
+               `always` or `never`.",
+    },
+    Key {
+        name: "images.docker_config",
+        default: "none",
+        help: "What `docker login` writes, with logins and helpers for registries. Default: \
+               `config.json` in `$DOCKER_CONFIG`, or in `.docker` of the daemon's home.",
+    },
+    Key {
+        name: "registries",
+        default: "{}",
+        help: "About one registry: `[registries.\"docker.io\"]` with `mirrors` (hosts or URLs that are \
+               asked before it), `plain_http` (without TLS; default: only a registry on this host) and \
+               `ca_file` (certificates that are believed for it).",
     },
     Key {
         name: "previews.domain",

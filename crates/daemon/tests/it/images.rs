@@ -172,6 +172,42 @@ async fn what_can_not_be_copied_is_told_with_its_line() {
 }
 
 #[tokio::test]
+async fn a_stage_that_the_target_does_not_need_is_not_looked_at() {
+    let world = World::new().await;
+    let dockerfile = "FROM nobody/knows AS other\nRUN never\nFROM torpor/base AS one\n\
+        RUN echo one; exit 3\nFROM one\nRUN never\n";
+    let error = build_error(&world, dockerfile, &[]).await;
+    assert!(error["message"].as_str().unwrap().starts_with("line 4 "), "{error}");
+    let path = "/v1/images/build?target=other";
+    let last = outcome(&world, path, tar(&[("Dockerfile", dockerfile)])).await;
+    assert_eq!(last["error"]["code"], "image_not_found", "{last}");
+    let path = "/v1/images/build?target=nobody";
+    let last = outcome(&world, path, tar(&[("Dockerfile", dockerfile)])).await;
+    assert!(last["error"]["message"].as_str().unwrap().contains("no stage nobody"), "{last}");
+}
+
+#[tokio::test]
+async fn a_secret_comes_before_the_context_and_is_gone_after_its_command() {
+    let world = World::new().await;
+    let file = world.path("secrets/token");
+    let dockerfile = format!(
+        "FROM torpor/base\nRUN --mount=type=secret,id=t,target={file},required \\\n\
+         --mount=type=secret,id=t,env=T test \"$(cat {file})\" = \"$T\" && cat {file}; stat -c %a {file}\n\
+         RUN ls {file} || exit 4\n"
+    );
+    let error = build_error(&world, &dockerfile, &[]).await;
+    assert!(error["message"].as_str().unwrap().contains("secret t is required"), "{error}");
+    let secrets = br#"{"t":"aHVudGVyMg=="}"#;
+    let body = [secrets.as_slice(), &tar(&[("Dockerfile", &dockerfile)])].concat();
+    let path = format!("/v1/images/build?secrets_bytes={}", secrets.len());
+    let events = send(&world, &path, body).await.events().await;
+    let told = serde_json::to_string(&events).unwrap();
+    assert!(told.contains("\"***") && told.contains("400\\n") && told.contains("code 4"), "{told}");
+    assert!(!told.contains("hunter2"), "{told}");
+    assert!(!world.dir.join("secrets").exists(), "the directory was made for it");
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_ends_its_build() {
     let world = World::new().await;
     let started = world.path("started");

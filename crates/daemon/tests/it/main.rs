@@ -34,4 +34,5 @@ mod throttle;
 mod tls;
 mod transfer;
 mod tunnel;
+mod volumes;
 mod world;

@@ -92,6 +92,7 @@ fn agents_status(error: &Error) -> Option<(StatusCode, &'static str)> {
         | FailureCode::NoSuchUser
         | FailureCode::NotListening
         | FailureCode::Limit
+        | FailureCode::Busy
         | FailureCode::Io => return None,
     })
 }

@@ -13,6 +13,7 @@ use torpor_protocol::{
 
 use super::NAMESPACE;
 use super::extract::Address;
+use super::file_systems::FileSystem;
 use super::request::{NetworkPolicy, shown_image, timeout_secs};
 
 pub(super) const PENDING: &str = "pending";
@@ -45,8 +46,7 @@ pub(super) struct SandboxInfo {
     sandbox_url: Option<String>,
     ingress_endpoint: Option<String>,
     routing_hint: Option<String>,
-    /// None in this version.
-    file_systems: [(); 0],
+    file_systems: Vec<FileSystem>,
     resource_resize: Option<ResizeInfo>,
     #[serde(skip_serializing_if = "Option::is_none")]
     archived_at: Option<u64>,
@@ -204,6 +204,7 @@ impl SandboxInfo {
             image: shown_image(&spec.image),
             resources: (&spec.resources).into(),
             timeout_secs: timeout_secs(&spec),
+            file_systems: spec.mounts().iter().map(FileSystem::from).collect(),
             name: spec.name,
             entrypoint: Some(spec.entrypoint).filter(|words| !words.is_empty()),
             created_at: 0,
@@ -221,7 +222,6 @@ impl SandboxInfo {
             sandbox_url: None,
             ingress_endpoint: None,
             routing_hint: None,
-            file_systems: [],
             resource_resize: None,
             archived_at: None,
         }

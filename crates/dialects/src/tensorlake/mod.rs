@@ -8,11 +8,12 @@
 //!
 //! Words: *suspended* is our standby, *terminated* our archive, *checkpoint* our snapshot, *copy* our
 //! fork, *daemon* our agent. A sandbox's idle time-out puts a named one to sleep and ends an unnamed
-//! one. There is one namespace.
+//! one. A *file system* is a drive. There is one namespace.
 
 mod archive;
 mod error;
 mod extract;
+mod file_systems;
 mod gate;
 mod images;
 mod info;
@@ -31,6 +32,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use axum::Router;
 use axum::response::{IntoResponse, Response};
+use axum::routing::any;
 use http::request::Parts;
 use http::{HeaderMap, Uri};
 use torpor_service::{Error, Service};
@@ -43,7 +45,7 @@ const NAME: &str = "tensorlake";
 const NAMESPACE: &str = "default";
 const NAMESPACES: &str = "/v1/namespaces/";
 /// What paths of the lifecycle API begin with.
-const LIFECYCLE: [&str; 7] = [
+const LIFECYCLE: [&str; 8] = [
     "/sandboxes",
     "/snapshots",
     "/sandbox-pools",
@@ -51,6 +53,7 @@ const LIFECYCLE: [&str; 7] = [
     "/v1/namespaces",
     "/images/v4",
     "/platform/v1",
+    "/artifact-storage",
 ];
 /// What paths of the API inside a sandbox begin with.
 const INSIDE: &str = "/api/v1";
@@ -103,7 +106,8 @@ impl Dialect for Lifecycle {
             .merge(lifecycle)
             .nest("/v1/namespaces/{namespace}", namespaced)
             .merge(images::routes())
-            .merge(platform::routes());
+            .merge(platform::routes())
+            .route("/artifact-storage/{*rest}", any(file_systems::refuse_client));
         Routes { guarded, open: images::open_routes() }
     }
 

@@ -20,10 +20,9 @@ use torpor_web::error::{ApiError, Result};
 use super::NAMESPACE;
 use super::error::refuse;
 use super::extract::{Address, Body, Patience, Place};
+use super::file_systems::{FileSystem, to_mounts};
 use super::info::ResourcesInfo;
-use super::request::{
-    NetworkPolicy, ResourcesRequest, idle, image, refuse_file_systems, shown_image, unsupported,
-};
+use super::request::{NetworkPolicy, ResourcesRequest, idle, image, shown_image, unsupported};
 use super::sandboxes::{Begun, settled};
 
 pub(super) fn routes() -> Router<Arc<Service>> {
@@ -193,7 +192,7 @@ async fn delete(State(service): State<Arc<Service>>, Place(text): Place) -> Resu
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ClaimRequest {
-    file_systems: Option<Vec<Value>>,
+    file_systems: Option<Vec<FileSystem>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -214,8 +213,8 @@ async fn claim(
 ) -> Result<Response> {
     let begun = Instant::now();
     let pool_id = find(&service, &text)?.name;
-    refuse_file_systems(asked.file_systems.as_ref())?;
-    let request = CreateSandbox { pool: Some(pool_id.clone()), ..CreateSandbox::default() };
+    let mounts = to_mounts(asked.file_systems)?;
+    let request = CreateSandbox { pool: Some(pool_id.clone()), mounts, ..CreateSandbox::default() };
     let sandbox = calls::create(&service, request, None).await?;
     if let Err(response) = settled(&service, &sandbox, begun, patience).await {
         return Ok(response);

@@ -34,11 +34,13 @@ pub(super) fn unsupported(text: impl Into<String>) -> ApiError {
 /// The image here that is asked for; `None`: our default.
 pub(super) async fn image(service: &Service, asked: Option<String>) -> Result<Option<String>> {
     let Some(asked) = asked else { return Ok(None) };
-    let asked = asked.to_ascii_lowercase();
-    let Some(stands_for_it) = alias(&asked) else { return Ok(Some(asked)) };
-    match service.images.resolve(&asked).await {
-        Ok(_) => Ok(Some(asked)),
-        Err(StoreError::NoSuchImage(_)) => Ok(Some(stands_for_it.to_owned())),
+    let small = asked.to_ascii_lowercase();
+    match service.images.resolve(&small).await {
+        Ok(_) => Ok(Some(small)),
+        // A registry tells capital letters in tags.
+        Err(StoreError::NoSuchImage(_)) => {
+            Ok(Some(alias(&small).map_or(asked, |stands_for_it| stands_for_it.to_owned())))
+        }
         Err(error) => Err(error.into()),
     }
 }
@@ -81,18 +83,6 @@ fn some(asked: &Value) -> bool {
         Value::Number(number) => number.as_u64() != Some(0),
         Value::Bool(_) | Value::String(_) | Value::Object(_) => true,
     }
-}
-
-/// What can't be attached in this version.
-pub(super) fn refuse_file_systems(mounts: Option<&Vec<Value>>) -> Result<()> {
-    if mounts.is_none_or(Vec::is_empty) {
-        return Ok(());
-    }
-    Err(no_file_systems())
-}
-
-pub(super) fn no_file_systems() -> ApiError {
-    unsupported("file systems can't be attached to sandboxes in this version")
 }
 
 // === Idle time ===

@@ -164,7 +164,10 @@ async fn what_is_not_there_is_refused_by_name() {
     let world = World::new().await;
     for (body, word) in [
         (json!({"resources": {"gpus": [{"count": 1, "model": "A10"}]}}), "GPU"),
-        (json!({"file_systems": [{"file_system_id": "a", "mount_path": "/m"}]}), "file systems"),
+        (
+            json!({"file_systems": [{"file_system_id": "a", "mount_path": "/m", "owner": "1:1"}]}),
+            "owner",
+        ),
         (json!({"cloud_init_base64": "I2Nsb3VkLWNvbmZpZw=="}), "cloud-init"),
     ] {
         let text = world.post("/sandboxes", body).await.expect_error(400, "UNSUPPORTED");

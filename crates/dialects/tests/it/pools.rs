@@ -97,7 +97,7 @@ async fn a_claim_is_made_even_when_none_is_ready() {
         "running"
     );
     let mounts = json!({"file_systems": [{"file_system_id": "a", "mount_path": "/m"}]});
-    world.post(&path, mounts).await.expect_error(400, "UNSUPPORTED");
+    world.post(&path, mounts).await.expect_error(404, "VOLUME_NOT_FOUND");
     assert_eq!(world.ids().await.len(), 1);
 }
 

@@ -104,13 +104,33 @@ async fn what_nobody_knows_is_not_found() {
 }
 
 #[tokio::test]
-async fn file_systems_are_refused_in_words() {
+async fn a_file_system_that_is_not_there_is_named_with_what_makes_one() {
     let world = World::new().await;
     let id = world.create(json!({})).await;
     let path = format!("/sandboxes/{id}/file_systems");
     let mount = json!({"file_system_id": "skills", "mount_path": "/mnt/skills"});
-    let refused = world.post(&path, mount).await.expect_error(400, "UNSUPPORTED");
-    assert!(refused.contains("file systems"), "{refused}");
+    let refused = world.post(&path, mount).await.expect_error(400, "INVALID_REQUEST");
+    assert!(refused.contains("skills") && refused.contains("torpor drive create"), "{refused}");
     let ask = Ask::new("DELETE", path).json(&json!({"mount_path": "/mnt/skills"}));
-    world.send(ask).await.expect_error(400, "UNSUPPORTED");
+    world.send(ask).await.expect_error(400, "INVALID_REQUEST");
+    let client = world.send(Ask::new("POST", "/artifact-storage/v1/token")).await;
+    assert!(client.expect_error(400, "UNSUPPORTED").contains("drive"));
+}
+
+#[tokio::test]
+async fn a_file_system_is_a_drive() {
+    let world = World::scripted().await;
+    let drive = json!({"name": "skills", "size_mib": 16});
+    world.own("POST", "/drives", Some(drive)).await.expect(201);
+    let mount = json!({"file_system_id": "skills", "mount_path": "/mnt/skills", "read_only": true});
+    let id = world.create(json!({"file_systems": [mount]})).await;
+    let shown = world.info(&id).await["file_systems"][0].clone();
+    assert_eq!((&shown["file_system_id"], &shown["read_only"]), (&json!("skills"), &json!(true)));
+    let path = format!("/sandboxes/{id}/file_systems");
+    let other = json!({"file_system_id": "skills", "mount_path": "/rw", "prefetch": true});
+    let both = world.post(&path, other).await.expect(200);
+    assert_eq!(both["file_systems"].as_array().unwrap().len(), 2);
+    let ask = Ask::new("DELETE", path).json(&json!({"mount_path": "/mnt/skills"}));
+    let left = world.send(ask).await.expect(200);
+    assert_eq!(left["file_systems"][0]["mount_path"], "/rw");
 }

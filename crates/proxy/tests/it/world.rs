@@ -64,6 +64,7 @@ impl World {
             images: store.clone(),
             saves: store.clone(),
             journal: store.clone(),
+            volumes: store.clone(),
             vault: store,
             ca: None,
             guest: torpor_lifecycle::GuestDefaults::default(),
@@ -270,5 +271,6 @@ fn spec(name: &str) -> SandboxSpec {
         ports: None,
         engine: None,
         pool: None,
+        mounts: Some(Vec::new()),
     }
 }

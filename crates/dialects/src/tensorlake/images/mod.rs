@@ -18,7 +18,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use torpor_protocol::api::DEFAULT_IMAGE;
-use torpor_service::builds::known;
+use torpor_service::builds::{cache, known};
 use torpor_service::error::StoreError;
 use torpor_service::{Image, ImageName, Service};
 use torpor_web::error::{ApiError, Result};
@@ -61,6 +61,10 @@ pub(super) fn alias(name: &str) -> Option<&'static str> {
 
 /// The name of an image, by Tensorlake's grammar, which is a little narrower than ours.
 fn parse(text: &str) -> Result<ImageName> {
+    // As a registry has it, capital letters in its tag too.
+    if text.split_once('/').is_some_and(|(host, _)| host.contains(['.', ':'])) {
+        return Ok(text.parse()?);
+    }
     let text = text.to_ascii_lowercase();
     let (path, tag) = text.split_once(':').unwrap_or((&text, "latest"));
     let is_part = |part: &str| {
@@ -174,7 +178,7 @@ pub(super) async fn all(service: &Service) -> Result<Vec<Record>> {
 /// Takes the name away, and the image if it has no other. Refused while something needs it.
 pub(super) async fn remove(service: &Service, text: &str) -> Result<()> {
     let name = name_of(text).or_else(|| parse(text).ok()).ok_or_else(|| missing(text))?;
-    Ok(service.images.remove(name.as_str()).await?)
+    Ok(cache::remove_image(service, name.as_str()).await?)
 }
 
 #[derive(Debug, Deserialize)]
@@ -210,7 +214,7 @@ async fn by_name(State(service): State<Arc<Service>>, Place(name): Place) -> Res
 
 async fn delete_by_id(State(service): State<Arc<Service>>, Place(id): Place) -> Result<Response> {
     let name = name_of(&id).ok_or_else(|| missing(&id))?;
-    service.images.remove(name.as_str()).await?;
+    cache::remove_image(&service, name.as_str()).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

@@ -13,7 +13,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::Instant;
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::{
@@ -27,12 +27,12 @@ use torpor_service::{Sandbox, Service};
 use torpor_web::error::{ApiError, Result};
 
 use super::super::extract::{Address, Body, Patience};
+use super::super::file_systems::{FileSystem, to_mounts};
 use super::super::info::{
     RUNNING, TERMINATED, failure, pending_reason, sandbox_url, termination, word,
 };
 use super::super::request::{
-    NetworkPolicy, ResourcesRequest, TIMEOUT_SECS, idle, image, ports, refuse_file_systems,
-    unsupported,
+    NetworkPolicy, ResourcesRequest, TIMEOUT_SECS, idle, image, ports, unsupported,
 };
 use super::super::snapshots::reference;
 
@@ -49,7 +49,7 @@ pub(super) struct CreateRequest {
     #[serde(alias = "allow_unauthenticated_proxy_access")]
     allow_unauthenticated_access: Option<bool>,
     exposed_ports: Option<Vec<u16>>,
-    file_systems: Option<Vec<Value>>,
+    file_systems: Option<Vec<FileSystem>>,
     auto_resume: Option<bool>,
     max_pending_secs: Option<u64>,
     wait: Option<bool>,
@@ -80,7 +80,7 @@ pub(super) async fn create(
 
 impl CreateRequest {
     async fn into_spec(self, service: &Service) -> Result<CreateSandbox> {
-        refuse_file_systems(self.file_systems.as_ref())?;
+        let mounts = to_mounts(self.file_systems)?;
         if self.cloud_init_base64.is_some() {
             let text = "cloud_init_base64: cloud-init is not run in this version; start commands \
                         with an entrypoint or after the sandbox runs";
@@ -130,6 +130,7 @@ impl CreateRequest {
             entrypoint,
             secrets: self.secret_names.unwrap_or_default(),
             ports: Some(access),
+            mounts,
             queue_ms: Some(queue_ms(self.max_pending_secs)),
             ..CreateSandbox::default()
         })

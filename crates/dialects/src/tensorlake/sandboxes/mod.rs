@@ -17,7 +17,6 @@ mod update;
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
@@ -29,9 +28,9 @@ use torpor_web::error::{ApiError, Result};
 use torpor_web::extract::Query;
 
 use super::extract::{Address, Place};
-use super::gate::{Named, find, missing};
+use super::file_systems;
+use super::gate::{find, missing};
 use super::info::{SandboxInfo, TERMINATED};
-use super::request::no_file_systems;
 pub(super) use create::{Begun, settled};
 
 /// Sandboxes in one page, unless the client asks for another number up to this.
@@ -46,7 +45,7 @@ pub(super) fn routes() -> Router<Arc<Service>> {
         .route("/sandboxes/{sandbox}/copy", post(copy::copy))
         .route(
             "/sandboxes/{sandbox}/file_systems",
-            post(refuse_file_system).delete(refuse_file_system),
+            post(file_systems::attach).delete(file_systems::detach),
         )
 }
 
@@ -119,8 +118,4 @@ async fn delete(State(service): State<Arc<Service>>, Place(text): Place) -> Resu
     let of: SandboxRef = text.parse().map_err(|_| missing(&text))?;
     let id = calls::delete(&service, &of).await?;
     Ok(Json(json!({"sandbox_id": id, "status": TERMINATED})))
-}
-
-async fn refuse_file_system(Named(_): Named) -> Response {
-    no_file_systems().into_response()
 }
