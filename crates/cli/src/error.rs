@@ -214,6 +214,7 @@ fn usual_hint(body: &ErrorBody) -> Option<String> {
         ErrorCode::SandboxNotFound => "list them with: torpor ps",
         ErrorCode::ImageNotFound => "list them with: torpor image ls",
         ErrorCode::SnapshotNotFound => "list them with: torpor snapshot ls",
+        ErrorCode::VolumeNotFound => "list them with: torpor volume ls, torpor drive ls",
         ErrorCode::SnapshotNotReady => "see how it stands with: torpor snapshot ls",
         ErrorCode::SandboxAsleep => "wake it with: torpor wake",
         ErrorCode::Internal => {
@@ -232,6 +233,7 @@ fn usual_hint(body: &ErrorBody) -> Option<String> {
         | ErrorCode::FileRefused
         | ErrorCode::PortNotListening
         | ErrorCode::PortNotExposed
+        | ErrorCode::NotPermitted
         | ErrorCode::TooLarge
         | ErrorCode::CapacityReached
         | ErrorCode::RateLimited
@@ -242,6 +244,8 @@ fn usual_hint(body: &ErrorBody) -> Option<String> {
         | ErrorCode::ImageCorrupt
         | ErrorCode::SnapshotCorrupt
         | ErrorCode::SnapshotIncompatible
+        | ErrorCode::RegistryUnavailable
+        | ErrorCode::RegistryDenied
         | ErrorCode::Timeout
         | ErrorCode::Unsupported
         | ErrorCode::ShuttingDown => return None,

@@ -1,8 +1,9 @@
 //! Signs of life for whatever takes longer than a second: on standard error, if that is a terminal.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::task::JoinHandle;
 
 /// What is over sooner needs no sign of life.
@@ -83,5 +84,37 @@ impl Drop for Progress {
     fn drop(&mut self) {
         self.show.abort();
         self.bar.finish_and_clear();
+    }
+}
+
+/// How much of what is shown of a digest.
+const DIGEST_SHOWN: usize = 19;
+
+/// One bar for each layer of an image; they go when dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Bars {
+    /// Hides itself if standard error is no terminal.
+    all: MultiProgress,
+    layers: HashMap<String, ProgressBar>,
+}
+
+impl Bars {
+    pub(crate) fn set(&mut self, digest: &str, bytes: u64, total: u64) {
+        let new = || {
+            let template = "{msg}  [{bar:24}] {bytes} of {total_bytes}  {bytes_per_sec}";
+            let style =
+                ProgressStyle::with_template(template).expect("our own templates are valid");
+            let bar = self.all.add(ProgressBar::new(total));
+            bar.set_style(style.progress_chars("=> "));
+            bar.set_message(digest.chars().take(DIGEST_SHOWN).collect::<String>());
+            bar
+        };
+        self.layers.entry(digest.to_owned()).or_insert_with(new).set_position(bytes);
+    }
+}
+
+impl Drop for Bars {
+    fn drop(&mut self) {
+        self.layers.values().for_each(ProgressBar::finish_and_clear);
     }
 }

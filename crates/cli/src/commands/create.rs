@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use clap::Args;
 use torpor_client::{Client, Route};
-use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE};
+use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, PullPolicy};
+use torpor_protocol::volume::MountRequest;
 use torpor_protocol::{ErrorCode, Lifetime, Name, SecretName, Status};
 
 use super::policy::{LifetimeArgs, ResourceArgs, StandbyArgs};
 use super::reach::{PortArgs, ReachArgs};
-use super::{image, parse_env, parse_pair, queue, sandboxes};
+use super::{image, parse_env, parse_pair, queue, sandboxes, volume};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::{output, units};
@@ -23,14 +24,19 @@ use crate::{output, units};
     torpor create --name api --secret TOKEN --allow 192.0.2.0/24 --expose 8080 -- npm start\n  \
     torpor create --allow '*.pypi.org' --allow 'GET,HEAD api.example.com/v1/' --deny example.org\n  \
     torpor create --route 'api.openai.com: Authorization=Bearer {{SECRET:OPENAI_KEY}}'\n  \
+    torpor create --name db -v data:/data -v shared:/team:/mnt/team:ro\n  \
     torpor create --pool agents --queue 10m")]
 pub(super) struct Create {
     /// A name to find it by; it must be free.
     #[arg(long)]
     name: Option<Name>,
-    /// Name or id of an image [default: torpor/base].
+    /// Name or id of an image, which is pulled from its registry if it is not here [default:
+    /// torpor/base].
     #[arg(long)]
     image: Option<String>,
+    /// When it is pulled: missing, always or never [default: missing].
+    #[arg(long, value_name = "WHEN", value_parser = image::parse_policy, requires = "image")]
+    pull: Option<PullPolicy>,
     /// Name or id of a snapshot to begin from, instead of an image.
     #[arg(long, conflicts_with = "image")]
     snapshot: Option<String>,
@@ -60,6 +66,10 @@ pub(super) struct Create {
     standby: StandbyArgs,
     #[command(flatten)]
     lifetime: LifetimeArgs,
+    /// Volume or drive at a directory: NAME:PATH, NAME:/FOLDER:PATH for a folder of it, with :ro at its end to
+    /// read only; may be given several times.
+    #[arg(short, long = "volume", value_name = "NAME:PATH[:ro]", value_parser = volume::parse_mount)]
+    volumes: Vec<MountRequest>,
     /// If this host has no room for it, wait so long, or `forever`, instead of being refused.
     #[arg(long, value_name = "DURATION", value_parser = queue::parse)]
     queue: Option<Duration>,
@@ -91,6 +101,12 @@ async fn create(client: &Client, request: &CreateSandbox, wait: bool) -> Result<
     }
 }
 
+/// Whether an image is wanted that is not here.
+fn lacks_image(error: &Error, request: &CreateSandbox) -> bool {
+    let named = request.image.as_deref().is_some_and(|image| image != DEFAULT_IMAGE);
+    named && error.code() == Some(ErrorCode::ImageNotFound)
+}
+
 /// Whether the default image is wanted and not there.
 fn lacks_base(error: &Error, request: &CreateSandbox) -> bool {
     let image = request.image.as_deref().unwrap_or(DEFAULT_IMAGE);
@@ -100,9 +116,17 @@ fn lacks_base(error: &Error, request: &CreateSandbox) -> bool {
 
 impl Create {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        let (json, wait) = (self.json, !self.no_wait);
+        let (json, wait, policy) = (self.json, !self.no_wait, self.pull.unwrap_or_default());
         let request = self.request();
+        if let Some(image) = request.image.as_ref().filter(|_| policy == PullPolicy::Always) {
+            image::pull::ensure(client, image, policy).await?;
+        }
         let status = match create(client, &request, wait).await {
+            Err(error) if lacks_image(&error, &request) && policy == PullPolicy::Missing => {
+                let image = request.image.as_deref().unwrap_or_default();
+                image::pull::ensure(client, image, policy).await?;
+                create(client, &request, wait).await?
+            }
             // Somebody's first sandbox: the default image is made when it is first needed.
             Err(error) if lacks_base(&error, &request) => {
                 output::note("the default image is made first; this is done once");
@@ -118,6 +142,8 @@ impl Create {
     fn request(self) -> CreateSandbox {
         CreateSandbox {
             name: self.name,
+            // What is missing is pulled before, so that one sees how far it is.
+            pull: self.image.as_ref().map(|_| PullPolicy::Never),
             image: self.image,
             snapshot: self.snapshot,
             engine: self.engine,
@@ -134,6 +160,7 @@ impl Create {
             secrets: self.secret,
             ports: self.ports.access(),
             pool: self.pool,
+            mounts: self.volumes,
             queue_ms: self.queue.map(units::millis),
         }
     }

@@ -6,11 +6,12 @@ use clap::Args;
 use tokio::time::Instant;
 use torpor_client::Client;
 use torpor_protocol::snapshot::{FORKS_MAX, Fork as Request, ForkList, ForkOutcome};
+use torpor_protocol::volume::ForkVolumes;
 use torpor_protocol::{ErrorBody, Lifetime, Network};
 
 use super::base::{Base, BaseArgs};
 use super::policy::{LifetimeArgs, StandbyArgs};
-use super::{parse_env, parse_pair, sandboxes};
+use super::{parse_env, parse_pair, sandboxes, volume};
 use crate::error::{EXIT_FAILED, Error, Result};
 use crate::progress::Progress;
 use crate::{output, units};
@@ -57,6 +58,9 @@ pub(super) struct Fork {
     /// Let them reach nothing outside.
     #[arg(long)]
     no_internet: bool,
+    /// What becomes of its volumes: copy, share-ro or refuse; drives are shared.
+    #[arg(long, value_name = "HOW", default_value = "refuse", value_parser = volume::parse_fork)]
+    volumes: ForkVolumes,
     #[command(flatten)]
     standby: StandbyArgs,
     #[command(flatten)]
@@ -112,6 +116,7 @@ impl Fork {
             cpus: self.cpus,
             memory_mib: self.memory,
             disk_mib: self.disk,
+            volumes: self.volumes,
         }
     }
 }

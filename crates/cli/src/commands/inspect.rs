@@ -134,6 +134,12 @@ fn describe_spec(spec: &SandboxSpec) -> Fields {
     if !spec.secrets.is_empty() {
         fields.push(("secrets", listed(&spec.secrets)));
     }
+    for mount in spec.mounts() {
+        let (at, below) = (plain(mount.path.as_str()), plain(mount.subpath.relative()));
+        let below = if below.is_empty() { below } else { format!(":/{below}") };
+        let ro = if mount.read_only { ", to read" } else { "" };
+        fields.push(("mount", format!("{} {}{below} at {at}{ro}", mount.kind, mount.name)));
+    }
     if let Some(ports) = &spec.ports {
         fields.push(("ports", describe_ports(ports)));
     }

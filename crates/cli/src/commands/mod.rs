@@ -38,6 +38,7 @@ mod ps;
 mod purge;
 mod queue;
 mod reach;
+mod registry;
 mod removal;
 mod restore;
 mod rm;
@@ -51,6 +52,7 @@ mod supervision;
 mod top;
 mod update;
 mod version;
+mod volume;
 mod wake;
 
 use std::ffi::OsString;
@@ -141,6 +143,9 @@ enum Command {
     PortForward(port_forward::PortForward),
     Preview(preview::Preview),
     Image(image::Image),
+    Registry(registry::Registry),
+    Volume(volume::Volume),
+    Drive(volume::Drive),
     Domain(domain::Domain),
     Secret(secret::Secret),
     Egress(egress::Egress),
@@ -168,6 +173,8 @@ impl Cli {
         // A verb's own option goes before the global one of that name.
         Self::command().mut_subcommands(|verb| match OFFLINE.contains(&verb.get_name()) {
             true => verb.args(hidden()),
+            // Here -v is a volume, as everybody knows it.
+            false if verb.get_name() == "create" => verb.arg(long_verbose()),
             false => verb,
         })
     }
@@ -212,6 +219,9 @@ impl Cli {
             Command::PortForward(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Preview(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Image(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Registry(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Volume(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Drive(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Domain(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Secret(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Egress(verb) => online(client()?, async |client| verb.run(client).await),
@@ -229,6 +239,12 @@ impl Cli {
             Command::Version(verb) => online(client()?, async |client| verb.run(client).await),
         }
     }
+}
+
+/// The global option, without its letter.
+fn long_verbose() -> clap::Arg {
+    let action = clap::ArgAction::SetTrue;
+    clap::Arg::new("verbose").long("verbose").help("Show the request id with errors").action(action)
 }
 
 /// Runs a verb of the client: one thread is enough for it.

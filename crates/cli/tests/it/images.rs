@@ -13,7 +13,7 @@ fn a_directory_becomes_an_image_that_can_be_listed_and_removed() {
     assert_eq!(world.torpor(["image", "import", "--name", "mine", "root"]).ok(), "mine:latest\n");
     let table = world.torpor(["image", "ls"]).ok();
     let header: Vec<&str> = table.lines().next().unwrap().split_whitespace().collect();
-    assert_eq!(header, ["NAME", "ID", "SIZE", "AGE"]);
+    assert_eq!(header, ["NAME", "ID", "SIZE", "UNIQUE", "SHARED", "AGE"]);
     assert!(table.lines().any(|line| line.starts_with("mine:latest ")), "{table}");
     assert!(table.lines().any(|line| line.starts_with("torpor/base")), "{table}");
     let shown = world.torpor(["image", "inspect", "mine", "--json"]).json();

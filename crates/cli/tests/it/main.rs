@@ -36,4 +36,5 @@ mod terminal;
 mod top;
 mod torpor;
 mod update;
+mod volumes;
 mod world;

@@ -8,7 +8,6 @@ use http::{Method, header};
 use hyper::body::Incoming;
 use torpor_client::body::ChunkReader;
 use torpor_client::{Client, Route, body};
-use torpor_protocol::SandboxRef;
 
 use super::place::{base_name, means_content};
 use super::{There, look};
@@ -18,46 +17,35 @@ use crate::error::{EXIT_INTERRUPTED, Error, Result};
 use crate::output::{self, plain};
 use crate::progress::Progress;
 
-pub(super) async fn to_stdout(client: &Client, sandbox: &SandboxRef, path: &str) -> Result<()> {
-    let route = match look(client, sandbox, path).await? {
-        There::Directory => archive_route(sandbox, path),
-        There::File(_) | There::Nothing => file_route(sandbox, path),
+pub(super) async fn to_stdout(client: &Client, of: &Route, path: &str) -> Result<()> {
+    let route = match look(client, of, path).await? {
+        There::Directory => archive_route(of, path),
+        There::File(_) | There::Nothing => file_route(of, path),
     };
     let progress = Progress::bytes(None, plain(path));
     print_body(client, &route, progress.counter()).await
 }
 
-pub(super) async fn to_path(
-    client: &Client,
-    sandbox: &SandboxRef,
-    path: &str,
-    to: &Path,
-) -> Result<()> {
-    match look(client, sandbox, path).await? {
-        There::Directory => directory(client, sandbox, path, to).await,
-        There::File(found) => file(client, sandbox, path, found.mode, to).await,
+pub(super) async fn to_path(client: &Client, of: &Route, path: &str, to: &Path) -> Result<()> {
+    match look(client, of, path).await? {
+        There::Directory => directory(client, of, path, to).await,
+        There::File(found) => file(client, of, path, found.mode, to).await,
         // The daemon says in its own words that there is none.
-        There::Nothing => file(client, sandbox, path, 0o644, to).await,
+        There::Nothing => file(client, of, path, 0o644, to).await,
     }
 }
 
-fn file_route(sandbox: &SandboxRef, path: &str) -> Route {
-    Route::sandbox(sandbox).then("/files/content").query("path", path)
+fn file_route(of: &Route, path: &str) -> Route {
+    of.clone().then("/files/content").query("path", path)
 }
 
-fn archive_route(sandbox: &SandboxRef, path: &str) -> Route {
-    Route::sandbox(sandbox).then("/files/archive").query("path", path)
+fn archive_route(of: &Route, path: &str) -> Route {
+    of.clone().then("/files/archive").query("path", path)
 }
 
-async fn file(
-    client: &Client,
-    sandbox: &SandboxRef,
-    path: &str,
-    mode: u32,
-    to: &Path,
-) -> Result<()> {
+async fn file(client: &Client, of: &Route, path: &str, mode: u32, to: &Path) -> Result<()> {
     let to = file_target(path, to)?;
-    let response = client.send(Method::GET, &file_route(sandbox, path), body::empty()).await?;
+    let response = client.send(Method::GET, &file_route(of, path), body::empty()).await?;
     let length = response.headers().get(header::CONTENT_LENGTH);
     let size = length.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     // A link's own mode means nothing; the file's mode comes with the file.
@@ -69,10 +57,10 @@ async fn file(
     receive(response.into_body(), &progress, work).await?.map_err(|e| cannot_write(&shown, e))
 }
 
-async fn directory(client: &Client, sandbox: &SandboxRef, path: &str, to: &Path) -> Result<()> {
+async fn directory(client: &Client, of: &Route, path: &str, to: &Path) -> Result<()> {
     let to = directory_target(path, to)?;
     let shown = to.display().to_string();
-    let response = client.send(Method::GET, &archive_route(sandbox, path), body::empty()).await?;
+    let response = client.send(Method::GET, &archive_route(of, path), body::empty()).await?;
     match fs::create_dir(&to) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             return Err(cannot_write(&shown, error));

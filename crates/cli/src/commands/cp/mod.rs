@@ -5,19 +5,19 @@ mod download;
 mod place;
 mod upload;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use torpor_client::{Client, Route};
 use torpor_protocol::ErrorCode;
-use torpor_protocol::SandboxRef;
 use torpor_protocol::api::FileEntry;
 
 use crate::error::{Error, Result};
 
 pub(super) use download::receive;
 pub(super) use place::Place;
-pub(super) use upload::{note_left_out, packed};
+pub(super) use upload::{note_left_out, packed, packed_after};
 
 /// Copy files and directories to and from a sandbox.
 ///
@@ -39,36 +39,53 @@ pub(super) struct Cp {
 
 impl Cp {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        match (self.source, self.destination) {
-            (Place::Inside { sandbox, path }, Place::Here(to)) => {
-                download::to_path(client, &sandbox, &path, &to).await?;
-            }
-            (Place::Inside { sandbox, path }, Place::Stdio) => {
-                download::to_stdout(client, &sandbox, &path).await?;
-            }
-            (Place::Here(from), Place::Inside { sandbox, path }) => {
-                upload::from_path(client, &from, &sandbox, &path).await?;
-            }
-            (Place::Stdio, Place::Inside { sandbox, path }) => {
-                upload::from_stdin(client, &sandbox, &path).await?;
-            }
-            (Place::Inside { .. }, Place::Inside { .. }) => {
-                return Err(Error::Usage {
-                    message: "one side has to be here".to_owned(),
-                    hint: Some(
-                        "torpor cp a:/x - | torpor cp - b:/x goes from one to another".into(),
-                    ),
-                });
-            }
-            (Place::Here(_) | Place::Stdio, Place::Here(_) | Place::Stdio) => {
-                return Err(Error::Usage {
-                    message: "neither side is in a sandbox".to_owned(),
-                    hint: Some("a place in a sandbox is written SANDBOX:PATH".to_owned()),
-                });
-            }
-        }
-        Ok(ExitCode::SUCCESS)
+        let side = |place| match place {
+            Place::Inside { sandbox, path } => Side::Inside(Route::sandbox(&sandbox), path),
+            Place::Here(path) => Side::Here(path),
+            Place::Stdio => Side::Stdio,
+        };
+        copy(client, side(self.source), side(self.destination), ("a sandbox", "SANDBOX:PATH")).await
     }
+}
+
+/// A side of a copy, whatever has the files.
+pub(super) enum Side {
+    Stdio,
+    Here(PathBuf),
+    /// Files below this route, and the path there.
+    Inside(Route, String),
+}
+
+/// Copies from one side to the other; `inside` is what has files, and `written` how a place in it is written.
+pub(super) async fn copy(
+    client: &Client,
+    source: Side,
+    destination: Side,
+    (inside, written): (&str, &str),
+) -> Result<ExitCode> {
+    match (source, destination) {
+        (Side::Inside(of, path), Side::Here(to)) => {
+            download::to_path(client, &of, &path, &to).await?;
+        }
+        (Side::Inside(of, path), Side::Stdio) => download::to_stdout(client, &of, &path).await?,
+        (Side::Here(from), Side::Inside(of, path)) => {
+            upload::from_path(client, &from, &of, &path).await?;
+        }
+        (Side::Stdio, Side::Inside(of, path)) => upload::from_stdin(client, &of, &path).await?,
+        (Side::Inside(..), Side::Inside(..)) => {
+            return Err(Error::Usage {
+                message: "one side has to be here".to_owned(),
+                hint: Some("torpor cp a:/x - | torpor cp - b:/x goes from one to another".into()),
+            });
+        }
+        (Side::Here(_) | Side::Stdio, Side::Here(_) | Side::Stdio) => {
+            return Err(Error::Usage {
+                message: format!("neither side is in {inside}"),
+                hint: Some(format!("a place in {inside} is written {written}")),
+            });
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// What is at a path inside.
@@ -80,8 +97,8 @@ enum There {
 }
 
 /// Looks; a link to a directory is a directory.
-async fn look(client: &Client, sandbox: &SandboxRef, path: &str) -> Result<There> {
-    let found = match stat(client, sandbox, path).await? {
+async fn look(client: &Client, of: &Route, path: &str) -> Result<There> {
+    let found = match stat(client, of, path).await? {
         None => return Ok(There::Nothing),
         Some(found) => found,
     };
@@ -89,7 +106,7 @@ async fn look(client: &Client, sandbox: &SandboxRef, path: &str) -> Result<There
         "directory" => Ok(There::Directory),
         "symlink" => {
             // With a dot at its end the path is resolved to its end.
-            let behind = stat(client, sandbox, &format!("{}/.", path.trim_end_matches('/'))).await;
+            let behind = stat(client, of, &format!("{}/.", path.trim_end_matches('/'))).await;
             match behind {
                 Ok(Some(behind)) if behind.kind == "directory" => Ok(There::Directory),
                 // A link to a file is no error here, whatever the kernel thinks of the dot.
@@ -102,7 +119,7 @@ async fn look(client: &Client, sandbox: &SandboxRef, path: &str) -> Result<There
     }
 }
 
-async fn stat(client: &Client, sandbox: &SandboxRef, path: &str) -> Result<Option<FileEntry>> {
-    let route = Route::sandbox(sandbox).then("/files/stat").query("path", path);
+async fn stat(client: &Client, of: &Route, path: &str) -> Result<Option<FileEntry>> {
+    let route = of.clone().then("/files/stat").query("path", path);
     Ok(client.find(&route, ErrorCode::FileNotFound).await?)
 }

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use http::Method;
 use torpor_client::body::{self, Body};
 use torpor_client::{Client, Route};
-use torpor_protocol::SandboxRef;
 use torpor_protocol::api::FileEntry;
 
 use super::place::{join, means_content};
@@ -19,65 +18,53 @@ use crate::output;
 use crate::progress::Progress;
 use crate::units;
 
-pub(super) async fn from_path(
-    client: &Client,
-    from: &Path,
-    sandbox: &SandboxRef,
-    path: &str,
-) -> Result<()> {
+pub(super) async fn from_path(client: &Client, from: &Path, of: &Route, path: &str) -> Result<()> {
     let found = fs::metadata(from).map_err(|error| cannot_read(from, error))?;
-    let there = look(client, sandbox, path).await?;
+    let there = look(client, of, path).await?;
     if found.is_dir() {
         let to = directory_target(from, path, &there)?;
-        directory(client, from, sandbox, &to).await
+        directory(client, from, of, &to).await
     } else {
         let to = file_target(from, path, &there)?;
-        file(client, from, &found, sandbox, &to).await
+        file(client, from, &found, of, &to).await
     }
 }
 
 /// A tar if the path is a directory that exists, else the bytes of a file.
-pub(super) async fn from_stdin(client: &Client, sandbox: &SandboxRef, path: &str) -> Result<()> {
+pub(super) async fn from_stdin(client: &Client, of: &Route, path: &str) -> Result<()> {
     let progress = Progress::bytes(None, "standard input");
     let body = body::reader(tokio::io::stdin(), progress.counter());
-    match look(client, sandbox, path).await? {
-        There::Directory => send_archive(client, sandbox, path, body).await,
+    match look(client, of, path).await? {
+        There::Directory => send_archive(client, of, path, body).await,
         There::Nothing if path.ends_with('/') => Err(no_directory(path)),
         There::Nothing | There::File(_) => {
-            let route = Route::sandbox(sandbox).then("/files/content").query("path", path);
+            let route = of.clone().then("/files/content").query("path", path);
             Ok(client.upload(Method::PUT, &route, body).await.map(|_: FileEntry| ())?)
         }
     }
 }
 
-async fn file(
-    client: &Client,
-    from: &Path,
-    found: &Metadata,
-    sandbox: &SandboxRef,
-    to: &str,
-) -> Result<()> {
+async fn file(client: &Client, from: &Path, found: &Metadata, of: &Route, to: &str) -> Result<()> {
     let file = tokio::fs::File::open(from).await.map_err(|error| cannot_read(from, error))?;
     let total = found.is_file().then_some(found.len());
     let progress = Progress::bytes(total, from.display().to_string());
     let mode = units::show_mode(found.mode() & 0o777);
-    let route =
-        Route::sandbox(sandbox).then("/files/content").query("path", to).query("mode", &mode);
+    let route = of.clone().then("/files/content").query("path", to).query("mode", &mode);
     let body = body::reader(file, progress.counter());
     Ok(client.upload(Method::PUT, &route, body).await.map(|_: FileEntry| ())?)
 }
 
-async fn directory(client: &Client, from: &Path, sandbox: &SandboxRef, to: &str) -> Result<()> {
+async fn directory(client: &Client, from: &Path, of: &Route, to: &str) -> Result<()> {
     let progress = Progress::bytes(None, from.display().to_string());
-    let send = async |body| send_archive(client, sandbox, to, body).await;
+    let send = async |body| send_archive(client, of, to, body).await;
     let (packed, ()) = packed(from.to_owned(), Owners::Root, progress.counter(), send).await?;
     drop(progress);
     note_left_out(&packed);
     Ok(())
 }
 
-async fn send_archive(client: &Client, sandbox: &SandboxRef, to: &str, body: Body) -> Result<()> {
-    let route = Route::sandbox(sandbox).then("/files/archive").query("path", to);
+async fn send_archive(client: &Client, of: &Route, to: &str, body: Body) -> Result<()> {
+    let route = of.clone().then("/files/archive").query("path", to);
     Ok(client.send(Method::PUT, &route, body).await.map(drop)?)
 }
 
@@ -89,10 +76,22 @@ pub(in crate::commands) async fn packed<T>(
     count: impl Fn(usize) + Send + 'static,
     send: impl AsyncFnOnce(Body) -> Result<T>,
 ) -> Result<(Packed, T)> {
+    packed_after(Vec::new(), directory, owners, count, send).await
+}
+
+/// The same with other bytes before the archive.
+pub(in crate::commands) async fn packed_after<T>(
+    head: Vec<u8>,
+    directory: PathBuf,
+    owners: Owners,
+    count: impl Fn(usize) + Send + 'static,
+    send: impl AsyncFnOnce(Body) -> Result<T>,
+) -> Result<(Packed, T)> {
     let (mut writer, body) = body::written(count);
     let shown = directory.display().to_string();
     let work = tokio::task::spawn_blocking(move || {
-        let packed = archive::pack(&directory, Path::new(""), owners, &mut writer);
+        let packed = io::Write::write_all(&mut writer, &head)
+            .and_then(|()| archive::pack(&directory, Path::new(""), owners, &mut writer));
         let (packed, result) = match packed {
             Ok(packed) => (packed, Ok(())),
             Err(error) => (Packed::default(), Err(error)),

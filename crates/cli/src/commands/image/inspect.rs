@@ -37,7 +37,10 @@ fn describe(image: &Image) -> Vec<(&'static str, String)> {
     vec![
         ("id", image.id.to_string()),
         ("names", plain(&image.names.join(", "))),
+        ("digests", plain(&image.digests.join(", "))),
         ("size", units::show_bytes(image.size_bytes)),
+        ("unique", units::show_bytes(image.unique_bytes)),
+        ("shared", units::show_bytes(image.shared_bytes)),
         ("created", units::show_time(image.created_at_ms)),
         ("user", or_dash(&config.user)),
         ("directory", or_dash(&config.workdir)),
@@ -45,5 +48,6 @@ fn describe(image: &Image) -> Vec<(&'static str, String)> {
         ("command", output::command_line(&config.cmd, COMMAND_WIDTH)),
         ("environment", output::pairs(&config.env)),
         ("labels", output::pairs(&config.labels)),
+        ("ports", plain(&config.exposed_ports.join(", "))),
     ]
 }

@@ -42,8 +42,13 @@ fn table(images: &[Image], now_ms: u64) -> String {
             plain(&names),
             image.id.as_str().chars().take(12).collect(),
             units::show_bytes(image.size_bytes),
+            units::show_bytes(image.unique_bytes),
+            units::show_bytes(image.shared_bytes),
             units::show_age(image.created_at_ms, now_ms),
         ]
     };
-    output::table(&["NAME", "ID", "SIZE", "AGE"], images.iter().map(row).collect())
+    output::table(
+        &["NAME", "ID", "SIZE", "UNIQUE", "SHARED", "AGE"],
+        images.iter().map(row).collect(),
+    )
 }

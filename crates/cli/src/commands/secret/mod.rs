@@ -1,6 +1,6 @@
 //! `torpor secret`
 
-mod set;
+pub(super) mod set;
 
 use std::process::ExitCode;
 

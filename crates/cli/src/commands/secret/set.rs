@@ -62,14 +62,19 @@ impl Set {
         if let Some(path) = &self.from_file {
             return from_file(path).await;
         }
-        let text = if terminal::stdin_is_terminal() {
-            terminal::hidden_line(&format!("value of {} (it is not shown):", self.name)).await?
-        } else {
-            let read = text(tokio::io::stdin()).await;
-            read.map_err(|error| error.local("read the value from standard input"))?
-        };
-        Ok(without_line_end(text))
+        hidden(&format!("value of {} (it is not shown):", self.name)).await
     }
+}
+
+/// What comes on standard input; at a terminal it is asked for and not shown.
+pub(in crate::commands) async fn hidden(question: &str) -> Result<String> {
+    let text = if terminal::stdin_is_terminal() {
+        terminal::hidden_line(question).await?
+    } else {
+        let read = text(tokio::io::stdin()).await;
+        read.map_err(|error| error.local("read the value from standard input"))?
+    };
+    Ok(without_line_end(text))
 }
 
 async fn from_file(path: &Path) -> Result<String> {
