@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, timeout};
-use torpor_client::{Client, Route, body};
+use torpor_client::{Client, Lines, Route, body};
 use torpor_protocol::Status;
 use torpor_protocol::api::{CreateSandbox, ImageEvent};
 
@@ -112,6 +112,23 @@ fn empty_root() -> Vec<u8> {
     tar.into_inner().expect("memory takes any bytes")
 }
 
+/// Waits until work on an image is done; its id, if one was made.
+pub(crate) async fn made(mut events: Lines<ImageEvent>) -> Result<Option<String>> {
+    let mut id = None;
+    while let Some(event) = events.next().await? {
+        match event {
+            ImageEvent::Error { error } => return Err(torpor_client::Error::refused(error).into()),
+            ImageEvent::Done { image } => id = Some(image.id.to_string()),
+            ImageEvent::Step { .. }
+            | ImageEvent::Output { .. }
+            | ImageEvent::Progress { .. }
+            | ImageEvent::Layer { .. }
+            | ImageEvent::Pushed { .. } => {}
+        }
+    }
+    Ok(id)
+}
+
 pub(crate) struct Daemon {
     child: Reaped,
     pub(crate) client: Client,
@@ -122,12 +139,7 @@ impl Daemon {
     pub(crate) async fn sandbox(&self) -> Result<Status> {
         let route = Route::new("/v1/images/import").query("name", IMAGE);
         let root = body::full(empty_root());
-        let mut events = self.client.lines::<ImageEvent>(http::Method::POST, &route, root).await?;
-        while let Some(event) = events.next().await? {
-            if let ImageEvent::Error { error } = event {
-                return Err(torpor_client::Error::refused(error).into());
-            }
-        }
+        made(self.client.lines(http::Method::POST, &route, root).await?).await?;
         let wish = CreateSandbox {
             image: Some(IMAGE.to_owned()),
             standby: awake(),
@@ -153,7 +165,7 @@ impl Daemon {
 }
 
 /// Ends with its owner.
-struct Reaped(Child);
+pub(crate) struct Reaped(pub(crate) Child);
 
 impl Reaped {
     fn terminate(&self) {

@@ -32,6 +32,7 @@ mod home;
 mod load;
 mod machine;
 mod picture;
+mod pull;
 mod records;
 mod report;
 mod run;
@@ -39,6 +40,7 @@ mod runsc;
 mod soak;
 mod standby;
 mod timing;
+mod volumes;
 mod wake;
 
 use std::path::PathBuf;
@@ -119,6 +121,11 @@ enum What {
     Egress,
     /// Many sleeping sandboxes: woken over time and at one instant, and what they cost idle.
     Fleet,
+    /// A volume beside the sandbox's own disk and a directory of this host; attaching and detaching. Only by name.
+    Volumes,
+    /// An image of 300 MB from a registry on this host, beside the transfer alone, on a daemon of its own. Needs
+    /// docker-registry. Only by name.
+    Pull,
     /// Many sandboxes asleep in memory, all asked at one instant, as often as `--rounds` says. Only by name.
     Burst,
     /// First requests right after wakes, `--rounds` in each of four sandboxes, and how many failed. Only by
@@ -134,7 +141,7 @@ enum What {
 
 impl What {
     /// In this order, from quick to slow.
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 14] = [
         Self::Create,
         Self::Run,
         Self::Files,
@@ -143,6 +150,8 @@ impl What {
         Self::Standby,
         Self::Fork,
         Self::Fleet,
+        Self::Volumes,
+        Self::Pull,
         Self::Burst,
         Self::Soak,
         Self::Timing,
@@ -151,7 +160,15 @@ impl What {
 
     /// Whether it is measured although nothing was named.
     fn is_usual(self) -> bool {
-        !matches!(self, Self::Burst | Self::Soak | Self::Timing | Self::Connections)
+        !matches!(
+            self,
+            Self::Volumes
+                | Self::Pull
+                | Self::Burst
+                | Self::Soak
+                | Self::Timing
+                | Self::Connections
+        )
     }
 
     fn title(self) -> &'static str {
@@ -164,6 +181,8 @@ impl What {
             Self::Standby => "sleep and snapshot",
             Self::Fork => "fork",
             Self::Fleet => "the fleet",
+            Self::Volumes => "volumes, beside disk and host",
+            Self::Pull => "an image of a registry",
             Self::Burst => "bursts",
             Self::Soak => "first requests after wakes",
             Self::Timing => "timing of refusals",
@@ -238,6 +257,8 @@ impl Bench {
                 What::Standby => standby::measure(self, client, report).await?,
                 What::Fork => fork::measure(self, client, report).await?,
                 What::Fleet => fleet::measure(self, client, info, report).await?,
+                What::Volumes => volumes::measure(self, client, report).await?,
+                What::Pull => pull::measure(self, report).await?,
                 What::Burst => fleet::bursts(self, client, report).await?,
                 What::Soak => soak::measure(self, client, report).await?,
                 What::Timing => timing::measure(self, report).await?,
