@@ -90,7 +90,8 @@ class Puppet:
                     start, end = (int(part, 16) for part in fields[0].split("-"))
                     with open("/.torpor/agent", "rb") as program:
                         program.seek(int(fields[2], 16))
-                        return start + program.read(end - start).rindex(b"\x0f\x05")
+                        # Followed by a look at its result: not two bytes within another instruction.
+                        return start + program.read(end - start).rindex(b"\x0f\x05\x48\x3d")
         raise OSError(2, "the agent's program is not found")
 
     def poke(self, address, data):

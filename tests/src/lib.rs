@@ -10,6 +10,7 @@ mod guest;
 mod http;
 mod internet;
 mod microvm;
+pub mod registry;
 mod small_disk;
 mod template;
 mod tidiness;

@@ -33,7 +33,7 @@ class Daemon:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 # A test makes a key and revokes it; the others have none.
-                env={**os.environ, "TORPOR_LOG_LEVEL": "debug,hyper=info,sqlx=warn", "TORPOR_REQUIRE_KEY": "false"},
+                env={**os.environ, "TORPOR_LOG_LEVEL": "debug,hyper=info,sqlx=warn", "TORPOR_REQUIRE_KEY": "false", "TORPOR_IMAGES_PULL": "never"},
             )
         line = self.process.stdout.readline().decode().strip()
         address = line.rpartition("http://")[2].rstrip("/")

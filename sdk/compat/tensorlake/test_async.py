@@ -240,7 +240,7 @@ async def test_logs_are_read(box, async_client):
     assert (await async_client.list_log_processes(box.sandbox_id)).processes
 
 
-async def test_file_systems_are_refused(box, async_client):
+async def test_file_systems_that_are_not_there_are_refused(box, async_client):
     attempts = [
         box.attach_file_system("skills", "/mnt/skills"),
         box.detach_file_system("/mnt/skills"),

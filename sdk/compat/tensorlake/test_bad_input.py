@@ -112,7 +112,7 @@ def test_a_request_that_names_no_sandbox_is_refused():
         {"auto_resume": False},
         {"max_pending_secs": -1},
         {"wait": "no"},
-        {"file_systems": [{"file_system_id": "a", "mount_path": "/m"}]},
+        {"file_systems": [{"file_system_id": "a", "mount_path": "m"}]},
         {"cloud_init_base64": "not base64!"},
     ],
     ids=lambda body: json.dumps(body)[:40],

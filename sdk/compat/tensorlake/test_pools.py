@@ -107,15 +107,15 @@ def test_a_pool_that_nobody_knows_is_not_found(client, nothing_leaked):
     assert refused.value.status_code == 404
 
 
-def test_a_claim_with_file_systems_is_refused_and_takes_nothing(client, pool, nothing_leaked):
+def test_a_claim_with_file_systems_that_are_not_there_is_refused_and_takes_nothing(client, pool, nothing_leaked):
     mounts = [FileSystemMount(file_system_id="skills", mount_path="/mnt/skills")]
     with pytest.raises(RemoteAPIError) as refused:
         client.claim(pool, file_systems=mounts)
-    assert refused.value.status_code == 400
+    assert refused.value.status_code == 404
     # Had it been granted, the answer would have to say that the mounts were made.
     body = {"file_systems": [{"file_system_id": "a", "mount_path": "/m"}]}
     answer = lifecycle("POST", f"/sandbox-pools/{pool}/sandboxes", body=body)
-    assert answer.status == 400
+    assert answer.status == 404
 
 
 def test_a_pool_that_makes_no_sense_is_refused(client, nothing_leaked):

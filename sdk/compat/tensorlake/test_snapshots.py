@@ -16,11 +16,14 @@ from tensorlake.sandbox import (
 from helpers import BASE_IMAGE, fresh_name, wait_for
 
 COUNTER = """
-import time
+import os, time
 n = 0
 while True:
     n += 1
-    open("/tmp/n", "w").write(str(n))
+    # Whole at every moment: whoever reads it while it is emptied gets less than it was told.
+    with open("/tmp/n.new", "w") as file:
+        file.write(str(n))
+    os.rename("/tmp/n.new", "/tmp/n")
     time.sleep(0.02)
 """
 
