@@ -29,6 +29,9 @@ impl FileService {
         let left = u64::try_from(stat.st_size).unwrap_or(0).saturating_sub(offset);
         let length = u64::from(length).min(left).min(DATA_MAX as u64);
         let length = usize::try_from(length).unwrap_or(DATA_MAX);
+        if length == 0 {
+            return Ok(());
+        }
         let before = out.len();
         out.reserve_exact(length);
         rustix::io::pread(&file, spare_capacity(out), offset)?;

@@ -75,16 +75,12 @@ impl FileService {
         if target.len() > TARGET_MAX {
             return Err(Errno::NAMETOOLONG);
         }
-        let new = New { owner, mode: None };
-        match rustix::fs::symlinkat(target, &place.0, name.as_bytes()) {
-            Ok(()) => self.made(&place, name, new),
-            Err(Errno::EXIST) if again => {
-                let found = rustix::fs::readlinkat(&place.0, name.as_bytes(), Vec::new());
-                let same = found.is_ok_and(|found| found.as_bytes() == target);
-                if same { self.made(&place, name, new) } else { Err(Errno::EXIST) }
-            }
-            Err(errno) => Err(errno),
-        }
+        let made = rustix::fs::symlinkat(target, &place.0, name.as_bytes());
+        or_done(made, again, Errno::EXIST, || {
+            let found = rustix::fs::readlinkat(&place.0, name.as_bytes(), Vec::new());
+            Ok(found.is_ok_and(|found| found.as_bytes() == target))
+        })?;
+        self.made(&place, name, New { owner, mode: None })
     }
 
     pub(crate) fn mkdir(
@@ -130,17 +126,11 @@ impl FileService {
         name: &Name<'_>,
         new: New,
     ) -> Answered {
-        match made {
-            Err(Errno::EXIST) if again => {
-                let (_, _, stat) = self.volume.entry(&place.0, name.as_bytes())?;
-                if FileType::from_raw_mode(stat.st_mode) == kind {
-                    self.made(place, name, new)
-                } else {
-                    Err(Errno::EXIST)
-                }
-            }
-            made => made.and_then(|()| self.made(place, name, new)),
-        }
+        or_done(made, again, Errno::EXIST, || {
+            let (_, _, stat) = self.volume.entry(&place.0, name.as_bytes())?;
+            Ok(FileType::from_raw_mode(stat.st_mode) == kind)
+        })?;
+        self.made(place, name, new)
     }
 
     /// Gives what was just made its owner and mode, whatever the daemon's own are.
@@ -211,11 +201,9 @@ impl FileService {
         let (dir, _) = self.directory(dir, name, Errno::ACCESS)?;
         let id = self.id(file)?;
         let (file, _) = self.path(file)?;
-        match rustix::fs::linkat(&file, "", &dir, name.as_bytes(), AtFlags::EMPTY_PATH) {
-            Ok(()) => {}
-            Err(Errno::EXIST) if again && self.volume.entry(&dir, name.as_bytes())?.0 == id => {}
-            Err(errno) => return Err(errno),
-        }
+        let linked = rustix::fs::linkat(&file, "", &dir, name.as_bytes(), AtFlags::EMPTY_PATH);
+        let there = || Ok(self.volume.entry(&dir, name.as_bytes())?.0 == id);
+        or_done(linked, again, Errno::EXIST, there)?;
         self.found(id, &rustix::fs::fstat(&file)?)
     }
 
@@ -288,15 +276,13 @@ impl FileService {
             None => None,
         };
         let (from, into) = (name.as_bytes(), to_name.as_bytes());
-        match rustix::fs::renameat_with(&dir, from, &to, into, rename_flags(how)) {
-            Ok(()) => {}
-            Err(Errno::NOENT) if again && self.volume.entry(&to, into).is_ok() => {}
-            Err(errno) => {
-                if let (Some((id, _, _)), Some(_)) = (&replaced, kept) {
-                    self.volume.unhide(*id)?;
-                }
-                return Err(errno);
+        let moved = rustix::fs::renameat_with(&dir, from, &to, into, rename_flags(how));
+        let there = || Ok(self.volume.entry(&to, into).is_ok());
+        if let Err(errno) = or_done(moved, again, Errno::NOENT, there) {
+            if let (Some((id, _, _)), Some(_)) = (&replaced, kept) {
+                self.volume.unhide(*id)?;
             }
+            return Err(errno);
         }
         if let Some((id, _, _)) = replaced {
             self.volume.forget(id);
@@ -335,5 +321,18 @@ impl FileService {
             entries.push(Entry { cookie: listed.next_entry_cookie(), name, file, attributes });
         }
         Ok(Answer::Entries { end: true, entries })
+    }
+}
+
+/// What the kernel said; but a call that is sent again is done if it is refused with `refusal` and its effect is there.
+fn or_done(
+    said: Result<(), Errno>,
+    again: bool,
+    refusal: Errno,
+    there: impl FnOnce() -> Result<bool, Errno>,
+) -> Result<(), Errno> {
+    match said {
+        Err(errno) if again && errno == refusal && there()? => Ok(()),
+        said => said,
     }
 }

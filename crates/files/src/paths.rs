@@ -91,6 +91,9 @@ impl Volume {
     /// Bytes of a regular file, from `offset` on: as many as are wanted, or fewer at its end or if they are many.
     pub fn read(&self, path: &Path, offset: u64, length: usize) -> io::Result<Vec<u8>> {
         let file = self.regular(path, OFlags::RDONLY)?;
+        if length == 0 {
+            return Ok(Vec::new());
+        }
         let mut content = Vec::with_capacity(length.min(READ_MAX));
         rustix::io::pread(&file, rustix::buffer::spare_capacity(&mut content), offset)?;
         content.truncate(length);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::fs::Stat;
 use rustix::io::Errno;
 use torpor_protocol::guest::files::{
-    Answer, Call, DATA_MAX, Handle, PREFIX, Renaming, decode_call, encode_answer,
+    Answer, Call, Handle, PREFIX, Renaming, decode_call, encode_answer,
 };
 
 use crate::attributes::attributes;
@@ -179,7 +179,7 @@ impl FileService {
     }
 
     fn read(&self, file: &Handle, offset: u64, length: u32) -> Answered {
-        let mut data = Vec::with_capacity(DATA_MAX.min(length as usize));
+        let mut data = Vec::new();
         self.read_to(file, offset, length, &mut data)?;
         Ok(Answer::Data { data: Cow::Owned(data) })
     }

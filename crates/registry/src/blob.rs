@@ -6,7 +6,7 @@
 //!   is emptied, so it can't be gone on with.
 
 use std::fs::File;
-use std::io::{Read, Seek};
+use std::io::{self, Read};
 use std::path::Path;
 
 use http::StatusCode;
@@ -143,23 +143,20 @@ impl Part {
         let opened = tokio::task::spawn_blocking(move || {
             let mut options = File::options();
             let options = options.read(true).write(true).create(true).truncate(false);
-            let mut file = options.open(&path).map_err(disk("open a partial layer"))?;
+            let mut file = options.open(&path)?;
             let (mut hasher, mut have) = (Sha256::new(), 0);
             let mut buffer = vec![0; BUFFER];
-            file.rewind().map_err(disk("read a partial layer"))?;
             loop {
-                let count = file.read(&mut buffer).map_err(disk("read a partial layer"))?;
+                let count = file.read(&mut buffer)?;
                 if count == 0 {
-                    return Ok((file, hasher, have));
+                    return io::Result::Ok((file, hasher, have));
                 }
                 hasher.update(&buffer[..count]);
                 have += count as u64;
             }
         });
-        let failed = |error: tokio::task::JoinError| {
-            disk("read a partial layer")(std::io::Error::other(error.to_string()))
-        };
-        let (file, hasher, have) = opened.await.map_err(failed)??;
+        let opened = opened.await.unwrap_or_else(|died| Err(died.into()));
+        let (file, hasher, have) = opened.map_err(disk("read a partial layer"))?;
         let file = BufWriter::with_capacity(BUFFER, tokio::fs::File::from_std(file));
         Ok(Self { file, hasher, have })
     }

@@ -42,11 +42,14 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use axum::Router;
+use axum::body::Body;
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, Uri};
+use torpor_service::upload::Pieces;
 use torpor_service::{Error, Service};
 use torpor_web::auth;
 use torpor_web::dialect::{Asked, Dialect, Routes};
@@ -142,6 +145,11 @@ fn no_content() -> Response {
 /// `created(201, body)` and the like.
 fn with_status<T: serde::Serialize>(status: StatusCode, body: T) -> Response {
     (status, axum::Json(body)).into_response()
+}
+
+/// Bytes as they come.
+fn streamed(kind: &'static str, pieces: Pieces) -> Response {
+    ([(CONTENT_TYPE, kind)], Body::from_stream(pieces)).into_response()
 }
 
 /// For answers of handlers that only translate.

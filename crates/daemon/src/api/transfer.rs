@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use http::HeaderValue;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::CONTENT_LENGTH;
 use serde::Deserialize;
 use torpor_protocol::api::FileEntry;
 use torpor_service::Service;
@@ -17,7 +17,8 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, no_content};
+use super::files::PathQuery;
+use super::{Answer, no_content, streamed};
 
 /// Permission bits of a downloaded file, in octal.
 const MODE_HEADER: &str = "x-torpor-mode";
@@ -59,9 +60,8 @@ async fn read(
 
 /// A file as an answer.
 pub(super) fn content(Content { mode, length, pieces }: Content) -> Response {
-    let mut response = Body::from_stream(pieces).into_response();
+    let mut response = streamed("application/octet-stream", pieces);
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     let mode = HeaderValue::from_str(&format!("{mode:04o}"));
     headers.insert(MODE_HEADER, mode.expect("digits are a header value"));
     if let Some(length) = length {
@@ -104,18 +104,10 @@ async fn write(
     Ok(Json(files::write(&service, &awake, write, pieces(body)).await?))
 }
 
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct PackQuery {
-    #[param(value_type = String)]
-    path: PathText,
-}
-
 /// Download a file or directory as a tar archive.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{sandbox}/files/archive",
-    params(("sandbox" = String, Path, description = "Id or name"), PackQuery),
+    params(("sandbox" = String, Path, description = "Id or name"), PathQuery),
     responses((
         status = 200, body = String, content_type = "application/x-tar",
         description = "Names in it are relative to the parent of `path`.",
@@ -123,11 +115,10 @@ struct PackQuery {
 )]
 async fn pack(
     State(service): State<Arc<Service>>,
-    Query(PackQuery { path }): Query<PackQuery>,
+    Query(PathQuery { path }): Query<PathQuery>,
     Awake(awake): Awake,
 ) -> Result<Response> {
-    let pieces = files::pack(&service, awake, path.0).await?;
-    Ok(([(CONTENT_TYPE, "application/x-tar")], Body::from_stream(pieces)).into_response())
+    Ok(streamed("application/x-tar", files::pack(&service, awake, path.0).await?))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

@@ -3,26 +3,23 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{FromRequestParts, State};
-use axum::response::{IntoResponse, Response};
-use http::header::CONTENT_TYPE;
-use http::request::Parts;
+use axum::response::Response;
 use serde::Deserialize;
 use torpor_protocol::api::{FileEntry, FileList, MakeDirectory, MoveFile};
 use torpor_service::Service;
 use torpor_service::calls::volume_archive;
-use torpor_service::calls::volume_files::{self as files, Target};
+use torpor_service::calls::volume_files as files;
 use torpor_service::files::{Mode, PathText};
 use torpor_web::error::{ApiError, Result};
-use torpor_web::extract::{Json, Path, Query, pieces};
+use torpor_web::extract::{Json, Query, pieces};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::files::{ListQuery, PathQuery, TreeQuery, levels};
 use super::transfer::{ReadQuery, content};
-use super::volumes::{Kind, VolumePath};
-use super::{Answer, no_content};
+use super::volumes::Of;
+use super::{Answer, no_content, streamed};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
@@ -33,18 +30,6 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
         .routes(routes!(rename))
         .routes(routes!(read, write))
         .routes(routes!(pack, unpack))
-}
-
-/// The volume or drive of a path.
-struct Of(Target);
-
-impl<S: Send + Sync> FromRequestParts<S> for Of {
-    type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
-        let Ok(Kind(kind)) = Kind::from_request_parts(parts, state).await;
-        let Path(VolumePath { volume }) = Path::from_request_parts(parts, state).await?;
-        Ok(Self(Target { kind, volume }))
-    }
 }
 
 fn checked(path: String) -> Result<String> {
@@ -58,8 +43,7 @@ fn checked(path: String) -> Result<String> {
     responses((status = 204, description = "It is gone."))
 )]
 async fn remove(
-    State(service): State<Arc<Service>>,
-    Of(target): Of,
+    Of(service, target): Of,
     Query(TreeQuery { path, recursive }): Query<TreeQuery>,
 ) -> Result<Response> {
     files::remove(&service, &target, &path.0, recursive).await?;
@@ -74,8 +58,7 @@ async fn remove(
         description = "Sorted; paths are relative to the directory."))
 )]
 async fn list(
-    State(service): State<Arc<Service>>,
-    Of(target): Of,
+    Of(service, target): Of,
     Query(ListQuery { path, depth, recursive }): Query<ListQuery>,
 ) -> Answer<FileList> {
     let depth = levels(depth, recursive)?;
@@ -89,8 +72,7 @@ async fn list(
     responses((status = 200, description = "The file.", body = FileEntry))
 )]
 async fn stat(
-    State(service): State<Arc<Service>>,
-    Of(target): Of,
+    Of(service, target): Of,
     Query(PathQuery { path }): Query<PathQuery>,
 ) -> Answer<FileEntry> {
     Ok(Json(files::stat(&service, &target, &path.0).await?))
@@ -104,8 +86,7 @@ async fn stat(
     responses((status = 200, description = "The directory.", body = FileEntry))
 )]
 async fn mkdir(
-    State(service): State<Arc<Service>>,
-    Of(target): Of,
+    Of(service, target): Of,
     Json(MakeDirectory { path, mode, owner }): Json<MakeDirectory>,
 ) -> Answer<FileEntry> {
     if owner.is_some() {
@@ -122,8 +103,7 @@ async fn mkdir(
     responses((status = 200, description = "It, at its new place.", body = FileEntry))
 )]
 async fn rename(
-    State(service): State<Arc<Service>>,
-    Of(target): Of,
+    Of(service, target): Of,
     Json(MoveFile { from, to }): Json<MoveFile>,
 ) -> Answer<FileEntry> {
     Ok(Json(files::rename(&service, &target, &checked(from)?, checked(to)?).await?))
@@ -139,8 +119,7 @@ async fn rename(
     ))
 )]
 async fn read(
-    State(service): State<Arc<Service>>,
-    Of(target): Of,
+    Of(service, target): Of,
     Query(ReadQuery { path, offset, length }): Query<ReadQuery>,
 ) -> Result<Response> {
     Ok(content(files::read(&service, &target, &path.0, offset, length).await?))
@@ -165,8 +144,7 @@ struct WriteQuery {
     responses((status = 200, description = "The file as it is now.", body = FileEntry))
 )]
 async fn write(
-    State(service): State<Arc<Service>>,
-    Of(target): Of,
+    Of(service, target): Of,
     Query(WriteQuery { path, mode }): Query<WriteQuery>,
     body: Body,
 ) -> Answer<FileEntry> {
@@ -184,12 +162,10 @@ async fn write(
     ))
 )]
 async fn pack(
-    State(service): State<Arc<Service>>,
-    Of(target): Of,
+    Of(service, target): Of,
     Query(PathQuery { path }): Query<PathQuery>,
 ) -> Result<Response> {
-    let pieces = volume_archive::pack(&service, &target, &path.0).await?;
-    Ok(([(CONTENT_TYPE, "application/x-tar")], Body::from_stream(pieces)).into_response())
+    Ok(streamed("application/x-tar", volume_archive::pack(&service, &target, &path.0).await?))
 }
 
 /// Unpack a tar archive below a directory.
@@ -200,8 +176,7 @@ async fn pack(
     responses((status = 204, description = "All of it is there."))
 )]
 async fn unpack(
-    State(service): State<Arc<Service>>,
-    Of(target): Of,
+    Of(service, target): Of,
     Query(PathQuery { path }): Query<PathQuery>,
     body: Body,
 ) -> Result<Response> {

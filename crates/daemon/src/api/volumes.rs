@@ -12,8 +12,9 @@ use torpor_protocol::volume::{
 };
 use torpor_protocol::{GuestPath, Mount, VolumeKind, VolumeRef};
 use torpor_service::Service;
+use torpor_service::calls::volume_files::Target;
 use torpor_service::calls::{mounts, volumes};
-use torpor_web::error::Result;
+use torpor_web::error::{ApiError, Result};
 use torpor_web::extract::{Json, Named, Path, Query};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -38,7 +39,7 @@ fn of_kind() -> OpenApiRouter<Arc<Service>> {
 }
 
 /// Which of both is asked for.
-pub(super) struct Kind(pub(super) VolumeKind);
+struct Kind(VolumeKind);
 
 impl<S: Send + Sync> FromRequestParts<S> for Kind {
     type Rejection = std::convert::Infallible;
@@ -53,8 +54,20 @@ impl<S: Send + Sync> FromRequestParts<S> for Kind {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct VolumePath {
-    pub(super) volume: VolumeRef,
+struct VolumePath {
+    volume: VolumeRef,
+}
+
+/// The volume or drive that the path names, and who knows it.
+pub(super) struct Of(pub(super) Arc<Service>, pub(super) Target);
+
+impl FromRequestParts<Arc<Service>> for Of {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut Parts, service: &Arc<Service>) -> Result<Self> {
+        let Ok(Kind(kind)) = Kind::from_request_parts(parts, service).await;
+        let Path(VolumePath { volume }) = Path::from_request_parts(parts, service).await?;
+        Ok(Self(Arc::clone(service), Target { kind, volume }))
+    }
 }
 
 /// Make one, empty or with the files of another.
@@ -90,11 +103,7 @@ async fn list(
     get, path = "/{volume}", params(("volume" = String, Path, description = "Id or name")),
     responses((status = 200, description = "It.", body = Volume))
 )]
-async fn get(
-    State(service): State<Arc<Service>>,
-    Kind(kind): Kind,
-    Path(VolumePath { volume }): Path<VolumePath>,
-) -> Answer<Volume> {
+async fn get(Of(service, Target { kind, volume }): Of) -> Answer<Volume> {
     Ok(Json(volumes::get(&service, kind, &volume).await?))
 }
 
@@ -105,9 +114,7 @@ async fn get(
     responses((status = 200, description = "It, as it is now.", body = Volume))
 )]
 async fn update(
-    State(service): State<Arc<Service>>,
-    Kind(kind): Kind,
-    Path(VolumePath { volume }): Path<VolumePath>,
+    Of(service, Target { kind, volume }): Of,
     Json(request): Json<UpdateVolume>,
 ) -> Answer<Volume> {
     Ok(Json(volumes::update(&service, kind, &volume, request).await?))
@@ -118,11 +125,7 @@ async fn update(
     delete, path = "/{volume}", params(("volume" = String, Path, description = "Id or name")),
     responses((status = 204, description = "It is gone."))
 )]
-async fn delete(
-    State(service): State<Arc<Service>>,
-    Kind(kind): Kind,
-    Path(VolumePath { volume }): Path<VolumePath>,
-) -> Result<Response> {
+async fn delete(Of(service, Target { kind, volume }): Of) -> Result<Response> {
     volumes::remove(&service, kind, &volume).await?;
     Ok(no_content())
 }
@@ -134,9 +137,7 @@ async fn delete(
     responses((status = 201, description = "The copy; it is durable.", body = Volume))
 )]
 async fn snapshot(
-    State(service): State<Arc<Service>>,
-    Kind(kind): Kind,
-    Path(VolumePath { volume }): Path<VolumePath>,
+    Of(service, Target { kind, volume }): Of,
     Json(request): Json<SnapshotVolume>,
 ) -> Result<Response> {
     let made = volumes::snapshot(&service, kind, &volume, request).await?;

@@ -1,14 +1,15 @@
 //! Files by path, from outside of a guest.
 
+use std::borrow::Cow;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
 use torpor_files::{Volume, WriteOptions};
-use torpor_protocol::guest::files::Owner;
+use torpor_protocol::guest::files::{Answer, Call, Owner};
 
-use crate::world::{Disk, ROOT};
+use crate::world::{Disk, Guest, ROOT};
 
 fn names(volume: &Volume, path: &str) -> Vec<String> {
     let page = volume.list(Path::new(path), None, 1000).unwrap();
@@ -40,6 +41,24 @@ fn a_file_is_replaced_as_a_whole_or_not_at_all() {
     assert_eq!((stat.mode & 0o7777, stat.owner, stat.size), (0o600, options.owner.unwrap(), 6));
     assert_eq!(names(&volume, "/"), ["a", "lost+found"]);
     assert!(fs::read_dir(disk.path().join(".torpor-removed")).unwrap().next().is_none());
+}
+
+#[test]
+fn nothing_is_read_where_nothing_is_wanted() {
+    let Some(disk) = Disk::new(16) else { return };
+    fs::write(disk.path().join("file"), "content").unwrap();
+    let guest = Guest::attached(&disk);
+    let volume = guest.service.volume();
+    assert_eq!(volume.read(Path::new("file"), 0, 0).unwrap(), b"");
+    assert_eq!(volume.read(Path::new("file"), 100, 5).unwrap(), b"");
+    assert!(volume.read(Path::new("none"), 0, 0).is_err());
+    let file = guest.lookup(guest.root, "file").unwrap();
+    let nothing = Answer::Data { data: Cow::Borrowed(b"") };
+    for (offset, length) in [(0, 0), (100, 5)] {
+        let read = Call::Read { file, offset, length };
+        assert_eq!(guest.call(&read), nothing);
+        assert_eq!(guest.service.call(guest.sequence(), false, &read), nothing);
+    }
 }
 
 #[test]

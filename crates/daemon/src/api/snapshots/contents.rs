@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
-use http::HeaderValue;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::response::Response;
+use http::header::CONTENT_LENGTH;
 use serde::Deserialize;
 use torpor_protocol::api::{FileEntry, FileList};
 use torpor_protocol::snapshot::FileDiff;
@@ -20,8 +18,8 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::api::Answer;
-use crate::api::files::levels;
+use crate::api::files::{PathQuery, levels};
+use crate::api::{Answer, streamed};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new()
@@ -63,24 +61,16 @@ async fn list(
     Ok(Json(FileList { entries: files.list(path, depth).await? }))
 }
 
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct FileQuery {
-    #[param(value_type = String)]
-    path: PathText,
-}
-
 /// Look at a file of a snapshot; a last symbolic link is not followed.
 #[utoipa::path(
     get, path = "/v1/snapshots/{snapshot}/files/stat",
-    params(("snapshot" = String, Path, description = "Id or name"), FileQuery),
+    params(("snapshot" = String, Path, description = "Id or name"), PathQuery),
     responses((status = 200, description = "The file.", body = FileEntry))
 )]
 async fn stat(
     State(service): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
-    Query(FileQuery { path }): Query<FileQuery>,
+    Query(PathQuery { path }): Query<PathQuery>,
 ) -> Answer<FileEntry> {
     Ok(Json(Files::open(&service, &of).await?.stat(path.0).await?))
 }
@@ -88,7 +78,7 @@ async fn stat(
 /// Download a file of a snapshot.
 #[utoipa::path(
     get, path = "/v1/snapshots/{snapshot}/files/content",
-    params(("snapshot" = String, Path, description = "Id or name"), FileQuery),
+    params(("snapshot" = String, Path, description = "Id or name"), PathQuery),
     responses((
         status = 200, body = String, content_type = "application/octet-stream",
         description = "The bytes.",
@@ -97,13 +87,11 @@ async fn stat(
 async fn content(
     State(service): State<Arc<Service>>,
     SnapshotPath(of): SnapshotPath,
-    Query(FileQuery { path }): Query<FileQuery>,
+    Query(PathQuery { path }): Query<PathQuery>,
 ) -> Result<Response> {
     let (size, pieces) = Files::open(&service, &of).await?.read(path.0).await?;
-    let mut response = Body::from_stream(pieces).into_response();
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
-    headers.insert(CONTENT_LENGTH, size.into());
+    let mut response = streamed("application/octet-stream", pieces);
+    response.headers_mut().insert(CONTENT_LENGTH, size.into());
     Ok(response)
 }
 

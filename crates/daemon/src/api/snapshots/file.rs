@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use http::StatusCode;
-use http::header::CONTENT_TYPE;
 use serde::Deserialize;
 use torpor_protocol::{Name, Snapshot};
 use torpor_service::{Service, snapshots};
@@ -16,7 +15,7 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::api::with_status;
+use crate::api::{streamed, with_status};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(export)).routes(routes!(import))
@@ -45,7 +44,7 @@ async fn export(
     Query(ExportQuery { image }): Query<ExportQuery>,
 ) -> Result<Response> {
     let pieces = snapshots::export(&service, &of, image.unwrap_or(true)).await?;
-    Ok(([(CONTENT_TYPE, "application/x-tar")], Body::from_stream(pieces)).into_response())
+    Ok(streamed("application/x-tar", pieces))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
