@@ -1,6 +1,7 @@
 //! Volumes and drives in real sandboxes: through sleep, crashes, forks and many writers.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 
 use serde_json::{Value, json};
 use torpor_e2e::{TIERS, World, wait_for};
@@ -132,8 +133,114 @@ for n in itertools.count():
     world.leaves_nothing();
 }
 
+/// Reads a volume, whose writer goes on, or a copy of its own, with which it does as it likes.
+fn forks_read_or_have_a_copy(mut world: World) {
+    world.torpor(&["volume", "create", "data", "--size", "32m"]).ok();
+    world.create_with("web", &["-v", "data:/data", "--idle-after", "never"]);
+    let counts = "exec 3>> /data/count; while :; do echo tick >&3; sleep 0.05; done";
+    world.start_process("web", &["sh", "-c", counts]);
+    wait_for("it counts", || world.sh("web", "test -s /data/count").code.eq(&0).then_some(()));
+    let refused = world.torpor(&["fork", "web"]).fails(1);
+    assert!(refused.contains("volume") && refused.contains("copy"), "{refused}");
+
+    world.torpor(&["fork", "web", "--name", "reader", "--volumes", "share-ro"]).ok();
+    world.sh("web", "echo later > /data/note").ok();
+    assert_eq!(world.sh("reader", "cat /data/note").ok(), "later\n");
+    let denied = world.sh("reader", "echo mine > /data/note");
+    assert!(denied.code != 0 && denied.stderr.contains("Read-only"), "{denied:?}");
+
+    world.torpor(&["fork", "web", "--name", "twin", "--volumes", "copy"]).ok();
+    world.sh("twin", "echo mine > /data/note").ok();
+    let lines = |sandbox| -> usize {
+        world.sh(sandbox, "wc -l < /data/count").ok().trim().parse().unwrap()
+    };
+    for sandbox in ["web", "twin"] {
+        let from = lines(sandbox);
+        wait_for("its process goes on", || (lines(sandbox) > from).then_some(()));
+    }
+    for tier in TIERS {
+        world.sleep("twin", tier);
+        assert_eq!(world.sh("twin", "cat /data/note").ok(), "mine\n", "{tier}");
+        assert_eq!(world.sh("reader", "cat /data/note").ok(), "later\n", "{tier}");
+    }
+    world.torpor(&["rm", "web", "twin"]).ok();
+    assert_eq!(world.torpor(&["volume", "cat", "data:note"]).ok(), "later\n");
+    world.torpor(&["rm", "reader"]).ok();
+    world.torpor(&["volume", "rm", "data"]).ok();
+    assert_eq!(
+        world.get("/v1/volumes").json()["volumes"],
+        json!([]),
+        "the copy went with its fork"
+    );
+    world.leaves_nothing();
+}
+
+#[test]
+fn forks_share_a_volume_read_only_or_have_a_copy() {
+    forks_read_or_have_a_copy(World::start());
+}
+
+#[test]
+fn forks_of_a_microvm_share_a_volume_read_only_or_have_a_copy() {
+    let Some(world) = World::on_microvms() else { return };
+    forks_read_or_have_a_copy(world);
+}
+
+/// They are in a call to the host nearly always; the freezer has to wait until each is answered.
+#[test]
+fn a_microvm_sleeps_while_its_processes_wait_for_the_host() {
+    let Some(mut world) = World::on_microvms() else { return };
+    volume(&world, "volume", "data", 32);
+    world.create_with("web", &["-v", "data:/data", "--idle-after", "never"]);
+    for n in 0..4 {
+        let writes =
+            format!("n=0; while :; do n=$((n+1)); echo $n > /data/{n}; sync /data/{n}; done");
+        world.start_process("web", &["sh", "-c", &writes]);
+    }
+    let counts = || -> Vec<u64> {
+        let told = world.sh("web", "for n in 0 1 2 3; do cat /data/$n || echo 0; done").ok();
+        told.lines().map(|line| line.parse().unwrap_or_default()).collect()
+    };
+    let mut seen = vec![0; 4];
+    for tier in TIERS.repeat(3) {
+        world.sleep("web", tier);
+        seen = wait_for("all of them go on", || {
+            let now = counts();
+            now.iter().zip(&seen).all(|(now, seen)| now > seen).then_some(now)
+        });
+    }
+    world.torpor(&["rm", "web"]).ok();
+    world.leaves_nothing();
+}
+
+#[test]
+fn what_a_guest_puts_on_a_volume_gives_nobody_on_the_host_rights() {
+    let mut world = World::start();
+    volume(&world, "volume", "data", 32);
+    world.create_with("web", &["-v", "data:/data"]);
+    world.sh("web", "cp /bin/sh /data/sh; chmod 6755 /data/sh; test -u /data/sh").ok();
+    let tag = world.tag();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mounts: Vec<_> = mounts.lines().filter(|line| line.contains(&tag)).collect();
+    let of_volumes: Vec<_> = mounts.iter().filter(|line| line.contains(" - ext4 ")).collect();
+    assert!(of_volumes.len() >= 2, "on the host and in the machine's slot: {mounts:#?}");
+    for mount in of_volumes {
+        let options = mount.split(' ').nth(5).unwrap();
+        assert!(options.contains("nosuid") && options.contains("nodev"), "{mount}");
+        let point = std::path::Path::new(mount.split(' ').nth(4).unwrap());
+        let closed = |dir: &std::path::Path| dir.metadata().unwrap().mode() & 0o077 == 0;
+        assert!(point.ancestors().any(closed), "others can go to {}", point.display());
+    }
+    world.leaves_nothing();
+}
+
 const WRITERS: usize = 10;
-const LINES: usize = 100;
+/// Of each writer. 10,000 in all are as many as are promised; here fewer, for time.
+const LINES: &str = "TORPOR_TEST_LINES";
+
+fn lines_of_each() -> usize {
+    std::env::var(LINES).map_or(100, |text| text.parse().expect("a number of lines"))
+}
 
 /// Appends whole lines with their number; under a lock that is a directory, if it is told to.
 fn appender(lines: usize, lock: bool) -> String {
@@ -153,10 +260,10 @@ for n in range({lines}):{take}
     )
 }
 
-/// So many sandboxes write to one file of a drive at the same time, and no line is lost or torn.
-fn they_append(world: &World, writers: usize, lines: usize, lock: bool) {
+/// Ten sandboxes write to one file of a drive at the same time, and no line is lost or torn.
+fn they_append(world: &World, lines: usize, lock: bool) {
     volume(world, "drive", "shared", 64);
-    let names: Vec<_> = (0..writers).map(|n| format!("writer-{n}")).collect();
+    let names: Vec<_> = (0..WRITERS).map(|n| format!("writer-{n}")).collect();
     let program = appender(lines, lock);
     std::thread::scope(|scope| {
         for name in &names {
@@ -180,7 +287,7 @@ fn they_append(world: &World, writers: usize, lines: usize, lock: bool) {
         assert_eq!(read, (*expected, *expected % 200), "{line}");
         *expected += 1;
     }
-    assert_eq!(next.values().copied().collect::<Vec<_>>(), vec![lines; writers]);
+    assert_eq!(next.values().copied().collect::<Vec<_>>(), vec![lines; WRITERS]);
     // One that sleeps sees what others did meanwhile.
     world.sleep("writer-1", "cold");
     world.sh("writer-0", "echo meanwhile > /team/note; rm /team/log").ok();
@@ -190,15 +297,15 @@ fn they_append(world: &World, writers: usize, lines: usize, lock: bool) {
 #[test]
 fn ten_sandboxes_append_to_one_file_of_a_drive_under_a_lock() {
     let mut world = World::start();
-    they_append(&world, WRITERS, LINES, true);
+    they_append(&world, lines_of_each(), true);
     world.leaves_nothing();
 }
 
 /// Their kernels leave appending to the host's, so that it needs no lock. On gVisor it does.
 #[test]
-fn microvms_append_to_one_file_of_a_drive_without_a_lock() {
+fn ten_microvms_append_to_one_file_of_a_drive_without_a_lock() {
     let Some(mut world) = World::on_microvms() else { return };
-    they_append(&world, 3, LINES, false);
+    they_append(&world, lines_of_each(), false);
     world.leaves_nothing();
 }
 

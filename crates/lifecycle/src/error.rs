@@ -51,6 +51,8 @@ pub enum Refusal {
     NotMountable(String),
     #[error("a sandbox has at most {0} volumes and drives")]
     NoSlot(u16),
+    #[error("the sandbox writes to volume {0}, which has one writer")]
+    WritesToVolume(Name),
     #[error("nothing is mounted at {0}")]
     NotMounted(GuestPath),
     #[error("{0} is mounted there, or above or below it")]
@@ -81,7 +83,7 @@ impl Refusal {
             Self::Locked(_) | Self::NoSuchEngine { .. } => ErrorCode::InvalidRequest,
             Self::NotMountable(_) => ErrorCode::Unsupported,
             Self::NoSlot(_) => ErrorCode::LimitReached,
-            Self::PathTaken(_) => ErrorCode::InUse,
+            Self::PathTaken(_) | Self::WritesToVolume(_) => ErrorCode::InUse,
             Self::NoSuchPool(_) | Self::NotMounted(_) => ErrorCode::NotFound,
             Self::Terminated(_) => ErrorCode::SandboxTerminated,
             Self::Stopping => ErrorCode::ShuttingDown,

@@ -211,6 +211,9 @@ fn refused(refusal: &Refusal) -> Description {
         Refusal::ResizeAsleep(_) => told.hint("POST …/wake (`torpor wake`) wakes it"),
         Refusal::NotMountable(_) => told.hint("create it anew, and copy its files"),
         Refusal::NoSlot(_) => told.hint("detach one that it does not need"),
+        Refusal::WritesToVolume(_) => told.hint(
+            "say what forks get (`volumes`, `torpor fork --volumes`): `copy`, or `share-ro` to read it",
+        ),
         Refusal::NotMounted(_) => told.hint("`torpor inspect` shows what it has, and where"),
         Refusal::PathTaken(_) => told.hint("choose another directory, or detach that one first"),
         Refusal::Stopping => {

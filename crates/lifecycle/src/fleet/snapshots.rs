@@ -316,6 +316,12 @@ impl Fleet {
         volumes: ForkVolumes,
     ) -> Result<RestorePoint, Error> {
         let sandbox = self.find(of)?;
+        // Before the machine is disturbed for forks that can't be.
+        let spec = sandbox.status().spec;
+        let written = spec.mounts().iter().find(|mount| mount.is_exclusive());
+        if let (ForkVolumes::Refuse, Some(mount)) = (volumes, written) {
+            return Err(Refusal::WritesToVolume(mount.name.clone()).into());
+        }
         // Nobody's: what a crash leaves of it goes at the next start.
         let copies_of = (volumes == ForkVolumes::Copy).then(SandboxId::random);
         let (save, copies) = match sandbox.save(copies_of.clone()).await {

@@ -103,14 +103,14 @@ async fn a_fork_gets_a_copy_or_reads_or_is_refused() {
     let a = world.running("a").await;
     mount(&a, &data).await.unwrap();
     let fork = async |name: &str, volumes| {
-        let point = world.fleet.restore_point_now(&reference("a"), volumes).await.unwrap();
+        let point = world.fleet.restore_point_now(&reference("a"), volumes).await?;
         let plan = Plan { volumes, ..Plan::default() };
         let made = world.fleet.create_from(spec(Some(name)), Some(&point), plan).await;
         world.fleet.let_go(point).await;
         made
     };
     let refused = fork("b", ForkVolumes::Refuse).await.err().unwrap();
-    assert!(matches!(refused, Error::Store(StoreError::InUse { .. })), "{refused:?}");
+    assert!(matches!(refused, Error::Refused(Refusal::WritesToVolume(_))), "{refused:?}");
     assert!(world.find("b").is_err(), "its name is free");
 
     let reader = fork("c", ForkVolumes::ShareRo).await.unwrap();
