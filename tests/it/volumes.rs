@@ -133,13 +133,17 @@ for n in itertools.count():
     world.leaves_nothing();
 }
 
+/// With an open file of its volume.
+fn it_counts(world: &World, sandbox: &str) {
+    let counts = "exec 3>> /data/count; while :; do echo tick >&3; sleep 0.05; done";
+    world.start_process(sandbox, &["sh", "-c", counts]);
+    wait_for("it counts", || world.sh(sandbox, "test -s /data/count").code.eq(&0).then_some(()));
+}
+
 /// Reads a volume, whose writer goes on, or a copy of its own, with which it does as it likes.
 fn forks_read_or_have_a_copy(mut world: World) {
     world.torpor(&["volume", "create", "data", "--size", "32m"]).ok();
     world.create_with("web", &["-v", "data:/data", "--idle-after", "never"]);
-    let counts = "exec 3>> /data/count; while :; do echo tick >&3; sleep 0.05; done";
-    world.start_process("web", &["sh", "-c", counts]);
-    wait_for("it counts", || world.sh("web", "test -s /data/count").code.eq(&0).then_some(()));
     let refused = world.torpor(&["fork", "web"]).fails(1);
     assert!(refused.contains("volume") && refused.contains("copy"), "{refused}");
 
@@ -149,6 +153,7 @@ fn forks_read_or_have_a_copy(mut world: World) {
     let denied = world.sh("reader", "echo mine > /data/note");
     assert!(denied.code != 0 && denied.stderr.contains("Read-only"), "{denied:?}");
 
+    it_counts(&world, "web");
     world.torpor(&["fork", "web", "--name", "twin", "--volumes", "copy"]).ok();
     world.sh("twin", "echo mine > /data/note").ok();
     let lines = |sandbox| -> usize {
@@ -178,6 +183,19 @@ fn forks_read_or_have_a_copy(mut world: World) {
 #[test]
 fn forks_share_a_volume_read_only_or_have_a_copy() {
     forks_read_or_have_a_copy(World::start());
+}
+
+/// gVisor opens again what was open, as it was.
+#[test]
+fn a_fork_that_only_reads_says_what_is_open_for_writing() {
+    let mut world = World::start();
+    world.torpor(&["volume", "create", "data", "--size", "32m"]).ok();
+    world.create_with("web", &["-v", "data:/data", "--idle-after", "never"]);
+    it_counts(&world, "web");
+    let refused = world.torpor(&["fork", "web", "--volumes", "share-ro"]).fails(1);
+    assert!(refused.contains("open for writing"), "{refused}");
+    assert_eq!(world.sh("web", "test -s /data/count && echo lives").ok(), "lives\n");
+    world.leaves_nothing();
 }
 
 #[test]

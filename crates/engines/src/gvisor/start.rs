@@ -34,6 +34,9 @@ const CALL_MAX: Duration = Duration::from_secs(30);
 /// restore that is stuck is cleared up before the next attempt.
 const RESTORE_MAX: Duration = Duration::from_secs(110);
 
+/// How a sandbox ends its words when it can't open a file again as it was.
+const READ_ONLY: &str = "read-only file system";
+
 /// A machine that is being started.
 pub(super) struct Start<'a> {
     pub(super) host: &'a Arc<Shared<Runsc>>,
@@ -202,6 +205,11 @@ impl Start<'_> {
             Ok(_) => return Ok(()),
             Err(UrpcError::Refused { message, .. }) if of_another_build(&message) => {
                 format!("it was saved by another build of runsc ({message})").into()
+            }
+            Err(UrpcError::Refused { message, .. }) if message.ends_with(READ_ONLY) => {
+                "a process has a file of a volume open for writing, which is read-only now: close it \
+                 before a fork that reads, or fork with a copy of the volume"
+                    .into()
             }
             // It crashed, and the reason is in what it left.
             Err(UrpcError::Broken { .. }) => {
