@@ -131,6 +131,10 @@ impl CommandLine {
         if let Some(linux) = config["linux"].as_object_mut() {
             linux.remove("cgroupsPath");
         }
+        // Directories of the host go with the sandbox, which this container outlives.
+        if let Some(mounts) = config["mounts"].as_array_mut() {
+            mounts.retain(|mount| mount["type"] != "bind");
+        }
         fs::write(self.dir.join("bundle/config.json"), config.to_string())
     }
 
