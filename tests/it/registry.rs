@@ -2,6 +2,8 @@
 //! with a login.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use serde_json::{Value, json};
 use torpor_e2e::registry::{PASSWORD, Registry};
@@ -160,7 +162,8 @@ fn a_private_registry_is_reached_by_tls_with_a_login() {
         registry.authority.display()
     );
     fs::write(&config, text).unwrap();
-    let world = World::with_env(&[("TORPOR_CONFIG", config.to_str().unwrap())]);
+    let (path, asked) = (helper(dir.path()), dir.path().join("asked"));
+    let world = World::with_env(&[("TORPOR_CONFIG", config.to_str().unwrap()), ("PATH", &path)]);
     let name = registry.name("team/app:1");
     let refused = world.torpor(&["image", "pull", &name]).fails(1);
     assert!(refused.contains("torpor registry login"), "{refused}");
@@ -181,8 +184,24 @@ fn a_private_registry_is_reached_by_tls_with_a_login() {
 
     world.torpor(&["registry", "logout", &registry.host]).ok();
     world.torpor(&["image", "pull", &name]).fails(1);
-    // What `docker login` wrote is found while the daemon runs.
+    // What Docker knows is found while the daemon runs: from a helper, and from its own file.
+    fs::write(&docker, json!({"credHelpers": {&registry.host: "it"}}).to_string()).unwrap();
+    world.torpor(&["image", "pull", &name]).ok();
+    assert_eq!(fs::read_to_string(&asked).unwrap().trim(), registry.host);
     let logins = json!({"auths": {&registry.host: {"username": "me", "password": PASSWORD}}});
     fs::write(&docker, logins.to_string()).unwrap();
     world.torpor(&["image", "pull", &name]).ok();
+}
+
+/// A credential helper of Docker's called `it`, which writes down what it was asked; and the PATH that has it.
+fn helper(dir: &Path) -> String {
+    let program = dir.join("docker-credential-it");
+    let text = format!(
+        "#!/bin/sh\ncat > {}/asked\necho '{}'\n",
+        dir.display(),
+        json!({"ServerURL": "", "Username": "me", "Secret": PASSWORD})
+    );
+    fs::write(&program, text).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", dir.display(), std::env::var("PATH").unwrap())
 }

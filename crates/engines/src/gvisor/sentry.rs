@@ -12,10 +12,12 @@
 //!   happened for a while that one looks every 10 ms. A signal ends its sleep ([`nudge`]).
 
 use std::io;
+use std::pin::pin;
 use std::time::Duration;
 
 use rustix::process::{Pid, setpriority_process};
 use tokio::task::spawn_blocking;
+use tokio::time::interval;
 
 /// Enough that a guest's process that is woken does not take the kernel's place.
 const NICE: i32 = -10;
@@ -24,6 +26,8 @@ const NUDGE: i32 = libc::SIGURG;
 /// How often, and how long in all: until the watching thread has found something once, after which it
 /// looks often by itself.
 const NUDGES: (u32, Duration) = (20, Duration::from_micros(150));
+/// How often while it does something that takes longer.
+const WHILE: Duration = Duration::from_millis(1);
 
 /// Lets a sandbox's kernel go before the guest's processes in the same machine. New threads inherit it.
 pub(super) fn prefer(sentry: i32) {
@@ -50,6 +54,22 @@ pub(super) fn nudge(sentry: i32) {
             std::thread::sleep(NUDGES.1);
         }
     });
+}
+
+/// Has a kernel look all the time until `work` of it is done.
+pub(super) async fn nudged<T>(sentry: i32, work: impl Future<Output = T>) -> T {
+    let Ok(Some(watcher)) = watcher(sentry) else { return work.await };
+    let (mut work, mut ticks) = (pin!(work), interval(WHILE));
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            _ = ticks.tick() => {
+                // Fails only if it is gone, which the work says.
+                let _ = send(sentry, watcher);
+            }
+        }
+    }
 }
 
 /// The thread of Go's runtime that watches the others: the first that every Go program starts.

@@ -100,11 +100,13 @@ impl Start<'_> {
         let begun = Instant::now();
         match self.origin {
             Origin::Image => {
-                self.boot(control, &container, &record).await?;
+                let boot = self.boot(control, &container, &record);
+                sentry::nudged(record.process.pid, boot).await?;
                 steps.push(("start", begun.elapsed()));
             }
             Origin::Save { dir: saved, .. } => {
-                self.restore(control, &container, &record, saved).await?;
+                let restore = self.restore(control, &container, &record, saved);
+                sentry::nudged(record.process.pid, restore).await?;
                 steps.push(("restore", begun.elapsed()));
             }
         }
