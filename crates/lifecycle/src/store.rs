@@ -12,8 +12,8 @@ use torpor_protocol::guest::{HeldPath, LogLine};
 use torpor_protocol::snapshot::{SavedFile, SavedProcess};
 use torpor_protocol::volume::DrivePermission;
 use torpor_protocol::{
-    EndReason, FailureReason, GuestPath, HostBinding, ImageId, Name, SandboxId, SandboxSpec,
-    SaveId, SecretName, Snapshot, SnapshotId, SnapshotKind, VolumeId, VolumeKind,
+    EndReason, FailureReason, GuestPath, HostBinding, ImageId, Name, NodeId, SandboxId,
+    SandboxSpec, SaveId, SecretName, Snapshot, SnapshotId, SnapshotKind, VolumeId, VolumeKind,
 };
 
 use crate::guest::FileServer;
@@ -358,6 +358,8 @@ pub struct VolumeRecord {
     pub copy_of: Option<VolumeId>,
     /// It was made for this sandbox, as a copy, and goes with it.
     pub made_for: Option<SandboxId>,
+    /// The node that has its files, if it is another one than this.
+    pub elsewhere: Option<NodeId>,
     pub created_at_ms: u64,
 }
 
@@ -421,6 +423,8 @@ pub enum StoreError {
     NoSuchSecret(String),
     #[error("there is no volume or drive {0}")]
     NoSuchVolume(String),
+    #[error("the files of {volume} are on {node}, which is another host than this")]
+    VolumeElsewhere { volume: Name, node: NodeId },
     #[error("save {id} is corrupt: {file}: {detail}")]
     CorruptSave { id: String, file: String, detail: String },
     #[error("{what} is needed by {by}")]

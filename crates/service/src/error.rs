@@ -262,6 +262,8 @@ fn store(error: &StoreError) -> Description {
             "`torpor volume ls` and `torpor drive ls` show those of this host, \
              `torpor volume create` and `torpor drive create` make one",
         ),
+        StoreError::VolumeElsewhere { .. } => Description::new(ErrorCode::Unsupported, error)
+            .hint("use it on that host: only there its files are mounted"),
         StoreError::InUse { .. } => Description::new(ErrorCode::InUse, error),
         StoreError::NameTaken(_) => Description::new(ErrorCode::AlreadyExists, error),
         StoreError::NotOwner(_) => Description::new(ErrorCode::ShuttingDown, error)

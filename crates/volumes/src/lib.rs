@@ -152,9 +152,14 @@ impl VolumeStore {
         VolumeImage::at(&self.directory(id).join(IMAGE), &mountpoint)
     }
 
+    /// One whose files are here.
     pub async fn find(&self, of: &VolumeRef) -> Result<VolumeRecord, StoreError> {
         let found = self.inner.ledger.find_volume(of).await?;
-        found.ok_or_else(|| StoreError::NoSuchVolume(of.to_string()))
+        let found = found.ok_or_else(|| StoreError::NoSuchVolume(of.to_string()))?;
+        match found.elsewhere {
+            Some(node) => Err(StoreError::VolumeElsewhere { volume: found.name, node }),
+            None => Ok(found),
+        }
     }
 
     pub async fn attachments(&self, id: &VolumeId) -> Result<Vec<Attachment>, StoreError> {
@@ -225,6 +230,7 @@ impl VolumeStore {
     pub async fn remove(&self, id: &VolumeId) -> Result<(), StoreError> {
         let used = self.used(id);
         let _turn = used.turn.lock().await;
+        self.find(&VolumeRef::Id(id.clone())).await?;
         if !self.inner.ledger.erase_volume(id).await? {
             return Err(StoreError::NoSuchVolume(id.to_string()));
         }
@@ -260,6 +266,7 @@ impl Volumes for VolumeStore {
             id: VolumeId::random(),
             name: moments::name_for(&of.name, sandbox),
             made_for: Some(sandbox.clone()),
+            elsewhere: None,
             copy_of: Some(id.clone()),
             created_at_ms: moments::now_ms(),
             ..of

@@ -320,6 +320,7 @@ fn volume(name: &str, kind: VolumeKind, created_at_ms: u64) -> VolumeRecord {
         permissions: Vec::new(),
         copy_of: None,
         made_for: None,
+        elsewhere: None,
         created_at_ms,
     }
 }

@@ -17,6 +17,7 @@ async fn volume(world: &World, name: &str, kind: VolumeKind) -> Mount {
         permissions: Vec::new(),
         copy_of: None,
         made_for: None,
+        elsewhere: None,
         created_at_ms: 1,
     };
     world.store.create_volume(&record).await.unwrap();

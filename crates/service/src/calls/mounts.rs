@@ -159,6 +159,7 @@ mod tests {
             permissions: serde_json::from_value(permissions).unwrap(),
             copy_of: None,
             made_for: None,
+            elsewhere: None,
             created_at_ms: 0,
         }
     }

@@ -87,6 +87,7 @@ pub async fn create(app: &Service, kind: VolumeKind, request: CreateVolume) -> R
         permissions,
         copy_of: from.as_ref().map(|from| from.id.clone()),
         made_for: None,
+        elsewhere: None,
         created_at_ms: app.fleet.clock().now_ms(),
     };
     make(app, from.as_ref(), record).await
@@ -106,6 +107,7 @@ pub async fn snapshot(
         name: request.name.unwrap_or_else(|| dated(&of.name, now_ms)),
         copy_of: Some(of.id.clone()),
         made_for: None,
+        elsewhere: None,
         created_at_ms: now_ms,
         ..of.clone()
     };

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use torpor_disk::mountinfo;
 use torpor_lifecycle::store::{StoreError, Volumes as _};
-use torpor_protocol::{SandboxId, VolumeId};
+use torpor_protocol::{NodeId, SandboxId, VolumeId};
 
 use crate::world::{Place, record};
 
@@ -169,5 +169,26 @@ async fn what_can_t_be_is_refused_and_leaves_nothing() {
     assert!(matches!(smaller, Err(StoreError::Invalid(_))), "{smaller:?}");
     world.close().await;
     assert_eq!(place.entries(), [data.id.as_str()]);
+    place.expect_no_traces().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_files_of_a_volume_are_used_on_its_own_node_only() {
+    let Some(place) = Place::new() else { return };
+    let world = place.open().await;
+    let data = world.create("data", 32).await;
+    world.close().await;
+    fs::write(place.path().join("data/node"), format!("{}\n", NodeId::random())).unwrap();
+    let world = place.open().await;
+    for refused in [
+        world.volumes.open(&data.id).await.map(drop),
+        world.volumes.copy(&data.id, &record("copy", 32)).await,
+        world.volumes.grow(&data.id, 64).await.map(drop),
+        world.volumes.remove(&data.id).await,
+    ] {
+        assert!(matches!(refused, Err(StoreError::VolumeElsewhere { .. })), "{refused:?}");
+    }
+    assert!(world.find("data").await.is_some());
+    world.close().await;
     place.expect_no_traces().await;
 }

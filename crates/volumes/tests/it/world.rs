@@ -129,6 +129,7 @@ pub(crate) fn record(name: &str, size_mib: u64) -> VolumeRecord {
         permissions: Vec::new(),
         copy_of: None,
         made_for: None,
+        elsewhere: None,
         created_at_ms: 1,
     }
 }

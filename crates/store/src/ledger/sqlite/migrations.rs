@@ -31,6 +31,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0016_layers",
     "0017_build_cache",
     "0018_volumes",
+    "0019_homes",
 ];
 
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {

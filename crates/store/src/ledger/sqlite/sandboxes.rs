@@ -21,8 +21,13 @@ impl SandboxLedger for SqliteLedger {
         )
         .bind(node);
         let epoch: i64 = start.fetch_one(&mut *transaction).await.map_err(self.failed(action))?;
-        let adopt = sqlx::query("UPDATE sandboxes SET node = ? WHERE node = ''").bind(node);
-        adopt.execute(&mut *transaction).await.map_err(self.failed(action))?;
+        for adopt in [
+            "UPDATE sandboxes SET node = ? WHERE node = ''",
+            "UPDATE volumes SET home = ? WHERE home = ''",
+        ] {
+            let adopted = sqlx::query(adopt).bind(node).execute(&mut *transaction).await;
+            adopted.map_err(self.failed(action))?;
+        }
         transaction.commit().await.map_err(self.failed(action))?;
         Ok(Owner { node: self.node.clone(), epoch: u64::try_from(epoch).unwrap_or(0) })
     }

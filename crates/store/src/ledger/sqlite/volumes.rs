@@ -15,8 +15,8 @@ impl VolumeLedger for SqliteLedger {
         let action = "record a volume in the ledger";
         let query = sqlx::query(
             "INSERT INTO volumes (id, name, kind, size_mib, labels, permissions, copy_of, made_for,
-                 created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                 created_at_ms, home)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(record.id.as_str())
         .bind(record.name.as_str())
@@ -26,7 +26,8 @@ impl VolumeLedger for SqliteLedger {
         .bind(serde_json::to_string(&record.permissions).map_err(StoreError::failed(action))?)
         .bind(record.copy_of.as_ref().map(|id| id.as_str()))
         .bind(record.made_for.as_ref().map(|id| id.as_str()))
-        .bind(to_column(record.created_at_ms));
+        .bind(to_column(record.created_at_ms))
+        .bind(self.node.as_str());
         match query.execute(&self.writer).await {
             Ok(_) => Ok(()),
             Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
@@ -66,12 +67,15 @@ impl VolumeLedger for SqliteLedger {
     async fn find_volume(&self, of: &VolumeRef) -> Result<Option<VolumeRecord>, StoreError> {
         let query = match of {
             VolumeRef::Id(id) => {
-                sqlx::query("SELECT * FROM volumes WHERE id = ?").bind(id.as_str())
+                sqlx::query("SELECT *, nullif(home, ?2) AS elsewhere FROM volumes WHERE id = ?1")
+                    .bind(id.as_str())
             }
             VolumeRef::Name(name) => {
-                sqlx::query("SELECT * FROM volumes WHERE name = ?").bind(name.as_str())
+                sqlx::query("SELECT *, nullif(home, ?2) AS elsewhere FROM volumes WHERE name = ?1")
+                    .bind(name.as_str())
             }
         };
+        let query = query.bind(self.node.as_str());
         self.one("look up a volume", query, read_volume).await
     }
 
@@ -83,13 +87,15 @@ impl VolumeLedger for SqliteLedger {
     ) -> Result<Vec<VolumeRecord>, StoreError> {
         let after = after.map_or(FIRST, |(at, id)| (to_column(*at), id.as_str()));
         let query = sqlx::query(
-            "SELECT * FROM volumes WHERE (created_at_ms, id) > (?1, ?2) AND (?3 IS NULL OR kind = ?3)
+            "SELECT *, nullif(home, ?5) AS elsewhere FROM volumes
+             WHERE (created_at_ms, id) > (?1, ?2) AND (?3 IS NULL OR kind = ?3)
              ORDER BY created_at_ms, id LIMIT ?4",
         )
         .bind(after.0)
         .bind(after.1)
         .bind(kind.map(VolumeKind::as_str))
-        .bind(limit_of(limit));
+        .bind(limit_of(limit))
+        .bind(self.node.as_str());
         self.all("read the volumes from the ledger", query, read_volume).await
     }
 
@@ -186,6 +192,7 @@ fn read_volume(row: &SqliteRow) -> Result<VolumeRecord, StoreError> {
         permissions: json(row, "permissions", &what)?,
         copy_of: optional(row, "copy_of")?,
         made_for: optional(row, "made_for")?,
+        elsewhere: optional(row, "elsewhere")?,
         created_at_ms: time(row, "created_at_ms")?,
     })
 }

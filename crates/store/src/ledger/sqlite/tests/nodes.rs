@@ -2,7 +2,10 @@
 
 use std::num::NonZeroU16;
 
+use torpor_lifecycle::ledger::VolumeLedger as _;
+use torpor_lifecycle::store::VolumeRecord;
 use torpor_protocol::preview::PreviewLabel;
+use torpor_protocol::{VolumeId, VolumeKind, VolumeRef};
 
 use super::*;
 use crate::PreviewLedger as _;
@@ -72,4 +75,37 @@ async fn a_node_takes_over_its_own_sandboxes_and_none_of_another_node() {
     let refused = world.ledger.update_sandbox(&owner, &foreign).await;
     assert!(matches!(refused, Err(StoreError::NotOwner(_))), "{refused:?}");
     other.update_sandbox(&theirs, &foreign).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_volume_is_at_home_on_the_node_that_made_it() {
+    let (world, _) = pictured().await;
+    let other = elsewhere(&world);
+    let drive = VolumeRecord {
+        id: VolumeId::random(),
+        name: "shared".parse().unwrap(),
+        kind: VolumeKind::Drive,
+        size_mib: 64,
+        labels: Default::default(),
+        permissions: Vec::new(),
+        copy_of: None,
+        made_for: None,
+        elsewhere: None,
+        created_at_ms: 1,
+    };
+    world.ledger.create_volume(&drive).await.unwrap();
+    let of = VolumeRef::Id(drive.id.clone());
+    let home = world.ledger.find_volume(&of).await.unwrap().unwrap();
+    assert_eq!(home.elsewhere, None);
+    let seen = [
+        other.find_volume(&of).await.unwrap().unwrap(),
+        other.find_volume(&VolumeRef::Name(drive.name)).await.unwrap().unwrap(),
+        other.volumes(None, None, 1).await.unwrap().remove(0),
+    ];
+    for record in seen {
+        assert_eq!(record.elsewhere.as_ref(), Some(&world.ledger.node));
+    }
+    // Who starts takes what is nobody's, and nothing else.
+    other.take_over().await.unwrap();
+    assert_eq!(world.ledger.find_volume(&of).await.unwrap().unwrap().elsewhere, None);
 }
