@@ -6,7 +6,7 @@
 
 use torpor_protocol::guest::{BoundMount, HeldPath, Reply, Request};
 use torpor_protocol::volume::{ForkVolumes, SLOTS};
-use torpor_protocol::{Mount, SandboxId, SandboxSpec, VolumeKind};
+use torpor_protocol::{GuestPath, Mount, SandboxId, SandboxSpec, VolumeKind};
 
 use std::sync::Arc;
 
@@ -43,6 +43,12 @@ impl World {
     pub(crate) async fn open_volume(&self, mount: &Mount) -> Result<Mounted, StoreError> {
         let Mount { slot, subpath, read_only, .. } = mount.clone();
         let volume = self.volumes.open(&mount.volume).await?;
+        if subpath.as_str() != "/" {
+            // Others may have removed the folder since it was mounted last.
+            let (path, whole) = (subpath.to_string(), GuestPath::root());
+            let folder = HeldPath { slot, path, directory: true };
+            self.volumes.put_back(&volume, &whole, vec![folder]).await?;
+        }
         let host = HostMount { slot, volume, subpath, read_only };
         Ok(Mounted { host, server: None, served: None })
     }
@@ -90,8 +96,21 @@ impl World {
         Ok(guest.set_mounts(spec.mounts()).await?)
     }
 
+    /// To a machine that was frozen with them: what its engine bound is there.
+    pub(crate) async fn serve_again(
+        &self,
+        spec: &SandboxSpec,
+        guest: &Guest,
+        mounts: &mut [Mounted],
+    ) -> Result<(), Error> {
+        if self.abilities(spec).binds {
+            return Ok(());
+        }
+        self.serve_mounts(spec, guest, mounts).await
+    }
+
     /// Has the guest mount what it has not, and serves all of it in this session.
-    pub(crate) async fn serve_mounts(
+    async fn serve_mounts(
         &self,
         spec: &SandboxSpec,
         guest: &Guest,

@@ -52,6 +52,10 @@ text_type!(
 );
 
 impl GuestPath {
+    pub fn root() -> Self {
+        Self("/".to_owned())
+    }
+
     /// The same below another directory: `a/b` of `/a/b`; nothing for the root.
     pub fn relative(&self) -> &str {
         &self.0[1..]

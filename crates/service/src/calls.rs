@@ -454,12 +454,14 @@ async fn pool_record(app: &Service, request: CreatePool) -> Result<PoolRecord> {
 
 async fn memory_point(app: &Service, snapshot: &str) -> Result<PinnedSave> {
     let point = PinnedSave::of(app, &parse(snapshot)?).await?;
-    match point.about().kind {
-        SnapshotKind::Memory => Ok(point),
-        SnapshotKind::Filesystem => Err(Error::invalid(
-            "snapshot: a pool is of a memory snapshot or an image; this one has files only",
-        )),
-    }
+    let about = point.about();
+    let why = match about.kind {
+        SnapshotKind::Filesystem => "this one has files only",
+        SnapshotKind::Memory if about.spec.mounts().is_empty() => return Ok(point),
+        SnapshotKind::Memory => "this one was taken with volumes",
+    };
+    let rule = "a pool is of an image, or of a memory snapshot without volumes";
+    Err(Error::invalid(format!("snapshot: {rule}; {why}")))
 }
 
 #[cfg(test)]

@@ -203,6 +203,43 @@ async fn a_drive_is_shared_by_those_whom_its_permissions_name() {
 }
 
 #[tokio::test]
+async fn a_folder_of_a_drive_is_made_by_who_writes_and_missed_by_who_reads() {
+    let Some(world) = world().await else { return };
+    world.drive(json!({"name": "shared", "size_mib": 16})).await;
+    let folder = |folder: &str, read_only: bool| json!({"volume": "shared", "path": "/mnt", "subpath": folder, "read_only": read_only});
+    world.create(json!({"name": "web"})).await.expect(201);
+    let mounts = "/v1/sandboxes/web/mounts";
+    let missed = world.post(mounts, folder("/team/a", true)).await;
+    let missed = missed.expect_error(404, "file_not_found");
+    assert!(missed["hint"].as_str().unwrap().contains("to write"), "{missed}");
+    for _ in 0..2 {
+        world.post(mounts, folder("/team/a", false)).await.expect(201);
+    }
+    let made = world.get("/v1/drives/shared/files/stat?path=/team/a").await.expect(200);
+    assert_eq!(made["kind"], "directory");
+    world.put("/v1/drives/shared/files/content?path=/file", "x").await.expect(200);
+    for bad in ["/file", "/file/below", "/.torpor-removed"] {
+        let refused = world.create(json!({"name": "b", "mounts": [folder(bad, false)]})).await;
+        assert!([404, 422].contains(&refused.status.as_u16()), "{bad}: {}", refused.text());
+        world.get("/v1/sandboxes/b").await.expect_error(404, "sandbox_not_found");
+    }
+    let reader = world.create(json!({"mounts": [folder("/team", true)]})).await;
+    reader.expect(201);
+}
+
+#[tokio::test]
+async fn a_pool_is_of_no_snapshot_with_volumes() {
+    let Some(world) = world().await else { return };
+    world.volume("data").await;
+    let mount = json!({"volume": "data", "path": "/data"});
+    world.create(json!({"name": "web", "mounts": [mount]})).await.expect(201);
+    world.post("/v1/sandboxes/web/snapshots", json!({"name": "base"})).await.expect(201);
+    let pool = json!({"name": "pool", "size": 1, "snapshot": "base"});
+    let refused = world.post("/v1/pools", pool).await.expect_error(400, "invalid_request");
+    assert!(refused["message"].as_str().unwrap().contains("volumes"), "{refused}");
+}
+
+#[tokio::test]
 async fn a_volume_is_made_once_under_a_key() {
     let Some(world) = world().await else { return };
     let send = async || {

@@ -136,8 +136,9 @@ impl Driver {
         };
         let resumed = self.world.in_turn(async {
             let guest = resume(&mut machine).await?;
-            if !self.world.abilities(&self.record.spec).binds {
-                self.world.serve_mounts(&self.record.spec, &guest, &mut mounts).await?;
+            let served = self.world.serve_again(&self.record.spec, &guest, &mut mounts).await;
+            if let Err(error) = served {
+                tracing::error!(sandbox = %self.record.id, error = chain(&error), "volumes not served");
             }
             self.world.unquiesce(&self.record.spec, &guest).await?;
             Ok(guest)

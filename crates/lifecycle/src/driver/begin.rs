@@ -186,7 +186,7 @@ impl Driver {
                 Phase::Creating
             }
             (None, PersistedState::Created) => Phase::Creating,
-            (Some(machine), _) if machine.paused() => self.found_asleep(machine),
+            (Some(machine), _) if machine.paused() => self.found_asleep(machine).await,
             (Some(machine), _) => self.found_awake(machine).await,
             (None, PersistedState::Standby { interrupted: true }) => Phase::waking(Vec::new()),
             (None, PersistedState::Standby { interrupted: false }) => Phase::Cold(None),
@@ -205,14 +205,19 @@ impl Driver {
         machine
     }
 
-    fn found_asleep(&mut self, machine: Box<dyn Machine>) -> Phase {
+    async fn found_asleep(&mut self, machine: Box<dyn Machine>) -> Phase {
         let durable = matches!(self.record.state, PersistedState::Standby { .. });
         let now = Instant::now();
         let save_at = now + self.world.policy.persist_after;
-        let processes = Vec::new();
-        // What it held before is not known any more.
-        let held = Vec::new();
-        Phase::Warm(Sleeper { machine, durable, since: now, save_at, processes, held })
+        let (processes, held) = (Vec::new(), Vec::new());
+        let sleeper = Sleeper { machine, durable, since: now, save_at, processes, held };
+        let spec = &self.record.spec;
+        // A save says what is held of volumes, which only the guest knows: it goes on, and falls asleep again.
+        if !durable && !spec.mounts().is_empty() && self.world.abilities(spec).binds {
+            return self.thaw(sleeper, Vec::new()).await;
+        }
+        self.mounts = self.take_mounts().await;
+        Phase::Warm(sleeper)
     }
 
     async fn found_awake(&mut self, machine: Box<dyn Machine>) -> Phase {
@@ -221,16 +226,13 @@ impl Driver {
         let greeted = async {
             let guest = Guest::connect(channel, HELLO_DEADLINE).await?;
             // The daemon before may have ended between the ledger and the machine.
-            let (world, spec) = (&self.world, &self.record.spec);
-            let mut mounts = world.open_volumes(spec).await?;
-            world.bring_mounts(spec, &mut machine, &guest, &mut mounts).await?;
+            self.bring_again(&mut machine, &guest).await;
             // Or while it saved it.
-            world.unquiesce(spec, &guest).await?;
-            Ok::<_, Error>((guest, mounts))
+            self.world.unquiesce(&self.record.spec, &guest).await?;
+            Ok::<_, Error>(guest)
         };
         match greeted.await {
-            Ok((guest, mounts)) => {
-                self.mounts = mounts;
+            Ok(guest) => {
                 if self.ca_dirty {
                     self.renew_identity(&guest).await;
                 }
@@ -317,6 +319,8 @@ impl Driver {
 
     async fn fail(&mut self, reason: FailureReason) -> Phase {
         tracing::warn!(sandbox = %self.record.id, %reason, "sandbox failed");
+        // Locks of its guest with them.
+        self.mounts.clear();
         self.record_state(PersistedState::Failed { reason: reason.clone() }).await;
         Phase::Failed(reason)
     }

@@ -1,7 +1,7 @@
 //! Volumes and drives of a sandbox that is awake: recorded, then mounted; unmounted, then forgotten.
 
 use torpor_protocol::guest::{HeldPath, Request};
-use torpor_protocol::{GuestPath, Mount, SandboxId};
+use torpor_protocol::{GuestPath, Mount, SandboxId, SnapshotKind};
 
 use super::Driver;
 use crate::engine::Machine;
@@ -9,7 +9,7 @@ use crate::error::chain;
 use crate::guest::{Guest, GuestError, stop_files};
 use crate::mounts::Mounted;
 use crate::sandbox::Copies;
-use crate::store::Record;
+use crate::store::{Manifest, Record};
 use crate::{Error, Refusal, fault, mounts};
 
 impl Driver {
@@ -72,7 +72,7 @@ impl Driver {
         fault::point("unmount.unmounted");
         self.take_out(machine, &guest, gone.slot).await;
         fault::point("unmount.unbound");
-        if let Err(error) = self.write(record).await {
+        if let Err(error) = self.forget_mount(machine, record, gone.slot).await {
             let back = self.bring(machine, &guest).await;
             self.was_set_back(back);
             return Err(error);
@@ -81,6 +81,38 @@ impl Driver {
         self.mounts.retain(|mounted| mounted.host.slot != gone.slot);
         self.republish();
         Ok(())
+    }
+
+    /// Records that a volume is taken from it. If its last save knows the volume it is saved anew in the same step:
+    /// memory that expects a volume must not come back without it, or to another one in its place.
+    async fn forget_mount(
+        &mut self,
+        machine: &mut Box<dyn Machine>,
+        record: Record,
+        slot: u16,
+    ) -> Result<(), Error> {
+        if !self.is_saved_with(slot).await {
+            return self.write(record).await;
+        }
+        let before = std::mem::replace(&mut self.record, record);
+        let saved = self.persist_running(machine, None).await;
+        if saved.is_err() {
+            self.record = before;
+        }
+        saved.map(|_| ())
+    }
+
+    /// Whether it would go back to memory that has a volume in this slot.
+    async fn is_saved_with(&self, slot: u16) -> bool {
+        let Some(save) = &self.record.save else { return false };
+        match self.world.saves.manifest(save).await {
+            Ok(Manifest { about, .. }) => {
+                about.kind == SnapshotKind::Memory
+                    && about.spec.mounts().iter().any(|mount| mount.slot == slot)
+            }
+            // Not known: a new save is right in any case.
+            Err(_) => true,
+        }
     }
 
     /// Brings the machine to what its specification says.
@@ -108,6 +140,14 @@ impl Driver {
             tracing::error!(sandbox = %self.record.id, error = chain(&error), "no volumes");
             mounts
         })
+    }
+
+    /// The same, brought to a machine that an earlier daemon left running.
+    pub(super) async fn bring_again(&mut self, machine: &mut Box<dyn Machine>, guest: &Guest) {
+        self.mounts = self.take_mounts().await;
+        if let Err(error) = self.bring(machine, guest).await {
+            tracing::error!(sandbox = %self.record.id, error = chain(&error), "volumes not brought");
+        }
     }
 
     /// All that was written to its volumes is on the disk: what is saved of it does not know of less.
@@ -143,7 +183,10 @@ impl Driver {
         if spec.mounts().is_empty() || !self.world.abilities(spec).binds {
             return Vec::new();
         }
-        guest.held().await.unwrap_or_default()
+        guest.held().await.unwrap_or_else(|error| {
+            tracing::warn!(sandbox = %self.record.id, error = chain(&error), "held files not known");
+            Vec::new()
+        })
     }
 
     /// Copies of the volumes that it alone writes; nothing of it runs meanwhile.

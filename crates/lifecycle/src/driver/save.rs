@@ -259,6 +259,7 @@ impl Driver {
         if let Some(machine) = machine {
             discard(&self.record.id, machine).await;
         }
+        self.mounts.clear();
         if let Some(before) = before.filter(|before| *before != save.id) {
             self.world.saves.release(&before).await;
         }

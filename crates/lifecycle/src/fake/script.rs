@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use torpor_protocol::SandboxId;
 use torpor_protocol::guest::{
-    self, Failure, FailureCode, Frame, Health, Hello, Kind, LogLine, ProcessSpec, ProcessStatus,
-    Reply, Request,
+    self, Failure, FailureCode, Frame, Health, HeldPath, Hello, Kind, LogLine, ProcessSpec,
+    ProcessStatus, Reply, Request,
 };
 
 use super::FakeHost;
@@ -117,6 +117,10 @@ impl Script {
                 let message = "a fake fault".to_owned();
                 return Reply::Failed(Failure { code: FailureCode::Io, message });
             }
+        }
+        if *request == Request::HeldPaths {
+            let path = "/open".to_owned();
+            return Reply::Held { paths: vec![HeldPath { slot: 0, path, directory: false }] };
         }
         if *request != Request::Health {
             return Reply::Done;

@@ -46,6 +46,7 @@ pub(super) struct StoreState {
     renewals: usize,
     failing: bool,
     fail_commits: usize,
+    pub(super) volumes_lost: bool,
 }
 
 impl FakeStore {
@@ -61,6 +62,11 @@ impl FakeStore {
     /// The next `count` saves find the disk full.
     pub fn fail_commits(&self, count: usize) {
         self.state.lock().fail_commits = count;
+    }
+
+    /// Whether no volume can be opened from now on.
+    pub fn lose_volumes(&self, lost: bool) {
+        self.state.lock().volumes_lost = lost;
     }
 
     /// Gives a secret a value, or takes it away.

@@ -132,6 +132,9 @@ impl FakeStore {
 impl Volumes for FakeStore {
     async fn open(&self, id: &VolumeId) -> Result<Arc<OpenVolume>, StoreError> {
         let VolumeRecord { id, .. } = self.volume(id)?;
+        if self.state.lock().volumes_lost {
+            return Err(StoreError::failed("open a volume")("a fake fault"));
+        }
         Ok(Arc::new(OpenVolume { id, dir: "/".into(), hold: SavePin::new(|| {}) }))
     }
 

@@ -246,13 +246,6 @@ impl Fleet {
             self.inner.pools.put_back(ready);
             return Err(taken.into());
         }
-        let spec = match self.with_mounts(spec, from, volumes, &id).await {
-            Ok(spec) => spec,
-            Err((error, name)) => {
-                self.unclaim(&id, name.as_ref(), ready);
-                return Err(error);
-            }
-        };
         let now = self.inner.world.clock.now_ms();
         // Once recorded, a machine that was ready runs.
         let state = if ready.is_some() { PersistedState::Running } else { PersistedState::Created };
@@ -267,13 +260,13 @@ impl Fleet {
         let record =
             Record { id, spec, state, save, facts, created_at_ms: now, last_used_at_ms: now };
         // A caller that gives up now must not leave a name that is taken by nobody.
-        let fleet = self.clone();
+        let (fleet, point) = (self.clone(), from.cloned());
         let creation = tokio::spawn(async move {
-            let world = &fleet.inner.world;
-            if let Err(error) = world.ledger.create_sandbox(&world.owner, &record).await {
+            let mut record = record;
+            if let Err(error) = fleet.record_new(&mut record, point.as_ref(), volumes).await {
                 fleet.unclaim(&record.id, record.spec.name.as_ref(), ready);
-                world.volumes.discard_copies(&record.id).await;
-                return Err(error.or_taken(Refusal::NameTaken));
+                fleet.inner.world.volumes.discard_copies(&record.id).await;
+                return Err(error);
             }
             fault::point("create.recorded");
             let phase = match (ready, queued_until_ms) {
@@ -289,23 +282,20 @@ impl Fleet {
         creation.await.unwrap_or_else(|_| Err(Refusal::Stopping.into()))
     }
 
-    /// The specification with the volumes that it begins with; on `Err`, the name that it would have had.
-    async fn with_mounts(
+    /// Records a sandbox, with the volumes of what it begins from. On `Err` copies of them may be left.
+    async fn record_new(
         &self,
-        spec: SandboxSpec,
+        record: &mut Record,
         from: Option<&RestorePoint>,
         volumes: ForkVolumes,
-        id: &SandboxId,
-    ) -> Result<SandboxSpec, (Error, Option<Name>)> {
-        let Some(point) = from else { return Ok(spec) };
+    ) -> Result<(), Error> {
         let world = &self.inner.world;
-        match world.inherit_mounts(&spec, point, volumes, id).await {
-            Ok(mounts) => Ok(SandboxSpec { mounts, ..spec }),
-            Err(error) => {
-                world.volumes.discard_copies(id).await;
-                Err((error, spec.name))
-            }
+        if let Some(point) = from {
+            let Record { id, spec, .. } = &*record;
+            record.spec.mounts = world.inherit_mounts(spec, point, volumes, id).await?;
         }
+        let recorded = world.ledger.create_sandbox(&world.owner, record).await;
+        recorded.map_err(|error| error.or_taken(Refusal::NameTaken))
     }
 
     fn claim(&self, id: &SandboxId, name: Option<&Name>) -> Result<(), Refusal> {

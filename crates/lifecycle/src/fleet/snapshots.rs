@@ -324,14 +324,24 @@ impl Fleet {
         }
         // Nobody's: what a crash leaves of it goes at the next start.
         let copies_of = (volumes == ForkVolumes::Copy).then(SandboxId::random);
-        let (save, copies) = match sandbox.save(copies_of.clone()).await {
-            Ok(saved) => saved,
-            Err(error) => {
-                self.discard_copies(copies_of).await;
-                return Err(error);
+        let (fleet, (reply, made)) = (self.clone(), oneshot::channel());
+        // Also if the caller gives up: what was made for it is let go of.
+        self.inner.tasks.spawn(async move {
+            let (save, copies) = match sandbox.save(copies_of.clone()).await {
+                Ok(saved) => saved,
+                Err(error) => {
+                    fleet.discard_copies(copies_of).await;
+                    let _ = reply.send(Err(error));
+                    return;
+                }
+            };
+            let point = RestorePoint::new(save, sandbox.status().parent);
+            let point = RestorePoint { copies, copies_of, ..point };
+            if let Err(Ok(unwanted)) = reply.send(Ok(point)) {
+                fleet.let_go(unwanted).await;
             }
-        };
-        Ok(RestorePoint { copies, copies_of, ..RestorePoint::new(save, sandbox.status().parent) })
+        });
+        made.await.unwrap_or_else(|_| Err(Refusal::Stopping.into()))
     }
 
     async fn discard_copies(&self, of: Option<SandboxId>) {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ledger::VolumeLedger;
-use crate::store::{StoreError, VolumeRecord};
+use crate::store::{Saves as _, StoreError, VolumeRecord};
 use crate::{Plan, Refusal};
 use torpor_protocol::volume::ForkVolumes;
 use torpor_protocol::{Mount, VolumeId, VolumeKind};
@@ -125,6 +125,100 @@ async fn a_fork_gets_a_copy_or_reads_or_is_refused() {
     assert_eq!(known.len(), 2, "the copy that forks were made of is gone: {known:?}");
     copied.delete().await;
     assert_eq!(world.store.volumes(None, None, 100).await.unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_comes_back_after_a_crash_has_the_volumes_it_had_before_the_crash() {
+    let world = World::new().await;
+    let data = volume(&world, "data", VolumeKind::Volume).await;
+    let other = volume(&world, "other", VolumeKind::Volume).await;
+    let (a, b) = (world.running("a").await, world.running("b").await);
+    mount(&a, &data).await.unwrap();
+    a.sleep(true).await.unwrap();
+    unmount(&a, &data).await.unwrap();
+    // Somebody else's by now, and another one is in its place.
+    mount(&b, &data).await.unwrap();
+    mount(&a, &other).await.unwrap();
+    world.host.crash(a.id(), "killed");
+    assert!(until(&a, State::Asleep).await.recovered_from_ms.is_some());
+    drop(a.awake().await.unwrap());
+    assert_eq!(a.status().spec.mounts(), std::slice::from_ref(&other));
+    let save = world.store.record_of(a.id()).unwrap().save.unwrap();
+    let saved = world.store.manifest(&save).await.unwrap().about.spec;
+    assert_eq!(saved.mounts(), [], "no memory that knows the volume is gone back to");
+    assert_eq!(b.status().spec.mounts(), [data]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_cant_be_forgotten_stays() {
+    let world = World::new().await;
+    let data = volume(&world, "data", VolumeKind::Volume).await;
+    let a = world.running("a").await;
+    mount(&a, &data).await.unwrap();
+    a.sleep(true).await.unwrap();
+    drop(a.awake().await.unwrap());
+    world.store.fail_commits(1);
+    unmount(&a, &data).await.unwrap_err();
+    assert_eq!(a.status().spec.mounts(), std::slice::from_ref(&data));
+    assert_eq!(world.store.attachments(&data.volume).await.unwrap().len(), 1);
+    unmount(&a, &data).await.unwrap();
+    assert_eq!(world.store.attachments(&data.volume).await.unwrap().len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_daemon_that_cant_open_a_volume_leaves_the_sandbox_as_it_is() {
+    let world = World::new().await;
+    let data = volume(&world, "data", VolumeKind::Volume).await;
+    let (runs, sleeps) = (world.running("runs").await, world.running("sleeps").await);
+    mount(&runs, &data).await.unwrap();
+    mount(&sleeps, &Mount { read_only: true, ..data }).await.unwrap();
+    sleeps.sleep(false).await.unwrap();
+    world.host.set_memory(runs.id(), "newer");
+    world.store.lose_volumes(true);
+    let world = world.restart().await;
+    for name in ["runs", "sleeps"] {
+        let sandbox = world.find(name).unwrap();
+        drop(sandbox.awake().await.unwrap());
+        assert_eq!(sandbox.status().recovered_from_ms, None, "{name}");
+    }
+    assert_eq!(world.host.memory(runs.id()).as_deref(), Some("newer"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_save_says_what_is_held_of_volumes_also_if_another_daemon_makes_it() {
+    let world = World::new().await;
+    let data = volume(&world, "data", VolumeKind::Volume).await;
+    let a = world.fleet.create(sleepy("a")).await.unwrap();
+    mount(&a, &data).await.unwrap();
+    until(&a, State::Asleep).await;
+    assert!(!a.status().durable, "it is frozen and nothing more");
+    let world = world.restart().await;
+    let a = world.find("a").unwrap();
+    a.sleep(true).await.unwrap();
+    let save = world.store.record_of(a.id()).unwrap().save.unwrap();
+    let about = world.store.manifest(&save).await.unwrap().about;
+    assert_eq!(about.held.len(), 1, "{about:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fork_that_is_given_up_leaves_no_copies() {
+    let world = World::new().await;
+    let data = volume(&world, "data", VolumeKind::Volume).await;
+    let a = world.running("a").await;
+    mount(&a, &data).await.unwrap();
+    world.host.save_takes(Duration::from_secs(2));
+    let of = reference("a");
+    let forking = world.fleet.restore_point_now(&of, ForkVolumes::Copy);
+    tokio::time::timeout(Duration::from_secs(1), forking).await.unwrap_err();
+    // After the save, which nobody can stop, and its copies.
+    mount(&a, &data).await.unwrap();
+    assert_eq!(world.host.saves(), 1);
+    let gone = async {
+        while world.store.volumes(None, None, 100).await.unwrap().len() > 1 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(SOON, gone).await.expect("the copy goes");
 }
 
 #[tokio::test(start_paused = true)]

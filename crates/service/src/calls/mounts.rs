@@ -4,8 +4,9 @@ use torpor_lifecycle::store::VolumeRecord;
 use torpor_lifecycle::{Sandbox, wake_deadline};
 use torpor_protocol::spec::Pairs;
 use torpor_protocol::volume::{DriveAccess, MountRequest, SLOTS};
-use torpor_protocol::{ErrorCode, GuestPath, Mount, VolumeKind};
+use torpor_protocol::{ErrorCode, GuestPath, Mount, VolumeKind, VolumeRef};
 
+use super::volume_files::{self, Target};
 use super::volumes;
 use crate::Service;
 use crate::error::{Error, Result};
@@ -33,9 +34,7 @@ pub(super) async fn admit(
 
 /// Gives a sandbox a volume while it lives; it is woken for it.
 pub async fn attach(app: &Service, sandbox: &Sandbox, request: &MountRequest) -> Result<Mount> {
-    let spec = sandbox.status().spec;
-    let mount = resolve(app, &spec.labels, request, 0).await?;
-    check_free(spec.mounts(), &mount.path)?;
+    let mount = resolve(app, &sandbox.status().spec.labels, request, 0).await?;
     let awake = app.fleet.awake(sandbox, wake_deadline()).await?;
     sandbox.mount(&awake, mount.clone()).await?;
     let spec = sandbox.status().spec;
@@ -57,9 +56,9 @@ async fn resolve(
 ) -> Result<Mount> {
     check_path(&request.path)?;
     let record = app.volumes.find(&volumes::parse(&request.volume)?).await?;
-    let root: GuestPath = "/".parse().map_err(|error| Error::invalid(format!("{error}")))?;
-    let subpath = request.subpath.clone().unwrap_or(root);
+    let subpath = request.subpath.clone().unwrap_or_else(GuestPath::root);
     check_permitted(&record, labels, &subpath, request.read_only)?;
+    have_folder(app, &record, &subpath, request.read_only).await?;
     Ok(Mount {
         slot,
         volume: record.id,
@@ -69,6 +68,36 @@ async fn resolve(
         path: request.path.clone(),
         read_only: request.read_only,
     })
+}
+
+/// A folder that is to be written to is made if it is not there. Whoever only reads would find nothing in it.
+async fn have_folder(
+    app: &Service,
+    record: &VolumeRecord,
+    folder: &GuestPath,
+    read_only: bool,
+) -> Result<()> {
+    if *folder == GuestPath::root() {
+        return Ok(());
+    }
+    let target = Target { kind: record.kind, volume: VolumeRef::Id(record.id.clone()) };
+    let found = match volume_files::stat(app, &target, folder.as_str()).await {
+        Err(missing) if missing.code() == ErrorCode::FileNotFound && !read_only => {
+            volume_files::make_dir(app, &target, folder.as_str(), None).await?
+        }
+        Err(missing) if missing.code() == ErrorCode::FileNotFound => {
+            let message = format!("{} {}: there is no folder {folder}", record.kind, record.name);
+            let hint = "mount it to write, which makes the folder, or copy files there first";
+            return Err(Error::with_hint(ErrorCode::FileNotFound, message, hint));
+        }
+        found => found?,
+    };
+    if found.kind != "directory" {
+        let message =
+            format!("{} {}: {folder} is a {}, no directory", record.kind, record.name, found.kind);
+        return Err(Error::new(ErrorCode::FileRefused, message));
+    }
+    Ok(())
 }
 
 fn check_path(path: &GuestPath) -> Result<()> {
