@@ -33,4 +33,5 @@ mod sudo;
 mod swarm;
 mod terminal;
 mod tidy;
+mod volume_loss;
 mod volumes;
