@@ -1,4 +1,4 @@
-import json, os, shutil, sqlite3, subprocess, sys, tempfile, time
+import io, json, os, shutil, sqlite3, subprocess, sys, tarfile, tempfile, time
 
 place = sys.argv[1]
 shutil.rmtree(place, ignore_errors=True)
@@ -51,6 +51,29 @@ def repository():
         subprocess.run(git + step, **quiet)
 
 
+def packages():
+    """Archives as a registry has them: 20 packages of 50 files."""
+    names = []
+    for n in range(20):
+        manifest = json.dumps({"name": f"package-{n}", "version": "1.0.0"})
+        files = {"package.json": manifest} | {f"lib/{k}.js": f"// {k}\n" * 60 for k in range(50)}
+        names.append(f"{source}/package-{n}.tgz")
+        with tarfile.open(names[-1], "w:gz") as archive:
+            for path, text in files.items():
+                entry = tarfile.TarInfo("package/" + path)
+                entry.size = len(text)
+                archive.addfile(entry, io.BytesIO(text.encode()))
+    return names
+
+
+def install(archives):
+    os.mkdir(place + "/app")
+    with open(place + "/app/package.json", "w") as file:
+        file.write('{"name": "app", "version": "1.0.0"}')
+    quietly = ["--offline", "--no-audit", "--no-fund", "--cache", source + "/cache"]
+    subprocess.run(["npm", "install", *quietly, *archives], cwd=place + "/app", **quiet)
+
+
 def database():
     db = sqlite3.connect(place + "/db", isolation_level=None)
     db.execute("CREATE TABLE t (n INTEGER, text TEXT)")
@@ -69,6 +92,9 @@ if shutil.which("git"):
     repository()
     timed("git clone", lambda: subprocess.run(["git", "clone", "-q", source, place + "/clone"], **quiet))
     timed("git status", lambda: subprocess.run(["git", "-C", place + "/clone", "status"], **quiet))
+if shutil.which("npm"):
+    archives = packages()
+    timed("npm install", lambda: install(archives))
 timed("sqlite, 1,000 rows and 50 commits", database)
 shutil.rmtree(place)
 shutil.rmtree(source)
