@@ -114,6 +114,14 @@ impl VolumeLedger for FakeStore {
         let own = state.volumes.iter().filter(|known| known.made_for.as_ref() == Some(sandbox));
         Ok(own.map(|known| known.id.clone()).collect())
     }
+
+    async fn keep_volumes_of(&self, sandbox: &SandboxId) -> Result<(), StoreError> {
+        self.write(|state| {
+            for volume in &mut state.volumes {
+                volume.made_for.take_if(|of| of == sandbox);
+            }
+        })
+    }
 }
 
 fn place(record: &VolumeRecord) -> Place<VolumeId> {

@@ -182,8 +182,12 @@ impl Fleet {
         if save.manifest.about.created_at_ms < asked_at_ms {
             record.snapshot.pause_ms = 0.0;
         }
-        let recorded = ledger.record_snapshot(&record).await;
-        if let Err(error) = recorded {
+        let recorded = async {
+            // Copies that the sandbox has for itself are needed by more than it now.
+            ledger.keep_volumes_of(&sandbox.id).await?;
+            ledger.record_snapshot(&record).await
+        };
+        if let Err(error) = recorded.await {
             self.inner.world.saves.release(&save.id).await;
             return Err(error.into());
         }

@@ -379,6 +379,10 @@ pub async fn a_volume_is_found_changed_listed_by_kind_and_erased(subject: &impl 
     assert_eq!(ledger.volumes(Some(VolumeKind::Drive), None, 9).await.unwrap(), [shared]);
     assert_eq!(ledger.volumes_made_for(&sandbox).await.unwrap(), [copy.id]);
     assert_eq!(ledger.volumes_made_for(&SandboxId::random()).await.unwrap(), []);
+    ledger.keep_volumes_of(&SandboxId::random()).await.unwrap();
+    assert_eq!(ledger.volumes_made_for(&sandbox).await.unwrap().len(), 1);
+    ledger.keep_volumes_of(&sandbox).await.unwrap();
+    assert_eq!(ledger.volumes_made_for(&sandbox).await.unwrap(), []);
     assert!(ledger.erase_volume(&data.id).await.unwrap());
     assert!(!ledger.erase_volume(&data.id).await.unwrap());
     assert_eq!(ledger.find_volume(&VolumeRef::Name(data.name)).await.unwrap(), None);

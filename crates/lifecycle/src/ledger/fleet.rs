@@ -136,6 +136,8 @@ pub trait VolumeLedger: Send + Sync + 'static {
     async fn attachments(&self, id: &VolumeId) -> Result<Vec<Attachment>, StoreError>;
     /// Those that were made for this sandbox.
     async fn volumes_made_for(&self, sandbox: &SandboxId) -> Result<Vec<VolumeId>, StoreError>;
+    /// Those are nobody's from now on: they stay when the sandbox goes.
+    async fn keep_volumes_of(&self, sandbox: &SandboxId) -> Result<(), StoreError>;
 }
 
 /// All that a fleet needs.

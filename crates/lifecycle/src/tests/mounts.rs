@@ -5,7 +5,7 @@ use crate::ledger::VolumeLedger;
 use crate::store::{Saves as _, StoreError, VolumeRecord};
 use crate::{Plan, Refusal};
 use torpor_protocol::volume::ForkVolumes;
-use torpor_protocol::{Mount, VolumeId, VolumeKind};
+use torpor_protocol::{Mount, SnapshotKind, SnapshotRef, VolumeId, VolumeKind};
 
 async fn volume(world: &World, name: &str, kind: VolumeKind) -> Mount {
     let record = VolumeRecord {
@@ -125,6 +125,25 @@ async fn a_fork_gets_a_copy_or_reads_or_is_refused() {
     assert_eq!(known.len(), 2, "the copy that forks were made of is gone: {known:?}");
     copied.delete().await;
     assert_eq!(world.store.volumes(None, None, 100).await.unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_copy_of_a_fork_stays_if_a_snapshot_needs_it() {
+    let world = World::new().await;
+    let data = volume(&world, "data", VolumeKind::Volume).await;
+    mount(&world.running("a").await, &data).await.unwrap();
+    let volumes = ForkVolumes::Copy;
+    let point = world.fleet.restore_point_now(&reference("a"), volumes).await.unwrap();
+    let plan = Plan { volumes, ..Plan::default() };
+    let fork = world.fleet.create_from(spec(Some("b")), Some(&point), plan).await.unwrap();
+    world.fleet.let_go(point).await;
+    let taking = world.fleet.take_snapshot(&reference("b"), None, SnapshotKind::Memory).await;
+    let snapshot = taking.unwrap().done().await.unwrap();
+    fork.delete().await;
+    let point = world.fleet.restore_point(&SnapshotRef::Id(snapshot.id)).await.unwrap();
+    let again = world.fleet.begin(&point, spec(Some("c"))).await.unwrap();
+    assert_ne!(again.status().spec.mounts()[0].volume, data.volume);
+    drop(again.awake().await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]

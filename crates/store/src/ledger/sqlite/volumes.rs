@@ -113,6 +113,12 @@ impl VolumeLedger for SqliteLedger {
         self.all("read whose copies volumes are from the ledger", query, |row| parsed(row, "id"))
             .await
     }
+
+    async fn keep_volumes_of(&self, sandbox: &SandboxId) -> Result<(), StoreError> {
+        let query = sqlx::query("UPDATE volumes SET made_for = NULL WHERE made_for = ?");
+        let done = query.bind(sandbox.as_str()).execute(&self.writer).await;
+        done.map(|_| ()).map_err(self.failed("keep volumes in the ledger"))
+    }
 }
 
 impl SqliteLedger {
