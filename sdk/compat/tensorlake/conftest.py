@@ -34,15 +34,21 @@ def pytest_sessionstart(session):
 
 
 def watch_the_package():
-    from tensorlake import sandbox
-
     import surface
 
-    for cls in WATCHED:
-        surface.watch(getattr(sandbox, cls))
+    for cls in watched():
+        surface.watch(cls)
 
 
-WATCHED = [
+def watched():
+    """The classes of the package whose public methods the tests have to use."""
+    from tensorlake import filesystem, sandbox
+
+    return [getattr(sandbox, name) for name in SANDBOXES] + [getattr(filesystem, name) for name in FILE_SYSTEMS]
+
+
+FILE_SYSTEMS = ["FilesystemClient", "Filesystem"]
+SANDBOXES = [
     "Sandbox",
     "AsyncSandbox",
     "SandboxClient",
@@ -86,7 +92,7 @@ def world(request):
 
 @pytest.fixture(autouse=True)
 def cleaned():
-    """After each test its sandboxes, snapshots and pools are removed."""
+    """After each test its sandboxes, snapshots, pools and drives are removed."""
     yield
     remove_everything(but=_shared)
 
@@ -99,6 +105,8 @@ def remove_everything(but=frozenset()):
             helpers.own("DELETE", f"/sandboxes/{box['id']}")
     for snapshot in helpers.own_list("snapshots"):
         helpers.own("DELETE", f"/snapshots/{snapshot['id']}")
+    for drive in helpers.own_list("drives"):
+        helpers.own("DELETE", f"/drives/{drive['id']}")
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +135,7 @@ def nothing_leaked():
     """Whatever the test tried, afterwards Torpor's own API lists what it listed before."""
 
     def listed():
-        kinds = {"sandboxes": "id", "snapshots": "id", "pools": "name"}
+        kinds = {"sandboxes": "id", "snapshots": "id", "pools": "name", "drives": "name"}
         return {kind: sorted(one[key] for one in helpers.own_list(kind)) for kind, key in kinds.items()}
 
     before = listed()

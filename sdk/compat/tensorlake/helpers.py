@@ -101,10 +101,10 @@ def own(method, path, **extra):
 
 
 def own_list(what):
-    """What Torpor's own API lists: `sandboxes`, `snapshots` or `pools`."""
+    """What Torpor's own API lists: `sandboxes`, `snapshots`, `pools` or `drives`."""
     answer = own("GET", f"/{what}")
     assert answer.status == 200, answer
-    return answer.json()[what]
+    return answer.json()["volumes" if what == "drives" else what]
 
 
 def upgrade(path, *, hosts, headers=None):

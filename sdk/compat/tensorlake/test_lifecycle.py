@@ -7,7 +7,6 @@ import time
 import pytest
 from tensorlake.sandbox import (
     CLEAR_NETWORK_POLICY,
-    FileSystemMount,
     NetworkConfig,
     RemoteAPIError,
     Sandbox,
@@ -18,7 +17,7 @@ from tensorlake.sandbox import (
     SandboxStatus,
 )
 
-from helpers import BASE_IMAGE, fresh_name, lifecycle, own, own_list, wait_for
+from helpers import BASE_IMAGE, fresh_name, lifecycle, own_list, wait_for
 
 
 def is_gone(client, sandbox_id):
@@ -360,40 +359,6 @@ def test_a_disk_is_not_resized_and_the_refusal_says_so():
     assert refused.value.status_code == 400
     assert "disk" in refused.value.message
     assert box.info().resources.disk_mb == before
-
-
-def test_a_file_system_is_a_drive_that_sandboxes_share(client, nothing_leaked):
-    name = fresh_name("drive")
-    assert own("POST", "/drives", body={"name": name, "size_mib": 16}).status == 201
-    one = Sandbox.create(file_systems=[FileSystemMount(file_system_id=name, mount_path="/mnt/skills")])
-    other = Sandbox.create()
-    other.attach_file_system(name, "/skills", read_only=True)
-    one.write_file("/mnt/skills/note", b"for both")
-    assert other.read_file("/skills/note").value == b"for both"
-    [mount] = other.list_file_systems()
-    assert (mount.file_system_id, mount.mount_path, mount.read_only) == (name, "/skills", True)
-    client.detach_file_system(other.sandbox_id, "/skills")
-    assert other.list_file_systems() == []
-    for box in (one, other):
-        box.terminate()
-    assert own("DELETE", f"/drives/{name}").status == 204
-
-
-def test_file_systems_that_are_not_there_are_refused_in_words(client, nothing_leaked):
-    box = Sandbox.create()
-    assert box.list_file_systems() == []
-    attempts = [
-        lambda: box.attach_file_system("skills", "/mnt/skills"),
-        lambda: box.detach_file_system("/mnt/skills"),
-        lambda: client.attach_file_system(box.sandbox_id, "skills", "/mnt/skills", read_only=True),
-        lambda: client.detach_file_system(box.sandbox_id, "/mnt/skills"),
-    ]
-    for attempt in attempts:
-        with pytest.raises(RemoteAPIError) as refused:
-            attempt()
-        assert refused.value.status_code == 400
-        assert "skills" in refused.value.message
-    box.terminate()
 
 
 def test_a_running_sandbox_is_copied_with_what_it_does(client):

@@ -1,10 +1,9 @@
-//! File systems: drives of this host, by name.
+//! File systems in a sandbox: drives of this host, by name.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use torpor_protocol::volume::MountRequest;
 use torpor_protocol::{ErrorCode, GuestPath, Mount};
@@ -118,13 +117,4 @@ pub(super) async fn detach(
     let detached = mounts::detach(&service, &sandbox, said(asked)?.mount_path).await;
     detached.map_err(not_the_sandbox)?;
     Ok(Json(SandboxInfo::of(sandbox.status(), &address)))
-}
-
-/// What a client of file systems asks first. Their own store has another shape than drives.
-pub(super) async fn refuse_client() -> Response {
-    unsupported(
-        "file systems are drives of this host: make one with `torpor drive create`, fill it with `torpor drive cp`, \
-         and name it in file_systems or attach_file_system",
-    )
-    .into_response()
 }

@@ -4,6 +4,7 @@
 //!  /sandboxes…  /snapshots…  /sandbox-pools…      lifecycle; also below /v1/namespaces/{namespace}
 //!  /api/v1/…                                      inside a sandbox, which the Host or a header names
 //!  /images/v4/…  /platform/v1/…                   images, and what its command line asks for
+//!  /artifact-storage/…  /project/…                file systems and their files, from outside of sandboxes
 //! ```
 //!
 //! Words: *suspended* is our standby, *terminated* our archive, *checkpoint* our snapshot, *copy* our
@@ -11,6 +12,7 @@
 //! one. A *file system* is a drive. There is one namespace.
 
 mod archive;
+mod drives;
 mod error;
 mod extract;
 mod file_systems;
@@ -32,7 +34,6 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use axum::Router;
 use axum::response::{IntoResponse, Response};
-use axum::routing::any;
 use http::request::Parts;
 use http::{HeaderMap, Uri};
 use torpor_service::{Error, Service};
@@ -45,7 +46,7 @@ const NAME: &str = "tensorlake";
 const NAMESPACE: &str = "default";
 const NAMESPACES: &str = "/v1/namespaces/";
 /// What paths of the lifecycle API begin with.
-const LIFECYCLE: [&str; 8] = [
+const LIFECYCLE: [&str; 9] = [
     "/sandboxes",
     "/snapshots",
     "/sandbox-pools",
@@ -54,7 +55,10 @@ const LIFECYCLE: [&str; 8] = [
     "/images/v4",
     "/platform/v1",
     "/artifact-storage",
+    PROJECT,
 ];
+/// Where file systems are, which are asked for with a token.
+const PROJECT: &str = "/project";
 /// What paths of the API inside a sandbox begin with.
 const INSIDE: &str = "/api/v1";
 /// Where the command line looks for sandboxes when it finds the API at its usual address.
@@ -85,7 +89,11 @@ impl Dialect for Lifecycle {
 
     async fn authenticate(&self, service: &Service, head: &mut Parts) -> Result<(), Response> {
         gate::refuse_two_hosts(&head.headers)?;
-        let admitted = auth::admit(&service.keys, &head.uri, &head.headers).await;
+        let admitted = if is_below(&head.uri, PROJECT) {
+            drives::admit(service, head).await
+        } else {
+            auth::admit(&service.keys, &head.uri, &head.headers).await.map(drop)
+        };
         admitted.map_err(|error| ApiError(error).into_response())?;
         gate::refuse_other_namespaces(&head.uri)
     }
@@ -107,8 +115,8 @@ impl Dialect for Lifecycle {
             .nest("/v1/namespaces/{namespace}", namespaced)
             .merge(images::routes())
             .merge(platform::routes())
-            .route("/artifact-storage/{*rest}", any(file_systems::refuse_client));
-        Routes { guarded, open: images::open_routes() }
+            .merge(drives::routes());
+        Routes { guarded, open: images::open_routes().merge(drives::open_routes()) }
     }
 
     fn listeners(&self, first: SocketAddr) -> Vec<SocketAddr> {

@@ -8,6 +8,7 @@ mod archive;
 mod client;
 mod copies;
 mod create;
+mod drives;
 mod gate;
 mod images;
 mod inside;
