@@ -187,6 +187,8 @@ def test_a_file_system_that_is_full_says_so(stores, nothing_leaked):
         stores.get(name).write_file("large", os.urandom(32 << 20))
     assert "space" in full.value.message.lower()
     stores.get(name).write_file("small", "fits")
+    own_view = own("GET", f"/drives/{name}/files/list?path=/").json()["entries"]
+    assert [one["path"] for one in own_view] == ["small"]
     stores.delete(name)
 
 

@@ -31,7 +31,7 @@ const BLOB_SEAL: &str = "tensorlake file system blob";
 /// What the directories of leases begin with.
 const STAGING: &str = ".tensorlake-upload-";
 /// How long content may take to come, and is kept for who does not come back.
-const LEASE_MS: u64 = 24 * 3_600_000;
+const LEASE_MS: u64 = 3_600_000;
 /// What clients cut files into.
 const BLOB_MAX: u64 = 64 * 1024 * 1024;
 /// As many as clients send of one change.
@@ -240,6 +240,13 @@ async fn receive(
         return Err(ApiError::new(ErrorCode::NotFound, "nothing is expected at this address"));
     }
     let of = Target { kind: VolumeKind::Drive, volume: reference(&drive)? };
-    volume_files::write(&service, &of, &lease.path(&blob), None, pieces(body)).await?;
+    let written = volume_files::write(&service, &of, &lease.path(&blob), None, pieces(body)).await;
+    if let Err(error) = written {
+        // It is full: the change will not be made, and what was sent of it takes the room of others.
+        if error.describe().code == ErrorCode::LimitReached {
+            lease.clear(&service, &of).await;
+        }
+        return Err(error.into());
+    }
     Ok(StatusCode::OK)
 }
