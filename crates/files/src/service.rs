@@ -17,11 +17,12 @@ use crate::handle::FileId;
 use crate::locks::Locks;
 use crate::volume::Volume;
 
-/// Bytes of the key of an attachment.
+/// Bytes of a key.
 pub const KEY_LENGTH: usize = 32;
 
-/// What an attachment may do, and the key of its handles: whoever knows other files of the volume can't name them here.
-/// A guest that was forked or revived has the handles of before, and needs the same key.
+/// What an attachment may do, and the key of its volume. Handles are sealed with a key made from that and the directory
+/// that is attached: whoever knew other files of the volume can't name them here. A guest that was forked or revived
+/// has the handles of before, which are good for as long as both are the same.
 #[derive(Clone)]
 pub struct Access {
     pub read_only: bool,

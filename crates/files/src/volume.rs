@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
@@ -53,7 +54,8 @@ impl Volume {
     pub fn attach(self: &Arc<Self>, subpath: &Path, access: Access) -> io::Result<FileService> {
         let directory = self.beneath(subpath, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let root = FileId::of(&directory)?;
-        Ok(FileService::new(Arc::clone(self), root, access))
+        let key = *blake3::keyed_hash(&access.key, &plain(subpath)).as_bytes();
+        Ok(FileService::new(Arc::clone(self), root, Access { key, ..access }))
     }
 
     /// Everything that was written is on the disk.
@@ -183,4 +185,10 @@ impl Volume {
             Err(errno) => Err(errno),
         }
     }
+}
+
+/// A path in the one form that all its spellings have.
+fn plain(path: &Path) -> Vec<u8> {
+    let names = path.components().filter(|part| matches!(part, Component::Normal(_)));
+    names.flat_map(|name| [name.as_os_str().as_bytes(), b"/"].concat()).collect()
 }

@@ -1,7 +1,8 @@
 //! Files of volumes for guests that have them over their channel.
 //!
-//! A guest names files by handles that are sealed with a key. The key is the volume's, and goes with its copies: a guest
-//! that was forked has the handles of before. It lies beside the image, where no guest reads.
+//! A guest names files by handles that are sealed with a key, made from the volume's and the folder that is attached. The
+//! volume's is made once, by whoever attaches first, and goes with its copies: a guest that was forked has the handles of
+//! before. It lies beside the image, where no guest reads.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -74,21 +75,30 @@ pub(crate) fn copy_key(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// The key in this file, which is made if there is none.
+/// The key in this file, which is made if there is none. Of several who make one at a time the first wins.
 fn key_of(file: &Path) -> io::Result<[u8; KEY_LENGTH]> {
-    match fs::read(file) {
-        Ok(key) => key.try_into().map_err(|_| io::ErrorKind::InvalidData.into()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let mut key = [0; KEY_LENGTH];
-            getrandom::fill(&mut key).map_err(io::Error::other)?;
-            let fresh = file.with_extension("new");
-            write(&fresh, &key)?;
-            fs::rename(fresh, file)?;
-            file.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())?;
-            Ok(key)
-        }
-        Err(error) => Err(error),
+    match read_key(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        found => return found,
     }
+    let mut random = [0; KEY_LENGTH + 8];
+    getrandom::fill(&mut random).map_err(io::Error::other)?;
+    let (key, number) = random.split_at(KEY_LENGTH);
+    let number: String = number.iter().map(|byte| format!("{byte:02x}")).collect();
+    // Of its own, so that nobody finds half of one.
+    let fresh = file.with_extension(number);
+    let linked = write(&fresh, key).and_then(|()| fs::hard_link(&fresh, file));
+    fs::remove_file(&fresh)?;
+    match linked {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    file.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())?;
+    read_key(file)
+}
+
+fn read_key(file: &Path) -> io::Result<[u8; KEY_LENGTH]> {
+    fs::read(file)?.try_into().map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 fn write(path: &Path, key: &[u8]) -> io::Result<()> {
@@ -96,4 +106,29 @@ fn write(path: &Path, key: &[u8]) -> io::Result<()> {
         OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     file.write_all(key)?;
     file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_who_attach_a_fresh_volume_at_once_have_the_same_key() {
+        for _ in 0..20 {
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join(KEY);
+            let start = std::sync::Barrier::new(8);
+            let attach = || {
+                start.wait();
+                key_of(&file).unwrap()
+            };
+            let keys: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..8).map(|_| scope.spawn(attach)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let later = key_of(&file).unwrap();
+            assert!(keys.iter().all(|key| *key == later));
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left");
+        }
+    }
 }

@@ -4,7 +4,6 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use torpor_files::Access;
 use torpor_protocol::guest::files::{Answer, Call, Handle, PREFIX, Renaming, decode_answer};
 
 use crate::world::{Disk, Guest, ROOT, access, name};
@@ -24,11 +23,17 @@ fn no_handle_can_be_made_up_or_taken_from_another_attachment() {
     fs::create_dir(disk.path().join("team")).unwrap();
     fs::write(disk.path().join("secret"), "secret").unwrap();
     let all = Guest::new(volume.attach(Path::new(""), access(false)).unwrap());
-    let key = Access { read_only: false, key: [8; 32] };
-    let team = Guest::new(volume.attach(Path::new("/team"), key).unwrap());
+    let attach = |path: &str| Guest::new(volume.attach(Path::new(path), access(false)).unwrap());
+    let team = attach("/team");
     let secret = all.lookup(all.root, "secret").unwrap();
+    let shared = all.lookup(all.root, "team").unwrap();
     assert_eq!(team.read(secret), Err(ESTALE));
     assert_eq!(team.lookup(all.root, "secret"), Err(ESTALE));
+    assert_eq!(team.done(&Call::Getattr { file: shared }), Err(ESTALE));
+    // The same folder, later or by another spelling, is the same.
+    for same in ["/team", "team", "./team/"] {
+        assert_eq!(attach(same).root, team.root, "{same}");
+    }
     // The handle of its own directory, with the inode of another.
     let own = team.root.as_bytes();
     for bit in 0..own.len() * 8 {
