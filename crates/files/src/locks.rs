@@ -1,8 +1,8 @@
 //! Locks of guests, as locks of open files of ours: so they exclude other guests, other attachments and the host.
 //!
-//! Each owner has an open file of its own for each file that it has locks on. Nothing waits here: a guest whose lock is
-//! not free asks again. When the daemon dies its locks are gone; agents assert theirs when they are served again, and one
-//! that somebody else took in between is lost.
+//! Each owner has an open file of its own for each file that it has locks on, for as long as it has any. Nothing waits
+//! here: a guest whose lock is not free asks again. When the daemon dies its locks are gone; agents assert theirs when
+//! they are served again, and one that somebody else took in between is lost.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,57 +18,57 @@ use crate::service::{Answered, FileService};
 
 /// Open files that an attachment may have for its locks.
 const OWNERS_MAX: usize = 1024;
+/// Ranges that an owner may have locked in a file. The kernel keeps memory of ours for each.
+const RANGES_MAX: usize = 4096;
 
 /// Whose locks on what; of which kind, as the kernel keeps the two kinds apart.
 type Key = (FileId, u64, bool);
 
+struct Held {
+    file: Arc<OwnedFd>,
+    locks: Vec<Lock>,
+}
+
 #[derive(Default)]
 pub(crate) struct Locks {
-    owners: Mutex<HashMap<Key, Arc<OwnedFd>>>,
+    owners: Mutex<HashMap<Key, Held>>,
 }
 
 impl FileService {
     pub(crate) fn setlk(&self, file: &Handle, lock: Lock) -> Answered {
         let id = self.id(file)?;
         let key = (id, lock.owner, lock.flock);
-        let held = self.locks.owners.lock().get(&key).cloned();
-        let descriptor = match (held, lock.kind) {
-            (Some(descriptor), _) => descriptor,
-            (None, Locking::Unlocked) => return Ok(Answer::Done {}),
-            (None, Locking::Shared | Locking::Exclusive) => self.opened_for(key)?,
-        };
-        let all = lock.flock || (lock.start == 0 && lock.end >= i64::MAX.cast_unsigned());
-        if lock.kind == Locking::Unlocked && all {
-            // Closing would do, were it not for a thread that uses it right now.
-            self.locks.owners.lock().remove(&key);
+        let mut opened = None;
+        loop {
+            // Nobody waits for a lock that is asked for so: the table may be held meanwhile.
+            let mut owners = self.locks.owners.lock();
+            if !owners.contains_key(&key) {
+                if lock.kind == Locking::Unlocked {
+                    return Ok(Answer::Done {});
+                }
+                let Some(file) = opened.take() else {
+                    drop(owners);
+                    opened = Some(Arc::new(self.volume.open_anew(id, self.content_use())?));
+                    continue;
+                };
+                if owners.len() >= OWNERS_MAX {
+                    return Err(Errno::NOLCK);
+                }
+                owners.insert(key, Held { file, locks: Vec::new() });
+            }
+            let Some(held) = owners.get_mut(&key) else { continue };
+            let set = held.set(lock);
+            if held.locks.is_empty() {
+                owners.remove(&key);
+            }
+            return set.map(|()| Answer::Done {});
         }
-        if lock.flock {
-            let operation = match lock.kind {
-                Locking::Unlocked => FlockOperation::NonBlockingUnlock,
-                Locking::Shared => FlockOperation::NonBlockingLockShared,
-                Locking::Exclusive => FlockOperation::NonBlockingLockExclusive,
-            };
-            rustix::fs::flock(&descriptor, operation)?;
-        } else {
-            let mut range = range(lock)?;
-            ask(&descriptor, libc::F_OFD_SETLK, &mut range)?;
-        }
-        Ok(Answer::Done {})
-    }
-
-    fn opened_for(&self, key: Key) -> Result<Arc<OwnedFd>, Errno> {
-        let opened = Arc::new(self.volume.open_anew(key.0, self.content_use())?);
-        let mut owners = self.locks.owners.lock();
-        if owners.len() >= OWNERS_MAX {
-            return Err(Errno::NOLCK);
-        }
-        // Another thread may have been faster.
-        Ok(Arc::clone(owners.entry(key).or_insert(opened)))
     }
 
     pub(crate) fn getlk(&self, file: &Handle, lock: Lock) -> Answered {
         let id = self.id(file)?;
-        let held = self.locks.owners.lock().get(&(id, lock.owner, false)).cloned();
+        let key = (id, lock.owner, false);
+        let held = self.locks.owners.lock().get(&key).map(|held| Arc::clone(&held.file));
         let descriptor = match held {
             Some(descriptor) => descriptor,
             None => Arc::new(self.volume.open_anew(id, self.content_use())?),
@@ -86,6 +86,31 @@ impl FileService {
             length => start.saturating_add(length.cast_unsigned()).saturating_sub(1),
         };
         Ok(Answer::Lock { lock: Some(Lock { owner: 0, flock: false, kind, start, end }) })
+    }
+}
+
+impl Held {
+    fn set(&mut self, lock: Lock) -> Result<(), Errno> {
+        if self.locks.len() >= RANGES_MAX && lock.kind != Locking::Unlocked {
+            return Err(Errno::NOLCK);
+        }
+        if lock.flock {
+            let operation = match lock.kind {
+                Locking::Unlocked => FlockOperation::NonBlockingUnlock,
+                Locking::Shared => FlockOperation::NonBlockingLockShared,
+                Locking::Exclusive => FlockOperation::NonBlockingLockExclusive,
+            };
+            let set = rustix::fs::flock(&self.file, operation);
+            if set.is_err() {
+                // The kernel gives up what was held before it tries another kind.
+                self.locks.clear();
+            }
+            set?;
+        } else {
+            ask(&self.file, libc::F_OFD_SETLK, &mut range(lock)?)?;
+        }
+        lock.set(&mut self.locks);
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@
 
 use torpor_protocol::guest::{BoundMount, HeldPath, Reply, Request};
 use torpor_protocol::volume::{ForkVolumes, SLOTS};
-use torpor_protocol::{GuestPath, Mount, SandboxId, SandboxSpec, VolumeKind};
+use torpor_protocol::{GuestPath, Mount, SandboxId, SandboxSpec};
 
 use std::sync::Arc;
 
@@ -128,15 +128,19 @@ impl World {
                     Arc::clone(mounted.server.insert(server))
                 }
             };
-            let files = FilesMount {
-                number: mount.slot,
-                path: mount.path.to_string(),
-                read_only: mount.read_only,
-                shared: mount.kind == VolumeKind::Drive,
-            };
-            mounted.served = Some(serve_files(guest, files, server).await?);
+            mounted.served = Some(serve_files(guest, served(mount), server).await?);
         }
         Ok(())
+    }
+}
+
+/// How a guest that is served has a mount. Who only reads a volume shares it with the one who writes.
+fn served(mount: &Mount) -> FilesMount {
+    FilesMount {
+        number: mount.slot,
+        path: mount.path.to_string(),
+        read_only: mount.read_only,
+        shared: !mount.is_exclusive(),
     }
 }
 
@@ -197,5 +201,27 @@ impl World {
             mounts.push(in_free_slot(&mounts, mount.clone())?);
         }
         Ok(Some(mounts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use torpor_protocol::{VolumeId, VolumeKind};
+
+    use super::*;
+
+    #[test]
+    fn only_the_writer_of_a_volume_believes_what_it_knows() {
+        for (kind, read_only, shared) in [
+            (VolumeKind::Volume, false, false),
+            (VolumeKind::Volume, true, true),
+            (VolumeKind::Drive, false, true),
+            (VolumeKind::Drive, true, true),
+        ] {
+            let [subpath, path] = ["/", "/data"].map(|path| path.parse().unwrap());
+            let (volume, name) = (VolumeId::random(), "data".parse().unwrap());
+            let mount = Mount { slot: 3, volume, name, kind, subpath, path, read_only };
+            assert_eq!(served(&mount).shared, shared, "{kind:?}, reads only: {read_only}");
+        }
     }
 }

@@ -17,8 +17,13 @@ impl Mount {
     pub(super) fn answer(&self, state: &mut State, message: &[u8]) -> Result<(), BadMessage> {
         let (sequence, answer) = decode_answer(message)?;
         let Some(pending) = state.answered(sequence) else { return Ok(()) };
-        if matches!(pending.then, Then::Asserted) {
-            // One that somebody else took meanwhile is lost.
+        if let Then::Asserted { node, lock } = pending.then {
+            if matches!(answer, Answer::Failed { .. }) {
+                // Somebody else took it meanwhile, and may have changed what it protects.
+                for unique in state.lose(node, lock) {
+                    self.reply(unique, Err(Errno::IO), &[]);
+                }
+            }
             state.asserted();
             return Ok(());
         }
@@ -124,7 +129,7 @@ impl Mount {
 
     /// How many seconds the kernel may believe what it was told.
     pub(super) fn valid(&self) -> u64 {
-        u64::from(!self.shared)
+        u64::from(!self.shared.get())
     }
 
     fn entry(&self, out: Out, state: &State, number: u64, attributes: &Attributes) -> Out {

@@ -1,8 +1,8 @@
 //! Locks that processes hold, so that they can be asserted again; and those that they wait for.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use torpor_protocol::guest::files::{Lock, Locking};
+use torpor_protocol::guest::files::Lock;
 
 /// Processes that may wait for locks at once.
 const WAITING_MAX: usize = 4096;
@@ -13,6 +13,8 @@ type Key = (u64, u64, bool);
 #[derive(Default)]
 pub(super) struct Locks {
     held: HashMap<Key, Vec<Lock>>,
+    /// Those of which somebody else took one meanwhile. They stay so until their owners give all of them back.
+    lost: HashSet<Key>,
     waiting: Vec<Waiting>,
 }
 
@@ -38,27 +40,26 @@ impl Locks {
     /// A lock was set: it takes the place of what the owner had there.
     pub(super) fn set(&mut self, node: u64, lock: Lock) {
         let key = (node, lock.owner, lock.flock);
-        let mut locks = Vec::new();
-        for held in self.held.remove(&key).unwrap_or_default() {
-            if lock.flock || held.end < lock.start || held.start > lock.end {
-                if !lock.flock {
-                    locks.push(held);
-                }
-                continue;
-            }
-            if held.start < lock.start {
-                locks.push(Lock { end: lock.start - 1, ..held });
-            }
-            if held.end > lock.end {
-                locks.push(Lock { start: lock.end + 1, ..held });
-            }
-        }
-        if lock.kind != Locking::Unlocked {
-            locks.push(lock);
-        }
-        if !locks.is_empty() {
+        let mut locks = self.held.remove(&key).unwrap_or_default();
+        lock.set(&mut locks);
+        if locks.is_empty() {
+            self.lost.remove(&key);
+        } else {
             self.held.insert(key, locks);
         }
+    }
+
+    /// A lock could not be held again.
+    pub(super) fn lose(&mut self, node: u64, lock: Lock) {
+        let key = (node, lock.owner, lock.flock);
+        if self.held.contains_key(&key) {
+            self.lost.insert(key);
+        }
+    }
+
+    /// Whether somebody works with a file in the belief that it is locked.
+    pub(super) fn any_lost(&self, node: u64) -> bool {
+        self.lost.iter().any(|key| key.0 == node)
     }
 
     /// `false`: too many wait already.
@@ -89,6 +90,8 @@ impl Locks {
 
 #[cfg(test)]
 mod tests {
+    use torpor_protocol::guest::files::Locking;
+
     use super::*;
 
     #[test]
@@ -110,5 +113,21 @@ mod tests {
             locks.set(7, Lock { flock: true, ..lock(kind, 0, 0) });
         }
         assert_eq!(locks.all().len(), 1, "one of this kind");
+    }
+
+    #[test]
+    fn a_lost_lock_is_remembered_until_its_owner_gives_all_back() {
+        let lock = |kind, start, end| Lock { owner: 1, flock: false, kind, start, end };
+        let mut locks = Locks::default();
+        locks.lose(7, lock(Locking::Shared, 0, 9));
+        assert!(!locks.any_lost(7), "it was given back before");
+        locks.set(7, lock(Locking::Shared, 0, 9));
+        locks.lose(7, lock(Locking::Shared, 0, 9));
+        assert!(locks.any_lost(7) && !locks.any_lost(8));
+        locks.set(7, lock(Locking::Exclusive, 20, 29));
+        locks.set(7, lock(Locking::Unlocked, 0, 9));
+        assert!(locks.any_lost(7));
+        locks.set(7, lock(Locking::Unlocked, 0, u64::MAX));
+        assert!(!locks.any_lost(7));
     }
 }

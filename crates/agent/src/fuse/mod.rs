@@ -203,7 +203,11 @@ async fn serve(
     let path = crate::files::absolute(path)?;
     let found = files.mounts.borrow().get(&number).cloned();
     let mount = match found {
-        Some(mount) if mount.path == path && mount.shared == shared => mount,
+        Some(mount) if mount.path == path => {
+            // A fork may share what its origin had alone.
+            mount.shared.set(shared);
+            mount
+        }
         Some(mount) => {
             let message = format!("mount {number} is at {}", mount.path.display());
             return Err(failure(FailureCode::Exists, message));
@@ -262,10 +266,18 @@ fn unmount(path: &Path, force: bool) -> Result<(), Failure> {
     let flags = if force { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(path, flags) {
         Err(rustix::io::Errno::BUSY) => {
-            let holders = holders::of(path);
+            let holders = holders::of(&resolved(path));
             let holders = if holders.is_empty() { "somebody".into() } else { holders.join(", ") };
             Err(failure(FailureCode::Busy, format!("{}: used by {holders}", what())))
         }
         done => done.map_err(cannot(what())),
+    }
+}
+
+/// A path as `/proc` shows it, without a look at what is mounted there: that could wait.
+fn resolved(path: &Path) -> PathBuf {
+    match (path.parent().map(Path::canonicalize), path.file_name()) {
+        (Some(Ok(parent)), Some(name)) => parent.join(name),
+        (_, _) => path.to_owned(),
     }
 }

@@ -28,7 +28,8 @@ const REQUESTS_IN_A_ROW: u32 = 16;
 
 pub(super) struct Mount {
     pub(super) path: PathBuf,
-    pub(super) shared: bool,
+    /// Others change these files too, as whoever serves it said last.
+    pub(super) shared: Cell<bool>,
     device: Descriptor,
     pub(super) state: RefCell<State>,
     /// The root is known.
@@ -60,7 +61,7 @@ impl Mount {
     ) -> io::Result<Rc<Self>> {
         let mount = Rc::new(Self {
             path,
-            shared,
+            shared: Cell::new(shared),
             device: watched(device, Interest::READABLE)?,
             state: RefCell::default(),
             ready: Notify::new(),

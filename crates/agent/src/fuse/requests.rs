@@ -122,7 +122,7 @@ impl Mount {
             return Err(Errno::PROTO);
         }
         let more = if flags & init::INIT_EXT != 0 { u64::from(body.u32()?) << 32 } else { 0 };
-        let wanted = if self.shared { WANTED } else { WANTED | WANTED_ALONE };
+        let wanted = if self.shared.get() { WANTED } else { WANTED | WANTED_ALONE };
         let agreed = (flags | more) & wanted;
         let [low, high] = [agreed & u64::from(u32::MAX), agreed >> 32];
         let half = |bits: u64| u32::try_from(bits).unwrap_or(0);
@@ -150,7 +150,7 @@ impl Mount {
             // The service decides where the end is; the kernel must not keep what it believes to be there.
             return abi::FOPEN_DIRECT_IO;
         }
-        if self.shared { 0 } else { abi::FOPEN_KEEP_CACHE }
+        if self.shared.get() { 0 } else { abi::FOPEN_KEEP_CACHE }
     }
 
     fn open(&self, state: &mut State, from: Header, body: &mut Body<'_>) -> Handled {
@@ -374,6 +374,13 @@ fn locks(state: &mut State, from: Header, what: Operation, body: &mut Body<'_>) 
 fn content(state: &mut State, from: Header, what: Operation, body: &mut Body<'_>) -> Handled {
     let file = state.nodes.handle(from.node)?;
     body.u64()?;
+    let io = matches!(
+        what,
+        Operation::Read | Operation::Write | Operation::Fallocate | Operation::CopyFileRange
+    );
+    if io && state.locks.any_lost(from.node) {
+        return Err(Errno::IO);
+    }
     let (call, then) = match what {
         Operation::Fsync | Operation::Fsyncdir => {
             let data_only = body.u32()? & abi::FSYNC_FDATASYNC != 0;

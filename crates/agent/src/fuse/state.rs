@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use rustix::io::Errno;
-use torpor_protocol::guest::files::{Call, DATA_MAX, Lock, encode_call, mark_again};
+use torpor_protocol::guest::files::{
+    Call, DATA_MAX, Handle, Lock, Locking, PREFIX, decode_call, encode_call, mark_again,
+};
 
 use super::abi::Header;
 use super::locks::{Locks, Waiting};
@@ -27,7 +29,10 @@ pub(super) enum Then {
     /// The handle of the root.
     Root,
     /// A lock that was held before.
-    Asserted,
+    Asserted {
+        node: u64,
+        lock: Lock,
+    },
     Done,
     Entry,
     Attributes {
@@ -109,7 +114,7 @@ impl State {
         let Header { unique, pid, .. } = from;
         let pending = Pending { message, sent: false, unique, pid, then, interrupted: false };
         self.pending.insert(self.sequence, pending);
-        let first = matches!(then, Then::Asserted) || self.asserting == 0;
+        let first = matches!(then, Then::Asserted { .. }) || self.asserting == 0;
         let queue = if first { &mut self.queue } else { &mut self.held_back };
         queue.push_back(self.sequence);
     }
@@ -141,7 +146,7 @@ impl State {
         self.queue.clear();
         self.held_back.clear();
         self.asserting = 0;
-        self.pending.retain(|_, pending| !matches!(pending.then, Then::Asserted));
+        self.pending.retain(|_, pending| !matches!(pending.then, Then::Asserted { .. }));
         self.bytes = self.pending.values().map(|pending| pending.message.len()).sum();
         for (sequence, pending) in &mut self.pending {
             if pending.sent {
@@ -155,10 +160,25 @@ impl State {
         for (node, lock) in self.locks.all() {
             if let Ok(file) = self.nodes.handle(node) {
                 self.asserting += 1;
-                self.tell(&Call::Setlk { file, lock }, Then::Asserted);
+                self.tell(&Call::Setlk { file, lock }, Then::Asserted { node, lock });
             }
         }
         self.let_on();
+    }
+
+    /// A lock is not held any more. Those who wait to read or write under it, so that they can be told.
+    pub(super) fn lose(&mut self, node: u64, lock: Lock) -> Vec<u64> {
+        self.locks.lose(node, lock);
+        let Ok(file) = self.nodes.handle(node) else { return Vec::new() };
+        let uses = |sequence: &&u64| {
+            let message = self.pending.get(sequence).and_then(|it| it.message.get(PREFIX..));
+            let call = message.and_then(|message| decode_call(message).ok());
+            call.is_some_and(|(_, _, call)| is_io(&call, &file))
+        };
+        let theirs: Vec<u64> = self.held_back.iter().filter(uses).copied().collect();
+        self.held_back.retain(|sequence| !theirs.contains(sequence));
+        let told = theirs.into_iter().filter_map(|sequence| self.answered(sequence));
+        told.map(|pending| pending.unique).filter(|unique| *unique != 0).collect()
     }
 
     /// A lock is held again, or lost.
@@ -209,6 +229,10 @@ impl State {
         lock: Lock,
         wait: bool,
     ) -> Option<Errno> {
+        if lock.flock {
+            // What was held before is given up first.
+            self.locks.set(node, Lock { kind: Locking::Unlocked, ..lock });
+        }
         if !wait {
             return Some(Errno::AGAIN);
         }
@@ -217,5 +241,39 @@ impl State {
         }
         let Pending { unique, pid, .. } = *pending;
         (!self.locks.wait(Waiting { unique, pid, node, lock })).then_some(Errno::NOLCK)
+    }
+}
+
+/// Whether a call reads or writes a file.
+fn is_io(call: &Call<'_>, handle: &Handle) -> bool {
+    match call {
+        Call::Read { file, .. } | Call::Write { file, .. } | Call::Fallocate { file, .. } => {
+            file == handle
+        }
+        Call::Copy { from, to, .. } => from == handle || to == handle,
+        Call::Root {}
+        | Call::Lookup { .. }
+        | Call::Getattr { .. }
+        | Call::Setattr { .. }
+        | Call::Readlink { .. }
+        | Call::Symlink { .. }
+        | Call::Mkdir { .. }
+        | Call::Mknod { .. }
+        | Call::Unlink { .. }
+        | Call::Rmdir { .. }
+        | Call::Rename { .. }
+        | Call::Link { .. }
+        | Call::Create { .. }
+        | Call::Readdir { .. }
+        | Call::Fsync { .. }
+        | Call::Statfs {}
+        | Call::Seek { .. }
+        | Call::Getlk { .. }
+        | Call::Setlk { .. }
+        | Call::Release { .. }
+        | Call::Getxattr { .. }
+        | Call::Setxattr { .. }
+        | Call::Listxattr { .. }
+        | Call::Removexattr { .. } => false,
     }
 }

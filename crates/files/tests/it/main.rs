@@ -9,6 +9,7 @@
 mod broken;
 mod fuse;
 mod hostile;
+mod locks;
 mod machine;
 mod outside;
 mod service;

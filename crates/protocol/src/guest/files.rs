@@ -204,6 +204,38 @@ wire! {
     }
 }
 
+impl Lock {
+    /// Sets this lock among those that its owner holds of this kind on a file: it takes the place of what was there.
+    pub fn set(self, held: &mut Vec<Self>) {
+        let mut set = self;
+        let mut others = Vec::with_capacity(held.len() + 2);
+        for other in held.drain(..).filter(|_| !self.flock) {
+            let near = other.end >= self.start.saturating_sub(1)
+                && other.start <= self.end.saturating_add(1);
+            if !near {
+                others.push(other);
+                continue;
+            }
+            if other.kind == self.kind {
+                // One of both, as kernels have it.
+                set.start = set.start.min(other.start);
+                set.end = set.end.max(other.end);
+                continue;
+            }
+            if other.start < self.start {
+                others.push(Self { end: other.end.min(self.start - 1), ..other });
+            }
+            if other.end > self.end {
+                others.push(Self { start: other.start.max(self.end + 1), ..other });
+            }
+        }
+        if self.kind != Locking::Unlocked {
+            others.push(set);
+        }
+        *held = others;
+    }
+}
+
 wire! {
     enum Locking {
         0 Unlocked,
