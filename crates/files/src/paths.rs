@@ -16,14 +16,14 @@ use rustix::io::Errno;
 use torpor_protocol::guest::files::{Attributes, Owner};
 
 use crate::attributes::{attributes, chmod, chown};
-use crate::volume::{HIDDEN, Volume};
+use crate::volume::{HIDDEN, Volume, is_hidden};
 
 /// Entries of a page at most.
 const PAGE_MAX: usize = 1000;
 /// Directories in each other that are open at once while they are removed.
 const DEPTH_MAX: usize = 64;
-/// Uploads that are under way at once, in all.
-const UPLOADS_MAX: u32 = 10_000;
+/// Bytes of the name of an upload: nobody guesses one, and none is there twice.
+const UPLOAD_NAME: usize = 16;
 /// Bytes read at once.
 const READ_MAX: usize = 1024 * 1024;
 
@@ -135,6 +135,9 @@ impl Volume {
 
     /// Makes a directory, and those above it that are not there.
     pub fn make_dirs(&self, path: &Path, mode: u32, owner: Owner) -> io::Result<()> {
+        if is_hidden(path) {
+            return Err(Errno::NOENT.into());
+        }
         let mut made = PathBuf::new();
         for part in path.strip_prefix("/").unwrap_or(path).components() {
             let directory = self.beneath(&made, OFlags::PATH | OFlags::DIRECTORY)?;
@@ -149,7 +152,7 @@ impl Volume {
                 Err(errno) => return Err(errno.into()),
             }
         }
-        // What was there must be a directory too, and none that is hidden.
+        // What was there must be a directory too.
         self.beneath(&made, OFlags::PATH | OFlags::DIRECTORY)?;
         Ok(())
     }
@@ -159,13 +162,12 @@ impl Volume {
         let (parent, name) = self.parent(path)?;
         let (id, _, stat) = self.entry(&parent, name.as_bytes())?;
         self.forget(id);
-        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-            return Ok(rustix::fs::unlinkat(&parent, name, AtFlags::empty())?);
-        }
         if recursive {
-            empty(&parent, name)?;
+            return Ok(remove(&parent, name)?);
         }
-        Ok(rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR)?)
+        let directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        let flags = if directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        Ok(rustix::fs::unlinkat(&parent, name, flags)?)
     }
 
     /// Moves a file or directory; a file at `to` is replaced.
@@ -180,7 +182,7 @@ impl Volume {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Errno::INVAL);
         };
-        if parent.as_os_str().is_empty() && name == HIDDEN {
+        if is_hidden(path) {
             return Err(Errno::NOENT);
         }
         Ok((self.beneath(parent, OFlags::RDONLY | OFlags::DIRECTORY)?, name))
@@ -188,17 +190,13 @@ impl Volume {
 }
 
 /// A new file in the hidden directory.
-fn temporary(hidden: &OwnedFd) -> Result<(OwnedFd, String), Errno> {
+fn temporary(hidden: &OwnedFd) -> io::Result<(OwnedFd, String)> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    for number in 0..UPLOADS_MAX {
-        let name = format!("upload-{number}");
-        match rustix::fs::openat(hidden, &name, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(file) => return Ok((file, name)),
-            Err(Errno::EXIST) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Err(Errno::BUSY)
+    let mut random = [0; UPLOAD_NAME];
+    getrandom::fill(&mut random).map_err(io::Error::other)?;
+    let number: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let name = format!("upload-{number}");
+    Ok((rustix::fs::openat(hidden, &name, flags, Mode::RUSR | Mode::WUSR)?, name))
 }
 
 /// A file that is being written. Dropped before it is finished, it was never there.
@@ -238,6 +236,16 @@ impl Drop for Upload {
             let _ = rustix::fs::unlinkat(&self.hidden, &self.temporary, AtFlags::empty());
         }
     }
+}
+
+/// Removes whatever has that name, with all that is in it.
+pub(crate) fn remove(parent: impl AsFd, name: &OsStr) -> Result<(), Errno> {
+    match rustix::fs::unlinkat(&parent, name, AtFlags::empty()) {
+        Err(Errno::ISDIR) => {}
+        removed => return removed,
+    }
+    empty(&parent, name)?;
+    rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR)
 }
 
 /// Removes all that is in the directory `name`. Without recursion, and with few open directories: a guest may have made it

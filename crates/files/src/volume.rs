@@ -9,17 +9,25 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
+use tokio::sync::Semaphore;
 
 use crate::cache::{Cache, Use};
 use crate::handle::FileId;
 use crate::service::{Access, FileService};
 
-/// Where files are kept that were removed while somebody had them open, and uploads that are not complete.
-/// In the root, and never shown.
+/// Where files are kept that were removed while somebody had them open, and uploads that are not complete. In the root, and
+/// never shown by us. A guest that the host bound the volume into sees it: it may put anything there, and finds its own files
+/// only.
 pub(crate) const HIDDEN: &str = ".torpor-removed";
+
+/// Calls of all attachments that should be answered at once: while a volume is frozen for a copy, each that writes keeps
+/// a thread.
+const AT_ONCE: usize = 64;
 
 /// Whose user and group are nobody's business but the host's.
 const HIDDEN_MODE: Mode = Mode::RWXU;
+/// How often it is made anew while a guest puts something else there.
+const HIDDEN_TRIES: u32 = 8;
 
 /// An open tree. Dropping it, and its attachments, closes all descriptors in it.
 pub struct Volume {
@@ -27,6 +35,7 @@ pub struct Volume {
     pub(crate) root_id: FileId,
     device: u64,
     cache: Mutex<Cache>,
+    turns: Arc<Semaphore>,
 }
 
 impl std::fmt::Debug for Volume {
@@ -47,7 +56,8 @@ impl Volume {
         let stat = rustix::fs::fstat(&root)?;
         let root_id = FileId::of(&root)?;
         let (device, cache) = (stat.st_dev, Mutex::default());
-        Ok(Arc::new(Self { root, root_id, device, cache }))
+        let turns = Arc::new(Semaphore::new(AT_ONCE));
+        Ok(Arc::new(Self { root, root_id, device, cache, turns }))
     }
 
     /// One attachment to the tree, or to the directory `subpath` in it.
@@ -56,6 +66,11 @@ impl Volume {
         let root = FileId::of(&directory)?;
         let key = *blake3::keyed_hash(&access.key, &plain(subpath)).as_bytes();
         Ok(FileService::new(Arc::clone(self), root, Access { key, ..access }))
+    }
+
+    /// Whoever answers calls from guests takes a turn for each, so that one volume does not take all threads.
+    pub fn turns(&self) -> &Arc<Semaphore> {
+        &self.turns
     }
 
     /// Everything that was written is on the disk.
@@ -84,8 +99,7 @@ impl Volume {
         if path.components().any(|part| part == Component::ParentDir) {
             return Err(Errno::INVAL);
         }
-        let first = path.components().find(|part| *part != Component::CurDir);
-        if first.is_some_and(|part| part.as_os_str() == HIDDEN) {
+        if is_hidden(path) {
             return Err(Errno::NOENT);
         }
         let resolve = ResolveFlags::BENEATH
@@ -160,21 +174,38 @@ impl Volume {
 
     /// The hidden directory, made if need be.
     pub(crate) fn hidden(&self) -> Result<OwnedFd, Errno> {
-        match rustix::fs::mkdirat(&self.root, HIDDEN, HIDDEN_MODE) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(errno),
-        }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(&self.root, HIDDEN, flags, Mode::empty())
+        for _ in 0..HIDDEN_TRIES {
+            match rustix::fs::openat(&self.root, HIDDEN, flags, Mode::empty()) {
+                Err(Errno::NOENT) => {}
+                // A guest put something else there. The name is ours.
+                Err(Errno::NOTDIR | Errno::LOOP) => {
+                    rustix::fs::unlinkat(&self.root, HIDDEN, AtFlags::empty())?;
+                }
+                opened => return opened,
+            }
+            match rustix::fs::mkdirat(&self.root, HIDDEN, HIDDEN_MODE) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Err(Errno::BUSY)
     }
 
     /// Gives a file a hidden name, so that it outlives its last other one.
     pub(crate) fn hide(&self, id: FileId, file: impl AsFd) -> Result<(), Errno> {
         let hidden = self.hidden()?;
-        match rustix::fs::linkat(file, "", hidden, id.hex(), AtFlags::EMPTY_PATH) {
-            Ok(()) | Err(Errno::EXIST) => Ok(()),
-            Err(errno) => Err(errno),
+        let link = || rustix::fs::linkat(&file, "", &hidden, id.hex(), AtFlags::EMPTY_PATH);
+        match link() {
+            Err(Errno::EXIST) => {}
+            linked => return linked,
         }
+        if self.entry(&hidden, id.hex().as_bytes()).is_ok_and(|(there, _, _)| there == id) {
+            return Ok(());
+        }
+        // Another file, by somebody who knew the name.
+        crate::paths::remove(&hidden, id.hex().as_ref())?;
+        link()
     }
 
     /// Takes that name away.
@@ -185,6 +216,12 @@ impl Volume {
             Err(errno) => Err(errno),
         }
     }
+}
+
+/// Whether a path below the root leads to what is hidden, however it is spelled.
+pub(crate) fn is_hidden(path: &Path) -> bool {
+    let first = path.components().find(|part| matches!(part, Component::Normal(_)));
+    first.is_some_and(|part| part.as_os_str() == HIDDEN)
 }
 
 /// A path in the one form that all its spellings have.

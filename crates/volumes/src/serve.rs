@@ -10,6 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use tokio::sync::Semaphore;
 use torpor_files::{Access, FileService, KEY_LENGTH};
 use torpor_lifecycle::guest::FileServer;
 use torpor_lifecycle::store::{OpenVolume, StoreError};
@@ -30,6 +31,10 @@ struct Attached {
 impl FileServer for Attached {
     fn call(&self, message: &[u8]) -> Vec<u8> {
         self.service.serve(message)
+    }
+
+    fn turns(&self) -> Arc<Semaphore> {
+        Arc::clone(self.service.volume().turns())
     }
 }
 

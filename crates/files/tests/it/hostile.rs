@@ -145,3 +145,22 @@ fn what_is_no_call_is_answered_if_it_has_a_number() {
     let failed = Answer::Failed { errno: EBADMSG };
     assert_eq!(decode_answer(&answer[PREFIX..]), Ok((7, failed)));
 }
+
+#[test]
+fn what_is_said_to_be_sent_again_is_looked_for_in_no_time() {
+    let Some(disk) = Disk::new(16) else { return };
+    let guest = Guest::attached(&disk);
+    // Nearly there, everywhere.
+    fs::write(disk.path().join("log"), vec![b'a'; 1 << 20]).unwrap();
+    let file = guest.lookup(guest.root, "log").unwrap();
+    let mut data = vec![b'a'; 64 << 10];
+    data.push(b'b');
+    let begun = tokio::time::Instant::now();
+    for _ in 0..10 {
+        let data = std::borrow::Cow::Borrowed(&data[..]);
+        let append = Call::Write { file, offset: 0, append: true, strip: false, data };
+        assert!(matches!(guest.send(guest.sequence(), true, &append), Answer::Length { .. }));
+    }
+    let took = begun.elapsed();
+    assert!(took < std::time::Duration::from_secs(5), "{took:?}");
+}

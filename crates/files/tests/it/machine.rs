@@ -13,6 +13,7 @@ use rustix::mount::UnmountFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tokio::net::UnixDatagram;
 use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use torpor_agent::{Mode, line, packets, serve_all};
 use torpor_files::{FileService, Volume};
@@ -83,6 +84,10 @@ impl FileServer for Server {
         }
         self.lost.fetch_add(1, Ordering::SeqCst);
         Vec::new()
+    }
+
+    fn turns(&self) -> Arc<Semaphore> {
+        Arc::clone(self.service.volume().turns())
     }
 }
 

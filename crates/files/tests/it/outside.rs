@@ -122,3 +122,69 @@ fn a_tree_is_removed_however_deep_it_is() {
     volume.remove(Path::new("top"), true).unwrap();
     assert_eq!(names(&volume, ""), ["lost+found"]);
 }
+
+#[test]
+fn what_is_hidden_is_reached_by_no_spelling() {
+    let Some(disk) = Disk::new(16) else { return };
+    let volume = disk.volume();
+    let hidden = disk.path().join(".torpor-removed");
+    for before in [false, true] {
+        if before {
+            fs::create_dir(&hidden).unwrap();
+            fs::write(hidden.join("kept"), "kept").unwrap();
+        }
+        for prefix in ["", "/", "./", "/./", "//", ".//./"] {
+            for suffix in ["", "/", "/.", "/kept", "/./kept"] {
+                let bad = format!("{prefix}.torpor-removed{suffix}");
+                let path = Path::new(&bad);
+                assert!(volume.stat(path).is_err(), "{bad}");
+                assert!(volume.list(path, None, 10).is_err(), "{bad}");
+                assert!(volume.write(path, WriteOptions::default()).is_err(), "{bad}");
+                assert!(volume.make_dirs(path, 0o777, ROOT).is_err(), "{bad}");
+                assert!(volume.remove(path, true).is_err(), "{bad}");
+                assert!(volume.rename(path, Path::new("x")).is_err(), "{bad}");
+                assert!(volume.rename(Path::new("lost+found"), path).is_err(), "{bad}");
+                assert_eq!(hidden.exists(), before, "{bad}");
+            }
+        }
+    }
+    assert_eq!(fs::read_to_string(hidden.join("kept")).unwrap(), "kept");
+}
+
+#[test]
+fn a_guest_that_fills_or_replaces_what_is_hidden_keeps_nobody_from_writing() {
+    let Some(disk) = Disk::new(64) else { return };
+    let guest = Guest::attached(&disk);
+    let volume = guest.service.volume();
+    let hidden = disk.path().join(".torpor-removed");
+    let write = |content: &[u8]| {
+        let mut upload = volume.write(Path::new("file"), WriteOptions::default()).unwrap();
+        upload.write_all(content).unwrap();
+        upload.finish().unwrap();
+        assert_eq!(fs::read(disk.path().join("file")).unwrap(), content);
+    };
+    fs::create_dir(&hidden).unwrap();
+    for number in 0..10_000 {
+        fs::write(hidden.join(format!("upload-{number}")), "").unwrap();
+    }
+    write(b"beside many");
+    fs::remove_dir_all(&hidden).unwrap();
+    fs::write(&hidden, "a file").unwrap();
+    write(b"in place of a file");
+    fs::remove_dir_all(&hidden).unwrap();
+    symlink(disk.beside(""), &hidden).unwrap();
+    write(b"in place of a link");
+    // Nor from what it has open: whatever is called as that would be.
+    let remove = |file: &str| {
+        let name = crate::world::name(file);
+        guest.call(&Call::Unlink { dir: guest.root, name, keep: true })
+    };
+    let open = guest.create(guest.root, "open").unwrap();
+    guest.write(open, b"open").unwrap();
+    remove("open");
+    let kept = fs::read_dir(&hidden).unwrap().next().unwrap().unwrap().path();
+    fs::rename(&kept, disk.path().join("open")).unwrap();
+    fs::create_dir_all(kept.join("not/empty")).unwrap();
+    assert_eq!(remove("open"), Answer::Removed { kept: Some(open) });
+    assert_eq!(guest.read(open).unwrap(), b"open");
+}

@@ -1,7 +1,8 @@
 //! Serves files to a guest: the daemon's side of `Request::ServeFiles`.
 //!
 //! Calls are answered on blocking threads, several at once and in any order. A guest that asks faster than it is answered
-//! waits: what is taken from its stream is bounded, and the stream has its own window.
+//! waits: what is taken from its stream is bounded, and the stream has its own window. So are calls that are answered at
+//! once, of a mount, of a volume and of all: a guest, or a volume that is frozen for a copy, leaves threads for others.
 
 use std::sync::Arc;
 
@@ -16,11 +17,16 @@ use super::{CALL_DEADLINE, Guest, GuestError, unexpected};
 
 /// Calls of one mount that are answered at once: as many as a disk does well.
 const AT_ONCE: usize = 16;
+/// And those of all mounts: half of the threads that may block, so that the daemon has the rest for itself.
+static ALL: Semaphore = Semaphore::const_new(256);
 
 /// Answers calls of a guest. It may block.
 pub trait FileServer: Send + Sync {
     /// A call and its answer, as `torpor_protocol::guest::files` says; nothing for what is no call.
     fn call(&self, message: &[u8]) -> Vec<u8>;
+
+    /// The same for all who serve the same files: how many calls are answered at once.
+    fn turns(&self) -> Arc<Semaphore>;
 }
 
 /// A mount that is served as long as this lives, and as the guest does.
@@ -136,8 +142,85 @@ async fn answer(
     sender: Arc<tokio::sync::Mutex<Sender>>,
     message: Vec<u8>,
 ) {
-    let answered = tokio::task::spawn_blocking(move || server.call(&message)).await;
-    let Ok(answer) = answered else { return };
+    let Some(answer) = in_turn(server, message).await else { return };
     // A guest that is gone is noticed by whoever reads.
     let _ = sender.lock().await.send(&answer).await;
+}
+
+async fn in_turn(server: Arc<dyn FileServer>, message: Vec<u8>) -> Option<Vec<u8>> {
+    // In this order: who waits for its volume takes nothing from others.
+    let _own = server.turns().acquire_owned().await.ok()?;
+    let _all = ALL.acquire().await.ok()?;
+    tokio::task::spawn_blocking(move || server.call(&message)).await.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use parking_lot::{Condvar, Mutex};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Files of a volume that is frozen until it is let go.
+    struct Frozen {
+        turns: Arc<Semaphore>,
+        gate: Arc<(Mutex<bool>, Condvar)>,
+        waiting: Arc<AtomicUsize>,
+        most: AtomicUsize,
+        own: AtomicUsize,
+    }
+
+    impl FileServer for Frozen {
+        fn call(&self, message: &[u8]) -> Vec<u8> {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            let own = self.own.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most.fetch_max(own, Ordering::SeqCst);
+            let (open, opened) = &*self.gate;
+            opened.wait_while(&mut open.lock(), |open| !*open);
+            self.own.fetch_sub(1, Ordering::SeqCst);
+            message.to_vec()
+        }
+
+        fn turns(&self) -> Arc<Semaphore> {
+            Arc::clone(&self.turns)
+        }
+    }
+
+    #[tokio::test]
+    async fn volumes_that_are_frozen_leave_threads_for_others() {
+        let (gate, waiting) = (Arc::default(), Arc::<AtomicUsize>::default());
+        let volumes: Vec<_> = (0..8)
+            .map(|_| {
+                let turns = Arc::new(Semaphore::new(40));
+                let (gate, waiting) = (Arc::clone(&gate), Arc::clone(&waiting));
+                let (most, own) = Default::default();
+                Arc::new(Frozen { turns, gate, waiting, most, own })
+            })
+            .collect();
+        let mut calls = JoinSet::new();
+        for volume in &volumes {
+            for _ in 0..100 {
+                calls.spawn(in_turn(Arc::clone(volume) as Arc<dyn FileServer>, vec![7]));
+            }
+        }
+        let full = async {
+            while waiting.load(Ordering::SeqCst) < 256 {
+                tokio::task::yield_now().await;
+            }
+            tokio::task::spawn_blocking(|| ()).await.unwrap();
+        };
+        tokio::time::timeout(PATIENCE, full).await.unwrap();
+        assert_eq!(waiting.load(Ordering::SeqCst), 256);
+        *gate.0.lock() = true;
+        gate.1.notify_all();
+        let all = tokio::time::timeout(PATIENCE, calls.join_all()).await.unwrap();
+        assert!(all.len() == 800 && all.iter().all(|answer| *answer == Some(vec![7])));
+        for volume in volumes {
+            assert!(volume.most.load(Ordering::SeqCst) <= 40);
+        }
+    }
 }
