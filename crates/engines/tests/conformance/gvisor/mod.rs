@@ -2,6 +2,7 @@
 
 mod connections;
 mod crashes;
+mod held;
 mod mounts;
 mod particular;
 mod prepared;
