@@ -154,8 +154,16 @@ impl Machine {
     }
 
     pub(crate) fn mount(&mut self, mount: FilesMount, server: &Arc<Server>) -> ServedFiles {
+        self.mount_served(mount, Arc::clone(server) as Arc<dyn FileServer>)
+    }
+
+    /// By whatever answers.
+    pub(crate) fn mount_served(
+        &mut self,
+        mount: FilesMount,
+        server: Arc<dyn FileServer>,
+    ) -> ServedFiles {
         self.mounts.push(mount.path.clone().into());
-        let server = Arc::clone(server) as Arc<dyn FileServer>;
         self.run(serve_files(self.guest(), mount, server)).unwrap()
     }
 

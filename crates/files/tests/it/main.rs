@@ -11,6 +11,7 @@ mod fuse;
 mod hostile;
 mod locks;
 mod machine;
+mod nodes;
 mod outside;
 mod service;
 mod world;
