@@ -6,6 +6,7 @@ mod browser;
 mod builds;
 mod create;
 mod daemon;
+mod drives;
 mod egress;
 mod faults;
 mod fidelity;
