@@ -8,13 +8,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use torpor_protocol::api::{ImageEvent, PushImage};
-use torpor_protocol::{ErrorCode, SandboxRef, SnapshotKind, SnapshotRef};
+use torpor_protocol::{ErrorCode, SandboxRef};
 use torpor_registry::{Descriptor, Digest, ImageManifest, Placed, Reference};
 use torpor_store::{Image, ImageName, Pulled};
 
 use crate::Service;
 use crate::builds::{Events, published};
-use crate::calls;
 use crate::error::{Error, Result};
 use crate::pinned_save::parse;
 use crate::pulls::told;
@@ -37,8 +36,10 @@ pub async fn push(app: &Arc<Service>, request: &PushImage, events: &Events) -> R
             return Err(Error::invalid(message));
         }
     };
+    // All of it stays until the registry has it.
+    let image = app.images.hold(image).await?;
     let digest = match app.images.origin(&image).await? {
-        Some(origin) => as_it_came(app, &to, &origin, events).await?,
+        Some((origin, _layers)) => as_it_came(app, &to, &origin, events).await?,
         None => as_one_layer(app, &to, &image, events).await?,
     };
     Ok(to.pinned(digest).familiar())
@@ -47,13 +48,7 @@ pub async fn push(app: &Arc<Service>, request: &PushImage, events: &Events) -> R
 /// The files of a sandbox as they are now, as an image.
 async fn of_sandbox(app: &Arc<Service>, sandbox: &str, name: &ImageName) -> Result<Image> {
     let of: SandboxRef = sandbox.parse().map_err(|error| Error::invalid(format!("{error}")))?;
-    let sandbox = app.fleet.find(&of)?;
-    let taken = calls::snapshot(app, &sandbox, None, SnapshotKind::Filesystem, None).await?;
-    let of = SnapshotRef::Id(taken.done().await?.id);
-    let made = Box::pin(published::publish(app, &of, name)).await;
-    // It served this image only.
-    app.fleet.erase_snapshot(&of).await?;
-    made
+    Box::pin(published::publish_now(app, &of, name)).await
 }
 
 async fn as_it_came(

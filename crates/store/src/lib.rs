@@ -37,8 +37,8 @@ mod vault;
 pub use audit::AuditLog;
 pub use certificates::{CertificateFile, Certificates};
 pub use images::{
-    Exported, Image, ImageConfig, ImageName, Images, Layers, Limits, OnProgress, PinnedLayer,
-    Progress, Pruned, Pulled, PulledLayer, Step,
+    Exported, HeldImage, Image, ImageConfig, ImageName, Images, Layers, Limits, OnProgress,
+    PinnedLayer, Progress, Pruned, Pulled, PulledLayer, Step,
 };
 pub use journals::Journals;
 pub use layout::{Layout, Stage};

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use torpor_lifecycle::store::{LAYER_FILE, LocalSave, Saves as _, StoreError};
-use torpor_protocol::{SnapshotKind, SnapshotRef};
+use torpor_protocol::volume::ForkVolumes;
+use torpor_protocol::{SandboxRef, SnapshotKind, SnapshotRef};
 use torpor_store::images::Layered;
 use torpor_store::{Image, ImageName};
 
@@ -25,17 +26,29 @@ pub(crate) async fn publish(
     of: &SnapshotRef,
     name: &ImageName,
 ) -> Result<Image> {
-    let point = PinnedSave::of(app, of).await?;
+    files_as_image(app, &PinnedSave::of(app, of).await?, name).await
+}
+
+/// The same of a sandbox as it is now. Nothing of it is recorded but the image: what was made on the way
+/// goes when this ends, however it ends.
+pub(crate) async fn publish_now(
+    app: &Arc<Service>,
+    of: &SandboxRef,
+    name: &ImageName,
+) -> Result<Image> {
+    // Volumes are no part of an image, so it does not matter who else has them.
+    let point = PinnedSave::now(app, of, ForkVolumes::ShareRo).await?;
+    files_as_image(app, &point, name).await
+}
+
+async fn files_as_image(app: &Arc<Service>, point: &PinnedSave, name: &ImageName) -> Result<Image> {
     match point.about().kind {
         SnapshotKind::Filesystem => import(app, &point.save, name).await,
         SnapshotKind::Memory => {
             let files = files_of(app, &point.save).await?;
-            let made = import(app, &files, name).await;
-            // It served this image only.
-            let id = files.id.clone();
-            drop(files);
-            app.saves.release(&id).await;
-            made
+            // It serves this image only: it goes once nobody reads it any more.
+            app.saves.release(&files.id).await;
+            import(app, &files, name).await
         }
     }
 }

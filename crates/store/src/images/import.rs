@@ -21,7 +21,7 @@ use super::{
 };
 use crate::files;
 use crate::layout::Stage;
-use crate::ledger::{ImageRow, LayerFacts};
+use crate::ledger::{ImageRow, LayerFacts, OriginRow};
 
 /// Name of the directory that is renamed to become the image.
 const PACKED_DIR: &str = "packed";
@@ -50,6 +50,20 @@ pub struct Built {
     pub time: Option<i64>,
 }
 
+/// What a new image is called, and what it was pulled as. Both are recorded with it, or nothing is.
+#[derive(Default, Clone, Copy)]
+pub(crate) struct Called<'a> {
+    pub(crate) name: Option<&'a ImageName>,
+    /// And the reference with its digest.
+    pub(crate) origin: Option<(&'a OriginRow, &'a str)>,
+}
+
+impl<'a> From<Option<&'a ImageName>> for Called<'a> {
+    fn from(name: Option<&'a ImageName>) -> Self {
+        Self { name, origin: None }
+    }
+}
+
 impl Images {
     /// Imports an archive of any supported kind from a stream, through a file in the stage.
     pub async fn import_stream(
@@ -60,7 +74,7 @@ impl Images {
     ) -> Result<Image, StoreError> {
         let tell = progress.clone();
         let fill = move |tree: &mut Tree, stage: &Path| archive(&mut reader, stage, tree, &tell);
-        self.import_with(name, progress, fill).await
+        self.import_with(name.into(), progress, fill).await
     }
 
     /// Imports a root filesystem from a tar stream, plain or gzip, as it comes. How long a stream may
@@ -82,7 +96,7 @@ impl Images {
             layer::apply(tarball, Role::Root, tree, &tell)?;
             Ok(config)
         };
-        self.import_with(name, progress, fill).await
+        self.import_with(name.into(), progress, fill).await
     }
 
     /// Makes an image of another one with the layer of a filesystem save on top, but for the files
@@ -110,24 +124,24 @@ impl Images {
             }
             Ok(config)
         };
-        self.import_as(times, name, progress, fill).await
+        self.import_as(times, name.into(), progress, fill).await
     }
 
     /// Stages a tree with `fill`, which also says what the image is configured to be and may use
     /// the directory for files of its own; then commits it.
     pub(crate) async fn import_with(
         &self,
-        name: Option<&ImageName>,
+        called: Called<'_>,
         progress: OnProgress,
         fill: impl FnOnce(&mut Tree, &Path) -> Result<ImageConfig, StoreError> + Send + 'static,
     ) -> Result<Image, StoreError> {
-        self.import_as(Times::Matter, name, progress, fill).await
+        self.import_as(Times::Matter, called, progress, fill).await
     }
 
     async fn import_as(
         &self,
         times: Times,
-        name: Option<&ImageName>,
+        called: Called<'_>,
         progress: OnProgress,
         fill: impl FnOnce(&mut Tree, &Path) -> Result<ImageConfig, StoreError> + Send + 'static,
     ) -> Result<Image, StoreError> {
@@ -142,7 +156,7 @@ impl Images {
         })
         .await?;
         progress(Progress::step(Step::Packing));
-        self.commit(stage, id, config, name).await
+        self.commit(stage, id, config, called).await
     }
 
     /// Commits a finished tree. If the image is there already and sound, only the name is new.
@@ -151,18 +165,13 @@ impl Images {
         stage: Stage,
         id: ImageId,
         config: ImageConfig,
-        name: Option<&ImageName>,
+        called: Called<'_>,
     ) -> Result<Image, StoreError> {
-        let name = name.map(ImageName::as_str);
         if let Some(row) = self.shared.ledger.image(&id).await?
             && self.check(&row, Expected::verify).await.is_ok()
         {
             // A removal may have come in between; then the name has nothing to stand for.
-            let named = match name {
-                Some(name) => self.shared.ledger.name_image(name, &id).await,
-                None => Ok(()),
-            };
-            match named {
+            match self.call(&id, called).await {
                 Err(StoreError::NoSuchImage(_)) => {}
                 Err(error) => return Err(error),
                 Ok(()) => {
@@ -177,10 +186,21 @@ impl Images {
             }
         }
         let row = self.pack_stage(&stage, id, config).await?;
-        self.install(stage, &row, name).await?;
+        self.install(stage, &row, called).await?;
         // If it was corrupt, what is remembered of it is not true any more.
         self.shared.verified.lock().remove(&row.id);
         self.inspect(row.id.as_str()).await
+    }
+
+    /// What is new of an image that is there.
+    async fn call(&self, id: &ImageId, called: Called<'_>) -> Result<(), StoreError> {
+        let _turn = self.shared.commit.lock().await;
+        let name = called.name.map(ImageName::as_str);
+        match (name, called.origin) {
+            (None, None) => Ok(()),
+            (Some(name), None) => self.shared.ledger.name_image(name, id).await,
+            (name, Some(origin)) => self.shared.ledger.record_origin(id, name, origin).await,
+        }
     }
 
     /// Gives an image the present agent: same id, another root file. Machines that run from the old
@@ -208,7 +228,7 @@ impl Images {
         }
         let row = self.pack_stage(&stage, old.id, old.config).await?;
         let row = ImageRow { created_at_ms: old.created_at_ms, ..row };
-        self.install(stage, &row, None).await?;
+        self.install(stage, &row, Called::default()).await?;
         Ok(row)
     }
 
@@ -234,7 +254,7 @@ impl Images {
             Ok((stage, config))
         })
         .await?;
-        self.commit(stage, id.clone(), config, None).await
+        self.commit(stage, id.clone(), config, Called::default()).await
     }
 
     /// Makes the root file, still in the stage.
@@ -278,7 +298,7 @@ impl Images {
         &self,
         stage: Stage,
         row: &ImageRow,
-        name: Option<&str>,
+        called: Called<'_>,
     ) -> Result<(), StoreError> {
         let _turn = self.shared.commit.lock().await;
         let (images, dir) = (self.shared.layout.images(), self.shared.layout.image(&row.id));
@@ -289,7 +309,8 @@ impl Images {
                 .map_err(files::failed("move an image to its place"))
         })
         .await?;
-        self.shared.ledger.commit_image(row, name).await?;
+        let name = called.name.map(ImageName::as_str);
+        self.shared.ledger.commit_image(row, name, called.origin).await?;
         // Files of machines that were saved with another agent stay while they are needed.
         self.sweep_files(&row.id).await
     }

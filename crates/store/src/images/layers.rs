@@ -26,8 +26,15 @@ const PART: &str = "part";
 #[derive(Clone)]
 pub struct Layers {
     dir: PathBuf,
-    /// Digits of those that somebody works with; each with a lock for whoever fetches it.
-    pinned: Arc<Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>>,
+    /// Digits of those that somebody works with.
+    pinned: Arc<Mutex<HashMap<String, Pinned>>>,
+}
+
+/// How many work with a layer, and the lock for whoever fetches it.
+#[derive(Default)]
+struct Pinned {
+    users: usize,
+    turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// A layer that stays while this lives.
@@ -46,7 +53,12 @@ impl Layers {
     pub fn pin(&self, digest: &str) -> Result<PinnedLayer, StoreError> {
         let name = blob_name(digest)?;
         let hex = name.rsplit('/').next().unwrap_or_default().to_owned();
-        let turn = self.pinned.lock().entry(hex.clone()).or_default().clone();
+        let turn = {
+            let mut pinned = self.pinned.lock();
+            let pinned = pinned.entry(hex.clone()).or_default();
+            pinned.users += 1;
+            Arc::clone(&pinned.turn)
+        };
         Ok(PinnedLayer { layers: self.clone(), hex, turn })
     }
 
@@ -134,16 +146,20 @@ impl PinnedLayer {
 impl Drop for PinnedLayer {
     fn drop(&mut self) {
         let mut pinned = self.layers.pinned.lock();
-        // The map's, and this one.
-        if Arc::strong_count(&self.turn) <= 2 {
-            pinned.remove(&self.hex);
+        if let Some(of_this) = pinned.get_mut(&self.hex) {
+            of_this.users = of_this.users.saturating_sub(1);
+            if of_this.users == 0 {
+                pinned.remove(&self.hex);
+            }
         }
     }
 }
 
 impl Images {
-    /// What failed pulls left long ago.
-    pub(super) async fn sweep_layers(&self) -> Result<(), StoreError> {
+    /// Removes what failed pulls left long ago.
+    pub async fn sweep_layers(&self) -> Result<(), StoreError> {
+        // A pull that ends now is recorded before or keeps its layers until after.
+        let _turn = self.shared.commit.lock().await;
         let used = self.shared.ledger.layer_uses().await?;
         let used = used.into_iter().map(|(digest, _)| digest).collect();
         let layers = self.shared.layers.clone();
@@ -153,5 +169,31 @@ impl Images {
             Ok(())
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn a_layer_is_free_once_all_who_worked_with_it_let_go_also_at_the_same_moment() {
+        let layers = Layers::new(PathBuf::new());
+        let digest = format!("sha256:{}", "0".repeat(64));
+        for round in 0..2000 {
+            let both = Barrier::new(2);
+            let pins = [layers.pin(&digest).unwrap(), layers.pin(&digest).unwrap()];
+            std::thread::scope(|scope| {
+                for pin in pins {
+                    scope.spawn(|| {
+                        both.wait();
+                        drop(pin);
+                    });
+                }
+            });
+            assert!(layers.pinned.lock().is_empty(), "round {round}");
+        }
     }
 }

@@ -17,6 +17,7 @@ mod config;
 mod describe;
 mod erofs;
 mod export;
+mod held;
 pub(crate) mod import;
 mod layer;
 mod layered;
@@ -51,6 +52,7 @@ use erofs::Expected;
 pub use base::BASE_NAME;
 pub use config::ImageConfig;
 pub use export::Exported;
+pub use held::HeldImage;
 pub use import::{Built, Layered};
 pub use layers::{Layers, PinnedLayer};
 pub use limits::Limits;
@@ -107,6 +109,8 @@ struct Shared {
     /// Held while the default image is built.
     base: tokio::sync::Mutex<()>,
     layers: Layers,
+    /// Images that somebody works with, and how many do.
+    held: Mutex<HashMap<ImageId, usize>>,
 }
 
 type Verified = tokio::sync::Mutex<Option<ImageRow>>;
@@ -138,6 +142,7 @@ impl Images {
             verified: Mutex::default(),
             commit: tokio::sync::Mutex::default(),
             base: tokio::sync::Mutex::default(),
+            held: Mutex::default(),
         };
         let images = Self { shared: Arc::new(shared) };
         images.sweep().await?;
@@ -230,13 +235,13 @@ impl Images {
     /// The image, and the name if it was found by one.
     async fn find(&self, reference: &str) -> Result<(ImageId, Option<ImageName>), StoreError> {
         let missing = || StoreError::NoSuchImage(reference.chars().take(200).collect());
-        if let Ok(name) = reference.parse::<ImageName>()
-            && let Some(id) = self.shared.ledger.image_by_name(name.as_str()).await?
-        {
-            return Ok((id, Some(name)));
-        }
-        if let Some(id) = self.shared.ledger.image_by_digest(reference).await? {
-            return Ok((id, None));
+        if let Ok(name) = reference.parse::<ImageName>() {
+            if let Some(id) = self.shared.ledger.image_by_name(name.as_str()).await? {
+                return Ok((id, Some(name)));
+            }
+            if let Some(id) = self.shared.ledger.image_by_digest(name.as_str()).await? {
+                return Ok((id, None));
+            }
         }
         let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
         if !(PREFIX_MIN..=64).contains(&reference.len()) || !reference.bytes().all(hex) {

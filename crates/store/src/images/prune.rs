@@ -31,6 +31,9 @@ impl Images {
             if image.names.iter().any(|name| is_base(name)) {
                 continue;
             }
+            if self.is_held(&id) {
+                continue;
+            }
             if dry_run || self.remove_unused(&id, which).await? {
                 images.push(image);
             }
@@ -44,7 +47,7 @@ impl Images {
     /// Whoever begins to use it first keeps it.
     async fn remove_unused(&self, id: &ImageId, which: Unused) -> Result<bool, StoreError> {
         let _turn = self.shared.commit.lock().await;
-        let removed = self.shared.ledger.remove_unused(id, which).await?;
+        let removed = !self.is_held(id) && self.shared.ledger.remove_unused(id, which).await?;
         if removed {
             self.discard_files(id).await;
         }
@@ -53,6 +56,8 @@ impl Images {
 
     /// Bytes of each layer that goes.
     async fn prune_layers(&self, gone: &[Image], dry_run: bool) -> Result<Vec<u64>, StoreError> {
+        // A pull that ends now is recorded before or keeps its layers until after.
+        let _turn = self.shared.commit.lock().await;
         let gone: HashSet<_> = gone.iter().map(|image| &image.id).collect();
         let uses = self.shared.ledger.layer_uses().await?.into_iter();
         let used = uses.filter(|(_, id)| !gone.contains(id)).map(|(digest, _)| digest).collect();

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use torpor_lifecycle::store::StoreError;
 
 use super::config::OciConfig;
+use super::import::Called;
 use super::layered::{json, refuse_foreign, unpack_layer};
 use super::stream::Hashed;
 use super::tree::{Tree, unreadable};
-use super::{Image, ImageName, Images, OnProgress};
+use super::{Image, ImageName, Images, OnProgress, PinnedLayer};
 use crate::ledger::OriginRow;
 
 /// Everything that was fetched of an image.
@@ -56,26 +57,29 @@ impl Images {
             }
             Ok(parsed.into())
         };
-        let image = self.import_with(Some(name), progress, fill).await?;
         let origin = OriginRow { manifest, config, layers: rows };
-        self.shared.ledger.record_origin(&image.id, &origin, &reference).await?;
-        self.inspect(image.id.as_str()).await
+        let called = Called { name: Some(name), origin: Some((&origin, &reference)) };
+        self.import_with(called, progress, fill).await
     }
 
-    /// What an image was pulled as, if all of it is still there.
-    pub async fn origin(&self, image: &Image) -> Result<Option<Pulled>, StoreError> {
+    /// What an image was pulled as, if all of it is still there; it stays while the layers are held.
+    pub async fn origin(
+        &self,
+        image: &Image,
+    ) -> Result<Option<(Pulled, Vec<PinnedLayer>)>, StoreError> {
         let Some(origin) = self.shared.ledger.origin(&image.id).await? else { return Ok(None) };
         let reference = image.layers.digests.first().cloned().unwrap_or_default();
-        let mut layers = Vec::new();
+        let (mut layers, mut pins) = (Vec::new(), Vec::new());
         for (digest, bytes) in origin.layers {
             let pinned = self.shared.layers.pin(&digest)?;
             if !pinned.is_there(bytes) {
                 return Ok(None);
             }
             layers.push(PulledLayer { digest, bytes, path: pinned.path() });
+            pins.push(pinned);
         }
         let (manifest, config) = (origin.manifest, origin.config);
-        Ok(Some(Pulled { reference, manifest, config, layers }))
+        Ok(Some((Pulled { reference, manifest, config, layers }, pins)))
     }
 }
 

@@ -5,6 +5,7 @@ use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ImageId;
 
+use super::OriginRow;
 use crate::images::ImageConfig;
 
 /// A committed image.
@@ -48,8 +49,14 @@ pub enum Removed {
 pub trait ImageLedger: Send + Sync + 'static {
     /// The root files of an image that saved or sleeping machines were booted from.
     async fn roots_in_use(&self, id: &ImageId) -> Result<Vec<String>, StoreError>;
-    /// Inserts or replaces an image; with a name, which may move here from another image.
-    async fn commit_image(&self, row: &ImageRow, name: Option<&str>) -> Result<(), StoreError>;
+    /// Inserts or replaces an image; with a name, which may move here from another image, and what it
+    /// was pulled as.
+    async fn commit_image(
+        &self,
+        row: &ImageRow,
+        name: Option<&str>,
+        origin: Option<(&OriginRow, &str)>,
+    ) -> Result<(), StoreError>;
     /// Gives an image a name, which may move here from another image.
     async fn name_image(&self, name: &str, id: &ImageId) -> Result<(), StoreError>;
     async fn image(&self, id: &ImageId) -> Result<Option<ImageRow>, StoreError>;

@@ -24,12 +24,13 @@ pub enum Unused {
 
 #[async_trait]
 pub trait LayerLedger: Send + Sync + 'static {
-    /// Replaces what is known of an image's origin, and remembers under which digest it was found.
+    /// Replaces what is known of an image's origin, and remembers under which digest it was found. With
+    /// a name, which may move here from another image.
     async fn record_origin(
         &self,
         id: &ImageId,
-        origin: &OriginRow,
-        reference: &str,
+        name: Option<&str>,
+        origin: (&OriginRow, &str),
     ) -> Result<(), StoreError>;
     async fn origin(&self, id: &ImageId) -> Result<Option<OriginRow>, StoreError>;
     /// The image that was pulled as `REPOSITORY@sha256:…`.

@@ -163,3 +163,66 @@ async fn an_image_is_pruned_or_used_and_never_both() {
         assert_eq!((recorded.is_ok(), there), (!pruned, !pruned), "round {round}: {recorded:?}");
     }
 }
+
+#[tokio::test]
+async fn an_image_is_found_by_its_digest_however_that_is_written() {
+    let world = World::new().await;
+    let image = pull(&world, "one", &[base()]).await.unwrap();
+    let digest = sha256(&world.images.origin(&image).await.unwrap().unwrap().0.config);
+    for name in ["host.x/one", "host.x/one:other", "docker.io/host.x/one"] {
+        let text = format!("{name}@{digest}");
+        assert_eq!(world.images.resolve(&text).await.unwrap(), image.id, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn an_image_that_can_not_be_recorded_with_its_digest_gets_no_name() {
+    let world = World::new().await;
+    let ledger = format!("sqlite://{}", world.dir.join("ledger.db").display());
+    let mut ledger = <sqlx::SqliteConnection as sqlx::Connection>::connect(&ledger).await.unwrap();
+    let trigger = "CREATE TRIGGER broken BEFORE INSERT ON image_digests \
+                   BEGIN SELECT RAISE(ABORT, 'broken'); END";
+    sqlx::query(trigger).execute(&mut ledger).await.unwrap();
+    pull(&world, "one", &[base()]).await.unwrap_err();
+    assert!(world.images.all().await.unwrap().is_empty());
+    let same = world.import_tar(base().0).await;
+    assert!(same.is_ok(), "{same:?}");
+    sqlx::query("DROP TRIGGER broken").execute(&mut ledger).await.unwrap();
+    let image = pull(&world, "one", &[base()]).await.unwrap();
+    assert_eq!((image.names.len(), image.layers.digests.len()), (1, 1));
+}
+
+#[tokio::test]
+async fn layers_of_a_pull_that_ends_while_others_are_pruned_stay() {
+    let world = Arc::new(World::new().await);
+    for round in 0..20 {
+        let pruning = Arc::clone(&world);
+        let prune = tokio::spawn(async move {
+            for _ in 0..10 {
+                pruning.images.prune(false, false).await.unwrap();
+            }
+        });
+        let image = pull(&world, &format!("n{round}"), &[top(&format!("{round}"))]).await.unwrap();
+        prune.await.unwrap();
+        assert!(world.images.origin(&image).await.unwrap().is_some(), "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_worked_with_is_not_pruned() {
+    let world = World::new().await;
+    let image = pull(&world, "one", &[base(), top("one")]).await.unwrap();
+    let held = world.images.hold(image.clone()).await.unwrap();
+    let again = world.images.hold(image.clone()).await.unwrap();
+    drop(held);
+    assert!(world.images.prune(true, true).await.unwrap().images.is_empty());
+    assert!(world.images.prune(true, false).await.unwrap().images.is_empty());
+    let (pulled, layers) = world.images.origin(&again).await.unwrap().unwrap();
+    drop(again);
+    let done = world.images.prune(true, false).await.unwrap();
+    assert_eq!((done.images.len(), done.layers), (1, 0));
+    assert!(pulled.layers.iter().all(|layer| layer.path.is_file()));
+    drop(layers);
+    assert_eq!(world.images.prune(true, false).await.unwrap().layers, 2);
+    assert!(matches!(world.images.hold(image).await, Err(StoreError::NoSuchImage(_))));
+}

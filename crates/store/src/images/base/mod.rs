@@ -93,7 +93,7 @@ impl Images {
             verdict.blocking_recv().map_err(lost)??;
             unpacked.map(|()| config())
         };
-        let import = self.import_with(Some(&name), progress.clone(), fill);
+        let import = self.import_with(Some(&name).into(), progress.clone(), fill);
         let (image, ()) = tokio::join!(import, watch);
         image
     }

@@ -7,7 +7,7 @@ use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ImageId;
 
-use super::super::{ImageLedger, ImageRow, LayerFacts, Removed};
+use super::super::{ImageLedger, ImageRow, LayerFacts, OriginRow, Removed};
 use super::{FIRST, SqliteLedger, column, json, parsed, time, to_column};
 
 /// Images with their names.
@@ -38,7 +38,12 @@ impl ImageLedger for SqliteLedger {
         self.all("look up the roots of saved machines", query, |row| column(row, "file")).await
     }
 
-    async fn commit_image(&self, row: &ImageRow, name: Option<&str>) -> Result<(), StoreError> {
+    async fn commit_image(
+        &self,
+        row: &ImageRow,
+        name: Option<&str>,
+        origin: Option<(&OriginRow, &str)>,
+    ) -> Result<(), StoreError> {
         let action = "record an image in the ledger";
         let config = serde_json::to_string(&row.config).map_err(StoreError::failed(action))?;
         let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
@@ -60,6 +65,9 @@ impl ImageLedger for SqliteLedger {
         query.execute(&mut *transaction).await.map_err(self.failed(action))?;
         if let Some(name) = name {
             self.set_name(&mut transaction, name, &row.id).await?;
+        }
+        if let Some(origin) = origin {
+            self.set_origin(&mut transaction, &row.id, origin).await?;
         }
         transaction.commit().await.map_err(self.failed(action))
     }
@@ -126,7 +134,7 @@ impl ImageLedger for SqliteLedger {
 }
 
 impl SqliteLedger {
-    async fn set_name(
+    pub(super) async fn set_name(
         &self,
         transaction: &mut Transaction<'_, Sqlite>,
         name: &str,

@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use sqlx::sqlite::SqliteRow;
+use sqlx::{Sqlite, Transaction};
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::ImageId;
 
@@ -32,35 +33,14 @@ impl LayerLedger for SqliteLedger {
     async fn record_origin(
         &self,
         id: &ImageId,
-        origin: &OriginRow,
-        reference: &str,
+        name: Option<&str>,
+        origin: (&OriginRow, &str),
     ) -> Result<(), StoreError> {
         let action = "record where an image is from";
         let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
-        let mut queries = vec![
-            sqlx::query("INSERT OR REPLACE INTO image_origins (image_id, manifest, config) VALUES (?, ?, ?)")
-                .bind(id.as_str())
-                .bind(&*origin.manifest)
-                .bind(&*origin.config),
-            sqlx::query("DELETE FROM image_layers WHERE image_id = ?").bind(id.as_str()),
-            sqlx::query("INSERT OR REPLACE INTO image_digests (reference, image_id) VALUES (?, ?)")
-                .bind(reference)
-                .bind(id.as_str()),
-        ];
-        for ((digest, bytes), position) in origin.layers.iter().zip(0i64..) {
-            let sql =
-                "INSERT INTO image_layers (image_id, position, digest, bytes) VALUES (?, ?, ?, ?)";
-            let query = sqlx::query(sql).bind(id.as_str()).bind(position).bind(digest);
-            queries.push(query.bind(to_column(*bytes)));
-        }
-        for query in queries {
-            match query.execute(&mut *transaction).await {
-                Ok(_) => {}
-                Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
-                    return Err(StoreError::NoSuchImage(id.to_string()));
-                }
-                Err(error) => return Err(self.failed(action)(error)),
-            }
+        self.set_origin(&mut transaction, id, origin).await?;
+        if let Some(name) = name {
+            self.set_name(&mut transaction, name, id).await?;
         }
         transaction.commit().await.map_err(self.failed(action))
     }
@@ -112,5 +92,43 @@ impl LayerLedger for SqliteLedger {
         }
         transaction.commit().await.map_err(self.failed(action))?;
         Ok(true)
+    }
+}
+
+impl SqliteLedger {
+    /// What an image was pulled as; what was known before is replaced.
+    pub(super) async fn set_origin(
+        &self,
+        transaction: &mut Transaction<'_, Sqlite>,
+        id: &ImageId,
+        (origin, reference): (&OriginRow, &str),
+    ) -> Result<(), StoreError> {
+        let action = "record where an image is from";
+        let mut queries = vec![
+            sqlx::query("INSERT OR REPLACE INTO image_origins (image_id, manifest, config) VALUES (?, ?, ?)")
+                .bind(id.as_str())
+                .bind(&*origin.manifest)
+                .bind(&*origin.config),
+            sqlx::query("DELETE FROM image_layers WHERE image_id = ?").bind(id.as_str()),
+            sqlx::query("INSERT OR REPLACE INTO image_digests (reference, image_id) VALUES (?, ?)")
+                .bind(reference)
+                .bind(id.as_str()),
+        ];
+        for ((digest, bytes), position) in origin.layers.iter().zip(0i64..) {
+            let sql =
+                "INSERT INTO image_layers (image_id, position, digest, bytes) VALUES (?, ?, ?, ?)";
+            let query = sqlx::query(sql).bind(id.as_str()).bind(position).bind(digest);
+            queries.push(query.bind(to_column(*bytes)));
+        }
+        for query in queries {
+            match query.execute(&mut **transaction).await {
+                Ok(_) => {}
+                Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
+                    return Err(StoreError::NoSuchImage(id.to_string()));
+                }
+                Err(error) => return Err(self.failed(action)(error)),
+            }
+        }
+        Ok(())
     }
 }

@@ -139,7 +139,7 @@ fn record(image: &ImageId, name: Option<&str>) -> Record {
 async fn a_record_comes_back_as_it_was_also_after_a_restart() {
     let world = world().await;
     let image = image_row('a');
-    world.ledger.commit_image(&image, None).await.unwrap();
+    world.ledger.commit_image(&image, None, None).await.unwrap();
     let mut one = record(&image.id, Some("web"));
     let two = record(&image.id, None);
     world.record(&one).await.unwrap();
@@ -162,7 +162,7 @@ async fn a_record_comes_back_as_it_was_also_after_a_restart() {
 async fn a_row_that_cannot_be_read_is_named() {
     let world = world().await;
     let image = image_row('a');
-    world.ledger.commit_image(&image, None).await.unwrap();
+    world.ledger.commit_image(&image, None, None).await.unwrap();
     let record = record(&image.id, None);
     world.record(&record).await.unwrap();
     let broken = sqlx::query("UPDATE sandboxes SET spec = '{}'");
@@ -176,7 +176,7 @@ async fn a_row_that_cannot_be_read_is_named() {
 async fn many_writers_at_once_all_get_their_turn() {
     let world = world().await;
     let image = image_row('a');
-    world.ledger.commit_image(&image, None).await.unwrap();
+    world.ledger.commit_image(&image, None, None).await.unwrap();
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..200 {
         let (ledger, owner) = (world.ledger.clone(), world.owner.clone());
@@ -313,7 +313,7 @@ fn pool_of(image: &ImageId, from: Option<(SnapshotId, SaveId)>) -> PoolRecord {
 async fn pictured() -> (World, ImageId) {
     let world = world().await;
     let image = image_row('a');
-    world.ledger.commit_image(&image, None).await.unwrap();
+    world.ledger.commit_image(&image, None, None).await.unwrap();
     (world, image.id)
 }
 
@@ -415,7 +415,11 @@ async fn an_image_that_a_save_or_a_pool_needs_stays_and_says_for_whom() {
 async fn images_are_read_by_pages_with_their_names() {
     let world = world().await;
     for digit in ['a', 'b', 'c'] {
-        world.ledger.commit_image(&image_row(digit), Some(&format!("{digit}:1"))).await.unwrap();
+        world
+            .ledger
+            .commit_image(&image_row(digit), Some(&format!("{digit}:1")), None)
+            .await
+            .unwrap();
     }
     let (second, third) = (image_row('b').id, image_row('c').id);
     world.ledger.name_image("b:0", &second).await.unwrap();

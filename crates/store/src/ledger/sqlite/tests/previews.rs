@@ -43,7 +43,7 @@ fn token(of: &Preview, byte: u8) -> TokenRow {
 async fn with_sandbox() -> (World, Record) {
     let world = world().await;
     let image = image_row('a');
-    world.ledger.commit_image(&image, None).await.unwrap();
+    world.ledger.commit_image(&image, None, None).await.unwrap();
     let sandbox = record(&image.id, Some("web"));
     world.record(&sandbox).await.unwrap();
     (world, sandbox)
