@@ -50,11 +50,15 @@ impl Draft {
                 self.config.cmd = words(command);
                 self.own_cmd = true;
             }
+            Instruction::Expose(ports) => {
+                self.config.exposed.extend(ports.iter().cloned());
+                self.config.exposed.sort();
+                self.config.exposed.dedup();
+            }
             Instruction::Label(pairs) => self.config.labels.extend(pairs.iter().cloned()),
             Instruction::Run(_)
             | Instruction::Copy(_)
             | Instruction::Add(_)
-            | Instruction::Expose(_)
             | Instruction::Ignored => {}
         }
     }
@@ -119,6 +123,18 @@ mod tests {
         assert_eq!(draft("CMD [\"a\"]\nENTRYPOINT [\"/run\"]\n").config.cmd, ["a"]);
         assert_eq!(draft("").config.cmd, ["base"]);
         assert_eq!(draft("ENTRYPOINT exec it\n").config.entrypoint, ["/bin/sh", "-c", "exec it"]);
+    }
+
+    #[test]
+    fn exposed_ports_are_noted_once_each() {
+        let draft = draft("EXPOSE 8080 53/UDP\nEXPOSE 8080/tcp 9000-9002\n");
+        let ports = ["53/udp", "8080/tcp", "9000/tcp", "9001/tcp", "9002/tcp"];
+        assert_eq!(draft.config.exposed, ports);
+        for text in ["http", "80/icmp", "9-1", "70000", "1-60000", "-", "/tcp"] {
+            let text = format!("FROM x\nEXPOSE 1 {text}\n");
+            let steps = Dockerfile::parse(&text, &BTreeMap::new()).and_then(|it| it.steps(0, &[]));
+            assert!(steps.is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -6,6 +6,8 @@ use super::lines::Line;
 use super::words::{Spent, expand, split};
 use super::{Command, Dockerfile, Instruction, PROXY_ARGS, Run};
 
+/// Ports of one EXPOSE.
+const PORTS_MAX: usize = 1024;
 /// These mean nothing in a sandbox, which has no health checks, stop signals or anonymous volumes.
 const IGNORED: [&str; 4] = ["HEALTHCHECK", "MAINTAINER", "STOPSIGNAL", "VOLUME"];
 
@@ -47,7 +49,7 @@ impl<'a> Scope<'a> {
             "ENTRYPOINT" => Instruction::Entrypoint(self.command("ENTRYPOINT", rest)?),
             "CMD" => Instruction::Cmd(self.command("CMD", rest)?),
             "LABEL" => Instruction::Label(self.pairs("LABEL", rest)?),
-            "EXPOSE" => Instruction::Expose(self.words(rest)?),
+            "EXPOSE" => Instruction::Expose(ports(&self.words(rest)?)?),
             "ONBUILD" => return Err("ONBUILD is not supported".to_owned()),
             other if IGNORED.contains(&other) => Instruction::Ignored,
             other => {
@@ -241,4 +243,26 @@ pub(super) fn take_flags(mut rest: &str) -> (Vec<&str>, &str) {
         rest = after.trim_start();
     }
     (flags, rest)
+}
+
+/// Ports as images have them: `8080/tcp`, each of a range.
+fn ports(words: &[String]) -> Result<Vec<String>, String> {
+    let mut ports = Vec::new();
+    for word in words {
+        let bad = || format!("EXPOSE {word:.40} is no port");
+        let (range, protocol) = word.split_once('/').unwrap_or((word, "tcp"));
+        let protocol = protocol.to_ascii_lowercase();
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let first: u16 = first.parse().map_err(|_| bad())?;
+        let last: u16 = last.parse().map_err(|_| bad())?;
+        let count = usize::from(last.checked_sub(first).ok_or_else(bad)?) + 1;
+        if !["tcp", "udp", "sctp"].contains(&protocol.as_str()) {
+            return Err(bad());
+        }
+        if ports.len() + count > PORTS_MAX {
+            return Err(format!("EXPOSE names more than {PORTS_MAX} ports"));
+        }
+        ports.extend((first..=last).map(|port| format!("{port}/{protocol}")));
+    }
+    Ok(ports)
 }

@@ -63,7 +63,7 @@ fn a_usual_file_is_understood() {
         Instruction::Copy(copy),
         shell("pip install     flask &&     echo $HOME"),
         Instruction::Env(pairs(&[("A", "1"), ("B", "two words"), ("C", "three words")])),
-        Instruction::Expose(vec!["80/tcp".to_owned(), "443".to_owned()]),
+        Instruction::Expose(vec!["80/tcp".to_owned(), "443/tcp".to_owned()]),
         Instruction::User("app".to_owned()),
         Instruction::Ignored,
         Instruction::Entrypoint(exec(&["python", "a.py"])),
