@@ -47,7 +47,7 @@ pub(crate) async fn measure(bench: &Bench, report: &mut Report) -> Result<()> {
         let to = format!("{}/bench/big:{round}", registry.address);
         publish(&daemon.client, &to, u64::from(round)).await?;
         let begun = Instant::now();
-        let request = PullImage { image: to, pull: None };
+        let request = PullImage { image: to, ..PullImage::default() };
         made(daemon.client.follow(&Route::new("/v1/images/pull"), &request).await?).await?;
         pulled.push(begun.elapsed());
         let begun = Instant::now();

@@ -28,6 +28,9 @@ pub struct PullImage {
     /// Default: `always`.
     #[serde(default)]
     pub pull: Option<PullPolicy>,
+    /// Without `pull`: as for a new sandbox that does not say either, by the daemon's configuration.
+    #[serde(default)]
+    pub configured: bool,
 }
 
 /// `POST /v1/images/push`. One of image, sandbox and snapshot says what.

@@ -50,6 +50,7 @@ use torpor_store::{Image, ImageConfig, ImageName, OnProgress, Progress, Stage};
 
 use crate::Service;
 use crate::error::{Error, Result};
+use crate::pulls::{Found, look};
 pub use context::CONTEXT_MAX;
 use context::Context;
 use plan::Planner;
@@ -113,6 +114,14 @@ impl Order {
 #[derive(Clone)]
 pub struct Events(mpsc::Sender<ImageEvent>);
 
+/// The stage that a step is of.
+#[derive(Clone, Copy)]
+struct StepOf<'a> {
+    title: Option<&'a str>,
+    steps: usize,
+    target: bool,
+}
+
 impl Events {
     pub fn new(sender: mpsc::Sender<ImageEvent>) -> Self {
         Self(sender)
@@ -120,6 +129,19 @@ impl Events {
 
     pub async fn tell(&self, event: ImageEvent) {
         let _ = self.0.send(event).await;
+    }
+
+    /// A step of a stage: FROM before the steps; of the `target`, the image itself after them.
+    async fn step(&self, of: StepOf<'_>, number: usize, text: &str, cached: bool) {
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let event = ImageEvent::Step {
+            number: count(number),
+            of: count(of.steps + 1 + usize::from(of.target)),
+            text: text.to_owned(),
+            stage: of.title.map(str::to_owned),
+            cached,
+        };
+        self.tell(event).await;
     }
 
     async fn output(&self, text: String) {
@@ -173,7 +195,7 @@ pub async fn build(
     let time = time.transpose()?;
     context.heed_ignore()?;
     let context = Arc::new(context);
-    let planner = Planner { app, order, file: &file, context: &context };
+    let planner = Planner { app, order, file: &file, context: &context, events };
     let plan = order.stop.run_until_cancelled(planner.plan()).await.ok_or_else(stopped)??;
     let (made, dir) = (BTreeMap::new(), stage.path());
     let mut build = Build { app, order, events, context, plan, dir, time, made, spools: 0 };
@@ -216,14 +238,15 @@ fn stopped() -> Error {
     Error::new(ErrorCode::ShuttingDown, "the build was stopped")
 }
 
-/// What FROM names: pulled if it is not here, or if the newest is wanted.
-async fn base(app: &Service, name: &str, Order { alias, pull, .. }: &Order) -> Result<Image> {
-    // An image of ours under another name is in no registry.
-    let pull = pull.then_some(PullPolicy::Always).filter(|_| alias(name).is_none());
-    match known(app, name, *alias).await {
-        Err(StoreError::NoSuchImage(_)) => crate::pulls::resolve(app, name, pull, None).await,
-        Ok(_) if pull.is_some() => crate::pulls::resolve(app, name, pull, None).await,
-        found => Ok(found?),
+/// What FROM names: to be pulled if it is not here, or if the newest is wanted.
+async fn base(app: &Service, name: &str, order: &Order) -> Result<Found> {
+    match known(app, name, order.alias).await {
+        // An image of ours under another name is in no registry.
+        Ok(image) if (order.alias)(name).is_some() => Ok(Found::Here(Box::new(image))),
+        Ok(_) | Err(StoreError::NoSuchImage(_)) => {
+            look(app, name, order.pull.then_some(PullPolicy::Always)).await
+        }
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -10,24 +10,24 @@
 //!   the next goes on with what it fetched.
 //! - Names of ours (`torpor/…`) and ids are never looked for elsewhere: a stranger may have them there.
 
+mod logins;
+
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use torpor_lifecycle::chain;
-use torpor_protocol::api::{ImageEvent, PullPolicy, RegistryLogin};
+use torpor_protocol::api::{ImageEvent, PullPolicy};
 use torpor_protocol::{ErrorCode, ImageId};
 pub use torpor_registry::RegistrySettings;
 use torpor_registry::{
-    Client, Credentials, Descriptor, DockerConfig, Error as RegistryError, Login, Reference,
-    Remote, Settings,
+    Client, Descriptor, DockerConfig, Error as RegistryError, Reference, Remote, Settings,
 };
 use torpor_store::{
     Image, ImageName, Images, Limits, PinnedLayer, Progress, Pulled, PulledLayer, Vault,
@@ -36,6 +36,8 @@ use torpor_store::{
 use crate::Service;
 use crate::builds::{Events, shown};
 use crate::error::{Error, Result, StoreError};
+use logins::Logins;
+pub use logins::{log_in, log_out, logins};
 
 /// Layers of one image that are fetched at the same time.
 const LAYERS_AT_ONCE: usize = 4;
@@ -79,30 +81,37 @@ impl Registries {
     }
 }
 
-/// Logins of the vault; then what `docker login` left.
-struct Logins {
-    vault: Vault,
-    docker: Option<DockerConfig>,
+// === Names ===
+
+/// Where the image is that a name means.
+pub(crate) enum Found {
+    Here(Box<Image>),
+    /// In its registry, and perhaps an older one here.
+    Elsewhere {
+        reference: Reference,
+        missing: bool,
+    },
 }
 
-#[async_trait]
-impl Credentials for Logins {
-    async fn find(&self, registry: &str) -> torpor_registry::Result<Option<Login>> {
-        let failed = |error: StoreError| RegistryError::Credentials {
-            registry: registry.to_owned(),
-            why: error.to_string(),
-        };
-        if let Some((username, password)) = self.vault.login(registry).await.map_err(failed)? {
-            return Ok(Some(Login::Password { username, password }));
+/// Looks for the image that a name means, which is not pulled yet.
+pub(crate) async fn look(app: &Service, name: &str, policy: Option<PullPolicy>) -> Result<Found> {
+    let policy = policy.unwrap_or(app.registries.policy);
+    let here = app.images.inspect(name).await;
+    match (here, policy, elsewhere(name)) {
+        (Ok(image), PullPolicy::Missing | PullPolicy::Never, _) | (Ok(image), _, None) => {
+            Ok(Found::Here(Box::new(image)))
         }
-        match &self.docker {
-            Some(docker) => docker.find(registry).await,
-            None => Ok(None),
+        (Ok(_), PullPolicy::Always, Some(reference)) => {
+            Ok(Found::Elsewhere { reference, missing: false })
         }
+        (
+            Err(StoreError::NoSuchImage(_)),
+            PullPolicy::Missing | PullPolicy::Always,
+            Some(reference),
+        ) => Ok(Found::Elsewhere { reference, missing: true }),
+        (Err(error), _, _) => Err(error.into()),
     }
 }
-
-// === Names ===
 
 /// The image that a name means: of this host, or pulled from its registry. `events` hears how far it is.
 pub async fn resolve(
@@ -111,18 +120,22 @@ pub async fn resolve(
     policy: Option<PullPolicy>,
     events: Option<&Events>,
 ) -> Result<Image> {
-    let policy = policy.unwrap_or(app.registries.policy);
-    let here = app.images.inspect(name).await;
-    let reference = elsewhere(name);
-    match (here, policy, reference) {
-        (Ok(image), PullPolicy::Missing | PullPolicy::Never, _) | (Ok(image), _, None) => Ok(image),
-        (Ok(_), PullPolicy::Always, Some(reference)) => pull(app, reference, events).await,
-        (
-            Err(StoreError::NoSuchImage(_)),
-            PullPolicy::Missing | PullPolicy::Always,
-            Some(reference),
-        ) => pull(app, reference, events).await.map_err(|error| not_here(name, error)),
-        (Err(error), _, _) => Err(error.into()),
+    fetched(app, name, look(app, name, policy).await?, events).await
+}
+
+/// What was found, once it is here.
+pub(crate) async fn fetched(
+    app: &Service,
+    name: &str,
+    found: Found,
+    events: Option<&Events>,
+) -> Result<Image> {
+    match found {
+        Found::Here(image) => Ok(*image),
+        Found::Elsewhere { reference, missing } => {
+            let pulled = pull(app, reference, events).await;
+            pulled.map_err(|error| if missing { not_here(name, error) } else { error })
+        }
     }
 }
 
@@ -142,13 +155,14 @@ pub(crate) async fn image_for(
     name: &str,
     policy: Option<PullPolicy>,
 ) -> Result<ImageId> {
-    if policy != Some(PullPolicy::Always) {
+    let policy = policy.unwrap_or(app.registries.policy);
+    if policy != PullPolicy::Always {
         match app.images.resolve(name).await {
             Err(StoreError::NoSuchImage(_)) => {}
             found => return Ok(found?),
         }
     }
-    match timeout(CREATE_PATIENCE, resolve(app, name, policy, None)).await {
+    match timeout(CREATE_PATIENCE, resolve(app, name, Some(policy), None)).await {
         Ok(found) => Ok(found?.id),
         Err(_) => Err(Error::with_hint(
             ErrorCode::Timeout,
@@ -165,47 +179,6 @@ fn elsewhere(name: &str) -> Option<Reference> {
         return None;
     }
     name.parse().ok()
-}
-
-// === Logins ===
-
-/// Keeps a login that the registry takes.
-pub async fn log_in(
-    app: &Service,
-    registry: &str,
-    username: String,
-    password: String,
-) -> Result<RegistryLogin> {
-    let registry = host(registry)?;
-    let login = Login::Password { username: username.clone(), password: password.clone() };
-    app.registries.client.check_login(&registry, &login).await.map_err(told)?;
-    app.vault.set_login(&registry, &username, &password).await?;
-    app.registries.client.forget(&registry);
-    Ok(RegistryLogin { registry, username })
-}
-
-pub async fn log_out(app: &Service, registry: &str) -> Result<()> {
-    let registry = host(registry)?;
-    app.registries.client.forget(&registry);
-    if app.vault.remove_login(&registry).await? {
-        return Ok(());
-    }
-    Err(Error::new(ErrorCode::NotFound, format!("there is no login for {registry}")))
-}
-
-pub async fn logins(app: &Service) -> Result<Vec<RegistryLogin>> {
-    let logins = app.vault.logins().await?.into_iter();
-    Ok(logins.map(|(registry, username)| RegistryLogin { registry, username }).collect())
-}
-
-/// The host as references have it.
-fn host(registry: &str) -> Result<String> {
-    let plain = registry.trim_start_matches("https://").trim_end_matches('/');
-    let parsed = format!("{plain}/x").parse::<Reference>().map_err(told)?;
-    match parsed.repository.as_str() {
-        "x" | "library/x" => Ok(parsed.registry),
-        _ => Err(Error::invalid(format!("{registry:.200} is no host of a registry"))),
-    }
 }
 
 // === Pulls ===
@@ -464,22 +437,6 @@ mod tests {
         }
         for name in ["python:3.12", "deadbeef", "ghcr.io/torpor/x", "torpor"] {
             assert!(elsewhere(name).is_some(), "{name}");
-        }
-    }
-
-    #[test]
-    fn registries_are_called_by_their_host() {
-        for (text, registry) in [
-            ("ghcr.io", "ghcr.io"),
-            ("https://ghcr.io/", "ghcr.io"),
-            ("docker.io", "docker.io"),
-            ("index.docker.io", "docker.io"),
-            ("localhost:5000", "localhost:5000"),
-        ] {
-            assert_eq!(host(text).unwrap(), registry, "{text}");
-        }
-        for text in ["", "ghcr", "a.io/b", "http://a.io", "a.io:x", "u:p@a.io"] {
-            assert!(host(text).is_err(), "{text}");
         }
     }
 }

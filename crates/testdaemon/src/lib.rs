@@ -1,6 +1,8 @@
 //! For tests: a daemon in this process on a free port of loopback, with a store of its own and a fake engine.
 //! Data and host outlive a restart; all of it goes away with the value.
 
+pub mod registry;
+
 use std::io::Cursor;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -34,7 +34,7 @@ pub(super) struct Create {
     /// torpor/base].
     #[arg(long)]
     image: Option<String>,
-    /// When it is pulled: missing, always or never [default: missing].
+    /// When it is pulled: missing, always or never [default: what the daemon's configuration says].
     #[arg(long, value_name = "WHEN", value_parser = image::parse_policy, requires = "image")]
     pull: Option<PullPolicy>,
     /// Name or id of a snapshot to begin from, instead of an image.
@@ -101,12 +101,6 @@ async fn create(client: &Client, request: &CreateSandbox, wait: bool) -> Result<
     }
 }
 
-/// Whether an image is wanted that is not here.
-fn lacks_image(error: &Error, request: &CreateSandbox) -> bool {
-    let named = request.image.as_deref().is_some_and(|image| image != DEFAULT_IMAGE);
-    named && error.code() == Some(ErrorCode::ImageNotFound)
-}
-
 /// Whether the default image is wanted and not there.
 fn lacks_base(error: &Error, request: &CreateSandbox) -> bool {
     let image = request.image.as_deref().unwrap_or(DEFAULT_IMAGE);
@@ -116,17 +110,14 @@ fn lacks_base(error: &Error, request: &CreateSandbox) -> bool {
 
 impl Create {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        let (json, wait, policy) = (self.json, !self.no_wait, self.pull.unwrap_or_default());
+        let (json, wait, policy) = (self.json, !self.no_wait, self.pull);
         let request = self.request();
-        if let Some(image) = request.image.as_ref().filter(|_| policy == PullPolicy::Always) {
+        // What is missing is pulled before, so that one sees how far it is.
+        let named = request.image.as_deref().filter(|image| *image != DEFAULT_IMAGE);
+        if let Some(image) = named.filter(|_| policy != Some(PullPolicy::Never)) {
             image::pull::ensure(client, image, policy).await?;
         }
         let status = match create(client, &request, wait).await {
-            Err(error) if lacks_image(&error, &request) && policy == PullPolicy::Missing => {
-                let image = request.image.as_deref().unwrap_or_default();
-                image::pull::ensure(client, image, policy).await?;
-                create(client, &request, wait).await?
-            }
             // Somebody's first sandbox: the default image is made when it is first needed.
             Err(error) if lacks_base(&error, &request) => {
                 output::note("the default image is made first; this is done once");
@@ -142,7 +133,7 @@ impl Create {
     fn request(self) -> CreateSandbox {
         CreateSandbox {
             name: self.name,
-            // What is missing is pulled before, so that one sees how far it is.
+            // It was pulled before, if it had to be.
             pull: self.image.as_ref().map(|_| PullPolicy::Never),
             image: self.image,
             snapshot: self.snapshot,

@@ -2,6 +2,9 @@
 
 use std::fs;
 
+use torpor_protocol::api::PullPolicy;
+use torpor_testdaemon::registry::FakeRegistry;
+
 use crate::world::World;
 
 #[test]
@@ -48,4 +51,29 @@ fn a_build_needs_its_dockerfile() {
         words,
         "error: there is no ./Dockerfile\nhint: name it with -f, relative to the directory\n"
     );
+}
+
+#[test]
+fn a_sandbox_is_made_of_the_image_that_the_daemon_would_take() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let registry = runtime.block_on(FakeRegistry::start());
+    let (name, mut config) = (registry.name("team/app:1"), registry.config());
+    config.images.pull = PullPolicy::Never;
+    registry.publish("team/app", "1", &[("v", "1")]);
+    let world = World::with(config.clone());
+    let (_, words) = world.torpor(["create", "--image", &name]).failed();
+    assert!(words.contains("there is no image"), "{words}");
+    world.torpor(["create", "--image", &name, "--pull", "missing"]).ok();
+
+    config.images.pull = PullPolicy::Always;
+    let world = World::with(config);
+    let made = |more: &[&str]| {
+        let args = [&["create", "--json", "--image", &name], more].concat();
+        world.torpor(args).json()["image_id"].clone()
+    };
+    let first = made(&[]);
+    registry.publish("team/app", "1", &[("v", "2")]);
+    assert_eq!(made(&["--pull", "missing"]), first);
+    assert_eq!(made(&["--pull", "never"]), first);
+    assert_ne!(made(&[]), first, "the tag leads elsewhere by now");
 }

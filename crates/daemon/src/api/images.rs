@@ -261,11 +261,11 @@ async fn base(State(service): State<Arc<Service>>, request_id: RequestId) -> Res
 async fn pull(
     State(service): State<Arc<Service>>,
     request_id: RequestId,
-    Json(PullImage { image, pull }): Json<PullImage>,
+    Json(PullImage { image, pull, configured }): Json<PullImage>,
 ) -> Response {
     let task = Task::start(request_id, |events| async move {
-        let policy = pull.unwrap_or(PullPolicy::Always);
-        Ok(pulls::resolve(&service, &image, Some(policy), Some(&events)).await?)
+        let policy = pull.or((!configured).then_some(PullPolicy::Always));
+        Ok(pulls::resolve(&service, &image, policy, Some(&events)).await?)
     });
     task.into_response()
 }

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use crate::client::{self, Open};
 use crate::world::{World, until};
 
-type Files<'a> = &'a [(&'a str, &'a str)];
+pub(crate) type Files<'a> = &'a [(&'a str, &'a str)];
 
-fn tar(files: Files<'_>) -> Vec<u8> {
+pub(crate) fn tar(files: Files<'_>) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for (path, text) in files {
         let mut header = tar::Header::new_gnu();
@@ -217,4 +217,49 @@ async fn a_client_that_leaves_ends_its_build() {
     assert_eq!(world.host.alive().len(), 1);
     drop(answer);
     until("the sandbox of the build is deleted", || world.host.alive().is_empty()).await;
+}
+
+#[tokio::test]
+async fn builds_wait_for_each_others_cache_mounts_and_never_in_a_circle() {
+    let world = World::new().await;
+    let dockerfile = |build: usize, order: [&str; 2]| {
+        let mount = |id: &str| {
+            format!("--mount=type=cache,id={id},target={}", world.path(&format!("{build}/{id}")))
+        };
+        format!("FROM torpor/base\nRUN {} {} exit 7\n", mount(order[0]), mount(order[1]))
+    };
+    for round in 0..5 {
+        let (one, other) = (dockerfile(1, ["a", "b"]), dockerfile(2, ["b", "a"]));
+        let both = async {
+            tokio::join!(build_error(&world, &one, &[]), build_error(&world, &other, &[]))
+        };
+        let both = tokio::time::timeout(client::PATIENCE, both).await;
+        let (one, other) = both.unwrap_or_else(|_| panic!("round {round}: they wait for ever"));
+        assert_eq!(
+            (&one["code"], &other["code"]),
+            (&json!("command_failed"), &json!("command_failed"))
+        );
+    }
+    let boots = world.host.boots();
+    let dir = world.path("dir");
+    let twice = format!(
+        "FROM torpor/base\nRUN --mount=type=cache,id=a,target={dir}/1/x \
+         --mount=type=cache,id=a,target={dir}/2/x true\n"
+    );
+    let error = build_error(&world, &twice, &[]).await;
+    assert!(error["message"].as_str().unwrap().contains("same cache mount twice"), "{error}");
+    assert_eq!(world.host.boots(), boots, "it is told before a sandbox is made");
+}
+
+#[tokio::test]
+async fn a_cache_mount_is_kept_also_if_its_command_fails() {
+    let world = World::new().await;
+    let dir = world.path("kept");
+    let dockerfile = format!(
+        "FROM torpor/base\nRUN --mount=type=cache,target={dir} cat {dir}/x; echo there > {dir}/x; exit 7\n"
+    );
+    build_error(&world, &dockerfile, &[]).await;
+    std::fs::remove_dir_all(&dir).unwrap();
+    let error = build_error(&world, &dockerfile, &[]).await;
+    assert_eq!(error["hint"], "it said last: there", "{error}");
 }

@@ -24,6 +24,7 @@ mod pools;
 mod ports;
 mod previews;
 mod processes;
+mod pulls;
 mod room;
 mod run;
 mod sandboxes;

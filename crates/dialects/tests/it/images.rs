@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use torpor_daemon::ShutdownMode;
+use torpor_testdaemon::registry::FakeRegistry;
 
 use crate::client::{Answer, Ask};
 use crate::world::World;
@@ -286,6 +287,22 @@ async fn a_build_that_is_cancelled_ends_with_its_machine() {
     assert!(world.host.alive().is_empty(), "nothing is left of it");
     let again = post(&world, "/builds/cancel", json!({"build_id": id})).await.expect(200);
     assert_eq!(again["outcome"], "already_cancelled");
+}
+
+#[tokio::test]
+async fn an_import_that_is_cancelled_stops_its_pull() {
+    let registry = FakeRegistry::start().await;
+    let world = World::with(registry.config()).await;
+    registry.publish("team/app", "1", &[("v", "1")]);
+    registry.close();
+    let of = registry.name("team/app:1");
+    let body = json!({"kind": "import", "name": "app", "image_ref": of, "disk_mb": 10240});
+    let admitted = post(&world, "/builds", body).await.expect(202);
+    world.until("the pull waits", async || (registry.waiting() > 0).then_some(())).await;
+    let id = &admitted["build_id"];
+    let told = post(&world, "/builds/cancel", json!({"build_id": id})).await.expect(200);
+    assert_eq!(told["outcome"], "cancelled");
+    world.until("the pull ends", async || (registry.waiting() == 0).then_some(())).await;
 }
 
 #[tokio::test]

@@ -1,14 +1,18 @@
 //! `RUN --mount`: what a command finds while it runs. Whatever was at the place before is put aside, and
 //! put back when the command has ended; what a command leaves in a mount is never part of the image.
 //!
-//! The value of a secret is in memory here and in a file inside while the command runs, nowhere else.
+//! - The value of a secret is in memory here and in a file inside while the command runs, nowhere else.
+//! - A command waits for all its cache mounts before it has any, and takes them in one order: builds never
+//!   wait for each other in a circle.
+//! - A cache mount is kept as the command left it, also if the command failed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::PathBuf;
 
 use tokio::sync::OwnedMutexGuard;
 use torpor_lifecycle::store::StoreError;
+use torpor_protocol::ErrorCode;
 use torpor_store::dockerfile::{Copy, Mount, MountKind, Run};
 
 use super::cache::{mount_file, shrink_mounts};
@@ -17,9 +21,9 @@ use super::draft::Draft;
 use super::key::bound;
 use super::plan::Origin;
 use super::stages::Build;
-use super::workbench::Workbench;
+use super::workbench::{STEP_DEADLINE, Workbench, within};
 use crate::Service;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The mounts of a command.
 #[derive(Default)]
@@ -53,6 +57,7 @@ impl Build<'_> {
         env: &mut BTreeMap<String, String>,
     ) -> Result<Mounted> {
         let mut mounted = Mounted::default();
+        let mut keeps = within(STEP_DEADLINE, self.keeps(run, draft)).await?;
         let mut origins = origins.iter();
         for Mount { target, kind } in &run.mounts {
             let target = absolute(draft.workdir(), target);
@@ -68,7 +73,8 @@ impl Build<'_> {
                     }
                 }
                 MountKind::Cache { id, owner, mode } => {
-                    let keep = self.keep(id, &target).await?;
+                    let keep = keeps.remove(&mount_file(self.app, id, &target));
+                    let keep = keep.ok_or_else(twice)?;
                     mounted.0.push(self.put_aside(&target, bench).await?);
                     bench.make_dir_as(&target, *mode, owner.clone()).await?;
                     if keep.file.is_file() {
@@ -105,13 +111,39 @@ impl Build<'_> {
         Ok(Place { target: target.to_owned(), before, missing, keep: None })
     }
 
-    /// A cache mount, once nobody else has it.
-    async fn keep(&mut self, id: &str, target: &str) -> Result<Keep> {
-        let file = mount_file(self.app, id, target);
-        let turn = self.app.builds.mount_turn(&file).await;
-        self.spools += 1;
-        Ok(Keep { file, draft: self.dir.join(format!("cache-{}", self.spools)), _turn: turn })
+    /// The cache mounts of a command by their files, once nobody else has any of them.
+    async fn keeps(&mut self, run: &Run, draft: &Draft) -> Result<BTreeMap<PathBuf, Keep>> {
+        let mut keeps = BTreeMap::new();
+        for file in cache_files(self.app, run, draft)? {
+            let turn = self.app.builds.mount_turn(&file).await;
+            self.spools += 1;
+            let draft = self.dir.join(format!("cache-{}", self.spools));
+            keeps.insert(file.clone(), Keep { file, draft, _turn: turn });
+        }
+        Ok(keeps)
     }
+}
+
+/// The files of a command's cache mounts, in the order in which they are waited for.
+pub(super) fn cache_files(app: &Service, run: &Run, draft: &Draft) -> Result<BTreeSet<PathBuf>> {
+    let mut files = BTreeSet::new();
+    for Mount { target, kind } in &run.mounts {
+        match kind {
+            MountKind::Cache { id, .. } => {
+                let target = absolute(draft.workdir(), target);
+                if !files.insert(mount_file(app, id, &target)) {
+                    return Err(twice());
+                }
+            }
+            MountKind::Secret { .. } | MountKind::Tmpfs | MountKind::Bind { .. } => {}
+        }
+    }
+    Ok(files)
+}
+
+fn twice() -> Error {
+    let message = "a RUN has the same cache mount twice";
+    Error::with_hint(ErrorCode::InvalidRequest, message, "give each an id of its own: id=NAME")
 }
 
 impl Mounted {
@@ -119,6 +151,16 @@ impl Mounted {
         if let Some(place) = self.0.last_mut() {
             place.keep = Some(keep);
         }
+    }
+
+    /// Keeps the caches of a command that failed; nothing else of its sandbox is needed.
+    pub(super) async fn keep_caches(self, app: &Service, bench: &Workbench) -> Result<()> {
+        for Place { target, keep, .. } in self.0.into_iter().rev() {
+            if let Some(keep) = keep {
+                store(app, bench, &target, keep).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Puts everything back as it was; caches are kept for the next build.

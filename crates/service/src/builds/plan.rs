@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use torpor_lifecycle::store::StoreError;
-use torpor_store::Image;
+use torpor_store::HeldImage;
 use torpor_store::dockerfile::{
     Base, Copy, Dockerfile, From, Instruction, Mount, MountKind, Run, Step,
 };
@@ -14,9 +14,11 @@ use super::context::Context;
 use super::copy::absolute;
 use super::draft::Draft;
 use super::key::{Hash, Key, bound};
-use super::{Order, at_step, base, mistake, scratch, wrong};
+use super::mounts::cache_files;
+use super::{Events, Order, SCRATCH, StepOf, at_step, base, mistake, scratch, wrong};
 use crate::Service;
 use crate::error::{Error, Result};
+use crate::pulls::{Found, fetched};
 use torpor_protocol::ErrorCode;
 
 pub(super) struct Plan {
@@ -30,7 +32,9 @@ pub(super) struct Stage {
     pub(super) title: Option<String>,
     pub(super) from: String,
     /// The image that all its files stand on.
-    pub(super) root: Arc<Image>,
+    pub(super) root: Arc<HeldImage>,
+    /// Whether FROM was told already, because its image was pulled.
+    pub(super) told: bool,
     /// The stage that it goes on from, if it does not begin with an image.
     pub(super) base: Option<usize>,
     pub(super) steps: Vec<Planned>,
@@ -54,7 +58,7 @@ pub(super) struct Planned {
 #[derive(Clone)]
 pub(super) enum Origin {
     Stage(usize),
-    Image(Arc<Image>),
+    Image(Arc<HeldImage>),
 }
 
 /// What is needed to plan.
@@ -63,6 +67,7 @@ pub(super) struct Planner<'a> {
     pub(super) order: &'a Order,
     pub(super) file: &'a Dockerfile,
     pub(super) context: &'a Arc<Context>,
+    pub(super) events: &'a Events,
 }
 
 impl Planner<'_> {
@@ -75,7 +80,7 @@ impl Planner<'_> {
         let mut stages = BTreeMap::new();
         // Stages take from earlier ones only.
         for at in self.needed(target)? {
-            let stage = self.stage(at, &stages).await?;
+            let stage = self.stage(at, at == target, &stages).await?;
             stages.insert(at, stage);
         }
         Ok(Plan { stages, target })
@@ -103,11 +108,22 @@ impl Planner<'_> {
         Ok(needed)
     }
 
-    async fn stage(&self, at: usize, before: &BTreeMap<usize, Stage>) -> Result<Stage> {
+    async fn stage(
+        &self,
+        at: usize,
+        target: bool,
+        before: &BTreeMap<usize, Stage>,
+    ) -> Result<Stage> {
         let read = &self.file.stages()[at];
+        let title = (self.file.stages().len() > 1)
+            .then(|| read.name.clone().unwrap_or_else(|| format!("stage-{at}")));
+        let steps = self.file.steps(at, &[]).map_err(|error| wrong(&error))?.len();
+        let of = StepOf { title: title.as_deref(), steps, target };
+        let mut told = false;
         let (root, base, mut key, mut draft) = match &read.base {
             Base::Image(name) => {
-                let image = Arc::new(self.image(name).await?);
+                let (image, pulled) = self.image(name, of, 1, &read.text).await?;
+                told = pulled;
                 let key = Key::of_image(image.id.as_str());
                 let draft = Draft::from(image.config.clone());
                 (image, None, key, draft)
@@ -121,22 +137,22 @@ impl Planner<'_> {
         let mut steps = Vec::new();
         for step in self.file.steps(at, &draft.config.env).map_err(|error| wrong(&error))? {
             draft.note(&step.instruction);
-            let planned = self.step(&step, &key, &draft, before).await;
+            let at = (of, steps.len() + 2);
+            let planned = self.step(&step, at, &key, &draft, before).await;
             let (own, origins) = planned.map_err(|error| at_step(&step, error))?;
             if let Some(own) = &own {
                 key = own.clone();
             }
             steps.push(Planned { step, key: own, draft: draft.clone(), origins });
         }
-        let title = (self.file.stages().len() > 1)
-            .then(|| read.name.clone().unwrap_or_else(|| format!("stage-{at}")));
-        Ok(Stage { title, from: read.text.clone(), root, base, steps, key, draft })
+        Ok(Stage { title, from: read.text.clone(), root, told, base, steps, key, draft })
     }
 
     /// The key of a step, and where it takes from.
     async fn step(
         &self,
         step: &Step,
+        (of, number): (StepOf<'_>, usize),
         before: &Key,
         draft: &Draft,
         stages: &BTreeMap<usize, Stage>,
@@ -146,13 +162,17 @@ impl Planner<'_> {
             origins.push(match from {
                 None => None,
                 Some(From::Stage(stage)) => Some(Origin::Stage(*stage)),
-                Some(From::Image(name)) => Some(Origin::Image(Arc::new(self.image(name).await?))),
+                Some(From::Image(name)) => {
+                    let text = format!("pull {name}");
+                    Some(Origin::Image(self.image(name, of, number, &text).await?.0))
+                }
             });
         }
         let hash = |keyword| Hash::new(Some(before), keyword);
         let (mut hash, copies) = match &step.instruction {
             Instruction::Run(run) => {
                 self.check_secrets(run)?;
+                cache_files(self.app, run, draft)?;
                 (hash("RUN").run(run, draft), binds(run))
             }
             Instruction::Copy(copy) => (hash("COPY").copy(copy, draft), vec![copy.clone()]),
@@ -196,11 +216,28 @@ impl Planner<'_> {
         Ok(())
     }
 
-    async fn image(&self, name: &str) -> Result<Image> {
-        match name {
-            "scratch" => scratch(self.app).await,
-            name => base(self.app, name, self.order).await,
-        }
+    /// An image, which stays while the build has it, and whether it had to be pulled: then that is told
+    /// as this step.
+    async fn image(
+        &self,
+        name: &str,
+        of: StepOf<'_>,
+        number: usize,
+        text: &str,
+    ) -> Result<(Arc<HeldImage>, bool)> {
+        let found = match name {
+            SCRATCH => Found::Here(Box::new(scratch(self.app).await?)),
+            name => base(self.app, name, self.order).await?,
+        };
+        let pulled = match &found {
+            Found::Here(_) => false,
+            Found::Elsewhere { .. } => {
+                self.events.step(of, number, text, false).await;
+                true
+            }
+        };
+        let image = fetched(self.app, name, found, Some(self.events)).await?;
+        Ok((Arc::new(self.app.images.hold(image).await?), pulled))
     }
 }
 

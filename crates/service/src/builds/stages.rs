@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use torpor_lifecycle::store::{Images as _, LAYER_FILE, LocalSave, StoreError};
-use torpor_protocol::api::ImageEvent;
+use torpor_protocol::ErrorCode;
 use torpor_protocol::guest::ProcessSpec;
 use torpor_store::dockerfile::{Copy, Instruction, Run};
 use torpor_store::images::{Built, Layered};
@@ -19,7 +19,7 @@ use super::draft::{Draft, words};
 use super::key::Hash;
 use super::plan::{Origin, Plan, Planned, Stage};
 use super::workbench::Workbench;
-use super::{Events, Order, WRITTEN_BY_AGENT, at_step, cache, copy, mistake, stopped};
+use super::{Events, Order, StepOf, WRITTEN_BY_AGENT, at_step, cache, copy, mistake, stopped};
 use crate::Service;
 use crate::error::Result;
 
@@ -259,8 +259,15 @@ impl Build<'_> {
             ..ProcessSpec::default()
         };
         let secrets: Vec<&str> = self.order.secrets.values().map(|it| it.as_str()).collect();
-        bench.run(spec, self.events, &secrets).await?;
-        mounted.take_away(self.app, bench).await
+        let Err(error) = bench.run(spec, self.events, &secrets).await else {
+            return mounted.take_away(self.app, bench).await;
+        };
+        if error.describe().code == ErrorCode::CommandFailed
+            && let Err(error) = mounted.keep_caches(self.app, bench).await
+        {
+            tracing::warn!(%error, "the cache mounts of a command that failed are not kept");
+        }
+        Err(error)
     }
 
     pub(super) async fn copy(
@@ -310,17 +317,9 @@ impl Build<'_> {
     // === Telling ===
 
     async fn tell(&self, stage: &Stage, number: usize, text: &str, cached: bool) {
-        // FROM before the steps; of the target, the image itself after them.
-        let of = stage.steps.len() + 1 + usize::from(self.is_target(stage));
-        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let event = ImageEvent::Step {
-            number: count(number),
-            of: count(of),
-            text: text.to_owned(),
-            stage: stage.title.clone(),
-            cached,
-        };
-        self.events.tell(event).await;
+        let (title, target) = (stage.title.as_deref(), self.is_target(stage));
+        let of = StepOf { title, steps: stage.steps.len(), target };
+        self.events.step(of, number, text, cached).await;
     }
 
     fn is_target(&self, stage: &Stage) -> bool {
@@ -329,7 +328,9 @@ impl Build<'_> {
 
     /// FROM, and the steps that need not be done. `all`: nothing of the build need be.
     async fn tell_steps(&self, stage: &Stage, done: usize, all: bool) {
-        self.tell(stage, 1, &stage.from, all || done > 0).await;
+        if !stage.told {
+            self.tell(stage, 1, &stage.from, all || done > 0).await;
+        }
         for (planned, number) in stage.steps[..done].iter().zip(2..) {
             self.tell(stage, number, &planned.step.text, true).await;
         }

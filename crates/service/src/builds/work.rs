@@ -65,13 +65,22 @@ impl Work {
                 tokio::join!(building, listen(receiver))
             }
             Self::Name { of, alias, name } => {
-                (add_name(app, &of, alias, &name).await, String::new())
+                (unless(stop, add_name(app, &of, alias, &name)).await, String::new())
             }
             Self::Publish { of, name } => {
-                (Box::pin(published::publish(app, &of, &name)).await, String::new())
+                let publishing = Box::pin(published::publish(app, &of, &name));
+                (unless(stop, publishing).await, String::new())
             }
         }
     }
+}
+
+/// Work that ends with the build it is for.
+async fn unless(
+    stop: &CancellationToken,
+    work: impl Future<Output = Result<Image>>,
+) -> Result<Image> {
+    stop.run_until_cancelled(work).await.unwrap_or_else(|| Err(stopped()))
 }
 
 /// The end of what a build says.
@@ -98,8 +107,11 @@ async fn listen(mut events: mpsc::Receiver<ImageEvent>) -> String {
 
 async fn add_name(app: &Service, of: &str, alias: Alias, name: &ImageName) -> Result<Image> {
     let image = match known(app, of, alias).await {
-        Err(StoreError::NoSuchImage(_)) => crate::pulls::resolve(app, of, None, None).await?,
-        found => found?,
+        Ok(image) if alias(of).is_some() => image,
+        Ok(_) | Err(StoreError::NoSuchImage(_)) => {
+            crate::pulls::resolve(app, of, None, None).await?
+        }
+        Err(error) => return Err(error.into()),
     };
     app.images.tag(image.id.as_str(), name).await?;
     Ok(app.images.inspect(image.id.as_str()).await?)

@@ -37,7 +37,7 @@ const LEFTOVER_MS: u64 = 120_000;
 
 /// How long one step may take: long enough to compile something large, short enough that a build
 /// that hangs does not hold its memory for ever.
-const STEP_DEADLINE: Duration = Duration::from_secs(3600);
+pub(super) const STEP_DEADLINE: Duration = Duration::from_secs(3600);
 /// What the agent may need beyond that to say that time is up.
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -413,7 +413,7 @@ fn append_bytes(
     builder.append_data(&mut header, name, content)
 }
 
-async fn within<T>(limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+pub(super) async fn within<T>(limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
     let late = |_| Error::new(ErrorCode::Timeout, format!("a step took longer than {limit:?}"));
     timeout(limit, work).await.map_err(late)?
 }

@@ -26,18 +26,18 @@ pub(super) struct Pull {
 
 impl Pull {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
-        let image = ensure(client, &self.image, PullPolicy::Always).await?;
+        let image = ensure(client, &self.image, Some(PullPolicy::Always)).await?;
         events::report(&image, self.json)?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Pulls an image with a bar for each layer.
+/// Pulls an image with a bar for each layer; the daemon decides whether, if that is not said.
 pub(in crate::commands) async fn ensure(
     client: &Client,
     image: &str,
-    policy: PullPolicy,
+    policy: Option<PullPolicy>,
 ) -> Result<Image> {
-    let request = PullImage { image: image.to_owned(), pull: Some(policy) };
+    let request = PullImage { image: image.to_owned(), pull: policy, configured: policy.is_none() };
     events::follow(client.follow(&Route::new("/v1/images/pull"), &request).await?).await
 }
