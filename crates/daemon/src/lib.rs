@@ -47,7 +47,7 @@ use torpor_service::domains::{self, Domains};
 use torpor_service::keys::Keyring;
 use torpor_service::metrics::Metrics;
 use torpor_service::previews::{self, Previews};
-use torpor_service::{Registries, Service, admission, audit, caches, tally};
+use torpor_service::{Registries, Service, admission, audit, caches, pulls, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 use torpor_volumes::{Dirs, VolumeStore};
 use torpor_web::dialect::Dialect;
@@ -200,6 +200,7 @@ async fn serve_at(
         tokio::spawn(read_ahead(Arc::clone(&service))),
         tokio::spawn(previews::look_after(Arc::clone(&service))),
         tokio::spawn(domains::look_after(Arc::clone(&service))),
+        tokio::spawn(pulls::look_after(Arc::clone(&service))),
         tokio::spawn(caches::follow(Arc::clone(&service))),
     ];
     let tasks = tasks.map(AbortOnDropHandle::new);

@@ -139,7 +139,7 @@ pub(crate) async fn answer(
     };
     let garbled = |why: String| Error::Garbled { registry: endpoint.name.clone(), why };
     let request = token_request(endpoint, &realm, service.as_deref(), login, scope)?;
-    let answer = endpoint.wire.send(request, false).await;
+    let answer = endpoint.wire.send(request, None).await;
     let answer = answer.map_err(|why| Error::Unreachable {
         registry: endpoint.name.clone(),
         why: format!("its token server {realm:.100}: {why}"),
@@ -153,9 +153,10 @@ pub(crate) async fn answer(
     let bytes = bytes.ok_or(Error::TooLarge { what, limit: TOKEN_MAX })?;
     let token: Token = serde_json::from_slice(&bytes)
         .map_err(|error| garbled(format!("its token server: {error}")))?;
-    let token = token.token.or(token.access_token).unwrap_or_default();
-    let mut header = HeaderValue::from_str(&format!("Bearer {token}"))
-        .map_err(|_| garbled("its token server gives no token".to_owned()))?;
+    let none = || garbled("its token server gives no token".to_owned());
+    let given = [token.token, token.access_token].into_iter().flatten();
+    let token = given.into_iter().find(|token| !token.trim().is_empty()).ok_or_else(none)?;
+    let mut header = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| none())?;
     header.set_sensitive(true);
     Ok(Some(header))
 }
@@ -171,7 +172,8 @@ async fn refused(
     match status.as_u16() {
         429 => Error::RateLimited { registry, retry_after: None },
         500.. => Error::Unreachable { registry, why: format!("its token server: {status} {said}") },
-        _ => Error::Denied { registry, what: "to say who asks".to_owned(), said, anonymous },
+        401 if !anonymous => Error::BadLogin { registry, said },
+        _ => Error::Denied { registry, what: "a token".to_owned(), said, anonymous },
     }
 }
 

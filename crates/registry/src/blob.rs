@@ -4,6 +4,8 @@
 //!   for the rest only.
 //! - The file is right when [`Client::fetch`] returns: size and digest were compared. A file that is wrong
 //!   is emptied, so it can't be gone on with.
+//! - An endpoint answers for its own bytes only: if a file that somebody else began is wrong, it is asked
+//!   for all of it before it counts as wrong.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -59,7 +61,16 @@ impl Client {
         loop {
             let before = part.have;
             let error = match self.fetch_once(endpoint, of, blob, part, tell).await {
-                Ok(()) => return part.check(endpoint, blob).await,
+                Ok(()) => {
+                    let foreign = part.foreign;
+                    match part.check(endpoint, blob).await {
+                        Err(Error::Wrong { .. }) if foreign => {
+                            tracing::debug!(digest = %blob.digest, "what was left of a layer is wrong");
+                            continue;
+                        }
+                        checked => return checked,
+                    }
+                }
                 Err(error) => error,
             };
             part.flush().await?;
@@ -135,6 +146,8 @@ struct Part {
     file: BufWriter<tokio::fs::File>,
     hasher: Sha256,
     have: u64,
+    /// Whether some of it was there before: of another endpoint, or another daemon.
+    foreign: bool,
 }
 
 impl Part {
@@ -158,7 +171,7 @@ impl Part {
         let opened = opened.await.unwrap_or_else(|died| Err(died.into()));
         let (file, hasher, have) = opened.map_err(disk("read a partial layer"))?;
         let file = BufWriter::with_capacity(BUFFER, tokio::fs::File::from_std(file));
-        Ok(Self { file, hasher, have })
+        Ok(Self { file, hasher, have, foreign: have > 0 })
     }
 
     async fn write(&mut self, data: &[u8]) -> Result<()> {
@@ -177,7 +190,7 @@ impl Part {
         let file = self.file.get_mut();
         file.set_len(0).await.map_err(disk("empty a partial layer"))?;
         file.rewind().await.map_err(disk("empty a partial layer"))?;
-        (self.hasher, self.have) = (Sha256::new(), 0);
+        (self.hasher, self.have, self.foreign) = (Sha256::new(), 0, false);
         Ok(())
     }
 

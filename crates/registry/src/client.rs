@@ -18,7 +18,7 @@ use crate::endpoint::{Endpoint, no_endpoint};
 use crate::manifest::{self, ACCEPT as MANIFESTS, CONFIG_MAX, Found, ImageManifest, MANIFEST_MAX};
 use crate::push::Payload;
 use crate::settings::{Patience, Settings};
-use crate::wire::whole;
+use crate::wire::{Body, Upload, whole};
 use crate::{Digest, Error, Reference, Result};
 
 /// From one address to the next, before it is a trick.
@@ -91,8 +91,12 @@ impl Client {
         let scope = Scope { repository: String::new(), actions: "", from: None };
         let ask = Ask::get(format!("{}/v2/", endpoint.base), "this login".to_owned());
         self.forget(registry);
-        self.repeated(&endpoint, || self.send(&endpoint, &scope, &ask, Some(login))).await?;
-        Ok(())
+        let sent = self.repeated(&endpoint, || self.send(&endpoint, &scope, &ask, Some(login)));
+        match sent.await {
+            Ok(_) => Ok(()),
+            Err(Error::Denied { registry, said, .. }) => Err(Error::BadLogin { registry, said }),
+            Err(error) => Err(error),
+        }
     }
 
     /// What a reference leads to, for this platform.
@@ -272,8 +276,7 @@ impl Client {
         let first = endpoint.base.parse::<Uri>().ok().and_then(|uri| uri.authority().cloned());
         for _ in 0..REDIRECTS_MAX {
             let header = header.filter(|_| url.authority() == first.as_ref());
-            let request = ask.build(&url, header).await?;
-            let upload = ask.payload.is_large();
+            let (request, upload) = ask.build(&url, header).await?;
             let answer = endpoint.wire.send(request, upload).await;
             let answer = answer.map_err(|why| endpoint.unreachable(why))?;
             let moved = matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308);
@@ -304,6 +307,7 @@ pub(crate) fn pause(error: &Error, attempt: u32, patience: &Patience) -> Option<
         | Error::Settings(_)
         | Error::Credentials { .. }
         | Error::Denied { .. }
+        | Error::BadLogin { .. }
         | Error::NotFound { .. }
         | Error::NoPlatform { .. }
         | Error::Wrong { .. }
@@ -332,7 +336,7 @@ impl Ask<'_> {
         &self,
         url: &Uri,
         authorization: Option<&HeaderValue>,
-    ) -> Result<Request<crate::wire::Body>> {
+    ) -> Result<(Request<Body>, Option<Upload<'_>>)> {
         let mut request = Request::builder().method(&self.method).uri(url);
         request = request.header(USER_AGENT, concat!("torpor/", env!("CARGO_PKG_VERSION")));
         for (name, value) in &self.headers {
@@ -347,8 +351,9 @@ impl Ask<'_> {
                 request = request.header(CONTENT_TYPE, "application/octet-stream");
             }
         }
-        let body = self.payload.open().await?;
-        request.body(body).map_err(|error| Error::Settings(error.to_string()))
+        let (body, upload) = self.payload.open().await?;
+        let request = request.body(body).map_err(|error| Error::Settings(error.to_string()))?;
+        Ok((request, upload))
     }
 }
 

@@ -22,6 +22,9 @@ pub enum Error {
     /// 401 and 403. `anonymous`: we had no credentials for it.
     #[error("the registry {registry} refuses {what}{}", shown(said))]
     Denied { registry: String, what: String, said: String, anonymous: bool },
+    /// A user name with its password, or a token, that it does not know.
+    #[error("the registry {registry} does not take this login{}", shown(said))]
+    BadLogin { registry: String, said: String },
     #[error("the registry {registry} has no {what}")]
     NotFound { registry: String, what: String },
     #[error("the registry {registry} has had too many requests from here")]

@@ -8,29 +8,31 @@ use http::header::CONTENT_TYPE;
 use http::{Method, StatusCode, Uri};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
+use tokio::sync::watch;
 use tokio_util::io::ReaderStream;
 
 use crate::auth::{Scope, full};
 use crate::client::{Ask, Client, encoded, location};
 use crate::endpoint::Endpoint;
 use crate::error::disk;
-use crate::wire::Body;
+use crate::wire::{Body, Upload};
 use crate::{Descriptor, Digest, Error, ImageManifest, Reference, Result};
 
-/// Read from a file at a time.
-const BUFFER: usize = 256 * 1024;
+/// Read from a file at a time: little enough that a slow connection takes one now and then.
+const BUFFER: usize = 64 * 1024;
 
 /// What a request carries. It can be sent again.
 pub(crate) enum Payload<'a> {
     Bytes(Bytes),
-    File(&'a Path, u64),
+    /// With its size, and who hears how much of it was sent.
+    File(&'a Path, u64, &'a (dyn Fn(u64) + Sync)),
 }
 
 impl Payload<'_> {
     pub(crate) fn size(&self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
-            Self::File(_, size) => *size,
+            Self::File(_, size, _) => *size,
         }
     }
 
@@ -38,13 +40,19 @@ impl Payload<'_> {
         matches!(self, Self::File(..))
     }
 
-    pub(crate) async fn open(&self) -> Result<Body> {
+    /// The body of a request, and how much of it was sent, if that is worth knowing.
+    pub(crate) async fn open(&self) -> Result<(Body, Option<Upload<'_>>)> {
         match self {
-            Self::Bytes(bytes) => Ok(full(bytes.clone())),
-            Self::File(path, _) => {
+            Self::Bytes(bytes) => Ok((full(bytes.clone()), None)),
+            Self::File(path, size, tell) => {
                 let file = tokio::fs::File::open(path).await.map_err(disk("open a layer"))?;
-                let pieces = ReaderStream::with_capacity(file, BUFFER).map_ok(Frame::data);
-                Ok(BodyExt::boxed(StreamBody::new(pieces)))
+                let (sender, sent) = watch::channel(0);
+                let pieces = ReaderStream::with_capacity(file, BUFFER).map_ok(move |piece| {
+                    sender.send_modify(|sent| *sent += piece.len() as u64);
+                    Frame::data(piece)
+                });
+                let upload = Upload { sent, size: *size, tell: *tell };
+                Ok((BodyExt::boxed(StreamBody::new(pieces)), Some(upload)))
             }
         }
     }
@@ -61,15 +69,16 @@ pub enum Placed {
 
 impl Client {
     /// Sees to it that a repository has a blob, which is in a file here. `from`: a repository of the same
-    /// registry that may have it.
+    /// registry that may have it. `tell` hears how many bytes were sent, now and then.
     pub async fn push_file(
         &self,
         to: &Reference,
         blob: &Descriptor,
         file: &Path,
         from: Option<&str>,
+        tell: &(dyn Fn(u64) + Sync),
     ) -> Result<Placed> {
-        self.push_blob(to, blob, &Payload::File(file, blob.size), from).await
+        self.push_blob(to, blob, &Payload::File(file, blob.size, tell), from).await
     }
 
     /// The same of a small one.
@@ -130,7 +139,7 @@ impl Client {
             headers: Vec::new(),
             payload: match payload {
                 Payload::Bytes(bytes) => Payload::Bytes(bytes.clone()),
-                Payload::File(path, size) => Payload::File(path, *size),
+                Payload::File(path, size, tell) => Payload::File(path, *size, *tell),
             },
             what: format!("an upload to {to}"),
         };

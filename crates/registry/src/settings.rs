@@ -30,7 +30,7 @@ pub struct Settings {
 pub struct Patience {
     /// For a connection with its encryption.
     pub connect: Duration,
-    /// For the beginning of an answer, and between two pieces of it.
+    /// For the beginning of an answer, and between two pieces of it or of an upload.
     pub stall: Duration,
     /// Before the second attempt; then twice as long each time.
     pub backoff: Duration,
@@ -38,6 +38,8 @@ pub struct Patience {
     pub retry_after: Duration,
     /// For one upload: ten gigabytes at 25 Mbit/s.
     pub upload: Duration,
+    /// For the answer to an upload that was sent whole: the registry may look at all of it again.
+    pub settle: Duration,
 }
 
 impl Default for Patience {
@@ -48,6 +50,7 @@ impl Default for Patience {
             backoff: Duration::from_millis(500),
             retry_after: Duration::from_secs(20),
             upload: Duration::from_secs(3600),
+            settle: Duration::from_secs(300),
         }
     }
 }

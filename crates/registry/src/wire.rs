@@ -4,6 +4,7 @@
 
 use std::io;
 use std::path::Path;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
 
 use bytes::{Bytes, BytesMut};
@@ -18,7 +19,8 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsConnector;
 
 use crate::{Error, Patience, Result};
@@ -30,6 +32,15 @@ static ROOTS: OnceLock<RootCertStore> = OnceLock::new();
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// A large body on its way.
+pub(crate) struct Upload<'a> {
+    /// Bytes that were read of it.
+    pub(crate) sent: watch::Receiver<u64>,
+    pub(crate) size: u64,
+    /// Hears of them.
+    pub(crate) tell: &'a (dyn Fn(u64) + Sync),
+}
 
 /// Makes connections; believes the authorities of this host and those of a file.
 #[derive(Clone)]
@@ -67,7 +78,7 @@ impl Wire {
     pub(crate) async fn send(
         &self,
         mut request: Request<Body>,
-        upload: bool,
+        upload: Option<Upload<'_>>,
     ) -> Result<Response<Incoming>, String> {
         let uri = request.uri().clone();
         let authority = uri.authority().ok_or("the address has no host")?.clone();
@@ -81,9 +92,42 @@ impl Wire {
         let (mut sender, connection) = handshake.map_err(|error| shown(&error))?;
         // Ends when the answer was read or dropped.
         tokio::spawn(connection);
-        let patience = if upload { self.patience.upload } else { self.patience.stall };
-        let answer = timeout(patience, sender.send_request(request)).await;
-        answer.map_err(|_| "it does not answer".to_owned())?.map_err(|error| shown(&error))
+        let answer = pin!(sender.send_request(request));
+        let answer = match upload {
+            Some(upload) => self.sent(upload, answer).await?,
+            None => timeout(self.patience.stall, answer).await.map_err(|_| silent())?,
+        };
+        answer.map_err(|error| shown(&error))
+    }
+
+    /// Waits for the answer to an upload, as long as that goes on.
+    async fn sent<T>(
+        &self,
+        mut upload: Upload<'_>,
+        mut answer: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, String> {
+        let end = Instant::now() + self.patience.upload;
+        loop {
+            let sent = *upload.sent.borrow_and_update();
+            (upload.tell)(sent);
+            if sent >= upload.size {
+                let answer = timeout(self.patience.settle, answer).await;
+                return answer.map_err(|_| silent());
+            }
+            tokio::select! {
+                answer = &mut answer => return Ok(answer),
+                () = sleep_until(end) => return Err("an upload took too long".to_owned()),
+                changed = timeout(self.patience.stall, upload.sent.changed()) => match changed {
+                    Ok(Ok(())) => {}
+                    // Nobody reads the file any more; the answer says why.
+                    Ok(Err(_)) => {
+                        let answer = timeout(self.patience.stall, answer).await;
+                        return answer.map_err(|_| silent());
+                    }
+                    Err(_) => return Err("it stopped in the middle of an upload".to_owned()),
+                },
+            }
+        }
     }
 
     async fn connect(&self, uri: &Uri) -> Result<Box<dyn Stream>, String> {
@@ -101,6 +145,10 @@ impl Wire {
         let stream = self.tls.connect(name, stream).await.map_err(|error| error.to_string())?;
         Ok(Box::new(stream))
     }
+}
+
+fn silent() -> String {
+    "it does not answer".to_owned()
 }
 
 /// With its causes: hyper's own words say little.

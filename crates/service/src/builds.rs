@@ -144,18 +144,21 @@ impl Events {
         self.tell(event).await;
     }
 
+    /// For whoever can't wait: what does not fit is not told.
+    pub(crate) fn try_tell(&self, event: ImageEvent) {
+        let _ = self.0.try_send(event);
+    }
+
     async fn output(&self, text: String) {
         if !text.is_empty() {
             self.tell(ImageEvent::Output { text }).await;
         }
     }
 
-    /// For the store, which can't wait: what does not fit is not told.
+    /// For the store.
     pub fn on_progress(&self) -> OnProgress {
-        let events = self.0.clone();
-        Arc::new(move |progress| {
-            let _ = events.try_send(shown(progress));
-        })
+        let events = self.clone();
+        Arc::new(move |progress| events.try_tell(shown(progress)))
     }
 }
 

@@ -46,7 +46,9 @@ const PULL_DEADLINE: Duration = Duration::from_secs(3600);
 /// How long whoever creates a sandbox waits for its image.
 const CREATE_PATIENCE: Duration = Duration::from_secs(600);
 /// How often people hear how far it is.
-const TELL: Duration = Duration::from_millis(100);
+pub(crate) const TELL: Duration = Duration::from_millis(100);
+/// How often is looked for what failed pulls left.
+const SWEEP: Duration = Duration::from_secs(3600);
 /// What images of ours are called; nothing of that name is looked for elsewhere.
 const OURS: &str = "torpor/";
 /// Digits from which on a name could be that of an image.
@@ -290,6 +292,7 @@ impl Work<'_> {
             }
         }
         let layers = &remote.manifest.layers;
+        self.refuse_without_room(reference, layers)?;
         let (bytes, most) = (layers.iter().map(|layer| layer.size), Limits::default().bytes);
         if bytes.fold(0, u64::saturating_add) > most {
             let message = format!("the layers of {reference} have more than {most} bytes");
@@ -308,6 +311,22 @@ impl Work<'_> {
         let image = images.import_pulled(&name, pulled, progress).await?;
         drop(pins);
         Ok(image.id)
+    }
+
+    /// Before anything is fetched that would not fit.
+    fn refuse_without_room(&self, reference: &Reference, layers: &[Descriptor]) -> Result<()> {
+        let layers: Vec<_> = layers.iter().map(|it| (it.digest.as_str(), it.size)).collect();
+        let (lacking, free) = self.images.layers().lacking(&layers)?;
+        if lacking <= free {
+            return Ok(());
+        }
+        let message = format!(
+            "{reference} needs {} MiB more than the disk of the data directory has",
+            (lacking - free).div_ceil(1 << 20)
+        );
+        let hint =
+            "`torpor image prune --all` removes images that nothing needs, with their layers";
+        Err(Error::with_hint(ErrorCode::CapacityReached, message, hint))
     }
 
     /// All layers, in their order; they stay while they are held.
@@ -361,6 +380,20 @@ fn pulled(reference: String, remote: &Remote, pins: &[PinnedLayer]) -> Pulled {
     }
 }
 
+// === Leftovers ===
+
+/// Removes what failed pulls left long ago, until the daemon stops.
+pub async fn look_after(app: Arc<Service>) {
+    let mut ticks = tokio::time::interval(SWEEP);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = app.images.sweep_layers().await {
+            tracing::warn!(%error, "what failed pulls left stays for now");
+        }
+    }
+}
+
 // === Errors ===
 
 /// In words that people can act on.
@@ -380,13 +413,12 @@ pub(crate) fn told(error: RegistryError) -> Error {
                  configuration says plain_http, ca_file and mirrors"
             ),
         ),
-        RegistryError::Denied { registry, anonymous: true, .. } => (
+        RegistryError::Denied { registry, anonymous, .. } => {
+            (ErrorCode::RegistryDenied, to_be_let_in(registry, *anonymous))
+        }
+        RegistryError::BadLogin { registry, .. } => (
             ErrorCode::RegistryDenied,
-            format!("check the name; if it is private, `torpor registry login {registry}`"),
-        ),
-        RegistryError::Denied { registry, anonymous: false, .. } => (
-            ErrorCode::RegistryDenied,
-            format!("check the name, and who `torpor registry ls` says we are for {registry}"),
+            format!("check user name and password, or token; `torpor registry login {registry}`"),
         ),
         RegistryError::NotFound { .. } => (
             ErrorCode::ImageNotFound,
@@ -424,6 +456,13 @@ pub(crate) fn told(error: RegistryError) -> Error {
         RegistryError::Disk { .. } => return StoreError::failed("move a layer")(error).into(),
     };
     Error::with_hint(code, error.to_string(), hint)
+}
+
+fn to_be_let_in(registry: &str, anonymous: bool) -> String {
+    match anonymous {
+        true => format!("check the name; if it is private, `torpor registry login {registry}`"),
+        false => format!("check the name, and who `torpor registry ls` says we are for {registry}"),
+    }
 }
 
 #[cfg(test)]

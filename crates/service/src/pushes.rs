@@ -7,6 +7,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::time::Instant;
 use torpor_protocol::api::{ImageEvent, PushImage};
 use torpor_protocol::{ErrorCode, SandboxRef};
 use torpor_registry::{Descriptor, Digest, ImageManifest, Placed, Reference};
@@ -16,7 +18,7 @@ use crate::Service;
 use crate::builds::{Events, published};
 use crate::error::{Error, Result};
 use crate::pinned_save::parse;
-use crate::pulls::told;
+use crate::pulls::{TELL, told};
 
 const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
@@ -64,8 +66,9 @@ async fn as_it_came(
     let client = &app.registries.client;
     for (layer, kept) in manifest.layers.iter().zip(&origin.layers) {
         announce(events, layer, 0).await;
-        let placed =
-            client.push_file(to, layer, &kept.path, from.as_deref()).await.map_err(told)?;
+        let tell = progress(events, layer);
+        let placed = client.push_file(to, layer, &kept.path, from.as_deref(), &tell).await;
+        let placed = placed.map_err(told)?;
         note(events, layer, placed).await;
     }
     let config = Bytes::copy_from_slice(&origin.config);
@@ -94,7 +97,9 @@ async fn as_one_layer(
     };
     let client = &app.registries.client;
     announce(events, &layer, 0).await;
-    let placed = client.push_file(to, &layer, &exported.layer, None).await.map_err(told)?;
+    let tell = progress(events, &layer);
+    let placed = client.push_file(to, &layer, &exported.layer, None, &tell).await;
+    let placed = placed.map_err(told)?;
     note(events, &layer, placed).await;
     let sent = client.push_bytes(to, &config, Bytes::from(exported.config.clone())).await;
     sent.map_err(told)?;
@@ -107,6 +112,19 @@ async fn as_one_layer(
 async fn announce(events: &Events, layer: &Descriptor, bytes: u64) {
     let digest = layer.digest.to_string();
     events.tell(ImageEvent::Layer { digest, bytes, total_bytes: layer.size }).await;
+}
+
+/// Tells how much of a layer was sent, now and then.
+fn progress(events: &Events, layer: &Descriptor) -> impl Fn(u64) + Sync + use<> {
+    let (events, digest, total_bytes) = (events.clone(), layer.digest.to_string(), layer.size);
+    let told = Mutex::new(Instant::now());
+    move |bytes| {
+        let mut told = told.lock();
+        if told.elapsed() >= TELL {
+            *told = Instant::now();
+            events.try_tell(ImageEvent::Layer { digest: digest.clone(), bytes, total_bytes });
+        }
+    }
 }
 
 async fn note(events: &Events, layer: &Descriptor, placed: Placed) {

@@ -119,6 +119,15 @@ impl FakeRegistry {
         }
         self.shared.keep(repository, tag, manifest.to_string().into());
     }
+
+    /// Says of the layers of what was published that they have so many bytes.
+    pub fn claim(&self, repository: &str, tag: &str, bytes: u64) {
+        let found = self.shared.manifests.lock().get(&format!("{repository}/{tag}")).cloned();
+        let manifest = found.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let mut manifest: serde_json::Value = manifest.expect("it was published");
+        manifest["layers"][0]["size"] = json!(bytes);
+        self.shared.keep(repository, tag, manifest.to_string().into());
+    }
 }
 
 impl Shared {

@@ -263,3 +263,26 @@ async fn a_cache_mount_is_kept_also_if_its_command_fails() {
     let error = build_error(&world, &dockerfile, &[]).await;
     assert_eq!(error["hint"], "it said last: there", "{error}");
 }
+
+#[tokio::test]
+async fn a_name_that_is_not_utf8_is_refused_and_not_copied_as_another() {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let world = World::new().await;
+    let mut archive = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(0);
+    header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    let name = std::ffi::OsStr::from_bytes(b"data/\xff.txt");
+    archive.append_data(&mut header, name, std::io::empty()).unwrap();
+    let archive = archive.into_inner().unwrap();
+    let done = outcome(&world, "/v1/images/import?name=odd", archive).await;
+    assert_eq!(done["event"], "done", "{done}");
+    let dockerfile = format!("FROM torpor/base\nCOPY --from=odd /data {}/\n", world.path("x"));
+    let error = build_error(&world, &dockerfile, &[]).await;
+    assert_eq!(error["code"], "invalid_request", "{error}");
+    assert!(error["message"].as_str().unwrap().contains("not UTF-8"), "{error}");
+}

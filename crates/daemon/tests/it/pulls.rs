@@ -157,3 +157,16 @@ async fn what_is_being_pushed_is_not_pruned() {
     let pushed = answer.events().await.pop().unwrap();
     assert_eq!(pushed["event"], "pushed", "{pushed}");
 }
+
+#[tokio::test]
+async fn what_does_not_fit_on_the_disk_is_not_begun() {
+    let registry = FakeRegistry::start().await;
+    let world = world(&registry, PullPolicy::Missing).await;
+    registry.publish("team/app", "1", &[("v", "1")]);
+    registry.claim("team/app", "1", 1 << 60);
+    registry.close();
+    let told = last(&world, "/v1/images/pull", json!({"image": registry.name("team/app:1")})).await;
+    assert_eq!(told["error"]["code"], "capacity_reached", "{told}");
+    assert!(told["error"]["hint"].as_str().unwrap().contains("torpor image prune"), "{told}");
+    assert_eq!(std::fs::read_dir(world.data().join("layers")).unwrap().count(), 0);
+}

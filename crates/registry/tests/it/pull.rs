@@ -302,3 +302,48 @@ async fn what_is_not_there_or_not_for_us_is_said() {
     let nobody: Reference = "127.0.0.1:1/a".parse().unwrap();
     assert!(matches!(client.resolve(&nobody).await.unwrap_err(), Error::Unreachable { .. }));
 }
+
+#[tokio::test]
+async fn what_somebody_else_falsified_is_not_held_against_an_honest_registry() {
+    let sample = Sample::new(90_000);
+    let told = sample.clone();
+    let registry = Fake::start(move |asked| told.answer(asked)).await;
+    let told = sample.clone();
+    // It lies, and breaks off each time.
+    let mirror = Fake::start(move |asked| {
+        let mut reply = told.answer(asked);
+        if told.is_layer(asked) {
+            reply.body[0] ^= 1;
+            reply.cut = Some(if asked.from() == 0 { 1000 } else { 0 });
+        }
+        reply
+    })
+    .await;
+    let mirrors = vec![format!("http://{}", mirror.host)];
+    let about = RegistrySettings { mirrors, ..RegistrySettings::default() };
+    let (client, dir) = (client_with(&registry.host, about), dir());
+    let found = pull(&client, &registry.reference("a/b"), &dir).await.unwrap();
+    assert_eq!(found, sample.layer);
+    let asked = registry.asked.lock().clone();
+    let from: Vec<_> = asked.iter().filter(|a| sample.is_layer(a)).map(Asked::from).collect();
+    assert_eq!(from, [1000, 0], "what was there was wrong, so all of it was asked for");
+
+    // A whole file of an earlier daemon, and one that is wrong again.
+    std::fs::write(dir.path().join("part"), vec![0; 90_000]).unwrap();
+    let found = pull(&client, &registry.reference("a/b"), &dir).await.unwrap();
+    assert_eq!(found, sample.layer);
+}
+
+#[tokio::test]
+async fn a_token_server_without_a_token_is_not_believed() {
+    for body in ["{}", r#"{"token":""}"#, r#"{"token":" "}"#, r#"{"access_token":""}"#] {
+        let fake = Fake::start(move |asked| match asked.path.starts_with("/token") {
+            true => Reply::ok(body),
+            false => challenge(asked),
+        })
+        .await;
+        let error = client(Known::default()).resolve(&fake.reference("a/b")).await.unwrap_err();
+        assert!(error.to_string().contains("gives no token"), "{body}: {error}");
+        assert_eq!(fake.count("/v2/"), 1, "{body}: nothing is sent for it");
+    }
+}

@@ -114,8 +114,11 @@ impl Context {
                         Node::File { meta, at: at - size, size }
                     }
                 };
-                let below = String::from_utf8_lossy(&below);
-                let parts = [path.as_str(), &below];
+                let Ok(below) = std::str::from_utf8(&below) else {
+                    let shown = format!("/{path}/{}", String::from_utf8_lossy(&below));
+                    return Err(TreeError::BadPath { path: shown, why: "it is not UTF-8" });
+                };
+                let parts = [path.as_str(), below];
                 let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
                 nodes.insert(parts.join("/"), node);
                 Ok(())

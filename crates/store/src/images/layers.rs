@@ -17,7 +17,7 @@ use super::layered::blob_name;
 use super::{Images, blocking};
 use crate::files;
 
-/// What nobody refers to waits so long for another attempt, then goes at a start of the daemon.
+/// What nobody refers to waits so long for another attempt, then goes.
 const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Ends the name of what is not whole.
 const PART: &str = "part";
@@ -60,6 +60,21 @@ impl Layers {
             Arc::clone(&pinned.turn)
         };
         Ok(PinnedLayer { layers: self.clone(), hex, turn })
+    }
+
+    /// How many bytes of these layers (with their sizes) are not here yet, and how many the disk has left.
+    pub fn lacking(&self, layers: &[(&str, u64)]) -> Result<(u64, u64), StoreError> {
+        let distinct: HashMap<_, _> = layers.iter().copied().collect();
+        let mut lacking = 0u64;
+        for (digest, bytes) in distinct {
+            let pin = self.pin(digest)?;
+            let length = |path| std::fs::metadata(path).map_or(0, |about| about.len());
+            let here = length(pin.path()).max(length(pin.part()));
+            lacking = lacking.saturating_add(bytes.saturating_sub(here));
+        }
+        let space = rustix::fs::statvfs(&self.dir).map_err(std::io::Error::from);
+        let space = space.map_err(files::failed("look how much space is left"))?;
+        Ok((lacking, space.f_bavail.saturating_mul(space.f_frsize)))
     }
 
     fn place(&self, hex: &str) -> PathBuf {

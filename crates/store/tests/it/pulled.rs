@@ -226,3 +226,37 @@ async fn what_is_worked_with_is_not_pruned() {
     assert_eq!(world.images.prune(true, false).await.unwrap().layers, 2);
     assert!(matches!(world.images.hold(image).await, Err(StoreError::NoSuchImage(_))));
 }
+
+#[tokio::test]
+async fn what_is_not_here_of_an_image_is_known_before_it_is_fetched() {
+    let world = World::new().await;
+    let (here, begun, none) = (base().1, "1".repeat(64), "2".repeat(64));
+    pull(&world, "one", &[base()]).await.unwrap();
+    let (begun, none) = (format!("sha256:{begun}"), format!("sha256:{none}"));
+    let layers = world.images.layers();
+    std::fs::write(layers.pin(&begun).unwrap().part(), [0; 30]).unwrap();
+    let listed = [(&*sha256(&here), here.len() as u64), (&*begun, 100), (&*none, 7), (&*none, 7)];
+    let (lacking, free) = layers.lacking(&listed).unwrap();
+    assert_eq!(lacking, 70 + 7);
+    assert!(free > 0);
+}
+
+#[tokio::test]
+async fn what_failed_pulls_left_goes_after_a_while_also_while_the_daemon_runs() {
+    let world = World::new().await;
+    let image = pull(&world, "one", &[base()]).await.unwrap();
+    let [old, young] = ["1", "2"].map(|digit| {
+        let pin = world.images.layers().pin(&format!("sha256:{}", digit.repeat(64))).unwrap();
+        std::fs::write(pin.part(), b"part").unwrap();
+        pin.part()
+    });
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(8 * 24 * 3600);
+    let set = |path: &std::path::Path| {
+        std::fs::File::options().write(true).open(path).unwrap().set_modified(long_ago).unwrap();
+    };
+    set(&old);
+    let kept = world.images.origin(&image).await.unwrap().unwrap().0.layers[0].path.clone();
+    set(&kept);
+    world.images.sweep_layers().await.unwrap();
+    assert_eq!((old.exists(), young.exists(), kept.exists()), (false, true, true));
+}
