@@ -1,6 +1,7 @@
 //! A build, step by step, on standard error: on a terminal one line a step with the last words of the one
 //! that runs; elsewhere everything that is said, under the number of its step.
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use torpor_protocol::api::{Image, ImageEvent};
 use crate::error::Result;
 use crate::output::{note, plain, plain_lines};
 use crate::progress::Progress;
+use crate::units;
 
 /// Last lines of a step that are shown if it fails, where its output was not.
 const TAIL_LINES: usize = 40;
@@ -43,9 +45,7 @@ pub(super) async fn follow(mut events: Lines<ImageEvent>, style: Style) -> Resul
             ImageEvent::Output { text } => shown.output(&plain_lines(&text)),
             ImageEvent::Progress { percent, text } => shown.progress(percent, &plain(&text)),
             ImageEvent::Layer { digest, bytes, total_bytes } => {
-                let percent = bytes.saturating_mul(100) / total_bytes.max(1);
-                let percent = u8::try_from(percent).unwrap_or(100);
-                shown.progress(percent, &format!("pulling {}", plain(&digest)));
+                shown.layer(digest, bytes, total_bytes);
             }
             // No build pushes.
             ImageEvent::Pushed { .. } => {}
@@ -84,6 +84,8 @@ struct Step {
     tail: Vec<String>,
     /// The beginning of a line.
     begun_line: String,
+    /// Bytes that are here, and bytes in all, of the layers that it pulls.
+    layers: BTreeMap<String, (u64, u64)>,
 }
 
 impl Shown {
@@ -112,7 +114,8 @@ impl Shown {
         }
         let bar = Progress::waiting(format!("=> {title}"));
         let (begun, tail) = (Instant::now(), Vec::new());
-        self.step = Some(Step { title, begun, bar, tail, begun_line: String::new() });
+        let (begun_line, layers) = (String::new(), BTreeMap::new());
+        self.step = Some(Step { title, begun, bar, tail, begun_line, layers });
     }
 
     /// The step that ran is done.
@@ -166,6 +169,14 @@ impl Shown {
         }
     }
 
+    /// How far the layers of an image are, all together.
+    fn layer(&mut self, digest: String, bytes: u64, total_bytes: u64) {
+        let Some(step) = &mut self.step else { return };
+        step.layers.insert(digest, (bytes, total_bytes));
+        let (percent, text) = pulling(&step.layers);
+        self.progress(percent, &text);
+    }
+
     /// What was said before the step that ran failed.
     fn failed(&mut self) {
         let Some(step) = self.step.take() else { return };
@@ -189,6 +200,30 @@ impl Shown {
     }
 }
 
+fn pulling(layers: &BTreeMap<String, (u64, u64)>) -> (u8, String) {
+    let sum = |pick: fn(&(u64, u64)) -> u64| layers.values().map(pick).fold(0, u64::saturating_add);
+    let (bytes, total) = (sum(|layer| layer.0), sum(|layer| layer.1));
+    let percent = u128::from(bytes) * 100 / u128::from(total.max(1));
+    let text = format!("pulling {} of {}", units::show_bytes(bytes), units::show_bytes(total));
+    (u8::try_from(percent.min(100)).unwrap_or(100), text)
+}
+
 fn seconds(took: Duration) -> String {
     format!("{:.1}s", took.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_shown_together() {
+        let mut layers = BTreeMap::from([("a".to_owned(), (512, 1024))]);
+        assert_eq!(pulling(&layers).0, 50);
+        layers.insert("b".to_owned(), (0, 1024));
+        let (percent, text) = pulling(&layers);
+        assert_eq!((percent, text.starts_with("pulling 512 B of 2")), (25, true), "{text}");
+        layers.insert("c".to_owned(), (u64::MAX, u64::MAX));
+        assert_eq!(pulling(&layers).0, 100);
+    }
 }
