@@ -20,6 +20,8 @@ mod digest;
 mod docker_config;
 mod endpoint;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod manifest;
 mod push;
 mod reference;
