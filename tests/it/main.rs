@@ -25,6 +25,7 @@ mod network;
 mod outside;
 mod previews;
 mod private;
+mod pulls;
 mod registry;
 mod restart;
 mod run;

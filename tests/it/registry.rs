@@ -10,13 +10,13 @@ use torpor_e2e::registry::{PASSWORD, Registry};
 use torpor_e2e::{World, wait_for};
 
 /// A path with its content; a target makes a hard link, neither a device.
-type Entry<'a> = (&'a str, Option<&'a [u8]>, Option<&'a str>);
+pub(crate) type Entry<'a> = (&'a str, Option<&'a [u8]>, Option<&'a str>);
 
-fn tar(entries: &[Entry<'_>]) -> Vec<u8> {
+pub(crate) fn tar(entries: &[Entry<'_>]) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
     for (path, content, target) in entries {
         let mut header = tar::Header::new_gnu();
-        header.set_mode(0o644);
+        header.set_mode(0o755);
         header.set_uid(0);
         header.set_gid(0);
         header.set_mtime(1_000_000_000);
@@ -36,7 +36,7 @@ fn tar(entries: &[Entry<'_>]) -> Vec<u8> {
     tar.into_inner().unwrap()
 }
 
-fn below() -> Vec<u8> {
+pub(crate) fn below() -> Vec<u8> {
     tar(&[
         ("etc/keep", Some(b"kept\n"), None),
         ("etc/gone", Some(b"gone\n"), None),
@@ -46,10 +46,14 @@ fn below() -> Vec<u8> {
 }
 
 fn above(text: &[u8]) -> Vec<u8> {
-    tar(&[("etc/.wh.gone", Some(b""), None), ("etc/new", Some(text), None), ("dev/x", None, None)])
+    tar(&[
+        ("etc/.wh.gone", Some(b""), None),
+        ("etc/new", Some(text), None),
+        ("etc/dev", None, None),
+    ])
 }
 
-fn json_of(text: &str) -> Value {
+pub(crate) fn json_of(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
@@ -145,6 +149,29 @@ fn the_files_of_a_sandbox_are_pushed_with_the_same_digest_each_time() {
     world.create_with("back", &["--image", first.trim()]);
     assert_eq!(world.torpor(&["cat", "back:/data/made"]).ok(), "inside\n");
     assert_eq!(world.inspect("back")["image"], first.trim());
+}
+
+#[test]
+fn the_files_of_snapshots_of_both_kinds_are_pushed() {
+    let world = World::start();
+    let Some(registry) = Registry::plain(&world.path("registry")) else { return };
+    registry.publish("team/app", "1", &[below()]);
+    world.create_with("app", &["--image", &registry.name("team/app:1")]);
+    for kind in ["memory", "filesystem"] {
+        world.put("app", "/data/made", kind.as_bytes());
+        let take = ["snapshot", "app", &format!("--{kind}"), "--name", kind];
+        world.torpor(&take).ok();
+        world.put("app", "/data/made", b"later");
+        let to = registry.name(&format!("team/{kind}:1"));
+        let pushed = world.torpor(&["image", "push", "--from-snapshot", kind, &to]).ok();
+        assert!(pushed.contains(&format!("team/{kind}@sha256:")), "{pushed}");
+        world.torpor(&["image", "rm", &to]).ok();
+        world.create_with(&format!("back-{kind}"), &["--image", pushed.trim()]);
+        let made = world.torpor(&["cat", &format!("back-{kind}:/data/made")]).ok();
+        assert_eq!(made, kind);
+        let kept = world.torpor(&["cat", &format!("back-{kind}:/etc/keep")]).ok();
+        assert_eq!(kept, "kept\n");
+    }
 }
 
 #[test]

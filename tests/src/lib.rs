@@ -14,6 +14,7 @@ pub mod registry;
 mod small_disk;
 mod template;
 mod tidiness;
+mod toll;
 mod traces;
 mod world;
 
@@ -22,6 +23,7 @@ pub use daemon::{runsc, torpor_binary};
 pub use guest::{GUEST, TIERS};
 pub use http::{Answer, raw, request};
 pub use internet::{ECHO_PORT, Internet, TLS_PORT};
+pub use toll::Toll;
 pub use traces::{Machine, Traces};
 pub use world::{Outcome, World};
 

@@ -130,8 +130,32 @@ impl Registry {
             listed.push(json!({"mediaType": media_type, "digest": digest, "size": stored.len()}));
         }
         let diffs: Vec<_> = layers.iter().map(|tar| sha256(tar)).collect();
+        // The other machine comes first: whoever takes the first entry takes the wrong one.
+        let entries = ["s390x", architecture()].map(|machine| {
+            let (digest, size) = self.send_image(repository, machine, &listed, &diffs);
+            let platform = json!({"os": "linux", "architecture": machine});
+            let kind = "application/vnd.oci.image.manifest.v1+json";
+            json!({"mediaType": kind, "digest": digest, "size": size, "platform": platform})
+        });
+        let digest = entries[1]["digest"].as_str().unwrap_or_default().to_owned();
+        let index = json!({
+            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
+            "manifests": entries,
+        });
+        let of_index = self.send_manifest(repository, tag, "index", &index);
+        (digest, of_index)
+    }
+
+    /// The manifest of an image for this machine: its digest and size.
+    fn send_image(
+        &self,
+        repository: &str,
+        machine: &str,
+        layers: &[Value],
+        diffs: &[String],
+    ) -> (String, usize) {
         let config = json!({
-            "architecture": architecture(), "os": "linux",
+            "architecture": machine, "os": "linux",
             "config": {"Env": ["WHO=registry"], "WorkingDir": "/data", "Labels": {"made": "here"}},
             "rootfs": {"type": "layers", "diff_ids": diffs},
         });
@@ -141,23 +165,11 @@ impl Registry {
         let config = json!({"mediaType": media_type, "digest": digest, "size": config.len()});
         let kind = "application/vnd.oci.image.manifest.v1+json";
         let manifest =
-            json!({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": listed});
-        let size = manifest.to_string().len();
-        let digest = self.send_manifest(
-            repository,
-            &sha256(manifest.to_string().as_bytes()),
-            "manifest",
-            &manifest,
-        );
-        let platform = json!({"os": "linux", "architecture": architecture()});
-        let entry =
-            json!({"mediaType": kind, "digest": digest, "size": size, "platform": platform});
-        let index = json!({
-            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
-            "manifests": [entry],
-        });
-        let of_index = self.send_manifest(repository, tag, "index", &index);
-        (digest, of_index)
+            json!({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": layers});
+        let text = manifest.to_string();
+        let digest =
+            self.send_manifest(repository, &sha256(text.as_bytes()), "manifest", &manifest);
+        (digest, text.len())
     }
 }
 
