@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -92,7 +92,9 @@ pub(crate) fn bytes_of(mib: u64) -> io::Result<u64> {
 /// mkfs reaches the file by the name of our descriptor.
 pub(crate) fn make_filesystem(file: &File, options: &[&str]) -> io::Result<()> {
     let file = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-    program::run(Command::new("mkfs.ext4").args(options).arg(file), FORMAT_DEADLINE, &[0])
+    let make = &mut Command::new("mkfs.ext4");
+    let make = make.args(options).arg(file).stdin(Stdio::null());
+    program::run(make, Some(FORMAT_DEADLINE), &[0])
 }
 
 fn extents_of(file: &File, bytes: u64) -> io::Result<Vec<(u64, Vec<u8>)>> {

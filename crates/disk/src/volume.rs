@@ -5,8 +5,9 @@
 //! ```
 //!
 //! Invariants: an image never has two loop devices, so the kernel knows its filesystem once, however often it is
-//! mounted; what was synced inside is on the disk; nothing here shrinks; a frozen filesystem thaws, also if its copy
-//! fails or hangs. All functions block.
+//! mounted; it has a loop device or a program that works on it, never both, also if the program outlives the process that
+//! started it: whoever has it locks the file; what was synced inside is on the disk; nothing here shrinks; a frozen
+//! filesystem thaws, also if its copy fails or hangs. All functions block.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -14,25 +15,31 @@ use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use rustix::fs::{SeekFrom, seek};
+use rustix::fs::{FlockOperation, SeekFrom, flock, seek};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tokio::time::Instant;
 
+use crate::loop_device::{self, LoopDevice};
 use crate::scratch::device_at;
-use crate::{loop_device, program, template};
+use crate::{program, template};
 
 /// With a journal, without a reserve for root. The file is sparse, so what is not written reads as zeros.
 const FORMAT: [&str; 7] =
     ["-q", "-F", "-m", "0", "-b4096", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"];
 /// Freed blocks go back to the host; a broken filesystem is not written to.
 const OPTIONS: &str = "discard,noinit_itable,errors=remount-ro";
-/// A check or growth of some hundred gigabytes; small ones take milliseconds.
-const REPAIR_DEADLINE: Duration = Duration::from_secs(600);
+/// A check of some hundred gigabytes; small ones take milliseconds. What it has not mended then it mends next time.
+const CHECK_DEADLINE: Duration = Duration::from_secs(600);
+/// For a program that an earlier daemon left at work.
+const LOCK_DEADLINE: Duration = Duration::from_secs(60);
+/// The end of the name of a file beside the image, which is there while it is grown unmounted: if it still is
+/// when it is mounted, that was not finished.
+const GROWING: &str = "growing";
 /// Somebody who looks into the directory is gone again within this time.
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(2);
@@ -89,10 +96,7 @@ impl VolumeImage {
         }
         let device = match loop_device::of(&self.file)? {
             Some(device) => device,
-            None => {
-                let file = OpenOptions::new().read(true).write(true).open(&self.file)?;
-                loop_device::attach(&file)?
-            }
+            None => self.attach()?,
         };
         let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME;
         let options = CString::new(OPTIONS).expect("no zero byte");
@@ -101,6 +105,20 @@ impl VolumeImage {
         // Programs that want an empty directory find one; it stays if something is in it.
         let _ = fs::remove_dir(self.mountpoint.join("lost+found"));
         Ok(())
+    }
+
+    /// Gives it a device, which keeps its lock.
+    fn attach(&self) -> io::Result<LoopDevice> {
+        let file = self.lock()?;
+        if let Some(device) = loop_device::of(&self.file)? {
+            return Ok(device);
+        }
+        if self.growing().exists() {
+            tracing::warn!(image = %self.file.display(), "its growth was interrupted: it is checked");
+            self.check_locked(&file)?;
+            fs::remove_file(self.growing())?;
+        }
+        loop_device::attach(&file)
     }
 
     /// Whether this image is mounted at its place.
@@ -185,7 +203,7 @@ impl VolumeImage {
             let used_bytes = of(fs.f_blocks.saturating_sub(fs.f_bfree));
             return Ok(Usage { bytes: of(fs.f_blocks), used_bytes });
         }
-        superblock(&File::open(&self.file)?)
+        Ok(superblock(&File::open(&self.file)?)?.usage)
     }
 
     /// A copy of this moment, in a new file, durably. The filesystem must be mounted; who writes to it waits meanwhile,
@@ -199,39 +217,83 @@ impl VolumeImage {
         to.sync_all()
     }
 
-    /// Gives the mounted filesystem more room. An error: the kernel does not do this while it is mounted.
-    pub fn grow_mounted(&self, size_mib: u64) -> io::Result<()> {
-        let bytes = self.lengthen(size_mib)?;
-        let device = loop_device::of(&self.file)?.ok_or(ErrorKind::NotFound)?;
-        loop_device::grow(&device)?;
-        let blocks = bytes / BLOCK;
-        control(&File::open(&self.mountpoint)?, EXT4_IOC_RESIZE_FS, (&raw const blocks).cast())
-    }
-
-    /// Gives the filesystem more room. It must be mounted nowhere.
-    pub fn grow_unmounted(&self, size_mib: u64) -> io::Result<()> {
-        self.lengthen(size_mib)?;
-        self.check()?;
-        let grow = &mut Command::new("resize2fs");
-        program::run(grow.arg(&self.file), REPAIR_DEADLINE, &[0])?;
-        File::open(&self.file)?.sync_all()
-    }
-
-    /// Checks it, and mends what can be mended without loss. It must be mounted nowhere.
-    pub fn check(&self) -> io::Result<()> {
-        // 1: errors were found and corrected.
-        let check = &mut Command::new("e2fsck");
-        program::run(check.args(["-f", "-p"]).arg(&self.file), REPAIR_DEADLINE, &[0, 1])
-    }
-
-    fn lengthen(&self, size_mib: u64) -> io::Result<u64> {
+    /// Gives the file more room; the filesystem does not know yet.
+    pub fn lengthen(&self, size_mib: u64) -> io::Result<()> {
         let (bytes, file) =
             (template::bytes_of(size_mib)?, OpenOptions::new().write(true).open(&self.file)?);
         if bytes > file.metadata()?.len() {
             file.set_len(bytes)?;
             file.sync_all()?;
         }
-        Ok(bytes)
+        Ok(())
+    }
+
+    /// The same for the device of a mounted one.
+    pub fn grow_device(&self) -> io::Result<()> {
+        let device = loop_device::of(&self.file)?.ok_or(ErrorKind::NotFound)?;
+        loop_device::grow(&device)
+    }
+
+    /// Has the mounted filesystem take this much of its device. An error: the kernel does not do this while it is
+    /// mounted, or it has more.
+    pub fn grow_mounted(&self, size_mib: u64) -> io::Result<()> {
+        let blocks = template::bytes_of(size_mib)? / BLOCK;
+        control(&File::open(&self.mountpoint)?, EXT4_IOC_RESIZE_FS, (&raw const blocks).cast())
+    }
+
+    /// Gives the filesystem more room; what it has then, which is more if an earlier growth was not recorded. It must be
+    /// mounted nowhere.
+    pub fn grow_unmounted(&self, size_mib: u64) -> io::Result<u64> {
+        let lock = self.lock()?;
+        self.check_locked(&lock)?;
+        let has_mib = superblock(&lock)?.whole_bytes >> 20;
+        if has_mib >= size_mib {
+            return Ok(has_mib);
+        }
+        self.lengthen(size_mib)?;
+        File::create(self.growing())?.sync_all()?;
+        sync_parent(&self.file)?;
+        // By its size: the file may be longer, if a growth was given up. It has no deadline: half of it is none.
+        let grow = &mut Command::new("resize2fs");
+        let grow = grow.arg(&self.file).arg(format!("{size_mib}M")).stdin(inherited(&lock)?);
+        program::run(grow, None, &[0])?;
+        lock.sync_all()?;
+        fs::remove_file(self.growing())?;
+        Ok(size_mib)
+    }
+
+    /// Checks it, and mends what can be mended without loss. It must be mounted nowhere.
+    pub fn check(&self) -> io::Result<()> {
+        self.check_locked(&self.lock()?)
+    }
+
+    fn check_locked(&self, lock: &File) -> io::Result<()> {
+        // 1: errors were found and corrected.
+        let check = &mut Command::new("e2fsck");
+        let check = check.args(["-f", "-p"]).arg(&self.file).stdin(inherited(lock)?);
+        program::run(check, Some(CHECK_DEADLINE), &[0, 1])
+    }
+
+    fn growing(&self) -> PathBuf {
+        self.file.with_extension(GROWING)
+    }
+
+    /// The image, open, for who alone may have it. A loop device and a program keep the lock when this process ends.
+    fn lock(&self) -> io::Result<File> {
+        let file = OpenOptions::new().read(true).write(true).open(&self.file)?;
+        let deadline = Instant::now() + LOCK_DEADLINE;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(file),
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(PAUSE),
+                Err(Errno::WOULDBLOCK) => {
+                    let words =
+                        "a check or growth of it that was begun earlier has not ended: ask again";
+                    return Err(io::Error::new(ErrorKind::ResourceBusy, words));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 }
 
@@ -244,6 +306,15 @@ pub fn images_in_use(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 // === Steps ===
+
+/// For a program that is to hold the lock as long as it works. It reads nothing.
+fn inherited(lock: &File) -> io::Result<Stdio> {
+    Ok(Stdio::from(lock.try_clone()?))
+}
+
+fn sync_parent(file: &Path) -> io::Result<()> {
+    file.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+}
 
 fn new_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
@@ -349,7 +420,13 @@ fn copy_range(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
 }
 
 /// What the filesystem's own description says.
-fn superblock(image: &File) -> io::Result<Usage> {
+struct Superblock {
+    usage: Usage,
+    /// With what it needs for itself.
+    whole_bytes: u64,
+}
+
+fn superblock(image: &File) -> io::Result<Superblock> {
     const AT: u64 = 1024;
     const MAGIC: u16 = 0xEF53;
     let mut block = [0; 1024];
@@ -359,8 +436,9 @@ fn superblock(image: &File) -> io::Result<Usage> {
     if u16::from_le_bytes([block[0x38], block[0x39]]) != MAGIC {
         return Err(io::Error::new(ErrorKind::InvalidData, "the image has no filesystem"));
     }
-    let (blocks, free) = (whole(0x4, 0x150), whole(0xC, 0x158));
-    let blocks = blocks.saturating_sub(half(0x248));
+    let (all, free) = (whole(0x4, 0x150), whole(0xC, 0x158));
+    let blocks = all.saturating_sub(half(0x248));
     let of = |blocks: u64| blocks.saturating_mul(1024 << half(0x18).min(6));
-    Ok(Usage { bytes: of(blocks), used_bytes: of(blocks.saturating_sub(free)) })
+    let usage = Usage { bytes: of(blocks), used_bytes: of(blocks.saturating_sub(free)) };
+    Ok(Superblock { usage, whole_bytes: of(all) })
 }

@@ -65,6 +65,9 @@ pub const VOLUME_POINTS: &[&str] = &[
     "volume.frozen",
     "volume.copied",
     "volume.lengthened",
+    "volume.device_grown",
+    "volume.unmounted",
+    "volume.filesystem_grown",
     "volume.grown",
     "volume.erased",
 ];

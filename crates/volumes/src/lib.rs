@@ -56,6 +56,15 @@ pub struct Dirs {
     pub mounts: PathBuf,
 }
 
+impl Dirs {
+    /// As the kernel names them, which follows links.
+    fn made(self) -> io::Result<Self> {
+        directory::private(&self.images)?;
+        directory::private(&self.mounts)?;
+        Ok(Self { images: self.images.canonicalize()?, mounts: self.mounts.canonicalize()? })
+    }
+}
+
 /// All volumes and drives of an installation. Cloning gives another handle.
 #[derive(Clone)]
 pub struct VolumeStore {
@@ -82,6 +91,7 @@ impl VolumeStore {
     /// Takes over what an earlier daemon left, and sweeps away what no row names. Nothing that a machine uses is
     /// touched: it has mounts of its own.
     pub async fn open(dirs: Dirs, ledger: Arc<dyn FleetLedger>) -> Result<Self, StoreError> {
+        let dirs = blocking("make the directories of volumes", move || dirs.made()).await?;
         let store = Self {
             inner: Arc::new(Inner {
                 dirs,
@@ -107,6 +117,10 @@ impl VolumeStore {
     /// Whether a copy was made for a sandbox that is not there, and is gone now.
     async fn forgotten(&self, copy: &VolumeRecord) -> Result<bool, StoreError> {
         let ledger = &self.inner.ledger;
+        if copy.elsewhere.is_some() {
+            // Its node knows.
+            return Ok(false);
+        }
         if let Some(sandbox) = &copy.made_for
             && ledger.find_sandbox(sandbox).await?.is_some()
         {
@@ -121,8 +135,6 @@ impl VolumeStore {
 
     fn sweep(&self, known: &[VolumeRecord]) -> io::Result<()> {
         let Dirs { images, mounts } = &self.inner.dirs;
-        directory::private(images)?;
-        directory::private(mounts)?;
         // Also what is still known: it is mounted again, and thawed, when somebody asks for it.
         for mount in torpor_disk::mountinfo::read()?.into_iter().rev() {
             let Ok(name) = mount.point.strip_prefix(mounts) else { continue };
@@ -186,14 +198,15 @@ impl VolumeStore {
 
     /// What can be said before any work.
     async fn check_new(&self, record: &VolumeRecord) -> Result<(), StoreError> {
-        self.check_size(record.size_mib)?;
+        self.check_size(record.size_mib, 0)?;
         match self.inner.ledger.find_volume(&VolumeRef::Name(record.name.clone())).await? {
             Some(_) => Err(StoreError::NameTaken(record.name.clone())),
             None => Ok(()),
         }
     }
 
-    fn check_size(&self, size_mib: u64) -> Result<(), StoreError> {
+    /// Of one that has so much already.
+    fn check_size(&self, size_mib: u64, has_mib: u64) -> Result<(), StoreError> {
         if !(VOLUME_MIN_MIB..=VOLUME_MAX_MIB).contains(&size_mib) {
             return Err(StoreError::Invalid(format!(
                 "a volume has from {VOLUME_MIN_MIB} to {VOLUME_MAX_MIB} MiB, not {size_mib}"
@@ -203,11 +216,7 @@ impl VolumeStore {
         let host = rustix::fs::statvfs(&self.inner.dirs.images);
         let host = host.map_err(failed("look at the host's disk"))?;
         let free_mib = host.f_bavail.saturating_mul(host.f_frsize) >> 20;
-        if size_mib > free_mib {
-            let words = format!("a volume of {size_mib} MiB does not fit: {free_mib} MiB are free");
-            return Err(StoreError::DiskFull(words));
-        }
-        Ok(())
+        check_room(more_mib(size_mib, has_mib), free_mib)
     }
 
     /// What was made becomes a volume.
@@ -327,6 +336,19 @@ impl Volumes for VolumeStore {
     }
 }
 
+/// What a volume of one size needs to have another.
+fn more_mib(size_mib: u64, has_mib: u64) -> u64 {
+    size_mib.saturating_sub(has_mib)
+}
+
+fn check_room(more_mib: u64, free_mib: u64) -> Result<(), StoreError> {
+    if more_mib > free_mib {
+        let words = format!("{more_mib} MiB for a volume are too many: {free_mib} MiB are free");
+        return Err(StoreError::DiskFull(words));
+    }
+    Ok(())
+}
+
 /// Makes an empty file or directory where there is none; its path then.
 fn placeholder(
     files: &Arc<torpor_files::Volume>,
@@ -362,8 +384,10 @@ pub async fn unmount_all(dirs: Dirs) -> Result<(), StoreError> {
 
 /// The same of what is mounted below a directory, for who is ending. Blocks.
 pub fn unmount_now(mounts: &Path) {
+    // The kernel knows no links; what is not there has no mounts.
+    let Ok(mounts) = mounts.canonicalize() else { return };
     for mount in torpor_disk::mountinfo::read().into_iter().flatten().rev() {
-        if mount.point.starts_with(mounts) {
+        if mount.point.starts_with(&mounts) {
             let image = VolumeImage::at(&mount.source, &mount.point);
             if let Err(error) = image.unmount_lazily() {
                 tracing::warn!(path = %mount.point.display(), %error, "a volume stays mounted");
@@ -388,5 +412,18 @@ fn failed<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> StoreEr
             return StoreError::DiskFull(format!("could not {action}"));
         }
         StoreError::failed(action)(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_volume_grows_by_has_to_fit() {
+        assert!(check_room(100, 100).is_ok());
+        assert!(matches!(check_room(101, 100), Err(StoreError::DiskFull(_))));
+        assert_eq!(more_mib(100, 1000), 0);
+        assert_eq!(more_mib(1100, 1000), 100);
     }
 }

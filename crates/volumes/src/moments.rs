@@ -6,6 +6,7 @@ use torpor_disk::VolumeImage;
 use torpor_lifecycle::fault;
 use torpor_lifecycle::store::{StoreError, VolumeRecord};
 use torpor_protocol::id::NAME_MAX;
+use torpor_protocol::volume::UpdateVolume;
 use torpor_protocol::{Name, SandboxId, VolumeId, VolumeRef};
 
 use crate::serve;
@@ -44,12 +45,12 @@ impl VolumeStore {
         drop(turn);
         fault::point("volume.copied");
         let (copy, wanted) = (VolumeImage::at(&staged, stage.path()), record.size_mib);
-        blocking("check the copy of a volume", move || match wanted > size_mib {
+        let size_mib = blocking("check the copy of a volume", move || match wanted > size_mib {
             true => copy.grow_unmounted(wanted),
-            false => copy.check(),
+            false => copy.check().map(|()| wanted),
         })
         .await?;
-        self.place(stage, record).await
+        self.place(stage, &VolumeRecord { size_mib, ..record.clone() }).await
     }
 
     /// Gives a volume more room: while it is used if the kernel does that, else when nobody uses it.
@@ -63,21 +64,29 @@ impl VolumeStore {
                 record.name, record.size_mib
             )));
         }
-        self.check_size(size_mib)?;
+        self.check_size(size_mib, record.size_mib)?;
         let was_held = used.is_held();
         let held = self.mount(id, &used).await?;
         let image = self.image(id);
-        let grown = blocking("grow a volume", move || image.grow_mounted(size_mib)).await;
+        let grown = blocking("grow a volume", move || {
+            image.lengthen(size_mib)?;
+            fault::point("volume.lengthened");
+            image.grow_device()?;
+            fault::point("volume.device_grown");
+            image.grow_mounted(size_mib)
+        });
+        let grown = grown.await;
         drop(held);
-        fault::point("volume.lengthened");
-        if let Err(why) = grown {
-            tracing::debug!(volume = %id, %why, "it does not grow while it is mounted");
-            self.grow_unused(&record, was_held, size_mib).await?;
-        }
+        let size_mib = match grown {
+            Ok(()) => size_mib,
+            Err(why) => {
+                tracing::debug!(volume = %id, %why, "it does not grow while it is mounted");
+                self.grow_unused(&record, was_held, size_mib).await?
+            }
+        };
         fault::point("volume.grown");
-        let record = VolumeRecord { size_mib, ..record };
-        self.inner.ledger.update_volume(&record).await?;
-        Ok(record)
+        let grown = UpdateVolume { size_mib: Some(size_mib), ..UpdateVolume::default() };
+        self.inner.ledger.update_volume(id, &grown).await
     }
 
     async fn grow_unused(
@@ -85,7 +94,7 @@ impl VolumeStore {
         record: &VolumeRecord,
         held: bool,
         size_mib: u64,
-    ) -> Result<(), StoreError> {
+    ) -> Result<u64, StoreError> {
         let image = self.image(&record.id);
         let free = !held
             && blocking("unmount a volume", move || {
@@ -109,8 +118,11 @@ impl VolumeStore {
             };
             return Err(StoreError::InUse { what, by });
         }
+        fault::point("volume.unmounted");
         let image = self.image(&record.id);
-        blocking("grow a volume", move || image.grow_unmounted(size_mib)).await
+        let size_mib = blocking("grow a volume", move || image.grow_unmounted(size_mib)).await?;
+        fault::point("volume.filesystem_grown");
+        Ok(size_mib)
     }
 }
 

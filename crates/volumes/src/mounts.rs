@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use torpor_lifecycle::store::{OpenVolume, StoreError, VolumeHold};
 use torpor_protocol::{VolumeId, VolumeRef};
 
@@ -13,6 +14,9 @@ use crate::{VolumeStore, blocking};
 /// A volume that nobody holds stays mounted for so long: sandboxes that fall asleep wake, and whoever reads one file
 /// reads another.
 const GRACE: Duration = Duration::from_secs(5);
+/// Of a volume that is unmounted, until the kernel has let go of it.
+const RELEASE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// One volume since somebody asked for it first.
 #[derive(Debug, Default)]
@@ -56,7 +60,17 @@ impl VolumeStore {
     ) -> Result<Arc<OpenVolume>, StoreError> {
         let image = self.image(id);
         let dir = image.mountpoint().to_owned();
-        blocking("mount a volume", move || image.mount()).await?;
+        let unattached = !used.is_held() && self.attachments(id).await?.is_empty();
+        blocking("mount a volume", move || {
+            let fresh = !image.mounted()?;
+            image.mount()?;
+            if fresh && unattached {
+                // Whoever had a removed file open, or uploaded one, is gone.
+                torpor_files::Volume::open(image.mountpoint())?.empty_removed()?;
+            }
+            Ok(())
+        })
+        .await?;
         used.holds.fetch_add(1, Ordering::AcqRel);
         used.taken.fetch_add(1, Ordering::AcqRel);
         let (store, used, of) = (self.clone(), Arc::clone(used), id.clone());
@@ -68,8 +82,11 @@ impl VolumeStore {
                 runtime.spawn(async move {
                     tokio::time::sleep(GRACE).await;
                     let unwanted = used.taken.load(Ordering::Acquire) == taken;
-                    if unwanted && !store.inner.closed.load(Ordering::Acquire) {
-                        store.unmount(&of, &used).await;
+                    if unwanted
+                        && !store.inner.closed.load(Ordering::Acquire)
+                        && store.unmount(&of, &used).await
+                    {
+                        store.expect_released(&of, &used).await;
                     }
                 });
             }
@@ -77,15 +94,34 @@ impl VolumeStore {
         Ok(Arc::new(OpenVolume { id: id.clone(), dir, hold }))
     }
 
-    /// Unmounts it, unless somebody holds it.
-    async fn unmount(&self, id: &VolumeId, used: &Use) {
+    /// Unmounts it, unless somebody holds it. Whether it is so.
+    async fn unmount(&self, id: &VolumeId, used: &Use) -> bool {
         let _turn = used.turn.lock().await;
         if used.is_held() {
-            return;
+            return false;
         }
         let image = self.image(id);
-        if let Err(error) = blocking("unmount a volume", move || image.unmount()).await {
+        let unmounted = blocking("unmount a volume", move || image.unmount()).await;
+        if let Err(error) = &unmounted {
             tracing::warn!(volume = %id, %error, "a volume that nobody uses stays mounted");
+        }
+        unmounted.is_ok()
+    }
+
+    /// Says so if the kernel keeps it although nobody holds it: somebody still writes to files that are out of
+    /// sight.
+    async fn expect_released(&self, id: &VolumeId, used: &Use) {
+        let deadline = Instant::now() + RELEASE;
+        while !used.is_held() {
+            let image = self.image(id);
+            match blocking("look at a volume", move || image.in_use()).await {
+                Ok(true) if Instant::now() < deadline => tokio::time::sleep(PAUSE).await,
+                Ok(true) => {
+                    tracing::warn!(volume = %id, "a volume that nobody has is still open");
+                    return;
+                }
+                Ok(false) | Err(_) => return,
+            }
         }
     }
 

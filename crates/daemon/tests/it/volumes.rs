@@ -250,3 +250,32 @@ async fn a_volume_is_made_once_under_a_key() {
     };
     assert_eq!(send().await["id"], send().await["id"]);
 }
+
+#[tokio::test]
+async fn a_volume_whose_files_can_t_be_had_is_listed_with_what_is_known() {
+    let Some(mut world) = world().await else { return };
+    let made = world.volume("data").await;
+    let image = format!("volumes/{}/image.ext4", made["id"].as_str().unwrap());
+    let image = world.data().join(image);
+    let away = image.with_extension("away");
+    std::fs::rename(&image, &away).unwrap();
+    let listed = world.get("/v1/volumes").await.expect(200);
+    assert_eq!(
+        (&listed["volumes"][0]["name"], listed["volumes"].as_array().unwrap().len()),
+        (&json!("data"), 1)
+    );
+    assert_eq!(listed["volumes"][0]["used_bytes"], json!(null));
+    std::fs::rename(away, image).unwrap();
+
+    // The node is another one now.
+    let node = torpor_protocol::NodeId::random();
+    std::fs::write(world.data().join("node"), format!("{node}\n")).unwrap();
+    world.restart(ShutdownMode::Running).await;
+    let listed = world.get("/v1/volumes").await.expect(200);
+    assert_eq!(listed["volumes"][0]["id"], made["id"]);
+    let seen = world.get("/v1/volumes/data").await.expect(200);
+    assert_eq!((&seen["size_mib"], &seen["used_bytes"]), (&json!(16), &json!(null)));
+    let files = world.get("/v1/volumes/data/files/list?path=/").await;
+    assert_eq!(files.status, 501, "{files:?}");
+    world.stop(ShutdownMode::Running).await.unwrap();
+}

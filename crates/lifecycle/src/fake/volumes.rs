@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use torpor_protocol::guest::HeldPath;
-use torpor_protocol::volume::{Attachment, Mount};
+use torpor_protocol::volume::{Attachment, Mount, UpdateVolume};
 use torpor_protocol::{GuestPath, SandboxId, VolumeId, VolumeKind, VolumeRef};
 
 use super::FakeStore;
@@ -62,14 +62,19 @@ impl VolumeLedger for FakeStore {
         })?
     }
 
-    async fn update_volume(&self, record: &VolumeRecord) -> Result<(), StoreError> {
+    async fn update_volume(
+        &self,
+        id: &VolumeId,
+        changes: &UpdateVolume,
+    ) -> Result<VolumeRecord, StoreError> {
+        let UpdateVolume { size_mib, labels, permissions } = changes.clone();
         self.write(|state| {
-            let known = state.volumes.iter_mut().find(|known| known.id == record.id);
-            let known = known.ok_or_else(|| StoreError::NoSuchVolume(record.id.to_string()))?;
-            known.size_mib = record.size_mib;
-            known.labels = record.labels.clone();
-            known.permissions = record.permissions.clone();
-            Ok(())
+            let known = state.volumes.iter_mut().find(|known| known.id == *id);
+            let known = known.ok_or_else(|| StoreError::NoSuchVolume(id.to_string()))?;
+            known.size_mib = size_mib.unwrap_or(known.size_mib);
+            known.labels = labels.unwrap_or_else(|| known.labels.clone());
+            known.permissions = permissions.unwrap_or_else(|| known.permissions.clone());
+            Ok(known.clone())
         })?
     }
 

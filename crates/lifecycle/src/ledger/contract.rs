@@ -6,6 +6,7 @@
 
 use async_trait::async_trait;
 use serde_json::json;
+use torpor_protocol::volume::UpdateVolume;
 use torpor_protocol::{
     ImageId, Mount, SandboxId, SaveId, Snapshot, SnapshotId, SnapshotRef, VolumeId, VolumeKind,
     VolumeRef,
@@ -364,8 +365,17 @@ pub async fn a_volume_is_found_changed_listed_by_kind_and_erased(subject: &impl 
     data.size_mib = 128;
     data.labels.insert("team".to_owned(), "a".to_owned());
     data.permissions = serde_json::from_value(json!([{ "access": "ro" }])).unwrap();
-    ledger.update_volume(&data).await.unwrap();
-    let unknown = ledger.update_volume(&volume("other", VolumeKind::Volume, 9)).await;
+    // One after the other, by who knows of no other: none undoes another.
+    for change in [
+        UpdateVolume { size_mib: Some(128), ..UpdateVolume::default() },
+        UpdateVolume { labels: Some(data.labels.clone()), ..UpdateVolume::default() },
+        UpdateVolume { permissions: Some(data.permissions.clone()), ..UpdateVolume::default() },
+    ] {
+        ledger.update_volume(&data.id, &change).await.unwrap();
+    }
+    let nothing = UpdateVolume::default();
+    assert_eq!(ledger.update_volume(&data.id, &nothing).await.unwrap(), data);
+    let unknown = ledger.update_volume(&VolumeId::random(), &nothing).await;
     assert!(matches!(unknown, Err(StoreError::NoSuchVolume(_))), "{unknown:?}");
 
     for reference in [VolumeRef::Id(data.id.clone()), VolumeRef::Name(data.name.clone())] {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use async_trait::async_trait;
 use torpor_protocol::api::ArchivedSandbox;
-use torpor_protocol::volume::Attachment;
+use torpor_protocol::volume::{Attachment, UpdateVolume};
 use torpor_protocol::{Name, SandboxId, SnapshotId, SnapshotRef, VolumeId, VolumeKind, VolumeRef};
 
 use super::{Changes, Owner, Place};
@@ -120,8 +120,13 @@ pub trait PoolLedger: Send + Sync + 'static {
 pub trait VolumeLedger: Send + Sync + 'static {
     /// [`StoreError::NameTaken`] if there is one of that name.
     async fn create_volume(&self, record: &VolumeRecord) -> Result<(), StoreError>;
-    /// Replaces its size, labels and permissions. [`StoreError::NoSuchVolume`] if it is gone.
-    async fn update_volume(&self, record: &VolumeRecord) -> Result<(), StoreError>;
+    /// Replaces what is given, and leaves the rest as others wrote it; what it is then. [`StoreError::NoSuchVolume`] if it
+    /// is gone.
+    async fn update_volume(
+        &self,
+        id: &VolumeId,
+        changes: &UpdateVolume,
+    ) -> Result<VolumeRecord, StoreError>;
     /// Whether there was one. [`StoreError::InUse`] while a sandbox has it.
     async fn erase_volume(&self, id: &VolumeId) -> Result<bool, StoreError>;
     async fn find_volume(&self, of: &VolumeRef) -> Result<Option<VolumeRecord>, StoreError>;

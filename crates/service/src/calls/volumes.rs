@@ -1,5 +1,6 @@
 //! Volumes and drives: made, listed, changed, copied, removed. Who asks says which of both it means.
 
+use torpor_lifecycle::chain;
 use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::{StoreError, VolumeRecord};
 use torpor_protocol::id::NAME_MAX;
@@ -18,9 +19,12 @@ const DEFAULT_MIB: u64 = 1024;
 /// Rules of one drive: more is a mistake.
 const PERMISSIONS_MAX: usize = 64;
 
-/// A volume or drive by name or id; one of the other kind is none.
+/// A volume or drive by name or id whose files are here; one of the other kind is none.
 pub async fn find(app: &Service, kind: VolumeKind, of: &VolumeRef) -> Result<VolumeRecord> {
-    let found = app.volumes.find(of).await?;
+    of_kind(app.volumes.find(of).await?, kind, of)
+}
+
+fn of_kind(found: VolumeRecord, kind: VolumeKind, of: &VolumeRef) -> Result<VolumeRecord> {
     if found.kind == kind {
         return Ok(found);
     }
@@ -29,8 +33,11 @@ pub async fn find(app: &Service, kind: VolumeKind, of: &VolumeRef) -> Result<Vol
     Err(Error::with_hint(torpor_protocol::ErrorCode::VolumeNotFound, message, &hint))
 }
 
+/// Also of another node: what is known of it.
 pub async fn get(app: &Service, kind: VolumeKind, of: &VolumeRef) -> Result<Volume> {
-    describe(&app.volumes, find(app, kind, of).await?).await
+    let found = app.ledger.find_volume(of).await?;
+    let found = found.ok_or_else(|| StoreError::NoSuchVolume(of.to_string()))?;
+    describe(&app.volumes, of_kind(found, kind, of)?).await
 }
 
 /// Oldest first.
@@ -42,25 +49,31 @@ pub async fn list(
 ) -> Result<Vec<Volume>> {
     let mut volumes = Vec::new();
     for record in app.ledger.volumes(Some(kind), after, limit).await? {
-        match describe(&app.volumes, record).await {
-            Ok(volume) => volumes.push(volume),
-            // Removed since the list was read.
-            Err(error) => tracing::debug!(%error, "a volume is not listed"),
-        }
+        volumes.push(describe(&app.volumes, record).await?);
     }
     Ok(volumes)
 }
 
+/// What is not to be had of its files is left out: those of another node, or of an image that can't be read.
 async fn describe(store: &VolumeStore, record: VolumeRecord) -> Result<Volume> {
-    let sizes = store.sizes(&record.id).await?;
+    let sizes = match record.elsewhere {
+        Some(_) => None,
+        None => {
+            let sizes = store.sizes(&record.id).await;
+            let complain = |error: &StoreError| {
+                tracing::warn!(volume = %record.name, error = chain(error), "its size is not known");
+            };
+            sizes.inspect_err(complain).ok()
+        }
+    };
     let attachments = store.attachments(&record.id).await?;
     Ok(Volume {
         id: record.id,
         name: record.name,
         kind: record.kind,
         size_mib: record.size_mib,
-        used_bytes: sizes.used_bytes,
-        stored_bytes: sizes.stored_bytes,
+        used_bytes: sizes.and_then(|sizes| sizes.used_bytes),
+        stored_bytes: sizes.map_or(0, |sizes| sizes.stored_bytes),
         labels: record.labels,
         permissions: record.permissions,
         copy_of: record.copy_of,
@@ -136,18 +149,15 @@ pub async fn update(
     let UpdateVolume { size_mib, labels, permissions } = update;
     let mut record = find(app, kind, of).await?;
     labels.as_ref().map_or(Ok(()), admission::check_labels)?;
+    permissions.as_ref().map_or(Ok(()), |permissions| check_permissions(kind, permissions))?;
     if let Some(size_mib) = size_mib.filter(|wanted| *wanted != record.size_mib) {
         let (store, id) = (app.volumes.clone(), record.id.clone());
         let grown = tokio::spawn(async move { store.grow(&id, size_mib).await });
         record = grown.await.map_err(StoreError::failed("grow a volume"))??;
     }
     if labels.is_some() || permissions.is_some() {
-        record.labels = labels.unwrap_or(record.labels);
-        if let Some(permissions) = permissions {
-            check_permissions(kind, &permissions)?;
-            record.permissions = permissions;
-        }
-        app.ledger.update_volume(&record).await?;
+        let changes = UpdateVolume { size_mib: None, labels, permissions };
+        record = app.ledger.update_volume(&record.id, &changes).await?;
     }
     describe(&app.volumes, record).await
 }

@@ -3,9 +3,11 @@
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use torpor_disk::mountinfo;
 use torpor_lifecycle::store::{StoreError, Volumes as _};
+use torpor_protocol::volume::UpdateVolume;
 use torpor_protocol::{NodeId, SandboxId, VolumeId};
 
 use crate::world::{Place, record};
@@ -143,6 +145,117 @@ async fn a_volume_grows_and_never_shrinks() {
     assert_eq!(world.find("data").await.unwrap().size_mib, 64);
     world.close().await;
     place.expect_no_traces().await;
+}
+
+/// What df says of a mounted volume.
+fn room_mib(dir: &Path) -> u64 {
+    let fs = rustix::fs::statvfs(dir).unwrap();
+    (fs.f_blocks * fs.f_frsize) >> 20
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_grows_to_what_is_asked_also_after_a_growth_that_was_given_up() {
+    let Some(place) = Place::new() else { return };
+    let world = place.open().await;
+    let data = world.create("data", 16).await;
+    // So far it comes before the kernel says no, or the daemon dies.
+    let image = place.path().join("data/volumes").join(data.id.as_str()).join("image.ext4");
+    fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(512 << 20).unwrap();
+    assert_eq!(world.volumes.grow(&data.id, 64).await.unwrap().size_mib, 64);
+    let open = world.volumes.open(&data.id).await.unwrap();
+    let room = room_mib(&open.dir);
+    assert!((32..=64).contains(&room), "{room}");
+    drop(open);
+    world.close().await;
+    place.expect_no_traces().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_growth_that_was_not_recorded_is_found_and_never_undone() {
+    let Some(place) = Place::new() else { return };
+    let world = place.open().await;
+    let data = world.create("data", 16).await;
+    world.volumes.grow(&data.id, 64).await.unwrap();
+    let lost = UpdateVolume { size_mib: Some(16), ..UpdateVolume::default() };
+    world.ledger.update_volume(&data.id, &lost).await.unwrap();
+    assert_eq!(world.volumes.grow(&data.id, 32).await.unwrap().size_mib, 64);
+    assert_eq!(world.find("data").await.unwrap().size_mib, 64);
+    let open = world.volumes.open(&data.id).await.unwrap();
+    fs::write(open.dir.join("large"), vec![1; 40 << 20]).unwrap();
+    drop(open);
+    world.close().await;
+    place.expect_no_traces().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn growing_leaves_labels_that_were_changed_meanwhile() {
+    let Some(place) = Place::new() else { return };
+    let world = place.open().await;
+    let data = world.create("data", 16).await;
+    let labels = Some([("team".to_owned(), "a".to_owned())].into());
+    let changes = UpdateVolume { labels: labels.clone(), ..UpdateVolume::default() };
+    let (grown, labelled) = tokio::join!(
+        world.volumes.grow(&data.id, 32),
+        world.ledger.update_volume(&data.id, &changes)
+    );
+    grown.unwrap();
+    labelled.unwrap();
+    let now = world.find("data").await.unwrap();
+    assert_eq!((now.size_mib, Some(now.labels)), (32, labels));
+    world.close().await;
+    place.expect_no_traces().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn removed_files_that_nobody_has_open_any_more_take_no_room() {
+    let Some(place) = Place::new() else { return };
+    let world = place.open().await;
+    let data = world.create("data", 32).await;
+    let open = world.volumes.open(&data.id).await.unwrap();
+    // As a microVM leaves it that died with an open file which it had removed.
+    let hidden = open.dir.join(".torpor-removed");
+    fs::create_dir(&hidden).unwrap();
+    fs::write(hidden.join("left"), vec![1; 20 << 20]).unwrap();
+    let again = world.volumes.open(&data.id).await.unwrap();
+    assert!(hidden.join("left").exists(), "somebody has it");
+    drop((open, again));
+    world.close().await;
+    place.expect_no_traces().await;
+    let world = place.open().await;
+    let open = world.volumes.open(&data.id).await.unwrap();
+    fs::write(open.dir.join("new"), vec![1; 20 << 20]).unwrap();
+    drop(open);
+    world.close().await;
+    place.expect_no_traces().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_in_the_path_of_the_mounts_is_followed() {
+    let Some(place) = Place::new() else { return };
+    fs::create_dir(place.path().join("really")).unwrap();
+    std::os::unix::fs::symlink("really", place.path().join("run")).unwrap();
+    let world = place.open().await;
+    let data = world.create("data", 16).await;
+    let held = [world.volumes.open(&data.id).await, world.volumes.open(&data.id).await];
+    let held = held.map(|open| open.unwrap());
+    assert_eq!(place.traces().len(), 2, "one mount, one device: {:?}", place.traces());
+    drop(held);
+    world.close().await;
+    place.expect_no_traces().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_for_a_sandbox_of_another_node_is_that_node_s() {
+    let Some(place) = Place::new() else { return };
+    let world = place.open().await;
+    let data = world.create("data", 16).await;
+    let copy = world.volumes.copy_for(&data.id, &SandboxId::random()).await.unwrap();
+    world.close().await;
+    fs::write(place.path().join("data/node"), format!("{}\n", NodeId::random())).unwrap();
+    let world = place.open().await;
+    assert!(world.find(copy.name.as_str()).await.is_some(), "its sandbox is not known here");
+    world.close().await;
+    assert_eq!(place.entries().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

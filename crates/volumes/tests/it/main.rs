@@ -5,4 +5,5 @@
 mod kills;
 mod life;
 mod week;
+mod worker;
 mod world;

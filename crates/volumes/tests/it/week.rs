@@ -1,28 +1,36 @@
-//! A week of life in a minute: volumes are attached, written, grown, copied, forked and let go at random, daemons
-//! end in between, and all of it is compared with a model.
+//! A week of life in a minute: volumes and drives are attached, written, grown, copied, forked, removed and let go at
+//! random, daemons end or are killed in between, and all of it is compared with a model.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, FakeMemory, FakeStore, Inside};
-use torpor_lifecycle::ledger::VolumeLedger as _;
-use torpor_lifecycle::store::{StoreError, Volumes as _};
+use torpor_lifecycle::ledger::{FleetLedger, VolumeLedger as _};
+use torpor_lifecycle::store::{StoreError, VolumeRecord, Volumes as _};
 use torpor_lifecycle::{
-    Engines, Error, Fleet, GuestDefaults, Parts, Plan, Policy, Sandbox, ShutdownMode, wake_deadline,
+    Engines, Error, Fleet, GuestDefaults, Parts, Plan, Policy, Refusal, Sandbox, ShutdownMode,
+    wake_deadline,
 };
-use torpor_protocol::volume::ForkVolumes;
-use torpor_protocol::{Mount, SandboxSpec, VolumeId};
+use torpor_protocol::volume::{ForkVolumes, UpdateVolume};
+use torpor_protocol::{Mount, SandboxSpec, VolumeId, VolumeKind};
 use torpor_volumes::{Dirs, VolumeStore};
 
-use crate::world::{Place, record};
+use crate::worker::{Work, work_and_be_killed};
+use crate::world::{Place, World, record};
 
-/// Set for a longer life.
+/// Set for a longer life, and for the same again.
 const STEPS: &str = "TORPOR_TEST_STEPS";
-const STEPS_USUAL: usize = 400;
+const SEED: &str = "TORPOR_TEST_SEED";
+const STEPS_USUAL: usize = 2_000;
+/// The first half of them are drives.
 const VOLUMES: usize = 4;
+const DRIVES: usize = 2;
 const SANDBOXES: usize = 3;
-const SIZE_MAX_MIB: u64 = 48;
+const SIZE_MIB: u64 = 16;
+pub(crate) const SIZE_MAX_MIB: u64 = 48;
+/// In each volume.
+const FOLDER: &str = "folder";
 
 /// What a volume must be.
 #[derive(Debug, Default, Clone)]
@@ -30,7 +38,20 @@ struct Expected {
     id: Option<VolumeId>,
     size_mib: u64,
     files: BTreeMap<String, String>,
-    writer: Option<usize>,
+    /// By who has it: whether only to read, and whether the folder only.
+    had: BTreeMap<usize, (bool, bool)>,
+}
+
+/// Numbers that are the same again for the same seed.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn draw(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % below as u64).unwrap()
+    }
 }
 
 struct Life {
@@ -40,7 +61,7 @@ struct Life {
     volumes: VolumeStore,
     fleet: Fleet,
     model: Vec<Expected>,
-    random: u64,
+    random: Random,
     step: usize,
 }
 
@@ -58,7 +79,7 @@ async fn daemon(
     host: &Arc<FakeHost>,
     store: &Arc<FakeStore>,
 ) -> (VolumeStore, Fleet) {
-    let (images, mounts) = (place.path().join("volumes"), place.path().join("run"));
+    let (images, mounts) = (place.path().join("data/volumes"), place.path().join("run"));
     let volumes = VolumeStore::open(Dirs { images, mounts }, store.clone()).await.unwrap();
     let fleet = Fleet::recover(Parts {
         engines: Engines::new(Arc::new(FakeEngine::new(Arc::clone(host))), []),
@@ -77,17 +98,33 @@ async fn daemon(
     (volumes, fleet.await.unwrap())
 }
 
+/// Makes the volumes that one ledger knows those of the other.
+async fn carry(from: &dyn FleetLedger, to: &dyn FleetLedger) {
+    let from = from.volumes(None, None, 100).await.unwrap();
+    for gone in to.volumes(None, None, 100).await.unwrap() {
+        if !from.iter().any(|record| record.id == gone.id) {
+            to.erase_volume(&gone.id).await.unwrap();
+        }
+    }
+    for record in from {
+        let size = UpdateVolume { size_mib: Some(record.size_mib), ..UpdateVolume::default() };
+        match to.update_volume(&record.id, &size).await {
+            Ok(_) => {}
+            Err(StoreError::NoSuchVolume(_)) => to.create_volume(&record).await.unwrap(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
 impl Life {
     async fn begin(place: Place, seed: u64) -> Self {
         let (host, store) = (FakeHost::new(Inside::Scripted), FakeStore::new());
+        place.ledger().await.1.close().await;
         let (volumes, fleet) = daemon(&place, &host, &store).await;
-        let mut life =
-            Self { place, host, store, volumes, fleet, model: Vec::new(), random: seed, step: 0 };
+        let (model, random) = (vec![Expected::default(); VOLUMES], Random(seed));
+        let mut life = Self { place, host, store, volumes, fleet, model, random, step: 0 };
         for n in 0..VOLUMES {
-            let record = record(&format!("data-{n}"), 16);
-            life.volumes.create(&record).await.unwrap();
-            let (id, size_mib) = (Some(record.id), record.size_mib);
-            life.model.push(Expected { id, size_mib, ..Expected::default() });
+            life.make(n).await;
         }
         for n in 0..SANDBOXES {
             life.fleet.create(spec(&format!("box-{n}"))).await.unwrap();
@@ -96,10 +133,21 @@ impl Life {
     }
 
     fn draw(&mut self, below: usize) -> usize {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        usize::try_from(self.random % below as u64).unwrap()
+        self.random.draw(below)
+    }
+
+    fn kind(volume: usize) -> VolumeKind {
+        if volume < DRIVES { VolumeKind::Drive } else { VolumeKind::Volume }
+    }
+
+    async fn make(&mut self, n: usize) {
+        let named = record(&format!("data-{n}"), SIZE_MIB);
+        let record = VolumeRecord { kind: Self::kind(n), ..named };
+        self.volumes.create(&record).await.unwrap();
+        let open = self.volumes.open(&record.id).await.unwrap();
+        fs::create_dir(open.dir.join(FOLDER)).unwrap();
+        let (id, size_mib) = (Some(record.id), record.size_mib);
+        self.model[n] = Expected { id, size_mib, ..Expected::default() };
     }
 
     fn sandbox(&self, n: usize) -> Sandbox {
@@ -110,25 +158,27 @@ impl Life {
         self.model[volume].id.clone().unwrap()
     }
 
-    fn mount(&self, volume: usize) -> Mount {
-        let of = record(&format!("data-{volume}"), 16);
-        let (subpath, path) = ("/".parse().unwrap(), format!("/data-{volume}").parse().unwrap());
-        let (volume, name, kind) = (self.id(volume), of.name, of.kind);
-        Mount { slot: 0, volume, name, kind, subpath, path, read_only: false }
+    fn mount(&self, n: usize, (read_only, folder): (bool, bool)) -> Mount {
+        let subpath = if folder { format!("/{FOLDER}") } else { "/".to_owned() };
+        let (subpath, path) = (subpath.parse().unwrap(), format!("/data-{n}").parse().unwrap());
+        let (volume, name) = (self.id(n), record(&format!("data-{n}"), SIZE_MIB).name);
+        Mount { slot: 0, volume, name, kind: Self::kind(n), subpath, path, read_only }
     }
 
     async fn live(&mut self) {
         let (volume, sandbox) = (self.draw(VOLUMES), self.draw(SANDBOXES));
-        match self.draw(100) {
-            0..30 => self.write(volume).await,
-            30..50 => self.attach(volume, sandbox).await,
-            50..68 => self.detach(volume, sandbox).await,
-            68..80 => self.sandbox(sandbox).sleep(true).await.unwrap(),
-            80..90 => self.check(volume).await,
-            90..93 => self.grow(volume).await,
-            93..95 => self.copy(volume).await,
-            95..97 => self.fork(sandbox).await,
-            _ => self.restart().await,
+        match self.draw(1000) {
+            0..300 => self.write(volume).await,
+            300..500 => self.attach(volume, sandbox).await,
+            500..680 => self.detach(volume, sandbox).await,
+            680..800 => self.sandbox(sandbox).sleep(true).await.unwrap(),
+            800..920 => self.check(volume).await,
+            920..940 => self.grow(volume).await,
+            940..955 => self.copy(volume).await,
+            955..970 => self.fork(sandbox).await,
+            970..980 => self.replace(volume).await,
+            980..995 => self.restart().await,
+            _ => self.kill().await,
         }
     }
 
@@ -140,17 +190,26 @@ impl Life {
         self.model[volume].files.insert(name, text);
     }
 
+    /// Read only every third time, and the folder only as often.
     async fn attach(&mut self, volume: usize, n: usize) {
+        let how = (self.draw(3) == 0, self.draw(3) == 0);
         let sandbox = self.sandbox(n);
         let awake = self.fleet.awake(&sandbox, wake_deadline()).await.unwrap();
-        let attached = sandbox.mount(&awake, self.mount(volume)).await;
-        match self.model[volume].writer {
-            Some(other) if other != n => {
+        let attached = sandbox.mount(&awake, self.mount(volume, how)).await;
+        let had = &mut self.model[volume].had;
+        let another_writes = had.iter().any(|(other, (read_only, _))| *other != n && !read_only);
+        match had.get(&n) {
+            Some(now) if *now == how => attached.unwrap(),
+            Some(_) => assert!(
+                matches!(attached, Err(Error::Refused(Refusal::PathTaken(_)))),
+                "{attached:?}"
+            ),
+            None if !how.0 && another_writes && Self::kind(volume) == VolumeKind::Volume => {
                 assert!(matches!(attached, Err(Error::Store(StoreError::InUse { .. }))));
             }
-            Some(_) | None => {
+            None => {
                 attached.unwrap();
-                self.model[volume].writer = Some(n);
+                had.insert(n, how);
             }
         }
     }
@@ -158,11 +217,8 @@ impl Life {
     async fn detach(&mut self, volume: usize, n: usize) {
         let sandbox = self.sandbox(n);
         let awake = self.fleet.awake(&sandbox, wake_deadline()).await.unwrap();
-        let gone = sandbox.unmount(&awake, self.mount(volume).path).await;
-        assert_eq!(gone.is_ok(), self.model[volume].writer == Some(n));
-        if gone.is_ok() {
-            self.model[volume].writer = None;
-        }
+        let gone = sandbox.unmount(&awake, self.mount(volume, (false, false)).path).await;
+        assert_eq!(gone.is_ok(), self.model[volume].had.remove(&n).is_some());
     }
 
     async fn grow(&mut self, volume: usize) {
@@ -170,7 +226,7 @@ impl Life {
         match self.volumes.grow(&self.id(volume), size_mib).await {
             Ok(_) => self.model[volume].size_mib = size_mib,
             Err(StoreError::InUse { .. }) => {
-                assert!(self.model[volume].writer.is_some(), "nobody uses it");
+                assert!(!self.model[volume].had.is_empty(), "nobody uses it");
             }
             Err(error) => panic!("{error}"),
         }
@@ -184,7 +240,18 @@ impl Life {
         self.volumes.remove(&copy.id).await.unwrap();
     }
 
-    /// A fork has copies, which are its own and go with it.
+    /// Removed, unless somebody has it, and made anew.
+    async fn replace(&mut self, volume: usize) {
+        let removed = self.volumes.remove(&self.id(volume)).await;
+        if !self.model[volume].had.is_empty() {
+            assert!(matches!(removed, Err(StoreError::InUse { .. })), "{removed:?}");
+            return;
+        }
+        removed.unwrap();
+        self.make(volume).await;
+    }
+
+    /// A fork has copies of what its origin writes to, which are its own and go with it. Drives it shares.
     async fn fork(&mut self, n: usize) {
         let of = format!("box-{n}").parse().unwrap();
         let volumes = ForkVolumes::Copy;
@@ -193,12 +260,21 @@ impl Life {
         let fork = self.fleet.create_from(spec("fork"), Some(&point), plan).await.unwrap();
         self.fleet.let_go(point).await;
         drop(self.fleet.awake(&fork, wake_deadline()).await.unwrap());
-        for mount in fork.status().spec.mounts() {
+        let status = fork.status();
+        let has = self.model.iter().filter(|volume| volume.had.contains_key(&n)).count();
+        assert_eq!(status.spec.mounts().len(), has);
+        for mount in status.spec.mounts() {
             let volume = mount.path.as_str().trim_start_matches("/data-").parse().unwrap();
-            assert_ne!(mount.volume, self.id(volume));
             self.same_files(&mount.volume, volume).await;
-            let open = self.volumes.open(&mount.volume).await.unwrap();
-            fs::write(open.dir.join("of the fork"), "").unwrap();
+            let own = mount.volume != self.id(volume);
+            match mount.kind {
+                VolumeKind::Drive => assert!(!own),
+                VolumeKind::Volume => assert!(own || mount.read_only),
+            }
+            if own {
+                let open = self.volumes.open(&mount.volume).await.unwrap();
+                fs::write(open.dir.join("of the fork"), "").unwrap();
+            }
         }
         fork.delete().await;
     }
@@ -209,33 +285,122 @@ impl Life {
         (self.volumes, self.fleet) = daemon(&self.place, &self.host, &self.store).await;
     }
 
+    /// Another daemon works for a while, and is killed.
+    async fn kill(&mut self) {
+        self.fleet.shutdown(ShutdownMode::Running).await;
+        self.volumes.close().await;
+        let (layout, ledger) = self.place.ledger().await;
+        carry(&*self.store, &*ledger.fleet()).await;
+        ledger.close().await;
+        drop(layout);
+        let (seed, lines) = (self.random.0, 1 + self.draw(20));
+        let (done, begun) = work_and_be_killed(&self.place, seed, lines).await;
+        for work in done {
+            self.was_done(work);
+        }
+        let world = self.place.open().await;
+        if let Some(work) = begun {
+            self.may_be_done(&world, work).await;
+        }
+        carry(&*world.ledger.fleet(), &*self.store).await;
+        world.close().await;
+        (self.volumes, self.fleet) = daemon(&self.place, &self.host, &self.store).await;
+        for volume in 0..VOLUMES {
+            self.check(volume).await;
+        }
+    }
+
+    fn known(&mut self, id: &VolumeId) -> &mut Expected {
+        self.model.iter_mut().find(|volume| volume.id.as_ref() == Some(id)).unwrap()
+    }
+
+    fn was_done(&mut self, work: Work) {
+        match work {
+            Work::Write { volume, file, text } => {
+                self.known(&volume).files.insert(file, text);
+            }
+            Work::Grow { volume, size_mib } => self.known(&volume).size_mib = size_mib,
+            Work::Copy { .. } => {}
+        }
+    }
+
+    /// It was begun: then all of it is there, or nothing.
+    async fn may_be_done(&mut self, world: &World, work: Work) {
+        match &work {
+            Work::Write { volume, file, text } => {
+                let open = world.volumes.open(volume).await.unwrap();
+                if fs::read_to_string(open.dir.join(file)).is_ok_and(|found| found == *text) {
+                    self.was_done(work);
+                }
+            }
+            Work::Grow { volume, .. } => {
+                let records = world.ledger.volumes(None, None, 100).await.unwrap();
+                let size_mib = records.iter().find(|it| it.id == *volume).unwrap().size_mib;
+                let known = self.known(volume);
+                assert!(size_mib == known.size_mib || size_mib == SIZE_MAX_MIB, "{size_mib}");
+                known.size_mib = size_mib;
+            }
+            Work::Copy { volume } => {
+                let Some(copy) = world.find("copy").await else { return };
+                let open = world.volumes.open(&copy.id).await.unwrap();
+                let expected = self.known(volume).files.clone();
+                assert_eq!(files_in(&open.dir), expected, "a copy is whole");
+                drop(open);
+                world.volumes.remove(&copy.id).await.unwrap();
+            }
+        }
+    }
+
     async fn check(&mut self, volume: usize) {
         self.same_files(&self.id(volume), volume).await;
-        let sandboxes = self.store.attachments(&self.id(volume)).await.unwrap();
-        let has: Vec<_> = sandboxes.into_iter().filter_map(|it| it.sandbox_name).collect();
-        let expected = self.model[volume].writer.map(|n| format!("box-{n}").parse().unwrap());
-        assert_eq!(has, Vec::from_iter(expected));
+        let found = self.store.attachments(&self.id(volume)).await.unwrap();
+        let found: BTreeMap<_, _> = found
+            .into_iter()
+            .map(|it| (it.sandbox_name.unwrap().to_string(), (it.read_only, it.subpath)))
+            .collect();
+        let expected = &self.model[volume].had;
+        let expected: BTreeMap<_, _> = expected
+            .iter()
+            .map(|(n, how)| (format!("box-{n}"), (how.0, self.mount(volume, *how).subpath)))
+            .collect();
+        assert_eq!(found, expected, "step {}", self.step);
+        let rows = self.store.volumes(None, None, 100).await.unwrap();
+        let row = rows.iter().find(|row| row.id == self.id(volume)).unwrap();
+        assert_eq!(row.size_mib, self.model[volume].size_mib, "step {}", self.step);
     }
 
     async fn same_files(&self, id: &VolumeId, volume: usize) {
         let open = self.volumes.open(id).await.unwrap();
-        let mut found = BTreeMap::new();
-        for entry in fs::read_dir(&open.dir).unwrap().flatten() {
-            if entry.file_type().unwrap().is_file() {
-                let text = fs::read_to_string(entry.path()).unwrap();
-                found.insert(entry.file_name().into_string().unwrap(), text);
-            }
-        }
-        assert_eq!(found, self.model[volume].files, "step {}", self.step);
+        assert_eq!(files_in(&open.dir), self.model[volume].files, "step {}", self.step);
     }
+}
+
+/// But those that are not whole yet.
+fn files_in(dir: &std::path::Path) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        if entry.file_type().unwrap().is_file() && !name.ends_with(".tmp") {
+            found.insert(name, fs::read_to_string(entry.path()).unwrap());
+        }
+    }
+    found
+}
+
+/// The seed that is asked for, or one that a reader of a failure can ask for.
+#[expect(clippy::print_stdout, reason = "whoever sees it fail wants it to fail again")]
+fn seed() -> u64 {
+    let asked = std::env::var(SEED).ok().map(|seed| seed.parse().unwrap());
+    let seed = asked.unwrap_or_else(|| getrandom::u64().unwrap()) | 1;
+    println!("the same again: {SEED}={seed}");
+    seed
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_week_of_life_loses_nothing_and_leaves_nothing() {
     let Some(place) = Place::new() else { return };
     let steps = std::env::var(STEPS).ok().and_then(|steps| steps.parse().ok());
-    let seed = 0x5eed_1234_5678_9abc;
-    let mut life = Life::begin(place, seed).await;
+    let mut life = Life::begin(place, seed()).await;
     for step in 0..steps.unwrap_or(STEPS_USUAL) {
         life.step = step;
         life.live().await;

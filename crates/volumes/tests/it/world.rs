@@ -1,6 +1,6 @@
 //! A data directory with volumes; nothing of it is left on the host, however a test ends.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,6 +14,7 @@ use torpor_volumes::{Dirs, VolumeStore};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct World {
+    dir: PathBuf,
     pub(crate) volumes: VolumeStore,
     pub(crate) ledger: Ledger,
     _layout: Layout,
@@ -39,6 +40,13 @@ impl Place {
         World::open(self.path()).await
     }
 
+    /// What is known of it, without its volumes.
+    pub(crate) async fn ledger(&self) -> (Layout, Ledger) {
+        let layout = Layout::open(&self.path().join("data")).unwrap();
+        let ledger = Ledger::open(&layout).await.unwrap();
+        (layout, ledger)
+    }
+
     /// Mounts, loop devices and directories that no volume should have when nobody uses one.
     pub(crate) fn traces(&self) -> Vec<String> {
         let mut traces: Vec<_> = self.mounts().iter().map(|point| format!("{point:?}")).collect();
@@ -47,7 +55,7 @@ impl Place {
         traces
     }
 
-    fn mounts(&self) -> Vec<std::path::PathBuf> {
+    fn mounts(&self) -> Vec<PathBuf> {
         let mounts = mountinfo::read().unwrap().into_iter().map(|mount| mount.point);
         mounts.filter(|point| point.starts_with(self.path())).collect()
     }
@@ -90,7 +98,12 @@ impl World {
         let ledger = Ledger::open(&layout).await.unwrap();
         let dirs = Dirs { images: layout.volumes(), mounts: dir.join("run") };
         let volumes = VolumeStore::open(dirs, ledger.fleet()).await.unwrap();
-        Self { volumes, ledger, _layout: layout }
+        Self { dir: dir.to_owned(), volumes, ledger, _layout: layout }
+    }
+
+    pub(crate) fn image(&self, of: &VolumeRecord) -> VolumeImage {
+        let file = self.dir.join("data/volumes").join(of.id.as_str()).join("image.ext4");
+        VolumeImage::at(&file, &self.dir.join("run").join(of.id.as_str()))
     }
 
     pub(crate) async fn create(&self, name: &str, size_mib: u64) -> VolumeRecord {

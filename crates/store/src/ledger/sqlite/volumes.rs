@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use sqlx::sqlite::SqliteRow;
 use torpor_lifecycle::ledger::{Place, VolumeLedger};
 use torpor_lifecycle::store::{Record, StoreError, VolumeRecord};
-use torpor_protocol::volume::Attachment;
+use torpor_protocol::volume::{Attachment, UpdateVolume};
 use torpor_protocol::{SandboxId, VolumeId, VolumeKind, VolumeRef};
 
 use super::{FIRST, SqliteLedger, column, json, limit_of, optional, parsed, time, to_column};
@@ -37,19 +37,29 @@ impl VolumeLedger for SqliteLedger {
         }
     }
 
-    async fn update_volume(&self, record: &VolumeRecord) -> Result<(), StoreError> {
+    async fn update_volume(
+        &self,
+        id: &VolumeId,
+        changes: &UpdateVolume,
+    ) -> Result<VolumeRecord, StoreError> {
         let action = "change a volume in the ledger";
+        let UpdateVolume { size_mib, labels, permissions } = changes;
+        let labels = labels.as_ref().map(serde_json::to_string).transpose();
+        let permissions = permissions.as_ref().map(serde_json::to_string).transpose();
         let query = sqlx::query(
-            "UPDATE volumes SET size_mib = ?, labels = ?, permissions = ? WHERE id = ?",
+            "UPDATE volumes SET size_mib = ifnull(?2, size_mib), labels = ifnull(?3, labels),
+                 permissions = ifnull(?4, permissions)
+             WHERE id = ?1 RETURNING *, nullif(home, ?5) AS elsewhere",
         )
-        .bind(to_column(record.size_mib))
-        .bind(serde_json::to_string(&record.labels).map_err(StoreError::failed(action))?)
-        .bind(serde_json::to_string(&record.permissions).map_err(StoreError::failed(action))?)
-        .bind(record.id.as_str());
-        let done = query.execute(&self.writer).await.map_err(self.failed(action))?;
-        match done.rows_affected() {
-            0 => Err(StoreError::NoSuchVolume(record.id.to_string())),
-            _ => Ok(()),
+        .bind(id.as_str())
+        .bind(size_mib.map(to_column))
+        .bind(labels.map_err(StoreError::failed(action))?)
+        .bind(permissions.map_err(StoreError::failed(action))?)
+        .bind(self.node.as_str());
+        let changed = query.fetch_optional(&self.writer).await.map_err(self.failed(action))?;
+        match changed {
+            Some(row) => read_volume(&row),
+            None => Err(StoreError::NoSuchVolume(id.to_string())),
         }
     }
 
