@@ -169,3 +169,127 @@ async fn what_was_deleted_meanwhile_is_a_placeholder_away_from_reviving() {
     assert_eq!(say(&guest, "echo alive").await, "alive");
     machine.kill().await.unwrap();
 }
+
+/// Its open file was changed by others while it was saved: it is revived, and says something.
+async fn is_revived_after(change: impl Fn(&Path)) {
+    let Some(world) = world().await else { return };
+    let (volume, save) = (stage(), stage());
+    let (plan, _) = saved_with_open_files(&world, volume.path(), save.path()).await;
+    change(&volume.path().join("log"));
+    let (machine, guest) = revive(&world, &plan, save.path()).await;
+    assert_eq!(say(&guest, "echo alive").await, "alive");
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_file_may_have_grown_meanwhile() {
+    is_revived_after(|log| {
+        let mut file = fs::OpenOptions::new().append(true).open(log).unwrap();
+        std::io::Write::write_all(&mut file, &[b'x'; 1 << 20]).unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_file_may_be_another_one_of_the_same_name_meanwhile() {
+    is_revived_after(|log| {
+        let other = log.with_extension("other");
+        fs::write(&other, "another\n").unwrap();
+        fs::rename(other, log).unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_file_may_be_empty_meanwhile() {
+    is_revived_after(|log| fs::write(log, "").unwrap()).await;
+}
+
+/// Whoever maps it may die of that; the others go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mapped_file_may_be_empty_meanwhile() {
+    let Some(world) = world().await else { return };
+    let (volume, save) = (stage(), stage());
+    let plan = BootPlan { mounts: vec![mount(volume.path(), 0)], ..world.plan() };
+    let (mut machine, guest) = boot(&**world.engine(), plan.clone()).await;
+    bring(&guest, &[(0, "/data")]).await.unwrap();
+    let runs = "cat $(command -v sleep) > /data/program; chmod 755 /data/program
+        (exec /data/program 1000) > /dev/null 2>&1 &
+        for n in {1..100}; do
+            [[ $(readlink /proc/$!/exe) == /data/program ]] && break; sleep 0.05
+        done";
+    say(&guest, runs).await;
+    let held = held(&guest).await;
+    assert!(held.iter().any(|held| held.path == "program"), "{held:?}");
+    world.pause(&mut machine, &guest).await;
+    machine.save(save.path()).await.unwrap();
+    machine.kill().await.unwrap();
+    fs::write(volume.path().join("program"), "").unwrap();
+    let (machine, guest) = revive(&world, &plan, save.path()).await;
+    assert_eq!(say(&guest, "echo alive").await, "alive");
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_with_open_files_is_not_revived_without_its_volume() {
+    let Some(world) = world().await else { return };
+    let (volume, save) = (stage(), stage());
+    let (plan, _) = saved_with_open_files(&world, volume.path(), save.path()).await;
+    let without = BootPlan { mounts: Vec::new(), ..plan.clone() };
+    let Err(error) = world.revive(&without, save.path()).await else {
+        panic!("its open files are nowhere")
+    };
+    let words = torpor_lifecycle::chain(&error);
+    assert!(words.contains("no such file or directory"), "{words}");
+    // Nothing is lost by that.
+    let (machine, guest) = revive(&world, &plan, save.path()).await;
+    assert_eq!(say(&guest, "echo alive").await, "alive");
+    machine.kill().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_forks_of_one_save_go_on_each_with_its_copy_of_the_volume() {
+    let Some(world) = world().await else { return };
+    let (volume, save) = (stage(), stage());
+    let (plan, _) = saved_with_open_files(&world, volume.path(), save.path()).await;
+    let saved = fs::read_to_string(volume.path().join("log")).unwrap().lines().count();
+    let copies = [stage(), stage()];
+    let mut forks = Vec::new();
+    for copy in &copies {
+        fs::create_dir(copy.path().join("dir")).unwrap();
+        fs::copy(volume.path().join("log"), copy.path().join("log")).unwrap();
+        let id = torpor_protocol::SandboxId::random();
+        let fork = BootPlan { id, mounts: vec![mount(copy.path(), 0)], ..plan.clone() };
+        forks.push(revive(&world, &fork, save.path()).await);
+    }
+    for (copy, (_, guest)) in copies.iter().zip(&forks) {
+        let log = copy.path().join("log");
+        crate::world::eventually("it goes on writing", || {
+            fs::read_to_string(&log).unwrap().lines().count() > saved + 2
+        })
+        .await;
+        assert_eq!(say(guest, "echo alive").await, "alive");
+    }
+    let untouched = fs::read_to_string(volume.path().join("log")).unwrap().lines().count();
+    assert_eq!(untouched, saved);
+    for (machine, _) in forks {
+        machine.kill().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_holds_a_file_it_deleted_is_not_saved_and_lives_on() {
+    let Some(world) = world().await else { return };
+    let (volume, save) = (stage(), stage());
+    let plan = BootPlan { mounts: vec![mount(volume.path(), 0)], ..world.plan() };
+    let (mut machine, guest) = boot(&**world.engine(), plan).await;
+    bring(&guest, &[(0, "/data")]).await.unwrap();
+    say(&guest, "(exec 3> /data/open; rm /data/open; exec sleep 1000) > /dev/null 2>&1 &").await;
+    crate::world::eventually("it is deleted", || !volume.path().join("open").exists()).await;
+    world.pause(&mut machine, &guest).await;
+    let refused = machine.save(save.path()).await;
+    assert!(refused.is_err(), "{refused:?}");
+    world.resume(&mut machine, &guest).await;
+    assert_eq!(say(&guest, "echo alive").await, "alive");
+    machine.kill().await.unwrap();
+}
