@@ -27,7 +27,10 @@ use std::sync::atomic::AtomicBool;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use rustix::fs::FileType;
+use rustix::io::Errno;
 use torpor_disk::{VolumeImage, directory};
+use torpor_files::Volume as Files;
 use torpor_lifecycle::fault;
 use torpor_lifecycle::guest::FileServer;
 use torpor_lifecycle::ledger::{FleetLedger, everything};
@@ -239,8 +242,14 @@ impl VolumeStore {
     pub async fn remove(&self, id: &VolumeId) -> Result<(), StoreError> {
         let used = self.used(id);
         let _turn = used.turn.lock().await;
-        self.find(&VolumeRef::Id(id.clone())).await?;
-        if !self.inner.ledger.erase_volume(id).await? {
+        let VolumeRecord { kind, name, .. } = self.find(&VolumeRef::Id(id.clone())).await?;
+        let erased = match self.inner.ledger.erase_volume(id).await {
+            Err(StoreError::InUse { by, .. }) => {
+                return Err(StoreError::InUse { what: format!("{kind} {name}"), by });
+            }
+            erased => erased?,
+        };
+        if !erased {
             return Err(StoreError::NoSuchVolume(id.to_string()));
         }
         fault::point("volume.erased");
@@ -307,16 +316,23 @@ impl Volumes for VolumeStore {
         below: &GuestPath,
         held: Vec<HeldPath>,
     ) -> Result<Vec<String>, StoreError> {
-        let (dir, below) = (volume.dir.clone(), below.clone());
-        blocking("put back what a sandbox holds", move || {
-            let files = torpor_files::Volume::open(&dir)?;
+        let (id, dir, below) = (volume.id.clone(), volume.dir.clone(), below.clone());
+        let action = "put back what a sandbox holds";
+        let put = move || {
+            let files = Files::open(&dir).map_err(failed(action))?;
             let paths = held.into_iter().filter_map(|held| {
                 let path = Path::new(below.relative()).join(held.path.trim_start_matches('/'));
-                placeholder(&files, &path, held.directory).transpose()
+                let made = placeholder(&files, &path, held.directory);
+                let told = made.map_err(|error| match Errno::from_io_error(&error) {
+                    Some(Errno::LOOP | Errno::NOTDIR | Errno::EXIST) => in_the_way(&id, &path),
+                    None if error.kind() == io::ErrorKind::NotADirectory => in_the_way(&id, &path),
+                    Some(_) | None => failed(action)(error),
+                });
+                told.transpose()
             });
             paths.collect()
-        })
-        .await
+        };
+        tokio::task::spawn_blocking(put).await.map_err(StoreError::failed(action))?
     }
 
     async fn discard_copies(&self, sandbox: &SandboxId) {
@@ -350,18 +366,18 @@ fn check_room(more_mib: u64, free_mib: u64) -> Result<(), StoreError> {
 }
 
 /// Makes an empty file or directory where there is none; its path then.
-fn placeholder(
-    files: &Arc<torpor_files::Volume>,
-    path: &Path,
-    directory: bool,
-) -> io::Result<Option<String>> {
-    match files.stat(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Ok(_) => return Ok(None),
-        Err(error) => return Err(error),
-    }
+fn placeholder(files: &Arc<Files>, path: &Path, directory: bool) -> io::Result<Option<String>> {
     const DIRECTORY: u32 = 0o755;
     let root = Owner { user: 0, group: 0 };
+    match files.stat(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+        Ok(has) => {
+            let kind = FileType::from_raw_mode(has.mode);
+            let other = kind == FileType::Symlink || (kind == FileType::Directory) != directory;
+            return if other { Err(io::ErrorKind::NotADirectory.into()) } else { Ok(None) };
+        }
+    }
     if directory {
         files.make_dirs(path, DIRECTORY, root)?;
     } else {
@@ -371,6 +387,15 @@ fn placeholder(
         files.write(path, torpor_files::WriteOptions::default())?.finish()?;
     }
     Ok(Some(path.display().to_string()))
+}
+
+/// Others have put something else where a process has a file or directory open.
+fn in_the_way(volume: &VolumeId, path: &Path) -> StoreError {
+    StoreError::Invalid(format!(
+        "/{} of {volume} is in the way of what a process of the sandbox has open there: \
+         move it away from outside, then wake the sandbox again",
+        path.display()
+    ))
 }
 
 /// Unmounts the volumes of an installation without a daemon. Who is in one is left with what it has open.

@@ -32,9 +32,17 @@ struct ScriptState {
     lines: Vec<LogLine>,
     /// So many times it will not be who it is told to be.
     refused_identities: usize,
+    held: Vec<HeldPath>,
 }
 
 impl FakeHost {
+    /// A process of this machine holds a file of a volume. Scripted machines only.
+    pub fn hold(&self, id: &SandboxId, held: HeldPath) {
+        if let Some(script) = self.machine(id).and_then(|machine| machine.script.clone()) {
+            script.state.lock().held.push(held);
+        }
+    }
+
     /// The agent of this machine refuses the next `count` identities. Scripted machines only.
     pub fn refuse_identities(&self, id: &SandboxId, count: usize) {
         if let Some(script) = self.machine(id).and_then(|machine| machine.script.clone()) {
@@ -119,8 +127,7 @@ impl Script {
             }
         }
         if *request == Request::HeldPaths {
-            let path = "/open".to_owned();
-            return Reply::Held { paths: vec![HeldPath { slot: 0, path, directory: false }] };
+            return Reply::Held { paths: self.state.lock().held.clone() };
         }
         if *request != Request::Health {
             return Reply::Done;

@@ -4,6 +4,7 @@ use super::*;
 use crate::ledger::VolumeLedger;
 use crate::store::{Saves as _, StoreError, VolumeRecord};
 use crate::{Plan, Refusal};
+use torpor_protocol::guest::HeldPath;
 use torpor_protocol::volume::ForkVolumes;
 use torpor_protocol::{Mount, SnapshotKind, SnapshotRef, VolumeId, VolumeKind};
 
@@ -209,6 +210,7 @@ async fn a_save_says_what_is_held_of_volumes_also_if_another_daemon_makes_it() {
     let data = volume(&world, "data", VolumeKind::Volume).await;
     let a = world.fleet.create(sleepy("a")).await.unwrap();
     mount(&a, &data).await.unwrap();
+    world.host.hold(a.id(), HeldPath { slot: 0, path: "/x".to_owned(), directory: false });
     until(&a, State::Asleep).await;
     assert!(!a.status().durable, "it is frozen and nothing more");
     let world = world.restart().await;

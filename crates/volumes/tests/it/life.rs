@@ -7,8 +7,9 @@ use std::path::Path;
 
 use torpor_disk::mountinfo;
 use torpor_lifecycle::store::{StoreError, Volumes as _};
+use torpor_protocol::guest::HeldPath;
 use torpor_protocol::volume::UpdateVolume;
-use torpor_protocol::{NodeId, SandboxId, VolumeId};
+use torpor_protocol::{GuestPath, NodeId, SandboxId, VolumeId};
 
 use crate::world::{Place, record};
 
@@ -224,6 +225,37 @@ async fn removed_files_that_nobody_has_open_any_more_take_no_room() {
     let world = place.open().await;
     let open = world.volumes.open(&data.id).await.unwrap();
     fs::write(open.dir.join("new"), vec![1; 20 << 20]).unwrap();
+    drop(open);
+    world.close().await;
+    place.expect_no_traces().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_the_way_of_an_open_file_is_named_and_left() {
+    let Some(place) = Place::new() else { return };
+    let world = place.open().await;
+    let data = world.create("data", 32).await;
+    let open = world.volumes.open(&data.id).await.unwrap();
+    let back = async |path: &str, directory| {
+        let held = vec![HeldPath { slot: 0, path: path.to_owned(), directory }];
+        world.volumes.put_back(&open, &GuestPath::root(), held).await
+    };
+    assert_eq!(back("/a/b/file", false).await.unwrap(), ["a/b/file"]);
+    assert_eq!(back("/a/b", true).await.unwrap(), [""; 0], "it is there");
+    std::os::unix::fs::symlink("/etc", open.dir.join("link")).unwrap();
+    for (path, directory) in [
+        ("/a/b/file", true),
+        ("/a/b", false),
+        ("/a/b/file/below", false),
+        ("/link/passwd", false),
+        ("/link", false),
+    ] {
+        let error = back(path, directory).await.unwrap_err();
+        assert!(
+            matches!(&error, StoreError::Invalid(why) if why.contains(path)),
+            "{path}: {error:?}"
+        );
+    }
     drop(open);
     world.close().await;
     place.expect_no_traces().await;
