@@ -121,3 +121,36 @@ fn a_sandbox_is_created_with_volumes_and_forked_with_copies() {
     let bad = stub.torpor(["create", "-v", "data"]);
     assert!(bad.code == 2 && bad.stderr.contains("NAME:PATH"), "{bad:?}");
 }
+
+#[test]
+fn a_volume_is_attached_detached_and_made_from_another() {
+    let volume = || {
+        json!({
+            "id": VolumeId::random(), "name": "data", "kind": "volume", "size_mib": 1024,
+            "used_bytes": null, "stored_bytes": 0, "labels": {}, "created_at": 1000,
+            "attachments": [],
+        })
+    };
+    let stub = Stub::new(move |asked| match asked.what.as_str() {
+        "POST /v1/volumes" => Some(ok(volume())),
+        "POST /v1/sandboxes/web/mounts" => Some(ok(json!({
+            "slot": 0, "volume": VolumeId::random(), "name": "data", "kind": "volume",
+            "subpath": "/", "path": "/data", "read_only": true
+        }))),
+        "DELETE /v1/sandboxes/web/mounts?path=%2Fdata" => Some(done()),
+        _ => Some(refuse(404, ErrorCode::VolumeNotFound, "there is no such volume")),
+    });
+    assert_eq!(stub.torpor(["volume", "attach", "web", "data", "/data", "--ro"]).ok(), "/data\n");
+    let asked = stub.body_of("POST /v1/sandboxes/web/mounts");
+    assert_eq!((&asked["volume"], &asked["path"]), (&json!("data"), &json!("/data")));
+    assert_eq!(asked["read_only"], json!(true));
+    stub.torpor(["volume", "detach", "web", "/data"]).ok();
+    let gone = stub.torpor(["volume", "detach", "web", "/other"]);
+    assert!(gone.code == 1 && gone.stderr.contains("no such volume"), "{gone:?}");
+    for from in ["--from-template", "--from-snapshot"] {
+        assert_eq!(stub.torpor(["volume", "create", "data", from, "base"]).ok(), "data\n");
+        assert_eq!(stub.body_of("POST /v1/volumes")["from"], "base");
+    }
+    let both = ["volume", "create", "data", "--from-template", "a", "--from-snapshot", "b"];
+    assert_eq!(stub.torpor(both).code, 2);
+}
