@@ -222,6 +222,13 @@ mod tests {
         }
     }
 
+    #[test]
+    fn no_sandbox_opens_files_of_the_host_by_itself() {
+        for generation in [Generation::Y2024, Generation::Y2026] {
+            assert!(generation.flags().contains(&"--directfs=false"), "{generation:?}");
+        }
+    }
+
     #[tokio::test]
     async fn a_runsc_that_is_not_there_or_too_old_is_refused_with_a_remedy() {
         let dir = tempfile::tempdir().unwrap();
