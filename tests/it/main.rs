@@ -35,5 +35,6 @@ mod sudo;
 mod swarm;
 mod terminal;
 mod tidy;
+mod volume_life;
 mod volume_loss;
 mod volumes;
