@@ -19,10 +19,10 @@ use torpor_volumes::{Dirs, VolumeStore};
 use crate::worker::{Work, work_and_be_killed};
 use crate::world::{Place, World, record};
 
-/// Set for a longer life, and for the same again.
+/// Set for a longer or shorter life, and for the same again.
 const STEPS: &str = "TORPOR_TEST_STEPS";
 const SEED: &str = "TORPOR_TEST_SEED";
-const STEPS_USUAL: usize = 2_000;
+const STEPS_USUAL: usize = 10_000;
 /// The first half of them are drives.
 const VOLUMES: usize = 4;
 const DRIVES: usize = 2;
@@ -398,7 +398,7 @@ fn seed() -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_week_of_life_loses_nothing_and_leaves_nothing() {
-    let Some(place) = Place::new() else { return };
+    let Some(place) = Place::in_memory() else { return };
     let steps = std::env::var(STEPS).ok().and_then(|steps| steps.parse().ok());
     let mut life = Life::begin(place, seed()).await;
     for step in 0..steps.unwrap_or(STEPS_USUAL) {
