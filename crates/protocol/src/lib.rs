@@ -19,6 +19,7 @@ pub mod guest;
 pub mod id;
 pub mod network;
 pub mod page;
+pub mod pattern;
 pub mod preview;
 pub mod reason;
 pub mod records;

@@ -27,7 +27,6 @@ pub mod fuzzing;
 pub mod jobs;
 mod key;
 mod mounts;
-mod pattern;
 pub mod pipe;
 mod plan;
 pub(crate) mod published;

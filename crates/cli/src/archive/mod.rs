@@ -6,6 +6,6 @@ mod pack;
 mod place;
 mod unpack;
 
-pub(crate) use pack::{Owners, Packed, pack};
+pub(crate) use pack::{Choice, Owners, Packed, pack};
 pub(crate) use place::{Directory, put_file};
 pub(crate) use unpack::unpack;

@@ -6,9 +6,10 @@
 use std::fs::{self, DirEntry, File, Metadata};
 use std::io::{self, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tar::{Builder, EntryType, Header};
+use torpor_protocol::pattern::Ignore;
 
 /// Bytes of a file that are read at once.
 const PIECE: usize = 64 * 1024;
@@ -30,14 +31,37 @@ pub(crate) struct Packed {
     pub left_out: u64,
 }
 
+/// What is packed of a directory; by default all of it.
+#[derive(Debug, Default)]
+pub(crate) struct Choice {
+    pub ignore: Ignore,
+    /// Packed whatever is ignored.
+    pub always: Vec<PathBuf>,
+}
+
+impl Choice {
+    fn takes(&self, name: &Path) -> bool {
+        let ignored = name.to_str().is_some_and(|name| self.ignore.ignores(name));
+        !ignored || self.always.iter().any(|path| path == name)
+    }
+
+    /// Whether anything in a directory may be taken.
+    fn enters(&self, name: &Path) -> bool {
+        let needed = || self.always.iter().any(|path| path.starts_with(name));
+        self.takes(name) || self.ignore.takes_back() || needed()
+    }
+}
+
 /// Packs what is in `directory` below the name `prefix` (empty: at the top).
 pub(crate) fn pack(
     directory: &Path,
     prefix: &Path,
     owners: Owners,
+    choice: &Choice,
     writer: &mut dyn Write,
 ) -> io::Result<Packed> {
-    let mut packer = Packer { builder: Builder::new(writer), owners, packed: Packed::default() };
+    let (builder, packed) = (Builder::new(writer), Packed::default());
+    let mut packer = Packer { builder, owners, choice, packed };
     if !prefix.as_os_str().is_empty() {
         packer.directory(prefix, &fs::metadata(directory)?)?;
     }
@@ -46,13 +70,14 @@ pub(crate) fn pack(
     Ok(packer.packed)
 }
 
-struct Packer<'a> {
+struct Packer<'a, 'c> {
     builder: Builder<&'a mut dyn Write>,
     owners: Owners,
+    choice: &'c Choice,
     packed: Packed,
 }
 
-impl Packer<'_> {
+impl Packer<'_, '_> {
     fn tree(&mut self, directory: &Path, prefix: &Path) -> io::Result<()> {
         let read = fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>);
         let mut entries: Vec<DirEntry> = read.map_err(|error| about(directory, &error))?;
@@ -60,9 +85,11 @@ impl Packer<'_> {
         for entry in entries {
             let path = entry.path();
             let name = prefix.join(entry.file_name());
-            self.entry(&path, &name).map_err(|error| about(&path, &error))?;
+            if self.choice.takes(&name) {
+                self.entry(&path, &name).map_err(|error| about(&path, &error))?;
+            }
             // Errors below it name their own path.
-            if entry.file_type()?.is_dir() {
+            if entry.file_type()?.is_dir() && self.choice.enters(&name) {
                 self.tree(&path, &name)?;
             }
         }
@@ -157,9 +184,31 @@ mod tests {
         fs::write(root.path().join("a"), "1").unwrap();
         symlink("/etc/passwd", root.path().join("c")).unwrap();
         let mut tar = Vec::new();
-        let packed = pack(root.path(), Path::new("top"), Owners::Root, &mut tar).unwrap();
+        let packed =
+            pack(root.path(), Path::new("top"), Owners::Root, &Choice::default(), &mut tar)
+                .unwrap();
         assert_eq!(names(&tar), ["top", "top/a", "top/b", "top/b/deep", "top/c"]);
         assert_eq!(packed, Packed { entries: 5, left_out: 0 });
+    }
+
+    #[test]
+    fn what_is_ignored_is_not_packed_unless_it_is_taken_back_or_needed() {
+        let root = tempfile::tempdir().unwrap();
+        for path in ["a/x", "a/y", "b/Dockerfile", "b/z", "c"] {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        }
+        let packed = |rules: &str| {
+            let always = vec![PathBuf::from("b/Dockerfile")];
+            let choice = Choice { ignore: Ignore::parse(rules), always };
+            let mut tar = Vec::new();
+            pack(root.path(), Path::new(""), Owners::Root, &choice, &mut tar).unwrap();
+            names(&tar)
+        };
+        assert_eq!(packed("a\n"), ["b", "b/Dockerfile", "b/z", "c"]);
+        assert_eq!(packed("*\n"), ["b/Dockerfile"]);
+        assert_eq!(packed("*\n!a/x\n"), ["a/x", "b/Dockerfile"]);
     }
 
     #[test]
@@ -167,7 +216,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let _socket = UnixListener::bind(root.path().join("socket")).unwrap();
         let mut tar = Vec::new();
-        let packed = pack(root.path(), Path::new(""), Owners::Root, &mut tar).unwrap();
+        let packed =
+            pack(root.path(), Path::new(""), Owners::Root, &Choice::default(), &mut tar).unwrap();
         assert_eq!(packed, Packed { entries: 0, left_out: 1 });
     }
 
@@ -178,7 +228,7 @@ mod tests {
         fs::write(root.path().join(&long), "x").unwrap();
         fs::set_permissions(root.path().join(&long), fs::Permissions::from_mode(0o751)).unwrap();
         let mut tar = Vec::new();
-        pack(root.path(), Path::new(""), Owners::Root, &mut tar).unwrap();
+        pack(root.path(), Path::new(""), Owners::Root, &Choice::default(), &mut tar).unwrap();
         let mut archive = tar::Archive::new(&tar[..]);
         let entry = archive.entries().unwrap().next().unwrap().unwrap();
         assert_eq!(entry.path().unwrap().display().to_string(), long);

@@ -1,6 +1,7 @@
 //! image import, ls, inspect, rm.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 
 use torpor_protocol::api::PullPolicy;
 use torpor_testdaemon::registry::FakeRegistry;
@@ -76,4 +77,21 @@ fn a_sandbox_is_made_of_the_image_that_the_daemon_would_take() {
     assert_eq!(made(&["--pull", "missing"]), first);
     assert_eq!(made(&["--pull", "never"]), first);
     assert_ne!(made(&[]), first, "the tag leads elsewhere by now");
+}
+
+#[test]
+fn what_a_build_ignores_is_not_sent() {
+    let world = World::new();
+    let context = world.here.join("context");
+    fs::create_dir_all(context.join("ignored")).unwrap();
+    // The daemon would refuse a context with it.
+    let odd = std::ffi::OsStr::from_bytes(b"\xff");
+    fs::write(context.join("ignored").join(odd), "x").unwrap();
+    fs::write(context.join(".dockerignore"), "*\n").unwrap();
+    fs::write(context.join("Dockerfile"), "FROM torpor/base\nRUN exit 7\n").unwrap();
+    let (_, words) = world.torpor(["image", "build", "-t", "x", "context"]).failed();
+    assert!(words.contains("code 7"), "the Dockerfile is sent, though it is ignored: {words}");
+    fs::write(context.join(".dockerignore"), "other\n").unwrap();
+    let (_, words) = world.torpor(["image", "build", "-t", "x", "context"]).failed();
+    assert!(words.contains("not UTF-8"), "{words}");
 }

@@ -8,10 +8,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use torpor_lifecycle::store::StoreError;
+use torpor_protocol::pattern::Ignore;
 use torpor_store::images::archive::{Entry, EntryKind, Meta, Tarball, plain};
 use torpor_store::{Limits, SavedTree, TreeError, Walked, WalkedKind};
-
-use super::pattern::Ignore;
 
 /// Bytes of a context, also once decompressed.
 pub const CONTEXT_MAX: u64 = 4 * 1024 * 1024 * 1024;

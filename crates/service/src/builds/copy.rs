@@ -3,10 +3,10 @@
 //! As container engines do it: a directory's content is copied, not the directory; the destination
 //! is a directory if it ends with `/`, is one already, or takes more than one source.
 
+use torpor_protocol::pattern::{self, Ignore};
 use torpor_store::dockerfile::Copy;
 
 use super::context::{Context, Node};
-use super::pattern::{self, Ignore};
 
 /// What to unpack, and below which directory of the image.
 #[derive(Debug, Default, PartialEq, Eq)]

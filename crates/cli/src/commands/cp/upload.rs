@@ -12,7 +12,7 @@ use torpor_protocol::api::FileEntry;
 
 use super::place::{join, means_content};
 use super::{There, look};
-use crate::archive::{self, Owners, Packed};
+use crate::archive::{self, Choice, Owners, Packed};
 use crate::error::{Error, Result};
 use crate::output;
 use crate::progress::Progress;
@@ -76,14 +76,14 @@ pub(in crate::commands) async fn packed<T>(
     count: impl Fn(usize) + Send + 'static,
     send: impl AsyncFnOnce(Body) -> Result<T>,
 ) -> Result<(Packed, T)> {
-    packed_after(Vec::new(), directory, owners, count, send).await
+    packed_after(Vec::new(), directory, (owners, Choice::default()), count, send).await
 }
 
-/// The same with other bytes before the archive.
+/// The same of some of it, with other bytes before the archive.
 pub(in crate::commands) async fn packed_after<T>(
     head: Vec<u8>,
     directory: PathBuf,
-    owners: Owners,
+    (owners, choice): (Owners, Choice),
     count: impl Fn(usize) + Send + 'static,
     send: impl AsyncFnOnce(Body) -> Result<T>,
 ) -> Result<(Packed, T)> {
@@ -91,7 +91,7 @@ pub(in crate::commands) async fn packed_after<T>(
     let shown = directory.display().to_string();
     let work = tokio::task::spawn_blocking(move || {
         let packed = io::Write::write_all(&mut writer, &head)
-            .and_then(|()| archive::pack(&directory, Path::new(""), owners, &mut writer));
+            .and_then(|()| archive::pack(&directory, Path::new(""), owners, &choice, &mut writer));
         let (packed, result) = match packed {
             Ok(packed) => (packed, Ok(())),
             Err(error) => (Packed::default(), Err(error)),

@@ -1,7 +1,7 @@
 //! `torpor image build`
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
 use base64::Engine as _;
@@ -9,14 +9,18 @@ use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use http::Method;
 use torpor_client::{Client, Route};
+use torpor_protocol::pattern::Ignore;
 
 use super::build_progress::{self, Style};
 use super::events;
-use crate::archive::Owners;
+use crate::archive::{Choice, Owners};
 use crate::commands::cp::{note_left_out, packed_after};
 use crate::commands::parse_env;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
+
+/// Says what of a context is not part of it.
+const IGNORE_FILE: &str = ".dockerignore";
 
 /// Build an image from a Dockerfile.
 ///
@@ -110,6 +114,18 @@ impl SecretSource {
     }
 }
 
+/// What is sent of a context: the daemon heeds its `.dockerignore` itself, and needs that and the Dockerfile.
+fn choice(directory: &Path, dockerfile: &str) -> Choice {
+    let path = directory.join(IGNORE_FILE);
+    let plain = std::fs::symlink_metadata(&path).is_ok_and(|found| found.is_file());
+    // What can't be read is the daemon's to refuse.
+    let text = plain.then(|| std::fs::read_to_string(&path).ok()).flatten();
+    let ignore = text.map(|text| Ignore::parse(&text)).unwrap_or_default();
+    let dockerfile = Path::new(dockerfile).components();
+    let dockerfile = dockerfile.filter(|part| matches!(part, Component::Normal(_))).collect();
+    Choice { ignore, always: vec![PathBuf::from(IGNORE_FILE), dockerfile] }
+}
+
 impl Build {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
         if !self.directory.join(&self.file).is_file() {
@@ -129,8 +145,9 @@ impl Build {
             drop(progress);
             build_progress::follow(events, style).await
         };
+        let choice = choice(&self.directory, &self.file);
         let (packed, image) =
-            packed_after(secrets, self.directory, Owners::Root, count, send).await?;
+            packed_after(secrets, self.directory, (Owners::Root, choice), count, send).await?;
         note_left_out(&packed);
         events::report(&image, self.json)?;
         Ok(ExitCode::SUCCESS)

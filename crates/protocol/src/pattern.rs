@@ -1,15 +1,16 @@
 //! Patterns of COPY and `.dockerignore`: `*` and `?` within a part of a path, `**` for any number of
-//! parts. Sets like `[a-z]` are not understood and stand for themselves.
+//! parts. Sets like `[a-z]` are not understood and stand for themselves. The daemon heeds them; whoever sends
+//! a build context need not send what it would not look at.
 
 /// Whether a pattern means exactly this path. Both are relative, without `.` and `..`.
-pub(super) fn matches(pattern: &str, path: &str) -> bool {
+pub fn matches(pattern: &str, path: &str) -> bool {
     let pattern: Vec<&str> = pattern.split('/').collect();
     let path: Vec<&str> = path.split('/').collect();
     wild(&pattern, &path, |part| *part == "**", |pattern, part| part_matches(pattern, part))
 }
 
 /// Whether a text has anything to match in it.
-pub(super) fn is_pattern(text: &str) -> bool {
+pub fn is_pattern(text: &str) -> bool {
     text.contains(['*', '?'])
 }
 
@@ -52,7 +53,7 @@ fn wild<P, T>(
 /// `.dockerignore`: one pattern a line, `#` for comments, `!` takes back, the last one that fits
 /// decides. A pattern also means everything below what it fits.
 #[derive(Debug, Default)]
-pub(super) struct Ignore {
+pub struct Ignore {
     rules: Vec<Rule>,
 }
 
@@ -63,7 +64,8 @@ struct Rule {
 }
 
 impl Ignore {
-    pub(super) fn parse(text: &str) -> Self {
+    /// What a file of this content says.
+    pub fn parse(text: &str) -> Self {
         let lines = text.trim_start_matches('\u{feff}').lines().map(str::trim);
         let rule = |line: &str| {
             let (keeps, pattern) = match line.strip_prefix('!') {
@@ -78,7 +80,13 @@ impl Ignore {
         Self { rules: lines.filter_map(rule).collect() }
     }
 
-    pub(super) fn ignores(&self, path: &str) -> bool {
+    /// Whether something below what is ignored may be kept.
+    pub fn takes_back(&self) -> bool {
+        self.rules.iter().any(|rule| rule.keeps)
+    }
+
+    /// Whether a path, relative and without `.` and `..`, is left out.
+    pub fn ignores(&self, path: &str) -> bool {
         let fits = |rule: &&Rule| {
             let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
             ends.into_iter().any(|end| matches(&rule.pattern, &path[..end]))
