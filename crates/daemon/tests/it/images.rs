@@ -222,23 +222,30 @@ async fn a_client_that_leaves_ends_its_build() {
 #[tokio::test]
 async fn builds_wait_for_each_others_cache_mounts_and_never_in_a_circle() {
     let world = World::new().await;
-    let dockerfile = |build: usize, order: [&str; 2]| {
+    let go = world.path("go");
+    let dockerfile = |build: usize, order: [&str; 2], command: &str| {
         let mount = |id: &str| {
             format!("--mount=type=cache,id={id},target={}", world.path(&format!("{build}/{id}")))
         };
-        format!("FROM torpor/base\nRUN {} {} exit 7\n", mount(order[0]), mount(order[1]))
+        format!("FROM torpor/base\nRUN {} {} {command}\n", mount(order[0]), mount(order[1]))
     };
-    for round in 0..5 {
-        let (one, other) = (dockerfile(1, ["a", "b"]), dockerfile(2, ["b", "a"]));
-        let both = async {
-            tokio::join!(build_error(&world, &one, &[]), build_error(&world, &other, &[]))
-        };
-        let both = tokio::time::timeout(client::PATIENCE, both).await;
-        let (one, other) = both.unwrap_or_else(|_| panic!("round {round}: they wait for ever"));
-        assert_eq!(
-            (&one["code"], &other["code"]),
-            (&json!("command_failed"), &json!("command_failed"))
-        );
+    // The others begin to wait, each for another one, while somebody has both.
+    let first =
+        dockerfile(0, ["a", "b"], &format!("until test -e {go}; do sleep 0.01; done; exit 7"));
+    let (one, other) = (dockerfile(1, ["a", "b"], "exit 7"), dockerfile(2, ["b", "a"], "exit 7"));
+    let let_go = async {
+        until("all of them run", || world.host.alive().len() == 3).await;
+        std::fs::write(&go, "").unwrap();
+    };
+    let begin = async |dockerfile: &str, before: usize| {
+        until("the ones before run", || world.host.alive().len() == before).await;
+        build_error(&world, dockerfile, &[]).await
+    };
+    let all = async { tokio::join!(begin(&first, 0), begin(&one, 1), begin(&other, 2), let_go) };
+    let all = tokio::time::timeout(client::PATIENCE, all).await;
+    let (first, one, other, ()) = all.expect("nobody waits for ever");
+    for error in [first, one, other] {
+        assert_eq!(error["code"], "command_failed", "{error}");
     }
     let boots = world.host.boots();
     let dir = world.path("dir");

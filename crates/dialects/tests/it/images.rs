@@ -300,9 +300,14 @@ async fn an_import_that_is_cancelled_stops_its_pull() {
     let admitted = post(&world, "/builds", body).await.expect(202);
     world.until("the pull waits", async || (registry.waiting() > 0).then_some(())).await;
     let id = &admitted["build_id"];
-    let told = post(&world, "/builds/cancel", json!({"build_id": id})).await.expect(200);
-    assert_eq!(told["outcome"], "cancelled");
-    world.until("the pull ends", async || (registry.waiting() == 0).then_some(())).await;
+    let cancelled = async {
+        let told = post(&world, "/builds/cancel", json!({"build_id": id})).await.expect(200);
+        assert_eq!(told["outcome"], "cancelled");
+        world.until("the pull ends", async || (registry.waiting() == 0).then_some(())).await;
+    };
+    // A registry that says nothing is given up after 30 seconds by itself.
+    let ended = tokio::time::timeout(std::time::Duration::from_secs(15), cancelled).await;
+    ended.expect("it ends at once");
 }
 
 #[tokio::test]

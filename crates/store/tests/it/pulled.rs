@@ -1,6 +1,7 @@
 //! Images of registries: the cache of layers, sizes, export, and what is pruned.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sha2::{Digest, Sha256};
 use torpor_lifecycle::store::StoreError;
@@ -192,18 +193,26 @@ async fn an_image_that_can_not_be_recorded_with_its_digest_gets_no_name() {
     assert_eq!((image.names.len(), image.layers.digests.len()), (1, 1));
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn layers_of_a_pull_that_ends_while_others_are_pruned_stay() {
     let world = Arc::new(World::new().await);
-    for round in 0..20 {
-        let pruning = Arc::clone(&world);
-        let prune = tokio::spawn(async move {
-            for _ in 0..10 {
-                pruning.images.prune(false, false).await.unwrap();
-            }
-        });
+    for round in 0..30 {
+        let done = Arc::new(AtomicBool::new(false));
+        let prunes: Vec<_> = (0..2)
+            .map(|_| {
+                let (pruning, done) = (Arc::clone(&world), Arc::clone(&done));
+                tokio::spawn(async move {
+                    while !done.load(Ordering::SeqCst) {
+                        pruning.images.prune(false, false).await.unwrap();
+                    }
+                })
+            })
+            .collect();
         let image = pull(&world, &format!("n{round}"), &[top(&format!("{round}"))]).await.unwrap();
-        prune.await.unwrap();
+        done.store(true, Ordering::SeqCst);
+        for prune in prunes {
+            prune.await.unwrap();
+        }
         assert!(world.images.origin(&image).await.unwrap().is_some(), "round {round}");
     }
 }
