@@ -306,7 +306,7 @@ async fn an_import_that_is_cancelled_stops_its_pull() {
         world.until("the pull ends", async || (registry.waiting() == 0).then_some(())).await;
     };
     // A registry that says nothing is given up after 30 seconds by itself.
-    let ended = tokio::time::timeout(std::time::Duration::from_secs(15), cancelled).await;
+    let ended = tokio::time::timeout(Duration::from_secs(15), cancelled).await;
     ended.expect("it ends at once");
 }
 
