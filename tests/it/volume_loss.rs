@@ -29,9 +29,8 @@ fn counter_on_a_volume(world: &World) -> u64 {
 
 fn machine_dies(world: &World) {
     kill_process(world.machine_of("web"), Signal::KILL).unwrap();
-    wait_for("it is back at its save", || {
-        Some(world.inspect("web")).filter(|status| status["recovered_from"].is_string())
-    });
+    wait_for("it is back at its save", || world.state("web").eq("asleep").then_some(()));
+    assert!(world.inspect("web")["recovered_from"].is_string());
 }
 
 fn what_was_attached_is_there_after_a_crash(mut world: World) {
