@@ -253,15 +253,11 @@ fn what_a_guest_puts_on_a_volume_gives_nobody_on_the_host_rights() {
 }
 
 const WRITERS: usize = 10;
-/// Of each writer. 10,000 in all are as many as are promised; here fewer, for time.
-const LINES: &str = "TORPOR_TEST_LINES";
-
-fn lines_of_each() -> usize {
-    std::env::var(LINES).map_or(100, |text| text.parse().expect("a number of lines"))
-}
+/// Of each writer.
+const LINES: usize = 1000;
 
 /// Appends whole lines with their number; under a lock that is a directory, if it is told to.
-fn appender(lines: usize, lock: bool) -> String {
+fn appender(lock: bool) -> String {
     let (take, give) = match lock {
         true => (
             "\n    while True:\n        try: os.mkdir('/team/lock'); break\n        except FileExistsError: time.sleep(0.001)",
@@ -272,17 +268,17 @@ fn appender(lines: usize, lock: bool) -> String {
     format!(
         "import os, sys, time
 f = os.open('/team/log', os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-for n in range({lines}):{take}
+for n in range({LINES}):{take}
     os.write(f, (sys.argv[1] + ' ' + str(n) + ' ' + 'x' * (n % 200) + '\\n').encode()){give}
 "
     )
 }
 
 /// Ten sandboxes write to one file of a drive at the same time, and no line is lost or torn.
-fn they_append(world: &World, lines: usize, lock: bool) {
+fn they_append(world: &World, lock: bool) {
     volume(world, "drive", "shared", 64);
     let names: Vec<_> = (0..WRITERS).map(|n| format!("writer-{n}")).collect();
-    let program = appender(lines, lock);
+    let program = appender(lock);
     std::thread::scope(|scope| {
         for name in &names {
             let program = &program;
@@ -305,7 +301,7 @@ fn they_append(world: &World, lines: usize, lock: bool) {
         assert_eq!(read, (*expected, *expected % 200), "{line}");
         *expected += 1;
     }
-    assert_eq!(next.values().copied().collect::<Vec<_>>(), vec![lines; WRITERS]);
+    assert_eq!(next.values().copied().collect::<Vec<_>>(), vec![LINES; WRITERS]);
     // One that sleeps sees what others did meanwhile.
     world.sleep("writer-1", "cold");
     world.sh("writer-0", "echo meanwhile > /team/note; rm /team/log").ok();
@@ -315,7 +311,7 @@ fn they_append(world: &World, lines: usize, lock: bool) {
 #[test]
 fn ten_sandboxes_append_to_one_file_of_a_drive_under_a_lock() {
     let mut world = World::start();
-    they_append(&world, lines_of_each(), true);
+    they_append(&world, true);
     world.leaves_nothing();
 }
 
@@ -323,7 +319,7 @@ fn ten_sandboxes_append_to_one_file_of_a_drive_under_a_lock() {
 #[test]
 fn ten_microvms_append_to_one_file_of_a_drive_without_a_lock() {
     let Some(mut world) = World::on_microvms() else { return };
-    they_append(&world, lines_of_each(), false);
+    they_append(&world, false);
     world.leaves_nothing();
 }
 

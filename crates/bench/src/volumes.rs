@@ -55,6 +55,9 @@ async fn compare(
             None => report.note("there is no python3 here to try a directory of this host"),
         }
     }
+    if !slot.contains_key("npm install") {
+        report.note("npm install is left out: the image has no npm (try --image of one that has)");
+    }
     for (work, times) in &slot {
         let (own, volume) = (median(&own, work), median_of(times));
         for (place, seconds) in
