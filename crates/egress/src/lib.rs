@@ -24,6 +24,7 @@ mod handle;
 mod intercept;
 mod listener;
 mod names;
+pub mod outgoing;
 mod policy;
 mod registry;
 mod rewind;
@@ -57,6 +58,8 @@ pub struct Settings {
     pub gateways: BTreeMap<Name, Upstream>,
     /// Private addresses that the policy of a sandbox may open by naming them.
     pub private: Vec<AddressRange>,
+    /// Private addresses, and near ones, that [`outgoing`] requests may go to.
+    pub outgoing: Vec<AddressRange>,
     /// Public networks that this host is part of, and its own addresses: closed like private ones.
     pub near: Vec<AddressRange>,
     /// A file of CA certificates (PEM) that are trusted besides those of the host.
@@ -71,6 +74,7 @@ pub struct Settings {
 #[derive(Clone)]
 pub struct Egress {
     shared: Arc<Shared>,
+    outgoing: outgoing::Client,
 }
 
 impl Egress {
@@ -79,7 +83,8 @@ impl Egress {
         ca: Arc<InterceptionCa>,
         vault: Arc<dyn Vault>,
     ) -> Result<Self, EgressError> {
-        Ok(Self { shared: Arc::new(Shared::new(settings, ca, vault)?) })
+        let shared = Arc::new(Shared::new(settings, ca, vault)?);
+        Ok(Self { outgoing: outgoing::Client::new(Arc::clone(&shared)), shared })
     }
 
     /// Lets guests in where the engine leads them, until what is returned is dropped.
@@ -100,6 +105,11 @@ impl Egress {
     /// The certificate (PEM) that guests must trust where their requests are intercepted.
     pub fn certificate(&self) -> &str {
         self.shared.ca.certificate()
+    }
+
+    /// Requests of the daemon itself, which obey the rules about addresses, too.
+    pub fn outgoing(&self) -> &outgoing::Client {
+        &self.outgoing
     }
 
     pub fn audit(&self) -> &Audit {

@@ -12,6 +12,7 @@ use crate::bindings::Bindings;
 use crate::dialer::Dialer;
 use crate::intercept::{InterceptionCa, Interceptor};
 use crate::names::Resolver;
+use crate::outgoing::Open;
 use crate::registry::{Guest, Registry};
 use crate::{EgressError, Settings};
 
@@ -26,6 +27,8 @@ pub(crate) struct Shared {
     /// What policies may open.
     pub(crate) private: Vec<AddressRange>,
     pub(crate) near: Vec<AddressRange>,
+    /// Where requests of the daemon itself may go.
+    pub(crate) open: Open,
 }
 
 impl Shared {
@@ -48,6 +51,7 @@ impl Shared {
             )?,
             clock: Clock::start(),
             ca,
+            open: Open { opened: settings.outgoing, near: settings.near.clone() },
             private: settings.private,
             near: settings.near,
         })

@@ -20,6 +20,8 @@ const PRIVATE_PREFIX_MIN: u8 = 8;
 pub struct EgressConfig {
     /// Private addresses that the policy of a sandbox may open by naming them.
     pub private: Vec<AddressRange>,
+    /// Private addresses that the daemon itself may send requests to for its users: webhooks, callbacks.
+    pub outgoing: Vec<AddressRange>,
     /// A file of CA certificates (PEM) that are trusted besides those of the host, for intercepted requests.
     pub roots: Option<PathBuf>,
     /// Who is asked for names; none: whom the host asks.
@@ -34,6 +36,7 @@ impl fmt::Debug for EgressConfig {
         let gateways: Vec<_> = self.gateways.keys().collect();
         f.debug_struct("EgressConfig")
             .field("private", &self.private)
+            .field("outgoing", &self.outgoing)
             .field("roots", &self.roots)
             .field("resolver", &self.resolver)
             .field("gateways", &gateways)
@@ -44,7 +47,7 @@ impl fmt::Debug for EgressConfig {
 impl EgressConfig {
     /// The same, understood.
     pub fn settings(&self) -> Result<Settings, ConfigError> {
-        let Self { private, roots, resolver, gateways } = self.clone();
+        let Self { private, outgoing, roots, resolver, gateways } = self.clone();
         let understood = gateways.into_iter().map(|(name, text)| {
             // The text is not repeated: there may be a password in it.
             let wrong = |error| ConfigError::Senseless(format!("egress.gateways.{name}: {error}"));
@@ -53,13 +56,17 @@ impl EgressConfig {
         });
         let gateways = understood.collect::<Result<_, _>>()?;
         let (near, extra_ca) = (Vec::new(), Vec::new());
-        Ok(Settings { gateways, private, near, roots, extra_ca, resolver })
+        Ok(Settings { gateways, private, outgoing, near, roots, extra_ca, resolver })
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let senseless = |text: String| Err(ConfigError::Senseless(text));
         if let Some(range) = self.private.iter().find(|range| range.prefix() < PRIVATE_PREFIX_MIN) {
             return senseless(format!("egress.private: {range} is no private network"));
+        }
+        if let Some(range) = self.outgoing.iter().find(|range| range.prefix() < PRIVATE_PREFIX_MIN)
+        {
+            return senseless(format!("egress.outgoing: {range} is no private network"));
         }
         if self.roots.as_ref().is_some_and(|path| !path.is_absolute()) {
             return senseless("egress.roots must be an absolute path".to_owned());
@@ -101,6 +108,7 @@ mod tests {
             (r#"{"gateways": {"web": "ftp://user:hunter2@proxy.example"}}"#, "egress.gateways.web"),
             (r#"{"gateways": {"office": "source nowhere"}}"#, "egress.gateways.office"),
             (r#"{"private": ["0.0.0.0/0"]}"#, "egress.private"),
+            (r#"{"outgoing": ["0.0.0.0/0"]}"#, "egress.outgoing"),
             (r#"{"roots": "roots.pem"}"#, "egress.roots"),
             (r#"{"resolver": "192.0.2.53:0"}"#, "egress.resolver"),
         ] {

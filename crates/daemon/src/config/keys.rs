@@ -186,10 +186,16 @@ pub const KEYS: &[Key] = &[
                naming them. All others are reached by no sandbox.",
     },
     Key {
+        name: "egress.outgoing",
+        default: "[]",
+        help: "Private addresses, such as `[\"127.0.0.1/32\"]`, that the daemon itself may send requests to \
+               for whoever has a key: webhooks and callbacks. All others are refused.",
+    },
+    Key {
         name: "egress.roots",
         default: "none",
         help: "A file of CA certificates (PEM) that are trusted besides those of the host, when requests \
-               are intercepted.",
+               are intercepted, and for requests of the daemon itself, such as webhooks.",
     },
     Key {
         name: "egress.resolver",

@@ -23,6 +23,7 @@ use torpor_protocol::Name;
 use torpor_protocol::egress::Gateway;
 
 use crate::names::{Resolver, Unresolved};
+use crate::outgoing::Way;
 use crate::policy::{Policy, Reach, host_of};
 
 pub use upstream::{BadGateway, Upstream};
@@ -131,7 +132,7 @@ impl Dialer {
         reach: Reach,
     ) -> Result<TcpStream, DialError> {
         let Some(name) = &policy.network().gateway else {
-            return self.connect_directly(to, reach, Ipv4Addr::UNSPECIFIED).await;
+            return self.connect_directly(to, self.mark_of(reach), Ipv4Addr::UNSPECIFIED).await;
         };
         let failed = |why: &str| {
             tracing::debug!(gateway = %name, %to, why, "gateway cannot connect, connection refused");
@@ -140,7 +141,9 @@ impl Dialer {
         let gateway = self.gateways.get(name).ok_or_else(|| failed("it is not there"))?;
         let connecting = async {
             match gateway {
-                Upstream::Source(source) => return self.connect_directly(to, reach, *source).await,
+                Upstream::Source(source) => {
+                    return self.connect_directly(to, self.mark_of(reach), *source).await;
+                }
                 Upstream::Http(proxy) => proxy::http(proxy, to).await,
                 Upstream::Socks5(proxy) => proxy::socks5(proxy, to).await,
             }
@@ -150,22 +153,47 @@ impl Dialer {
         timeout(CONNECT, connecting).await.map_err(late)?
     }
 
-    async fn connect_directly(
+    /// Connects for the daemon itself, with the first of these that answers.
+    pub(crate) async fn dial_outgoing(
         &self,
-        to: SocketAddrV4,
-        reach: Reach,
-        source: Ipv4Addr,
+        addresses: &[(Ipv4Addr, Way)],
+        port: u16,
     ) -> Result<TcpStream, DialError> {
-        let address = SocketAddr::V4(to);
-        let unreachable = |source| DialError::Unreachable { address, source };
+        let mut last = DialError::Cut;
+        for (address, way) in addresses.iter().take(TRIES) {
+            let mark = match way {
+                Way::Public => self.mark_of(Reach::Public),
+                Way::Opened => 0,
+            };
+            let to = SocketAddrV4::new(*address, port);
+            match self.connect_directly(to, mark, Ipv4Addr::UNSPECIFIED).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn mark_of(&self, reach: Reach) -> u32 {
         let mark = match reach {
             Reach::Public => &self.public_mark,
             Reach::Private => &self.private_mark,
         };
+        mark.load(Ordering::Relaxed)
+    }
+
+    async fn connect_directly(
+        &self,
+        to: SocketAddrV4,
+        mark: u32,
+        source: Ipv4Addr,
+    ) -> Result<TcpStream, DialError> {
+        let address = SocketAddr::V4(to);
+        let unreachable = |source| DialError::Unreachable { address, source };
         let socket = TcpSocket::new_v4().map_err(unreachable)?;
         // A server that is gone without a word is noticed, some day.
         socket.set_keepalive(true).map_err(unreachable)?;
-        mark::set(&socket, mark.load(Ordering::Relaxed)).map_err(unreachable)?;
+        mark::set(&socket, mark).map_err(unreachable)?;
         if !source.is_unspecified() {
             socket.bind(SocketAddr::from((source, 0))).map_err(unreachable)?;
         }

@@ -152,6 +152,11 @@ impl Interceptor {
         Ok(Self { ca, vault, tls, budgets: BodyBudgets::default() })
     }
 
+    /// Whom connections to servers believe.
+    pub(crate) fn tls(&self) -> &ClientConfig {
+        &self.tls
+    }
+
     /// Intercepts plain HTTP. Returns when the connection has ended.
     pub(crate) async fn intercept_plain<S>(&self, context: impl RequestContext, stream: S)
     where

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rcgen::{Certificate, CertifiedKey, generate_simple_self_signed};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig};
@@ -24,18 +24,9 @@ use crate::world::{
 
 /// A TLS server that echoes, with a certificate for this host; its port and whom to believe.
 pub(crate) async fn tls_server(world: &mut World, host: &str) -> (u16, RootCertStore) {
-    let CertifiedKey { cert, signing_key } =
-        generate_simple_self_signed([host.to_owned()]).unwrap();
+    let (acceptor, cert) = acceptor(host);
     let mut roots = RootCertStore::empty();
     roots.add(cert.der().clone()).unwrap();
-    let key = PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
-    let config = ServerConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![cert.der().clone()], key)
-        .unwrap();
-    let acceptor = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind((SERVER, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     world.spawn(async move {
@@ -46,6 +37,33 @@ pub(crate) async fn tls_server(world: &mut World, host: &str) -> (u16, RootCertS
         }
     });
     (port, roots)
+}
+
+/// A server like [`web`] over TLS; its port and certificate (PEM).
+pub(crate) async fn web_over_tls(world: &mut World, host: &str) -> (u16, String) {
+    let (acceptor, cert) = acceptor(host);
+    let listener = TcpListener::bind((SERVER, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    world.spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let Ok(stream) = acceptor.accept(stream).await else { continue };
+            let _ = web(stream).await;
+        }
+    });
+    (port, cert.pem())
+}
+
+fn acceptor(host: &str) -> (TlsAcceptor, Certificate) {
+    let CertifiedKey { cert, signing_key } =
+        generate_simple_self_signed([host.to_owned()]).unwrap();
+    let key = PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
+    let config = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![cert.der().clone()], key)
+        .unwrap();
+    (TlsAcceptor::from(Arc::new(config)), cert)
 }
 
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {

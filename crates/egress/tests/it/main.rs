@@ -8,4 +8,5 @@ mod gateways;
 mod interception;
 mod life;
 mod names;
+mod outgoing;
 mod world;

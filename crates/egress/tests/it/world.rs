@@ -324,7 +324,10 @@ pub(crate) async fn echo(mut stream: TcpStream) -> io::Result<()> {
 }
 
 /// Answers each request with its first line and its host.
-pub(crate) async fn web(mut stream: TcpStream) -> io::Result<()> {
+pub(crate) async fn web<S>(mut stream: S) -> io::Result<()>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
     let mut head = Vec::new();
     loop {
         let byte = stream.read_u8().await?;
