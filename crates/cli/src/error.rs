@@ -229,6 +229,7 @@ fn usual_hint(body: &ErrorBody) -> Option<String> {
         | ErrorCode::InUse
         | ErrorCode::SandboxFailed
         | ErrorCode::SandboxTerminated
+        | ErrorCode::EventsForgotten
         | ErrorCode::CommandFailed
         | ErrorCode::FileRefused
         | ErrorCode::PortNotListening

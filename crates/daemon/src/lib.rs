@@ -44,10 +44,11 @@ use torpor_lifecycle::{Fleet, Policy};
 use torpor_protocol::SandboxId;
 use torpor_service::builds::jobs::Jobs;
 use torpor_service::domains::{self, Domains};
+use torpor_service::events::{self, Events};
 use torpor_service::keys::Keyring;
 use torpor_service::metrics::Metrics;
 use torpor_service::previews::{self, Previews};
-use torpor_service::{Registries, Service, admission, audit, caches, pulls, tally};
+use torpor_service::{Registries, Service, admission, audit, caches, hooks, pulls, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 use torpor_volumes::{Dirs, VolumeStore};
 use torpor_web::dialect::Dialect;
@@ -202,6 +203,8 @@ async fn serve_at(
         tokio::spawn(domains::look_after(Arc::clone(&service))),
         tokio::spawn(pulls::look_after(Arc::clone(&service))),
         tokio::spawn(caches::follow(Arc::clone(&service))),
+        tokio::spawn(events::look_after(Arc::clone(&service))),
+        tokio::spawn(hooks::deliver(Arc::clone(&service))),
     ];
     let tasks = tasks.map(AbortOnDropHandle::new);
     let kept = audit::keep(service.audit.clone(), service.egress.audit().follow());
@@ -269,6 +272,7 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
         domains,
         registries: Registries::open(config.registries(), parts.vault.clone())?,
         builds: Jobs::open(ledger.clone()).await?,
+        events: Events::open(&ledger).await?,
         ledger,
         images: parts.images,
         saves: parts.saves,

@@ -60,6 +60,8 @@ codes! {
     SandboxAsleep = 409,
     /// The sandbox is being deleted or is gone.
     SandboxTerminated = 410,
+    /// The events after that one are not remembered any more.
+    EventsForgotten = 410,
     /// The command can't be started: not found, not executable, no such directory or user.
     CommandFailed = 422,
     /// The operation on a file was refused inside the sandbox.

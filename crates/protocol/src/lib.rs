@@ -11,6 +11,7 @@ pub mod domain;
 pub mod egress;
 pub mod engine;
 pub mod error;
+pub mod event;
 pub mod excerpt;
 pub mod file;
 #[cfg(any(test, fuzzing))]
@@ -32,10 +33,11 @@ pub mod volume;
 
 pub use domain::{DomainName, PreviewPath};
 pub use error::{ErrorBody, ErrorCode};
+pub use event::{Event, EventKind};
 pub use excerpt::Excerpt;
 pub use id::{
-    BuildId, ImageId, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId, SecretName,
-    SnapshotId, SnapshotRef, TokenId, VolumeId,
+    BuildId, DeliveryId, EventId, ImageId, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId,
+    SecretName, SnapshotId, SnapshotRef, TokenId, VolumeId, WebhookId,
 };
 pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,

@@ -18,8 +18,10 @@ pub mod caches;
 pub mod calls;
 pub mod domains;
 pub mod error;
+pub mod events;
 pub mod files;
 pub mod headers;
+pub mod hooks;
 #[cfg(any(test, fuzzing))]
 #[path = "../../../fuzz/input.rs"]
 mod input;
@@ -58,6 +60,7 @@ use admission::{Host, Terms};
 use builds::jobs::Jobs;
 use domains::Domains;
 pub use error::{Error, Result};
+use events::Events;
 use keys::Keyring;
 use metrics::Metrics;
 use previews::Previews;
@@ -98,6 +101,7 @@ pub struct Service {
     /// Host names of their owners that lead to previews.
     pub domains: Arc<Domains>,
     pub metrics: Arc<Metrics>,
+    pub events: Events,
     pub host: Host,
     pub started: Instant,
     /// The daemon stops: streams that would go on for ever end.

@@ -11,6 +11,7 @@ mod description;
 mod domains;
 mod egress;
 mod engine;
+mod event_log;
 mod events;
 mod exec;
 mod files;
@@ -37,6 +38,7 @@ mod transfer;
 mod tunnel;
 mod volume_files;
 mod volumes;
+mod webhooks;
 
 use std::sync::Arc;
 
@@ -105,6 +107,8 @@ fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::with_openapi(description::begin())
         .merge(sandboxes::routes())
         .merge(events::routes())
+        .merge(event_log::routes())
+        .merge(webhooks::routes())
         .merge(standby::routes())
         .merge(snapshots::routes())
         .merge(forks::routes())

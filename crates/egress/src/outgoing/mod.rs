@@ -11,6 +11,7 @@
 //!   a bound. Certificates are verified.
 //! - No credentials of a URL are sent: such a URL is refused.
 
+mod call;
 mod wire;
 
 use std::net::Ipv4Addr;
@@ -25,6 +26,8 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::timeout;
+
+pub use call::{Answered, Call};
 
 use crate::policy::host_of;
 use crate::shared::Shared;

@@ -4,6 +4,7 @@
 mod build_cache;
 mod builds;
 mod edge;
+mod events;
 mod images;
 mod keys;
 mod layers;
@@ -12,6 +13,7 @@ mod requests;
 mod saves;
 mod secrets;
 mod sqlite;
+mod webhooks;
 
 use std::fmt;
 use std::ops::Deref;
@@ -25,6 +27,7 @@ use torpor_lifecycle::store::StoreError;
 pub use build_cache::{BuildCacheLedger, CachedStep, Outcome};
 pub use builds::BuildLedger;
 pub use edge::{DomainLedger, DomainRow, PreviewLedger, TokenRow};
+pub use events::{EventFilter, EventLedger, EventRange, NewEvent};
 pub use images::{ImageLedger, ImageRow, LayerFacts, Removed};
 pub use keys::{KeyHash, KeyLedger, KeyRow};
 pub use layers::{LayerLedger, OriginRow, Unused};
@@ -33,6 +36,9 @@ pub use requests::{Begun, RequestLedger};
 pub use saves::SaveLedger;
 pub use secrets::{Seal, Sealed, SecretLedger};
 pub use sqlite::SqliteLedger;
+pub use webhooks::{
+    Addressee, Claim, Claiming, DeliveryLedger, NewDelivery, Next, Target, WebhookLedger, WebhookSecrets,
+};
 
 /// A database that remembers everything.
 #[async_trait]
@@ -49,6 +55,9 @@ pub trait Database:
     + LoginLedger
     + RequestLedger
     + SaveLedger
+    + EventLedger
+    + WebhookLedger
+    + DeliveryLedger
 {
     /// Waits for running statements and lets go of the database.
     async fn close(&self);

@@ -9,6 +9,7 @@
 mod key;
 mod logins;
 mod requests;
+mod webhooks;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

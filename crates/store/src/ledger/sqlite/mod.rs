@@ -8,7 +8,9 @@
 mod archive;
 mod build_cache;
 mod builds;
+mod deliveries;
 mod domains;
+mod events;
 mod images;
 mod keys;
 mod layers;
@@ -22,6 +24,7 @@ mod saves;
 mod secrets;
 mod snapshots;
 mod volumes;
+mod webhooks;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;

@@ -1,0 +1,188 @@
+//! Sends what is in the outbox, as this node: claims what is due, tries it, says what came of it.
+//!
+//! - Nothing is in memory but what is being tried. A daemon that ends in the middle of an attempt leaves a claim,
+//!   which the next one of its node takes up at once, and other nodes when its lease is over.
+//! - A receiver gets a few requests at a time; one that is slow or gone holds up no other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
+use torpor_egress::outgoing::{Call, SendError};
+use torpor_lifecycle::chain;
+use torpor_lifecycle::store::StoreError;
+use torpor_protocol::event::LastAttempt;
+use torpor_store::{Claim, Claiming, Sealed, Target, WebhookSecrets};
+
+use super::sign::signature;
+use super::verdict::{Answer, Tried, complaint};
+use crate::Service;
+
+/// Requests under way to one webhook; and of those that are sent once, together.
+const EACH_MAX: usize = 8;
+/// Requests under way of this daemon.
+const SENDING_MAX: usize = 64;
+/// How long a receiver may take to answer: it should note what it got, and work later.
+const ANSWER_MAX: Duration = Duration::from_secs(15);
+/// What is read of an answer, so that its connection can be used again; nobody looks at it, and if it is not
+/// read its connection ends and nothing else.
+const BODY_MAX: usize = 16 * 1024;
+const BODY_WAIT: Duration = Duration::from_secs(2);
+/// How long nobody else tries what was claimed: more than an attempt takes, with names and connections.
+const LEASE: Duration = Duration::from_secs(60);
+/// How long something is tried.
+const EXPIRES: Duration = Duration::from_secs(24 * 60 * 60);
+/// How often the outbox is looked at without a hint.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often it is swept.
+const SWEEP: Duration = Duration::from_secs(60);
+/// Deliveries of one webhook that wait: then the oldest fail.
+const WAITING_MAX: usize = 10_000;
+/// Deliveries of one webhook that have ended and are remembered.
+const REMEMBERED: usize = 1_000;
+
+/// Sends until the daemon stops.
+pub async fn deliver(service: Arc<Service>) {
+    while let Err(error) = service.ledger.release_deliveries().await {
+        tracing::warn!(error = chain(&error), "cannot begin to deliver, trying again");
+        tokio::time::sleep(LOOK).await;
+    }
+    let mut told = service.events.subscribe();
+    let (sending, ended) = (Arc::new(Semaphore::new(SENDING_MAX)), Arc::new(Notify::new()));
+    let mut swept = Instant::now();
+    loop {
+        told.mark_unchanged();
+        let begun = match claim(&service, sending.available_permits()).await {
+            Ok(claims) => claims,
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "cannot look for what is to be delivered");
+                Vec::new()
+            }
+        };
+        if begun.is_empty() {
+            tokio::select! {
+                changed = told.changed() => if changed.is_err() { return },
+                () = service.events.outbox.notified() => {}
+                () = ended.notified() => {}
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+        for claim in begun {
+            let Ok(permit) = Arc::clone(&sending).acquire_owned().await else { return };
+            let (service, ended) = (Arc::clone(&service), Arc::clone(&ended));
+            tokio::spawn(async move {
+                attempt(&service, &claim).await;
+                drop(permit);
+                ended.notify_one();
+            });
+        }
+        if swept.elapsed() >= SWEEP {
+            swept = Instant::now();
+            let now_ms = service.fleet.clock().now_ms();
+            let done = service.ledger.sweep_deliveries(now_ms, WAITING_MAX, REMEMBERED).await;
+            if let Err(error) = done {
+                tracing::warn!(error = chain(&error), "cannot sweep the outbox");
+            }
+        }
+    }
+}
+
+/// What is due, as far as there is room; nothing is written if nothing is.
+async fn claim(service: &Service, limit: usize) -> Result<Vec<Claim>, StoreError> {
+    let now_ms = service.fleet.clock().now_ms();
+    let due = service.ledger.next_delivery().await?;
+    if limit == 0 || due.is_none_or(|due| due > now_ms) {
+        return Ok(Vec::new());
+    }
+    let after = |wait: Duration| now_ms.saturating_add(wait.as_millis() as u64);
+    let claiming = Claiming {
+        now_ms,
+        lease_until_ms: after(LEASE),
+        expires_at_ms: after(EXPIRES),
+        each: EACH_MAX,
+        limit,
+    };
+    service.ledger.claim_deliveries(&claiming).await
+}
+
+async fn attempt(service: &Service, claim: &Claim) {
+    let begun = Instant::now();
+    let answer = send(service, claim).await;
+    let now_ms = service.fleet.clock().now_ms();
+    let tried = LastAttempt {
+        at_ms: now_ms,
+        status: answer.as_ref().ok().map(|answer| answer.status),
+        error: complaint(&answer),
+        took_ms: begun.elapsed().as_millis() as u64,
+    };
+    let Claim { attempt, expires_at_ms, .. } = *claim;
+    let next = Tried { answer: &answer, attempt, now_ms, expires_at_ms, chance: chance() }.next();
+    tracing::debug!(delivery = %claim.id, attempt, ?next, error = tried.error, "delivery tried");
+    // If that fails its lease ends, and it is tried again.
+    if let Err(error) = service.ledger.finish_delivery(claim, &tried, &next).await {
+        tracing::warn!(delivery = %claim.id, error = chain(&error), "what came of a delivery is not recorded");
+    }
+}
+
+/// The status alone says whether it was delivered.
+async fn send(service: &Service, claim: &Claim) -> Result<Answer, SendError> {
+    let now_ms = service.fleet.clock().now_ms();
+    let unsigned = |error: StoreError| SendError::BadUrl(chain(&error));
+    let (url, keys) = match &claim.target {
+        Target::Webhook { id, url, secrets } => {
+            (url, keys(service, id.as_str(), secrets, now_ms).map_err(unsigned)?)
+        }
+        Target::Once { url, secret } => {
+            let key = service.vault.webhook_key(claim.id.as_str(), secret).map_err(unsigned)?;
+            (url, vec![key])
+        }
+    };
+    let (id, at_secs) = (claim.event.as_str(), now_ms / 1000);
+    let (signature, stamp) = (signature(&keys, id, at_secs, &claim.body), at_secs.to_string());
+    let call = Call {
+        method: "POST",
+        url,
+        headers: &[
+            ("content-type", "application/json"),
+            ("webhook-id", id),
+            ("webhook-timestamp", &stamp),
+            ("webhook-signature", &signature),
+        ],
+        body: Bytes::from(claim.body.clone()),
+        within: ANSWER_MAX,
+        answer_max: BODY_MAX,
+        answer_within: BODY_WAIT,
+    };
+    let answer = service.egress.outgoing().call(call).await?;
+    let retry_after = answer.header("retry-after").map(str::to_owned);
+    Ok(Answer { status: answer.status, retry_after })
+}
+
+/// The present key, and the one before as long as that is good.
+fn keys(
+    service: &Service,
+    id: &str,
+    secrets: &WebhookSecrets,
+    now_ms: u64,
+) -> Result<Vec<Vec<u8>>, StoreError> {
+    let open = |sealed: &Sealed| service.vault.webhook_key(id, sealed);
+    let mut keys = vec![open(&secrets.present)?];
+    if let Some((previous, until_ms)) = &secrets.previous
+        && *until_ms > now_ms
+    {
+        keys.push(open(previous)?);
+    }
+    Ok(keys)
+}
+
+/// From 0 to 1.
+fn chance() -> f64 {
+    let mut bytes = [0; 4];
+    // Without entropy all wait for the longest time.
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX),
+        Err(_) => 1.0,
+    }
+}
