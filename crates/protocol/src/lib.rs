@@ -17,6 +17,7 @@ pub mod file;
 pub mod fuzzing;
 pub mod guest;
 pub mod id;
+pub mod job;
 pub mod network;
 pub mod page;
 pub mod pattern;
@@ -34,8 +35,8 @@ pub use domain::{DomainName, PreviewPath};
 pub use error::{ErrorBody, ErrorCode};
 pub use excerpt::Excerpt;
 pub use id::{
-    BuildId, ImageId, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId, SecretName,
-    SnapshotId, SnapshotRef, TokenId, VolumeId,
+    BuildId, ExecutionId, ImageId, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId,
+    SecretName, SnapshotId, SnapshotRef, TokenId, VolumeId,
 };
 pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,

@@ -8,6 +8,7 @@
 //!    ├── Certificates  what encrypted connections are served with: one private file each
 //!    ├── Journals   what processes said: two files of lines for each sandbox
 //!    ├── AuditLog   what became of what sandboxes sent out: four files of lines for all of them
+//!    ├── TaskResults  files that tasks of jobs left: one archive each
 //!    ├── Images     root filesystems: one read-only EROFS file each, and layers they were pulled as
 //!    └── Saves      moments of machines at rest: one directory each
 //! ```
@@ -31,6 +32,7 @@ pub mod images;
 mod journals;
 mod layout;
 mod ledger;
+mod results;
 pub mod saves;
 mod vault;
 
@@ -43,10 +45,15 @@ pub use images::{
 pub use journals::Journals;
 pub use layout::{Layout, Stage};
 pub use ledger::{
+    Admitted, AttemptEnd, Claim, ExecutionFilter, JobLedger, NewExecution, QueueBounds,
+    QueueLength, Settled, Settlement, TaskLease, TaskLedger, TaskProcess,
+};
+pub use ledger::{
     Begun, BuildCacheLedger, BuildLedger, CachedStep, Database, DomainLedger, DomainRow,
     ImageLedger, ImageRow, KeyHash, KeyLedger, KeyRow, LayerFacts, LayerLedger, Ledger,
     LoginLedger, OriginRow, Outcome, PreviewLedger, Removed, RequestLedger, SaveLedger, Seal,
     Sealed, SecretLedger, SqliteLedger, TokenRow, Unused,
 };
+pub use results::{ResultsDraft, TaskResults};
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError, Walked, WalkedKind};
 pub use vault::{KeptAnswer, Repeated, RequestKey, Vault};

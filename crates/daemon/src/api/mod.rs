@@ -13,11 +13,13 @@ mod egress;
 mod engine;
 mod events;
 mod exec;
+mod executions;
 mod files;
 mod forks;
 mod gateways;
 mod idempotency;
 mod images;
+mod jobs;
 mod keys;
 mod logs;
 mod ndjson;
@@ -129,6 +131,8 @@ fn routes() -> OpenApiRouter<Arc<Service>> {
         .merge(gateways::routes())
         .merge(engine::routes())
         .merge(volumes::routes())
+        .merge(jobs::routes())
+        .merge(executions::routes())
 }
 
 /// The description of the API.

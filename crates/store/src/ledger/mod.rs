@@ -5,6 +5,7 @@ mod build_cache;
 mod builds;
 mod edge;
 mod images;
+mod jobs;
 mod keys;
 mod layers;
 mod logins;
@@ -26,6 +27,10 @@ pub use build_cache::{BuildCacheLedger, CachedStep, Outcome};
 pub use builds::BuildLedger;
 pub use edge::{DomainLedger, DomainRow, PreviewLedger, TokenRow};
 pub use images::{ImageLedger, ImageRow, LayerFacts, Removed};
+pub use jobs::{
+    Admitted, AttemptEnd, Claim, ExecutionFilter, JobLedger, NewExecution, QueueBounds,
+    QueueLength, Settled, Settlement, TaskLease, TaskLedger, TaskProcess,
+};
 pub use keys::{KeyHash, KeyLedger, KeyRow};
 pub use layers::{LayerLedger, OriginRow, Unused};
 pub use logins::LoginLedger;
@@ -45,6 +50,8 @@ pub trait Database:
     + BuildCacheLedger
     + SecretLedger
     + ImageLedger
+    + JobLedger
+    + TaskLedger
     + LayerLedger
     + LoginLedger
     + RequestLedger
