@@ -221,6 +221,7 @@ impl FromStr for Name {
         if looks_like_id(text)
             || text.parse::<SnapshotId>().is_ok()
             || text.parse::<VolumeId>().is_ok()
+            || text.parse::<ExecutionId>().is_ok()
         {
             return bad("it could be mistaken for an id: make it longer or shorter, or add a '-'");
         }
@@ -248,6 +249,8 @@ pub enum Ref<Id> {
 
 pub type SandboxRef = Ref<SandboxId>;
 pub type SnapshotRef = Ref<SnapshotId>;
+/// A job by its name, or an execution by its id.
+pub type JobRef = Ref<ExecutionId>;
 
 impl<Id: FromStr> FromStr for Ref<Id> {
     type Err = BadName;

@@ -35,7 +35,7 @@ pub use domain::{DomainName, PreviewPath};
 pub use error::{ErrorBody, ErrorCode};
 pub use excerpt::Excerpt;
 pub use id::{
-    BuildId, ExecutionId, ImageId, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId,
+    BuildId, ExecutionId, ImageId, JobRef, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId,
     SecretName, SnapshotId, SnapshotRef, TokenId, VolumeId,
 };
 pub use network::{

@@ -3,6 +3,7 @@
 mod archive;
 mod builds;
 mod domains;
+mod jobs;
 mod nodes;
 mod previews;
 mod schema;
