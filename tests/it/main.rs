@@ -18,6 +18,7 @@ mod idempotency;
 mod image_builds;
 mod images;
 mod inspected;
+mod jobs;
 mod kept;
 mod microvm;
 mod mishaps;

@@ -29,6 +29,7 @@ mod fleet;
 mod fork;
 mod guest;
 mod home;
+mod jobs;
 mod load;
 mod machine;
 mod picture;
@@ -126,6 +127,9 @@ enum What {
     /// An image of 300 MB from a registry on this host, beside the transfer alone, on a daemon of its own. Needs
     /// docker-registry. Only by name.
     Pull,
+    /// Tasks of jobs from an image, a pool and a memory snapshot, a queue of a thousand, and a swarm whose set-up is
+    /// paid once or each time. Only by name.
+    Jobs,
     /// Many sandboxes asleep in memory, all asked at one instant, as often as `--rounds` says. Only by name.
     Burst,
     /// First requests right after wakes, `--rounds` in each of four sandboxes, and how many failed. Only by
@@ -141,7 +145,7 @@ enum What {
 
 impl What {
     /// In this order, from quick to slow.
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Create,
         Self::Run,
         Self::Files,
@@ -152,6 +156,7 @@ impl What {
         Self::Fleet,
         Self::Volumes,
         Self::Pull,
+        Self::Jobs,
         Self::Burst,
         Self::Soak,
         Self::Timing,
@@ -164,6 +169,7 @@ impl What {
             self,
             Self::Volumes
                 | Self::Pull
+                | Self::Jobs
                 | Self::Burst
                 | Self::Soak
                 | Self::Timing
@@ -183,6 +189,7 @@ impl What {
             Self::Fleet => "the fleet",
             Self::Volumes => "volumes, beside disk and host",
             Self::Pull => "an image of a registry",
+            Self::Jobs => "tasks of jobs",
             Self::Burst => "bursts",
             Self::Soak => "first requests after wakes",
             Self::Timing => "timing of refusals",
@@ -259,6 +266,7 @@ impl Bench {
                 What::Fleet => fleet::measure(self, client, info, report).await?,
                 What::Volumes => volumes::measure(self, client, report).await?,
                 What::Pull => pull::measure(self, report).await?,
+                What::Jobs => jobs::measure(self, client, report).await?,
                 What::Burst => fleet::bursts(self, client, report).await?,
                 What::Soak => soak::measure(self, client, report).await?,
                 What::Timing => timing::measure(self, report).await?,

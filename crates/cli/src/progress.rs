@@ -39,6 +39,12 @@ impl Progress {
         }
     }
 
+    /// So many things to be done.
+    pub(crate) fn count(total: u64, text: impl Into<String>) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
+        Self::new(bar, "{msg}  [{bar:24}] {pos} of {len}  ({elapsed})", text.into())
+    }
+
     /// Something in hundredths.
     pub(crate) fn percent(text: impl Into<String>) -> Self {
         let bar = ProgressBar::with_draw_target(Some(100), ProgressDrawTarget::hidden());
@@ -72,6 +78,11 @@ impl Progress {
 
     pub(crate) fn say(&self, text: String) {
         self.bar.set_message(text);
+    }
+
+    /// Prints something else without tearing the bar.
+    pub(crate) fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.bar.suspend(print)
     }
 
     /// Prints a line to standard error without tearing the bar.

@@ -28,7 +28,7 @@ use serde::de::DeserializeOwned;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::{client::generate_key, derive_accept_key};
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
-use torpor_protocol::api::PREVIEW_HEADER;
+use torpor_protocol::api::{IDEMPOTENCY_HEADER, PREVIEW_HEADER};
 use torpor_protocol::page::Page;
 use torpor_protocol::{ErrorBody, ErrorCode};
 
@@ -126,6 +126,18 @@ impl Client {
         value: &impl Serialize,
     ) -> Result<T> {
         within(self.ask(Method::POST, route, value)).await
+    }
+
+    /// As [`Self::post`], once: asked again with the same key it gives the same answer.
+    pub async fn post_once<T: DeserializeOwned>(
+        &self,
+        route: &Route,
+        key: &str,
+        value: &impl Serialize,
+    ) -> Result<T> {
+        let request = self.request(Method::POST, route).header(header::CONTENT_TYPE, JSON);
+        let request = request.header(IDEMPOTENCY_HEADER, key);
+        within(async { read_json(self.exchange(request, route, encode(value)).await?).await }).await
     }
 
     pub async fn patch<T: DeserializeOwned>(

@@ -128,6 +128,8 @@ pub enum EngineKind {
 pub struct Limits {
     pub sandboxes: usize,
     pub connections: usize,
+    /// Of jobs, at the same time; 0: some for each core.
+    pub tasks: usize,
     /// Of each key; 0: any number.
     pub requests_per_sec: u32,
 }
@@ -190,7 +192,12 @@ impl Default for Config {
             secret_key: None,
             engine: EngineConfig::default(),
             defaults: Resources::default(),
-            limits: Limits { sandboxes: 10_000, connections: 10_000, requests_per_sec: 0 },
+            limits: Limits {
+                sandboxes: 10_000,
+                connections: 10_000,
+                tasks: 0,
+                requests_per_sec: 0,
+            },
             standby: StandbyConfig::default(),
             builds: BuildsConfig { cache_mib: 20 * 1024 },
             egress: EgressConfig::default(),

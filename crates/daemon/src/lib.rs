@@ -39,6 +39,7 @@ use torpor_edge::dns::Resolver;
 use torpor_edge::tls;
 use torpor_egress::Settings;
 use torpor_lifecycle::engine::EngineError;
+use torpor_lifecycle::ledger::{PAGE, everything};
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Policy};
 use torpor_protocol::SandboxId;
@@ -48,8 +49,8 @@ use torpor_service::events::{self, Events};
 use torpor_service::keys::Keyring;
 use torpor_service::metrics::Metrics;
 use torpor_service::previews::{self, Previews};
-use torpor_service::{Registries, Service, admission, audit, caches, hooks, pulls, tally};
-use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
+use torpor_service::{Registries, Service, admission, audit, caches, hooks, jobs, pulls, tally};
+use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, TaskResults, Vault};
 use torpor_volumes::{Dirs, VolumeStore};
 use torpor_web::dialect::Dialect;
 
@@ -159,6 +160,7 @@ async fn start(
         volumes,
         egress,
         audit: AuditLog::open(Arc::clone(&layout))?,
+        results: TaskResults::open(Arc::clone(&layout)),
         journals: Journals::open(layout),
         ledger,
         images,
@@ -205,6 +207,7 @@ async fn serve_at(
         tokio::spawn(caches::follow(Arc::clone(&service))),
         tokio::spawn(events::look_after(Arc::clone(&service))),
         tokio::spawn(hooks::deliver(Arc::clone(&service))),
+        tokio::spawn(jobs::look_after(Arc::clone(&service))),
     ];
     let tasks = tasks.map(AbortOnDropHandle::new);
     let kept = audit::keep(service.audit.clone(), service.egress.audit().follow());
@@ -249,6 +252,16 @@ fn idle_awake_max(config: &Config) -> usize {
     }
 }
 
+/// A task mostly waits for something elsewhere, as an agent does for its model.
+const TASKS_PER_CORE: usize = 8;
+
+fn tasks_at_once(config: &Config) -> usize {
+    match config.limits.tasks {
+        0 => cores() * TASKS_PER_CORE,
+        most => most,
+    }
+}
+
 /// Brings the sandboxes back and puts everything together.
 async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Service>, ServeError> {
     let ledger = parts.ledger.clone();
@@ -273,6 +286,7 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
         registries: Registries::open(config.registries(), parts.vault.clone())?,
         builds: Jobs::open(ledger.clone()).await?,
         events: Events::open(&ledger).await?,
+        jobs: jobs::Jobs::open(parts.results, tasks_at_once(config)),
         ledger,
         images: parts.images,
         saves: parts.saves,
@@ -327,11 +341,14 @@ async fn recover(
     Ok(fleet.await?)
 }
 
-/// Sandboxes that are there or are remembered: whose log is kept.
+/// Sandboxes that are there or are remembered, by themselves or as those of tasks: whose log is kept.
 async fn remembered(fleet: &Fleet, ledger: &Ledger) -> Result<HashSet<SandboxId>, StoreError> {
     // In this order: one that ends meanwhile is in both.
     let mut known: HashSet<_> = fleet.survey(|status| status.id.clone()).into_iter().collect();
     known.extend(ledger.archived_ids().await?);
+    let page =
+        |after: Option<SandboxId>| async move { ledger.task_sandboxes(after.as_ref(), PAGE).await };
+    known.extend(everything(page, SandboxId::clone).await?);
     Ok(known)
 }
 

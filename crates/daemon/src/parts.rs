@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use torpor_egress::Egress;
 use torpor_lifecycle::{Engines, MemoryGauge};
-use torpor_store::{AuditLog, Images, Journals, Ledger, Saves, Vault};
+use torpor_store::{AuditLog, Images, Journals, Ledger, Saves, TaskResults, Vault};
 use torpor_volumes::VolumeStore;
 use torpor_web::dialect::Dialect;
 
@@ -16,6 +16,7 @@ pub struct Parts {
     pub images: Images,
     pub saves: Saves,
     pub journals: Journals,
+    pub results: TaskResults,
     pub vault: Vault,
     pub volumes: VolumeStore,
     pub egress: Egress,

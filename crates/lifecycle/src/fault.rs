@@ -71,3 +71,18 @@ pub const VOLUME_POINTS: &[&str] = &[
     "volume.grown",
     "volume.erased",
 ];
+
+/// Every place in the life of a task of a job, and of what it belongs to.
+pub const TASK_POINTS: &[&str] = &[
+    "execution.recorded",
+    "task.claimed",
+    "task.created",
+    "task.awake",
+    "task.prepared",
+    "task.started",
+    "task.noted",
+    "task.ended",
+    "task.collected",
+    "task.settled",
+    "task.deleted",
+];

@@ -101,6 +101,7 @@ text_type!(ImageId, "An image: the BLAKE3 hash of its tree, 64 hexadecimal digit
 text_type!(SnapshotId, "A snapshot, for ever: `snap-` and 21 lowercase alphanumerics.");
 text_type!(SecretName, "What a secret is called, and the variable that carries it.");
 text_type!(BuildId, "A build of an image: `build-` and 21 lowercase alphanumerics.");
+text_type!(ExecutionId, "An execution of a job: `exec-` and 21 lowercase alphanumerics.");
 text_type!(SaveId, "A saved moment of a machine, in the store: 21 lowercase alphanumerics.");
 text_type!(PreviewId, "A preview, for ever: `preview-` and 21 lowercase alphanumerics.");
 text_type!(NodeId, "A host of an installation, for ever: `node-` and 21 lowercase alphanumerics.");
@@ -160,6 +161,12 @@ random_id!(
     "delivery id",
     "a delivery's id is delivery- and 21 lowercase letters and digits"
 );
+random_id!(
+    ExecutionId,
+    "exec-",
+    "execution id",
+    "an execution's id is exec- and 21 lowercase letters and digits"
+);
 random_id!(NodeId, "node-", "node id", "a node's id is node- and 21 lowercase letters and digits");
 
 /// Longest name of a secret.
@@ -168,11 +175,20 @@ pub const SECRET_NAME_MAX: usize = 128;
 impl SnapshotId {
     /// Always the same of the same seed, which is random itself.
     pub fn of_seed(seed: &[u8]) -> Self {
-        let digit =
-            |n: usize| seed.get(n % seed.len().max(1)).map_or(0, |byte| usize::from(byte % 36));
-        let text = (0..SANDBOX_ID_LEN).map(|n| char::from(ALPHABET[digit(n)]));
-        Self(format!("snap-{}", text.collect::<String>()))
+        Self(format!("snap-{}", seeded_text(seed)))
     }
+}
+
+impl ExecutionId {
+    /// Always the same of the same seed, which is random itself.
+    pub fn of_seed(seed: &[u8]) -> Self {
+        Self(format!("exec-{}", seeded_text(seed)))
+    }
+}
+
+fn seeded_text(seed: &[u8]) -> String {
+    let digit = |n: usize| seed.get(n % seed.len().max(1)).map_or(0, |byte| usize::from(byte % 36));
+    (0..SANDBOX_ID_LEN).map(|n| char::from(ALPHABET[digit(n)])).collect()
 }
 
 impl FromStr for SecretName {
@@ -226,6 +242,7 @@ impl FromStr for Name {
         if looks_like_id(text)
             || text.parse::<SnapshotId>().is_ok()
             || text.parse::<VolumeId>().is_ok()
+            || text.parse::<ExecutionId>().is_ok()
         {
             return bad("it could be mistaken for an id: make it longer or shorter, or add a '-'");
         }
@@ -253,6 +270,8 @@ pub enum Ref<Id> {
 
 pub type SandboxRef = Ref<SandboxId>;
 pub type SnapshotRef = Ref<SnapshotId>;
+/// A job by its name, or an execution by its id.
+pub type JobRef = Ref<ExecutionId>;
 
 impl<Id: FromStr> FromStr for Ref<Id> {
     type Err = BadName;

@@ -18,6 +18,7 @@ pub mod file;
 pub mod fuzzing;
 pub mod guest;
 pub mod id;
+pub mod job;
 pub mod network;
 pub mod page;
 pub mod pattern;
@@ -36,8 +37,8 @@ pub use error::{ErrorBody, ErrorCode};
 pub use event::{Event, EventKind};
 pub use excerpt::Excerpt;
 pub use id::{
-    BuildId, DeliveryId, EventId, ImageId, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId,
-    SecretName, SnapshotId, SnapshotRef, TokenId, VolumeId, WebhookId,
+    BuildId, DeliveryId, EventId, ExecutionId, ImageId, JobRef, Name, NodeId, PreviewId, SandboxId,
+    SandboxRef, SaveId, SecretName, SnapshotId, SnapshotRef, TokenId, VolumeId, WebhookId,
 };
 pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,

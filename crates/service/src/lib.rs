@@ -25,6 +25,7 @@ pub mod hooks;
 #[cfg(any(test, fuzzing))]
 #[path = "../../../fuzz/input.rs"]
 mod input;
+pub mod jobs;
 pub mod keys;
 pub mod metrics;
 pub mod pinned_save;
@@ -96,6 +97,8 @@ pub struct Service {
     pub registries: Registries,
     /// Images in the making that nobody need wait for.
     pub builds: Jobs,
+    /// Commands that are run for many inputs, each in a sandbox of its own.
+    pub jobs: jobs::Jobs,
     pub keys: Keyring,
     pub previews: Previews,
     /// Host names of their owners that lead to previews.

@@ -54,6 +54,7 @@ pub struct Metrics {
     pools: Pools,
     egress: Egress,
     throttled: Counter,
+    tasks: Tasks,
     certificates: Gauge,
     resident_bytes: Gauge,
     open_files: Gauge,
@@ -133,6 +134,28 @@ impl Pools {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    outcome: &'static str,
+}
+
+/// What becomes of tasks of jobs.
+#[derive(Default)]
+struct Tasks {
+    attempts: Family<OutcomeLabels, Counter>,
+    queued: Gauge,
+    running: Gauge,
+}
+
+impl Tasks {
+    fn register(&self, registry: &mut Registry) {
+        let help = "Attempts at tasks of jobs, by what became of the task";
+        registry.register("task_attempts", help, self.attempts.clone());
+        registry.register("tasks_queued", "Tasks of jobs that wait", self.queued.clone());
+        registry.register("tasks_running", "Tasks of jobs that run", self.running.clone());
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EgressLabels {
     kind: &'static str,
     verdict: &'static str,
@@ -205,6 +228,7 @@ impl Metrics {
             pools: Pools::default(),
             egress: Egress::default(),
             throttled: Counter::default(),
+            tasks: Tasks::default(),
             certificates: Gauge::default(),
             resident_bytes: Gauge::default(),
             open_files: Gauge::default(),
@@ -299,6 +323,7 @@ impl Metrics {
         registry.register_with_unit("saves_on_disk", "All saved moments together", bytes, saved);
         self.pools.register(registry);
         self.egress.register(registry);
+        self.tasks.register(registry);
     }
 
     // === What happened ===
@@ -392,7 +417,18 @@ impl Metrics {
         self.forks.inc();
     }
 
+    /// An attempt at a task of a job is over.
+    pub(crate) fn task(&self, outcome: &'static str) {
+        self.tasks.attempts.get_or_create(&OutcomeLabels { outcome }).inc();
+    }
+
     // === What is ===
+
+    /// Tasks of jobs that are not over.
+    pub fn set_queue(&self, queued: u64, running: u64) {
+        self.tasks.queued.set(i64::try_from(queued).unwrap_or(i64::MAX));
+        self.tasks.running.set(i64::try_from(running).unwrap_or(i64::MAX));
+    }
 
     /// What became of what sandboxes sent out, since the start.
     pub fn set_egress(&self, counts: &Counts) {

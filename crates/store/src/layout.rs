@@ -16,6 +16,7 @@
 //!  logs/        what processes said: ID.jsonl, and ID.jsonl.1 before it
 //!  audit/       what sandboxes sent out: egress.jsonl, and .1 to .3 before it
 //!  volumes/ID/  one volume or drive
+//!  jobs/ID/     files that tasks of one execution left: INDEX.tar
 //!  staging/     work in progress; emptied at start
 //!  scratch/     overlay disks of machines; belongs to the engine
 //! ```
@@ -29,7 +30,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::{ImageId, NodeId, SandboxId, SaveId};
+use torpor_protocol::{ExecutionId, ImageId, NodeId, SandboxId, SaveId};
 
 use crate::files;
 
@@ -203,6 +204,18 @@ impl Layout {
     /// Volumes and drives, which have rows in the ledger.
     pub fn volumes(&self) -> PathBuf {
         self.root.join("volumes")
+    }
+
+    pub(crate) fn results(&self) -> PathBuf {
+        self.root.join("jobs")
+    }
+
+    pub(crate) fn execution_results(&self, id: &ExecutionId) -> PathBuf {
+        self.results().join(id.as_str())
+    }
+
+    pub(crate) fn task_results(&self, id: &ExecutionId, index: u32) -> PathBuf {
+        self.execution_results(id).join(format!("{index}.tar"))
     }
 
     /// What microVMs begin from; made anew if it is missing.

@@ -8,6 +8,7 @@
 //!    ├── Certificates  what encrypted connections are served with: one private file each
 //!    ├── Journals   what processes said: two files of lines for each sandbox
 //!    ├── AuditLog   what became of what sandboxes sent out: four files of lines for all of them
+//!    ├── TaskResults  files that tasks of jobs left: one archive each
 //!    ├── Images     root filesystems: one read-only EROFS file each, and layers they were pulled as
 //!    └── Saves      moments of machines at rest: one directory each
 //! ```
@@ -31,6 +32,7 @@ pub mod images;
 mod journals;
 mod layout;
 mod ledger;
+mod results;
 pub mod saves;
 mod vault;
 
@@ -43,12 +45,14 @@ pub use images::{
 pub use journals::Journals;
 pub use layout::{Layout, Stage};
 pub use ledger::{
-    Addressee, Begun, BuildCacheLedger, BuildLedger, CachedStep, Claim, Claiming, Database, DeliveryLedger, DomainLedger, DomainRow,
-    EventFilter, EventLedger, EventRange,
-    ImageLedger, ImageRow, KeyHash, KeyLedger, KeyRow, LayerFacts, LayerLedger, Ledger,
-    LoginLedger, NewDelivery, NewEvent, Next, OriginRow, Outcome, PreviewLedger, Removed, RequestLedger, SaveLedger, Seal,
-    Sealed, SecretLedger, SqliteLedger, Target, TokenRow, Unused, WebhookLedger,
-    WebhookSecrets,
+    Addressee, Admitted, AttemptEnd, Begun, BuildCacheLedger, BuildLedger, CachedStep, Claiming,
+    Database, DeliveryClaim, DeliveryLedger, DomainLedger, DomainRow, EventFilter, EventLedger,
+    EventRange, ExecutionFilter, ImageLedger, ImageRow, JobLedger, KeyHash, KeyLedger, KeyRow,
+    LayerFacts, LayerLedger, Ledger, LoginLedger, NewDelivery, NewEvent, NewExecution, Next,
+    OriginRow, Outcome, PreviewLedger, QueueBounds, QueueLength, Removed, RequestLedger,
+    SaveLedger, Seal, Sealed, SecretLedger, Settled, Settlement, SqliteLedger, Target, TaskClaim,
+    TaskLease, TaskLedger, TaskProcess, TokenRow, Unused, WebhookLedger, WebhookSecrets,
 };
+pub use results::{ResultsDraft, TaskResults};
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError, Walked, WalkedKind};
 pub use vault::{KeptAnswer, Repeated, RequestKey, Vault};

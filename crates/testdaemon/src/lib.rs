@@ -18,7 +18,9 @@ use torpor_egress::Egress;
 use torpor_lifecycle::fake::{FakeEngine, FakeHost, Inside};
 use torpor_lifecycle::{Engines, MemoryGauge, MemoryReading};
 use torpor_protocol::api::PullPolicy;
-use torpor_store::{AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, Vault};
+use torpor_store::{
+    AuditLog, ImageConfig, Images, Journals, Layout, Ledger, Saves, TaskResults, Vault,
+};
 use torpor_volumes::{Dirs, VolumeStore};
 use torpor_web::dialect::Dialect;
 
@@ -147,6 +149,7 @@ pub async fn parts(dir: &Path, host: &Arc<FakeHost>, names: &[&str]) -> Parts {
         volumes,
         egress: egress.expect("a way out"),
         audit: AuditLog::open(Arc::clone(&layout)).expect("an audit log"),
+        results: TaskResults::open(Arc::clone(&layout)),
         journals: Journals::open(layout),
         gauge: plenty(),
         dialects: Vec::new(),

@@ -90,7 +90,7 @@ impl Logs {
 }
 
 /// When, who, and what; a line can't look like another one.
-fn show(line: &LogEntry) -> String {
+pub(super) fn show(line: &LogEntry) -> String {
     let who = line.name.as_deref().unwrap_or(&line.command);
     let stream = match line.stream {
         OutputStream::Stdout => "",

@@ -20,6 +20,7 @@ mod host;
 mod image;
 mod inspect;
 mod jail;
+mod job;
 mod keeper;
 mod kernel;
 mod key;
@@ -139,6 +140,7 @@ enum Command {
     Restore(restore::Restore),
     Map(map::Map),
     Top(top::Top),
+    Job(job::Job),
     Pool(pool::Pool),
     PortForward(port_forward::PortForward),
     Preview(preview::Preview),
@@ -214,6 +216,7 @@ impl Cli {
             Command::Restore(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Map(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Top(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Job(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Pool(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Rm(verb) => online(client()?, async |client| verb.run(client).await),
             Command::PortForward(verb) => online(client()?, async |client| verb.run(client).await),

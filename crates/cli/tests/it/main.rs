@@ -14,6 +14,7 @@ mod errors;
 mod forks;
 mod https;
 mod images;
+mod jobs;
 mod kernels;
 mod keys;
 mod logs;

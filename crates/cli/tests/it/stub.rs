@@ -44,6 +44,12 @@ pub(crate) fn ok(value: impl Serialize) -> Answer {
     Answer::Now(200, serde_json::to_vec(&value).unwrap().into())
 }
 
+/// NDJSON.
+pub(crate) fn lines(values: impl IntoIterator<Item = Value>) -> Answer {
+    let text: String = values.into_iter().map(|value| format!("{value}\n")).collect();
+    Answer::Now(200, text.into())
+}
+
 pub(crate) fn done() -> Answer {
     Answer::Now(204, Bytes::new())
 }

@@ -44,7 +44,8 @@ const PIECES: usize = 16;
 const LINE_MAX: usize = 64 * 1024;
 const NDJSON: &str = "application/x-ndjson";
 /// What can be gone on with: each thing it makes says by which request it was made.
-const RESUMED: [&str; 4] = [
+const RESUMED: [&str; 5] = [
+    "/v1/executions",
     "/v1/sandboxes",
     "/v1/sandboxes/{sandbox}/fork",
     "/v1/sandboxes/{sandbox}/snapshots",

@@ -14,11 +14,13 @@ mod engine;
 mod event_log;
 mod events;
 mod exec;
+mod executions;
 mod files;
 mod forks;
 mod gateways;
 mod idempotency;
 mod images;
+mod jobs;
 mod keys;
 mod logs;
 mod ndjson;
@@ -133,6 +135,8 @@ fn routes() -> OpenApiRouter<Arc<Service>> {
         .merge(gateways::routes())
         .merge(engine::routes())
         .merge(volumes::routes())
+        .merge(jobs::routes())
+        .merge(executions::routes())
 }
 
 /// The description of the API.

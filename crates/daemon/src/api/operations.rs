@@ -1,7 +1,7 @@
 //! What operations are called, in clients that are generated.
 
 /// Method and path, and the name; a test says when one is missing.
-pub(super) const OPERATIONS: [(&str, &str); 131] = [
+pub(super) const OPERATIONS: [(&str, &str); 146] = [
     ("get /v1/archive", "listEndedSandboxes"),
     ("get /v1/archive/{sandbox}", "getEndedSandbox"),
     ("delete /v1/build-cache", "pruneBuildCache"),
@@ -33,6 +33,16 @@ pub(super) const OPERATIONS: [(&str, &str); 131] = [
     ("get /v1/engine/builds", "listEngineBuilds"),
     ("post /v1/engine/migrate", "migrateEngine"),
     ("get /v1/events", "watchSandboxes"),
+    ("get /v1/executions", "listExecutions"),
+    ("post /v1/executions", "beginExecution"),
+    ("delete /v1/executions/{execution}", "forgetExecution"),
+    ("get /v1/executions/{execution}", "getExecution"),
+    ("post /v1/executions/{execution}/cancel", "cancelExecution"),
+    ("get /v1/executions/{execution}/tasks", "listTasks"),
+    ("get /v1/executions/{execution}/tasks/{index}", "getTask"),
+    ("get /v1/executions/{execution}/tasks/{index}/files", "downloadTaskResults"),
+    ("get /v1/executions/{execution}/tasks/{index}/log", "getTaskLog"),
+    ("get /v1/executions/{execution}/watch", "watchExecution"),
     ("get /v1/gateways", "listGateways"),
     ("get /v1/images", "listImages"),
     ("post /v1/images/base", "buildBaseImage"),
@@ -44,6 +54,11 @@ pub(super) const OPERATIONS: [(&str, &str); 131] = [
     ("delete /v1/images/{image}", "deleteImage"),
     ("get /v1/images/{image}", "getImage"),
     ("get /v1/info", "getInfo"),
+    ("get /v1/jobs", "listJobs"),
+    ("post /v1/jobs", "createJob"),
+    ("delete /v1/jobs/{job}", "deleteJob"),
+    ("get /v1/jobs/{job}", "getJob"),
+    ("put /v1/jobs/{job}", "replaceJob"),
     ("get /v1/keys", "listKeys"),
     ("post /v1/keys", "createKey"),
     ("delete /v1/keys/{key}", "deleteKey"),

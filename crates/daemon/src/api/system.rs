@@ -39,6 +39,8 @@ async fn info(State(service): State<Arc<Service>>) -> Json<Info> {
 pub(super) async fn metrics(State(service): State<Arc<Service>>) -> Result<Response> {
     let saved_bytes = service.saves.bytes().await?;
     service.metrics.set_egress(&service.egress.audit().counts());
+    let queue = service.ledger.queue_length().await?;
+    service.metrics.set_queue(queue.queued, queue.running);
     let text = service.metrics.render(&service.fleet, saved_bytes);
     let text = text.map_err(|_| ApiError::new(ErrorCode::Internal, "metrics can't be written"))?;
     Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())

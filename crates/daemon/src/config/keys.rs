@@ -128,6 +128,12 @@ pub const KEYS: &[Key] = &[
         help: "Connections at the same time; more wait to be accepted.",
     },
     Key {
+        name: "limits.tasks",
+        default: "0",
+        help: "Tasks of jobs that run on this host at the same time; the others wait. 0: eight per \
+               processor core.",
+    },
+    Key {
         name: "limits.requests_per_sec",
         default: "0",
         help: "Requests to the API that each key may make in a second, after a burst of twice as many. \

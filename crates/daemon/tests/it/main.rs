@@ -14,6 +14,7 @@ mod files;
 mod forks;
 mod idempotency;
 mod images;
+mod jobs;
 mod kept;
 mod keys;
 mod listeners;

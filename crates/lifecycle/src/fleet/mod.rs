@@ -338,14 +338,19 @@ impl Fleet {
     /// Lines that the processes of a sandbox said. It is not woken for that; one that is gone is
     /// remembered for a while.
     pub async fn log(&self, id: &SandboxId, search: &Search) -> Result<Vec<LogLine>, Error> {
-        match self.find(&SandboxRef::Id(id.clone())) {
+        if let Err(error) = self.find(&SandboxRef::Id(id.clone()))
+            && self.inner.world.ledger.find_archived(id).await?.is_none()
+        {
+            return Err(error);
+        }
+        self.journal(id, search).await
+    }
+
+    /// The same for who knows by itself that the sandbox was there: none, if nothing is kept of what it said.
+    pub async fn journal(&self, id: &SandboxId, search: &Search) -> Result<Vec<LogLine>, Error> {
+        if let Ok(sandbox) = self.find(&SandboxRef::Id(id.clone())) {
             // Who can't be asked has nothing new to tell.
-            Ok(sandbox) => drop(sandbox.note_lines().await),
-            Err(error) => {
-                if self.inner.world.ledger.find_archived(id).await?.is_none() {
-                    return Err(error);
-                }
-            }
+            drop(sandbox.note_lines().await);
         }
         Ok(self.inner.world.journal.read(id, search).await?)
     }
@@ -418,6 +423,11 @@ impl Fleet {
 
     pub fn clock(&self) -> Clock {
         self.inner.world.clock
+    }
+
+    /// Who writes what this daemon works on.
+    pub fn owner(&self) -> &Owner {
+        &self.inner.world.owner
     }
 
     /// The daemon stops: nothing new is begun, and sandboxes are left as told.

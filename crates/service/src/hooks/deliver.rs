@@ -14,7 +14,7 @@ use torpor_egress::outgoing::{Call, SendError};
 use torpor_lifecycle::chain;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::event::LastAttempt;
-use torpor_store::{Claim, Claiming, Sealed, Target, WebhookSecrets};
+use torpor_store::{Claiming, DeliveryClaim, Sealed, Target, WebhookSecrets};
 
 use super::sign::signature;
 use super::verdict::{Answer, Tried, complaint};
@@ -90,7 +90,7 @@ pub async fn deliver(service: Arc<Service>) {
 }
 
 /// What is due, as far as there is room; nothing is written if nothing is.
-async fn claim(service: &Service, limit: usize) -> Result<Vec<Claim>, StoreError> {
+async fn claim(service: &Service, limit: usize) -> Result<Vec<DeliveryClaim>, StoreError> {
     let now_ms = service.fleet.clock().now_ms();
     let due = service.ledger.next_delivery().await?;
     if limit == 0 || due.is_none_or(|due| due > now_ms) {
@@ -107,7 +107,7 @@ async fn claim(service: &Service, limit: usize) -> Result<Vec<Claim>, StoreError
     service.ledger.claim_deliveries(&claiming).await
 }
 
-async fn attempt(service: &Service, claim: &Claim) {
+async fn attempt(service: &Service, claim: &DeliveryClaim) {
     let begun = Instant::now();
     let answer = send(service, claim).await;
     let now_ms = service.fleet.clock().now_ms();
@@ -117,7 +117,7 @@ async fn attempt(service: &Service, claim: &Claim) {
         error: complaint(&answer),
         took_ms: begun.elapsed().as_millis() as u64,
     };
-    let Claim { attempt, expires_at_ms, .. } = *claim;
+    let DeliveryClaim { attempt, expires_at_ms, .. } = *claim;
     let next = Tried { answer: &answer, attempt, now_ms, expires_at_ms, chance: chance() }.next();
     tracing::debug!(delivery = %claim.id, attempt, ?next, error = tried.error, "delivery tried");
     // If that fails its lease ends, and it is tried again.
@@ -127,7 +127,7 @@ async fn attempt(service: &Service, claim: &Claim) {
 }
 
 /// The status alone says whether it was delivered.
-async fn send(service: &Service, claim: &Claim) -> Result<Answer, SendError> {
+async fn send(service: &Service, claim: &DeliveryClaim) -> Result<Answer, SendError> {
     let now_ms = service.fleet.clock().now_ms();
     let unsigned = |error: StoreError| SendError::BadUrl(chain(&error));
     let (url, keys) = match &claim.target {

@@ -6,6 +6,7 @@ mod builds;
 mod edge;
 mod events;
 mod images;
+mod jobs;
 mod keys;
 mod layers;
 mod logins;
@@ -29,6 +30,10 @@ pub use builds::BuildLedger;
 pub use edge::{DomainLedger, DomainRow, PreviewLedger, TokenRow};
 pub use events::{EventFilter, EventLedger, EventRange, NewEvent};
 pub use images::{ImageLedger, ImageRow, LayerFacts, Removed};
+pub use jobs::{
+    Admitted, AttemptEnd, ExecutionFilter, JobLedger, NewExecution, QueueBounds, QueueLength,
+    Settled, Settlement, TaskClaim, TaskLease, TaskLedger, TaskProcess,
+};
 pub use keys::{KeyHash, KeyLedger, KeyRow};
 pub use layers::{LayerLedger, OriginRow, Unused};
 pub use logins::LoginLedger;
@@ -37,7 +42,8 @@ pub use saves::SaveLedger;
 pub use secrets::{Seal, Sealed, SecretLedger};
 pub use sqlite::SqliteLedger;
 pub use webhooks::{
-    Addressee, Claim, Claiming, DeliveryLedger, NewDelivery, Next, Target, WebhookLedger, WebhookSecrets,
+    Addressee, Claiming, DeliveryClaim, DeliveryLedger, NewDelivery, Next, Target, WebhookLedger,
+    WebhookSecrets,
 };
 
 /// A database that remembers everything.
@@ -51,6 +57,8 @@ pub trait Database:
     + BuildCacheLedger
     + SecretLedger
     + ImageLedger
+    + JobLedger
+    + TaskLedger
     + LayerLedger
     + LoginLedger
     + RequestLedger

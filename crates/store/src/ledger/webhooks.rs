@@ -21,9 +21,16 @@ pub struct WebhookSecrets {
 /// Where a delivery goes, and what signs it.
 #[derive(Debug)]
 pub enum Target {
-    Webhook { id: WebhookId, url: String, secrets: WebhookSecrets },
+    Webhook {
+        id: WebhookId,
+        url: String,
+        secrets: WebhookSecrets,
+    },
     /// Sent once, to nobody who is known.
-    Once { url: String, secret: Sealed },
+    Once {
+        url: String,
+        secret: Sealed,
+    },
 }
 
 /// What is to be sent besides events of the ledger.
@@ -43,12 +50,15 @@ pub struct NewDelivery {
 pub enum Addressee {
     Webhook(WebhookId),
     /// This URL, signed with this; the secret is sealed for the delivery.
-    Once { url: String, secret: Sealed },
+    Once {
+        url: String,
+        secret: Sealed,
+    },
 }
 
 /// A delivery that whoever has this may try now.
 #[derive(Debug)]
-pub struct Claim {
+pub struct DeliveryClaim {
     pub id: DeliveryId,
     pub event: EventId,
     pub body: String,
@@ -76,7 +86,9 @@ pub struct Claiming {
 pub enum Next {
     Delivered,
     /// Not before then.
-    Again { at_ms: u64 },
+    Again {
+        at_ms: u64,
+    },
     Failed,
     /// Its webhook wants nothing any more.
     Disabled(DisabledReason),
@@ -129,11 +141,12 @@ pub trait DeliveryLedger: Send + Sync + 'static {
     /// When the next one is due that nobody tries: nothing if there is none.
     async fn next_delivery(&self) -> Result<Option<u64>, StoreError>;
     /// Takes what is due, for this node.
-    async fn claim_deliveries(&self, claiming: &Claiming) -> Result<Vec<Claim>, StoreError>;
+    async fn claim_deliveries(&self, claiming: &Claiming)
+    -> Result<Vec<DeliveryClaim>, StoreError>;
     /// Says what came of it. Whether it was still its claim.
     async fn finish_delivery(
         &self,
-        claim: &Claim,
+        claim: &DeliveryClaim,
         attempt: &LastAttempt,
         next: &Next,
     ) -> Result<bool, StoreError>;

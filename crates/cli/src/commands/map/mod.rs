@@ -1,9 +1,9 @@
-//! `torpor map`: fork, run in all of them at once, collect.
+//! `torpor map`: the simple case of a job. One task for each fork of a snapshot, or of a sandbox as it is now.
 //!
 //! Invariants
-//! - the forks carry a label that is this run's only, and are found by it: whatever happens to us
-//!   short of SIGKILL, they are removed, and after that they end by themselves;
-//! - a fork or a command that fails does not stop the others.
+//! - the daemon owns the work: whatever happens to us, its sandboxes are removed when it is over;
+//! - a fork or a command that fails does not stop the others;
+//! - a snapshot that is taken for this goes with it.
 
 mod tally;
 
@@ -11,41 +11,41 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use futures_util::stream::FuturesUnordered;
-use futures_util::{StreamExt, stream};
-use http::Method;
-use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use torpor_client::{Client, Route};
-use torpor_protocol::api::{Command, RunResult};
-use torpor_protocol::snapshot::{Fork, ForkList};
-use torpor_protocol::{ErrorCode, Lifetime, SandboxId, Status};
+use torpor_protocol::api::{CreateSandbox, ExitReport, Log, OutputStream, RunResult};
+use torpor_protocol::job::{BeginExecution, Execution, JobSpec, Task, TaskList};
+use torpor_protocol::snapshot::TakeSnapshot;
+use torpor_protocol::{Snapshot, SnapshotKind};
 
 use self::tally::{Outcome, Tally};
 use super::base::{Base, BaseArgs};
-use super::fork::{NUMBER, check_name, failure, fork, parse_count};
+use super::fork::{NUMBER, check_name, parse_count};
+use super::job::watch::{Shown, follow};
+use super::job::{cancel, execution, executions};
+use super::parse_pair;
 use super::process::ProcessArgs;
-use super::{parse_pair, sandboxes};
 use crate::error::{EXIT_FAILED, Error, Result};
 use crate::progress::Progress;
 use crate::signals::Signals;
 use crate::units::millis;
 use crate::{output, units};
 
-/// The label of the forks of one run.
-const LABEL: &str = "torpor.map";
-/// Forks that we can't remove any more end by themselves when unused for so long.
-const EXPIRE_IDLE_MS: u64 = 3_600_000;
-/// Forks that are being made when we are interrupted are waited for, so that they can be removed.
-const FORK_PATIENCE: Duration = Duration::from_secs(60);
-/// Removals under way at once.
+/// Logs read at once.
 const PARALLEL: usize = 8;
+/// Who interrupts us waits so long at most for the forks to be gone.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// As long as a task may take.
+const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// A journal keeps at least so much of one that is gone, and an agent so much of a line.
+const LOG_KEPT: usize = 250 * 1024;
+const LINE_KEPT: usize = 4096;
 
-/// Fork, run a command in all forks at once, and collect the results.
+/// Fork, run a command in each fork, and collect the results.
 ///
 /// Shows of each fork the exit code, the time and the first line of its output (--json: all of it),
-/// and how much faster that was than one after the other. The forks are removed afterwards, also on
-/// ctrl-c. One that fails does not stop the others; then it exits with 1.
+/// and how much faster that was than one after the other. Forks for which the host has no room yet wait for it. They
+/// are removed afterwards, also on ctrl-c. One that fails does not stop the others; then it exits with 1.
 #[derive(Debug, Args)]
 // An escape keeps clap from taking the braces for a line end.
 #[command(after_help = "Examples:\n  torpor map base --count 5 -- ./analyze {\x1b[0mn}\n  \
@@ -88,59 +88,110 @@ pub(super) struct Map {
 impl Map {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
         check_name(self.name.as_deref(), self.count)?;
+        let (json, mut signals) = (self.json, Signals::new()?);
         let base = self.base.clone().find(client).await?;
-        let tag = SandboxId::random().to_string();
-        let mut forking = self.begin(client, base, &tag);
-        let (keep, json) = (self.keep, self.json);
-        let mut signals = Signals::new()?;
-        let shown = tokio::select! {
-            tally = self.work(client, &mut forking) => tally.and_then(|tally| show(&tally, json)),
-            left = signals.next() => Err(left),
-        };
-        if !keep {
-            tokio::select! {
-                () = clean_up(client, &tag, forking) => (),
-                _ = signals.next() => output::note("torpor: some forks are left; they end by \
-                    themselves after an hour without use"),
+        let (snapshot, taken) = moment(client, base).await?;
+        let name = self.name.clone();
+        let begun = client.post::<Execution>(&executions(), &self.request(snapshot)).await;
+        let shown = match begun {
+            Ok(begun) => {
+                let shown = tokio::select! {
+                    tally = collect(client, &begun, name.as_deref()) => {
+                        tally.and_then(|tally| show(&tally, json))
+                    }
+                    left = signals.next() => Err(left),
+                };
+                tokio::select! {
+                    () = end(client, &begun) => (),
+                    _ = signals.next() => output::note("torpor: some forks are being removed still"),
+                }
+                shown
             }
+            Err(error) => Err(error.into()),
+        };
+        if let Some(taken) = taken {
+            tidy(client.delete(&Route::snapshot(&taken.id)).await);
         }
         shown
     }
 
-    /// A task of its own: being interrupted does not lose the answer.
-    fn begin(&self, client: &Client, base: Base, tag: &str) -> JoinHandle<Result<ForkList>> {
-        let mut labels: torpor_protocol::spec::Pairs = self.label.iter().cloned().collect();
-        labels.insert(LABEL.to_owned(), tag.to_owned());
-        let expire_idle_ms = (!self.keep).then_some(EXPIRE_IDLE_MS);
-        let request = Fork {
-            count: self.count,
-            name: self.name.clone(),
-            labels,
-            lifetime: Lifetime { expire_idle_ms, ..Lifetime::default() },
-            ..Fork::default()
+    fn request(self, snapshot: String) -> BeginExecution {
+        let command = self.process.command(self.command);
+        let labels = self.label.into_iter().collect();
+        let snapshot = Some(snapshot);
+        let spec = JobSpec {
+            sandbox: CreateSandbox { snapshot, labels, ..CreateSandbox::default() },
+            sandbox_name: self.name,
+            command: command.command,
+            env: command.env,
+            cwd: command.cwd,
+            user: command.user,
+            numbered: true,
+            timeout_ms: millis(self.timeout.unwrap_or(WEEK)),
+            keep: self.keep,
+            ..JobSpec::default()
         };
-        let client = client.clone();
-        tokio::spawn(async move { fork(&client, &base, &request).await })
-    }
-
-    async fn work(
-        self,
-        client: &Client,
-        forking: &mut JoinHandle<Result<ForkList>>,
-    ) -> Result<Tally> {
-        let started = Instant::now();
-        let forks = forking.await.map_err(|error| Error::internal("forking failed", error))??;
-        let fork_ms = elapsed_ms(started);
-        let timeout_ms = self.timeout.map(millis);
-        let template = Command { timeout_ms, ..self.process.command(self.command) };
-        let started = Instant::now();
-        let results = run_all(client, forks, &template).await;
-        Ok(Tally::new(results, fork_ms, elapsed_ms(started)))
+        BeginExecution { spec: Some(spec), count: Some(self.count), ..BeginExecution::default() }
     }
 }
 
-fn elapsed_ms(since: Instant) -> f64 {
-    since.elapsed().as_secs_f64() * 1000.0
+/// The snapshot to begin from, and the same if it was taken for us.
+async fn moment(client: &Client, base: Base) -> Result<(String, Option<Snapshot>)> {
+    let sandbox = match base {
+        Base::Snapshot(snapshot) => return Ok((snapshot, None)),
+        Base::Sandbox(sandbox) => sandbox,
+    };
+    let _progress = Progress::waiting(format!("taking a snapshot of {sandbox}"));
+    let request = TakeSnapshot { name: None, kind: SnapshotKind::Memory };
+    let taken: Snapshot =
+        client.post(&Route::sandbox(&sandbox).then("/snapshots"), &request).await?;
+    Ok((taken.id.to_string(), Some(taken)))
+}
+
+/// Waits until it is over, and reads what came of it.
+async fn collect(client: &Client, begun: &Execution, name: Option<&str>) -> Result<Tally> {
+    follow(client, begun, Shown::Nothing).await?;
+    let tasks: TaskList = client.list(&execution(&begun.id).then("/tasks")).await?;
+    let outcomes = stream::iter(&tasks.tasks).map(|task| outcome(client, task, name));
+    let outcomes = outcomes.buffered(PARALLEL).try_collect().await?;
+    let began = |task: &Task| Some(task.ended_at_ms?.saturating_sub(task.ran_ms?));
+    let first = tasks.tasks.iter().filter_map(began).min().unwrap_or(begun.created_at_ms);
+    let last = tasks.tasks.iter().filter_map(began).max().unwrap_or(begun.created_at_ms);
+    let end = tasks.tasks.iter().filter_map(|task| task.ended_at_ms).max().unwrap_or(last);
+    let fork_ms = last.saturating_sub(begun.created_at_ms) as f64;
+    Ok(Tally::new(outcomes, fork_ms, end.saturating_sub(first) as f64))
+}
+
+async fn outcome(client: &Client, task: &Task, name: Option<&str>) -> Result<Outcome> {
+    let n = task.index as usize + 1;
+    let named = name.map(|name| name.replace(NUMBER, &n.to_string()));
+    let sandbox = named.or_else(|| task.sandbox.as_ref().map(ToString::to_string));
+    let failed = || {
+        let why = task.message.clone().unwrap_or_else(|| task.state.as_str().to_owned());
+        Some(format!("error: {why}"))
+    };
+    // What ended a command that has no exit is its time.
+    let timed_out = task.reason == Some(torpor_protocol::job::TaskFailure::TimedOut);
+    let late = ExitReport { timed_out: true, ..ExitReport::default() };
+    let Some(exit) = task.exit.or(timed_out.then_some(late)) else {
+        return Ok(Outcome { n, sandbox, result: None, error: failed() });
+    };
+    let route = execution(&task.execution).then("/tasks").part(&task.index.to_string());
+    let log: Log = client.list(&route.then("/log")).await?;
+    let (mut stdout, mut stderr) = (String::new(), String::new());
+    for line in &log.lines {
+        let text = match line.stream {
+            OutputStream::Stdout => &mut stdout,
+            OutputStream::Stderr => &mut stderr,
+        };
+        text.push_str(&line.text);
+        text.push('\n');
+    }
+    let cut = stdout.len() + stderr.len() >= LOG_KEPT;
+    let truncated = cut || log.lines.iter().any(|line| line.text.len() >= LINE_KEPT);
+    let duration_ms = task.ran_ms.unwrap_or_default();
+    let result = Some(RunResult { exit, stdout, stderr, truncated, duration_ms });
+    Ok(Outcome { n, sandbox, result, error: None })
 }
 
 fn show(tally: &Tally, json: bool) -> Result<ExitCode> {
@@ -148,95 +199,25 @@ fn show(tally: &Tally, json: bool) -> Result<ExitCode> {
     Ok(if tally.failed > 0 { ExitCode::from(EXIT_FAILED) } else { ExitCode::SUCCESS })
 }
 
-async fn run_all(client: &Client, forks: ForkList, template: &Command) -> Vec<Outcome> {
-    let count = forks.forks.len();
-    let progress = Progress::waiting(format!("0 of {count} are done"));
-    let mut runs = FuturesUnordered::new();
-    for (index, fork) in forks.forks.into_iter().enumerate() {
-        runs.push(async move {
-            let n = index + 1;
-            match fork.sandbox {
-                Some(status) => run_one(client, n, &status, template).await,
-                None => {
-                    let error = Some(failure(fork.error.as_ref()));
-                    Outcome { n, sandbox: None, result: None, error }
-                }
-            }
-        });
-    }
-    let mut outcomes = Vec::with_capacity(count);
-    while let Some(outcome) = runs.next().await {
-        outcomes.push(outcome);
-        progress.say(format!("{} of {count} are done", outcomes.len()));
-    }
-    outcomes.sort_by_key(|outcome| outcome.n);
-    outcomes
-}
-
-async fn run_one(client: &Client, n: usize, status: &Status, template: &Command) -> Outcome {
-    let route = Route::sandbox(&status.id).then("/run");
-    let ran = client.ask(Method::POST, &route, &numbered(template, n)).await;
-    let (result, error) = match ran {
-        Ok(result) => (Some::<RunResult>(result), None),
-        Err(error) => (None, Some(Error::from(error).render(false).trim_end().to_owned())),
-    };
-    Outcome { n, sandbox: Some(sandboxes::title(status).to_owned()), result, error }
-}
-
-/// The command of fork `n`.
-fn numbered(template: &Command, n: usize) -> Command {
-    let n = n.to_string();
-    let number = |text: &String| text.replace(NUMBER, &n);
-    Command {
-        command: template.command.iter().map(number).collect(),
-        env: template.env.iter().map(|(key, value)| (key.clone(), number(value))).collect(),
-        ..template.clone()
-    }
-}
-
-/// Removes whatever carries our label. What can't be removed is said and no error: the results are
-/// there.
-async fn clean_up(client: &Client, tag: &str, mut forking: JoinHandle<Result<ForkList>>) {
-    let progress = Progress::waiting("removing the forks");
-    if !forking.is_finished() {
-        // Its answer, and how it ended, do not matter any more.
-        let _ = tokio::time::timeout(FORK_PATIENCE, &mut forking).await;
-    }
-    let label = (LABEL.to_owned(), tag.to_owned());
-    let forks = match client.sandboxes::<Status>(&[label], None).await {
-        Ok(forks) => forks,
-        Err(error) => {
-            progress.note(&format!("torpor: can't remove the forks: {error}"));
-            return;
+/// Ends it if it is not over, and leaves nothing of it.
+async fn end(client: &Client, begun: &Execution) {
+    let ended = async {
+        let told = cancel(client, &begun.id).await?;
+        if !told.state.is_over() {
+            let _progress = Progress::waiting("removing the forks");
+            follow(client, &told, Shown::Nothing).await?;
         }
+        Ok::<_, Error>(client.delete(&execution(&begun.id)).await?)
     };
-    let removals = forks
-        .iter()
-        .map(|status| async move { (status, client.delete(&Route::sandbox(&status.id)).await) });
-    let mut removals = stream::iter(removals).buffer_unordered(PARALLEL);
-    while let Some((status, removed)) = removals.next().await {
-        match removed {
-            Ok(()) => (),
-            Err(error) if error.code() == Some(ErrorCode::SandboxNotFound) => (),
-            Err(error) => progress
-                .note(&format!("torpor: can't remove {}: {error}", sandboxes::title(status))),
-        }
+    match tokio::time::timeout(PATIENCE, ended).await {
+        Ok(done) => tidy(done),
+        Err(_) => output::note("torpor: some forks are being removed still"),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_fork_knows_its_number() {
-        let template = Command {
-            command: ["./analyze", "{n}", "part-{n}.csv", "{m}"].map(String::from).into(),
-            env: [("SEED".to_owned(), "0{n}".to_owned())].into(),
-            ..Command::default()
-        };
-        let third = numbered(&template, 3);
-        assert_eq!(third.command, ["./analyze", "3", "part-3.csv", "{m}"]);
-        assert_eq!(third.env["SEED"], "03");
+/// What can't be removed is said and no error: the results are there.
+fn tidy<E: std::fmt::Display>(done: std::result::Result<(), E>) {
+    if let Err(error) = done {
+        output::note(&format!("torpor: can't clean up: {error}"));
     }
 }

@@ -9,7 +9,7 @@ use torpor_protocol::event::{Delivery, DeliveryState, DisabledReason, LastAttemp
 use torpor_protocol::{DeliveryId, WebhookId};
 
 use super::super::{
-    Addressee, Claim, Claiming, DeliveryLedger, NewDelivery, Next, Sealed, Target,
+    Addressee, Claiming, DeliveryClaim, DeliveryLedger, NewDelivery, Next, Sealed, Target,
 };
 use super::events::read_kind;
 use super::webhooks::{read_last, read_secrets};
@@ -98,7 +98,10 @@ impl DeliveryLedger for SqliteLedger {
         Ok(due.map(|due| u64::try_from(due).unwrap_or(0)))
     }
 
-    async fn claim_deliveries(&self, claiming: &Claiming) -> Result<Vec<Claim>, StoreError> {
+    async fn claim_deliveries(
+        &self,
+        claiming: &Claiming,
+    ) -> Result<Vec<DeliveryClaim>, StoreError> {
         let action = "claim deliveries";
         let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
         let whose = sqlx::query("SELECT id FROM webhooks WHERE enabled = 1 UNION ALL SELECT NULL");
@@ -118,7 +121,7 @@ impl DeliveryLedger for SqliteLedger {
 
     async fn finish_delivery(
         &self,
-        claim: &Claim,
+        claim: &DeliveryClaim,
         attempt: &LastAttempt,
         next: &Next,
     ) -> Result<bool, StoreError> {
@@ -225,7 +228,7 @@ impl SqliteLedger {
         webhook: Option<&str>,
         claiming: &Claiming,
         room: usize,
-    ) -> Result<Vec<Claim>, StoreError> {
+    ) -> Result<Vec<DeliveryClaim>, StoreError> {
         let action = "claim deliveries";
         let query = sqlx::query(
             "UPDATE deliveries SET node = ?3, attempts = attempts + 1, lease_until_ms = ?4,
@@ -255,7 +258,7 @@ impl SqliteLedger {
     }
 }
 
-fn read_claim(row: &SqliteRow, webhook: Option<&SqliteRow>) -> Result<Claim, StoreError> {
+fn read_claim(row: &SqliteRow, webhook: Option<&SqliteRow>) -> Result<DeliveryClaim, StoreError> {
     let target = match webhook {
         Some(webhook) => Target::Webhook {
             id: parsed(webhook, "id")?,
@@ -267,7 +270,7 @@ fn read_claim(row: &SqliteRow, webhook: Option<&SqliteRow>) -> Result<Claim, Sto
             secret: Sealed { nonce: column(row, "nonce")?, bytes: column(row, "sealed")? },
         },
     };
-    Ok(Claim {
+    Ok(DeliveryClaim {
         id: parsed(row, "id")?,
         event: parsed(row, "event_id")?,
         body: column(row, "body")?,

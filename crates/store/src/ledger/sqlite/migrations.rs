@@ -32,6 +32,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0017_build_cache",
     "0018_volumes",
     "0019_homes",
+    "0020_jobs",
     "0021_events",
 ];
 

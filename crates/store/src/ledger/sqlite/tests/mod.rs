@@ -4,6 +4,7 @@ mod archive;
 mod builds;
 mod domains;
 mod events;
+mod jobs;
 mod nodes;
 mod previews;
 mod schema;

@@ -1,0 +1,368 @@
+//! One attempt at a task: a sandbox, the command in it, and what it left. Each step is done anew by the next daemon
+//! where this one ended, and finds what is done already.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use torpor_lifecycle::guest::GuestError;
+use torpor_lifecycle::{self as lifecycle, Sandbox, fault};
+use torpor_protocol::api::{ExitReport, OutputStream};
+use torpor_protocol::guest::Request;
+use torpor_protocol::job::{OUTPUT_MAX, TaskFailure};
+use torpor_protocol::{ErrorCode, SandboxRef};
+use torpor_store::{AttemptEnd, TaskClaim, TaskProcess};
+
+use super::admission::is_about_command;
+use super::last_line::{LastLine, Lines};
+use super::{environment, results};
+use crate::Service;
+use crate::calls;
+use crate::error::Error;
+use crate::files::{self, Write};
+use crate::processes::{self, Awake, Output, ProcessRef, Said};
+
+/// What a command may take to end by itself when it is told to (SIGTERM).
+const GRACE_MS: u64 = 10_000;
+/// How often a sandbox that was put to sleep under its task is woken again before the task gives up.
+const WAKES_MAX: usize = 100;
+
+/// Why an attempt ended without an exit of its command.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// No room now.
+    Full(String),
+    /// What it ran in is gone.
+    Lost,
+    Failed(TaskFailure, String),
+    Cancelled,
+    /// The daemon stops: the next one goes on.
+    Stopping,
+    /// It is somebody else's by now.
+    NotOurs,
+}
+
+pub(super) type Result<T> = std::result::Result<T, Trouble>;
+
+/// An attempt under way.
+pub(super) struct Attempt<'a> {
+    pub app: &'a Arc<Service>,
+    pub claim: &'a TaskClaim,
+    /// Says that it is to end before its time.
+    pub stop: &'a CancellationToken,
+}
+
+/// How the command ended, and the last line it printed.
+struct Ended {
+    exit: ExitReport,
+    ran_ms: u64,
+    line: LastLine,
+}
+
+impl Attempt<'_> {
+    /// To the end of its command, with its results on disk.
+    pub(super) async fn run(&self) -> Result<AttemptEnd> {
+        fault::point("task.claimed");
+        let sandbox = Box::pin(self.sandbox()).await?;
+        let awake = self.enter(&sandbox).await?;
+        fault::point("task.awake");
+        let process = self.process(&awake).await?;
+        let noted = self.app.ledger.note_process(&self.claim.lease, &process).await;
+        if !noted.map_err(|error| self.unrecorded(&error))? {
+            return Err(Trouble::NotOurs);
+        }
+        self.app.jobs.changed();
+        fault::point("task.noted");
+        let ended = self.follow(&sandbox, awake, &process).await?;
+        fault::point("task.ended");
+        let kept = self.results(&sandbox).await;
+        fault::point("task.collected");
+        self.end(ended, kept)
+    }
+
+    // === The sandbox ===
+
+    /// The one that was made for this attempt before, or a new one. It runs, or sleeps.
+    async fn sandbox(&self) -> Result<Sandbox> {
+        let (app, claim) = (self.app, self.claim);
+        if let Some(process) = &claim.process {
+            let found = app.fleet.find(&SandboxRef::Id(process.sandbox.clone()));
+            return found.map_err(|_| Trouble::Lost);
+        }
+        let begun = Instant::now();
+        let asked = environment::sandbox(claim).map_err(|error| self.no_sandbox(&error))?;
+        let key = environment::Mark::of(claim).key();
+        let made = calls::create(app, asked, Some(&key)).await;
+        let sandbox = made.map_err(|error| self.no_sandbox(&error))?;
+        fault::point("task.created");
+        let started = tokio::select! {
+            started = calls::started(app, &sandbox, begun) => started,
+            () = self.stop.cancelled() => return Err(Trouble::Cancelled),
+        };
+        started.map_err(|error| self.no_sandbox(&error))?;
+        Ok(sandbox)
+    }
+
+    fn no_sandbox(&self, error: &Error) -> Trouble {
+        let told = error.describe();
+        if told.code == ErrorCode::ShuttingDown || self.app.stopping.is_cancelled() {
+            return Trouble::Stopping;
+        }
+        if told.code == ErrorCode::CapacityReached {
+            return Trouble::Full(told.message);
+        }
+        if self.claim.taken_over {
+            return Trouble::Lost;
+        }
+        if let Some(causes) = error.internal() {
+            tracing::warn!(task = environment::title(self.claim, None), causes, "no sandbox");
+        }
+        let hint = told.hint.map_or_else(String::new, |hint| format!(" ({hint})"));
+        Trouble::Failed(TaskFailure::NoSandbox, format!("{}{hint}", told.message))
+    }
+
+    fn unrecorded(&self, error: &dyn std::error::Error) -> Trouble {
+        let task = environment::title(self.claim, None);
+        tracing::warn!(task, error = lifecycle::chain(error), "an attempt could not be recorded");
+        Trouble::Lost
+    }
+
+    /// Keeps it awake while this is held.
+    async fn enter(&self, sandbox: &Sandbox) -> Result<Awake> {
+        let entered = tokio::select! {
+            entered = Awake::new(self.app, sandbox.clone()) => entered,
+            () = self.stop.cancelled() => return Err(Trouble::Cancelled),
+        };
+        entered.map_err(|error| self.lost(&error))
+    }
+
+    /// What became of a sandbox that ran.
+    fn lost(&self, error: &Error) -> Trouble {
+        let told = error.describe();
+        if told.code == ErrorCode::ShuttingDown || self.app.stopping.is_cancelled() {
+            return Trouble::Stopping;
+        }
+        tracing::info!(
+            task = environment::title(self.claim, None),
+            error = lifecycle::chain(error),
+            "the sandbox of a task was lost"
+        );
+        Trouble::Lost
+    }
+
+    // === The command ===
+
+    /// The process of this attempt, which is started if it was not.
+    async fn process(&self, awake: &Awake) -> Result<TaskProcess> {
+        if self.claim.taken_over {
+            match processes::find(awake, &self.name()).await {
+                Ok(found) => return Ok(self.started(awake, &found)),
+                Err(error) if error.code() == ErrorCode::ProcessNotFound => {}
+                Err(error) => return Err(self.lost(&error)),
+            }
+            // It ran, and its machine is not the one it ran in any more.
+            if self.claim.process.is_some() {
+                return Err(Trouble::Lost);
+            }
+        }
+        let input = self.claim.input.as_ref().map(ToString::to_string);
+        self.prepare(awake, input.as_deref()).await.map_err(|error| self.lost(&error))?;
+        fault::point("task.prepared");
+        let command = environment::command(self.claim, input.as_deref());
+        let started = processes::start(awake, command).await;
+        fault::point("task.started");
+        match started {
+            Ok(process) => Ok(self.started(awake, &process)),
+            Err(error) => Err(self.not_started(&error)),
+        }
+    }
+
+    fn name(&self) -> ProcessRef {
+        ProcessRef::Name(environment::Mark::of(self.claim).key())
+    }
+
+    fn started(&self, awake: &Awake, process: &torpor_protocol::api::Process) -> TaskProcess {
+        let now_ms = self.app.fleet.clock().now_ms();
+        let known = self.claim.process.as_ref().map(|process| process.timeout_at_ms);
+        TaskProcess {
+            sandbox: awake.sandbox.id().clone(),
+            pid: process.pid,
+            started_at_ms: process.started_at_ms,
+            timeout_at_ms: known.unwrap_or(now_ms + self.claim.spec.timeout_ms),
+        }
+    }
+
+    fn not_started(&self, error: &Error) -> Trouble {
+        match guest(error) {
+            Some(GuestError::Refused { code, message }) if is_about_command(*code) => {
+                Trouble::Failed(TaskFailure::CannotStart, message.to_string())
+            }
+            Some(_) | None => self.lost(error),
+        }
+    }
+
+    /// A directory for its results, and a file with its input.
+    async fn prepare(&self, awake: &Awake, input: Option<&str>) -> crate::Result<()> {
+        let spec = &self.claim.spec;
+        // The command may be whoever the image says.
+        let (mode, owner) = (Some(0o777), spec.user.clone());
+        let request = Request::MakeDir { path: spec.results.to_string(), mode, owner };
+        match awake.lease.guest().stat(&request).await {
+            Ok(_) | Err(GuestError::Refused { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let Some(input) = input else { return Ok(()) };
+        let path = spec.input_file.to_string();
+        let write = Write { path, mode: Some(0o644), ..Write::default() };
+        let bytes = bytes::Bytes::from(input.to_owned());
+        let pieces = futures_util::stream::iter([Ok(bytes)]).boxed();
+        files::write(self.app, awake, write, pieces).await.map(drop)
+    }
+
+    /// Reads what it prints until it ends, or ends it when its time is up.
+    async fn follow(
+        &self,
+        sandbox: &Sandbox,
+        mut awake: Awake,
+        process: &TaskProcess,
+    ) -> Result<Ended> {
+        for _ in 0..WAKES_MAX {
+            let output = processes::attach(awake, &self.name(), true, true).await;
+            let broken = match output {
+                Ok(output) => match Box::pin(self.read(output, process)).await {
+                    Ok(ended) => return ended,
+                    Err(broken) => broken,
+                },
+                Err(error) => error,
+            };
+            // Somebody put it to sleep: its process is as it was.
+            if !broken.cut_by_sleep() {
+                return Err(self.lost(&broken));
+            }
+            awake = self.enter(sandbox).await?;
+        }
+        Err(Trouble::Lost)
+    }
+
+    /// `Err`: the way to it broke.
+    async fn read(
+        &self,
+        mut output: Output,
+        process: &TaskProcess,
+    ) -> crate::Result<Result<Ended>> {
+        let left = self.app.fleet.clock().until(process.timeout_at_ms);
+        let (time_up, mut lines) = (Instant::now() + left, Lines::default());
+        loop {
+            let said = tokio::select! {
+                said = output.next() => said,
+                () = self.stop.cancelled() => {
+                    return self.end_command(&output, Trouble::Cancelled).await;
+                }
+                () = tokio::time::sleep_until(time_up) => {
+                    let told = format!("it took longer than {} ms", self.claim.spec.timeout_ms);
+                    let late = Trouble::Failed(TaskFailure::TimedOut, told);
+                    return self.end_command(&output, late).await;
+                }
+            };
+            match said {
+                Ok(Some(Said::Bytes(OutputStream::Stdout, bytes))) => lines.push(&bytes),
+                Ok(Some(Said::Skipped(_))) => lines.tear(),
+                Ok(Some(Said::Bytes(OutputStream::Stderr, _) | Said::At(_))) => {}
+                Ok(Some(Said::Exited(exit))) => {
+                    let since = process.started_at_ms;
+                    let ran_ms = self.app.fleet.clock().now_ms().saturating_sub(since);
+                    return Ok(Ok(Ended { exit, ran_ms, line: lines.last() }));
+                }
+                Ok(None) => return Err(GuestError::protocol("a process without an end").into()),
+                Err(_) if output.starved() => {
+                    let told = "it used up the memory of its sandbox".to_owned();
+                    return Ok(Err(Trouble::Failed(TaskFailure::OutOfMemory, told)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// SIGTERM, a while to end by itself, SIGKILL.
+    async fn end_command(&self, output: &Output, because: Trouble) -> crate::Result<Result<Ended>> {
+        match processes::kill(output.awake(), &self.name(), Some(GRACE_MS)).await {
+            // One that can't be killed goes with its sandbox.
+            Ok(()) | Err(Error::Guest(GuestError::Refused { .. })) => Ok(Err(because)),
+            Err(error) => Err(error),
+        }
+    }
+
+    // === What it left ===
+
+    async fn results(&self, sandbox: &Sandbox) -> Result<Option<u64>> {
+        let awake = self.enter(sandbox).await?;
+        tokio::select! {
+            kept = Box::pin(results::keep(self.app, self.claim, awake)) => kept,
+            () = self.stop.cancelled() => Err(Trouble::Cancelled),
+        }
+    }
+
+    fn end(&self, ended: Ended, kept: Result<Option<u64>>) -> Result<AttemptEnd> {
+        let Ended { exit, ran_ms, line } = ended;
+        let (output, mut message) = match line {
+            LastLine::Json(value) => (Some(value), None),
+            LastLine::Nothing => (None, None),
+            LastLine::TooLong => {
+                let told =
+                    format!("its last line has more than {OUTPUT_MAX} bytes, and was not kept");
+                (None, Some(told))
+            }
+        };
+        let mut reason = None;
+        if exit.exit_code != Some(0) {
+            let killed = exit.oom_killed && exit.exit_code.is_none();
+            reason = Some(if killed { TaskFailure::OutOfMemory } else { TaskFailure::Exit });
+            message = message.or_else(|| Some(exit_in_words(&exit)));
+        }
+        let results_bytes = match kept {
+            Ok(bytes) => bytes,
+            // How it ended counts more than that its files are missing.
+            Err(Trouble::Failed(why, told)) => {
+                message = Some(told);
+                reason = reason.or(Some(why));
+                None
+            }
+            Err(trouble) => return Err(trouble),
+        };
+        let ran_ms = Some(ran_ms);
+        Ok(AttemptEnd { exit: Some(exit), ran_ms, output, reason, message, results_bytes })
+    }
+}
+
+fn exit_in_words(exit: &ExitReport) -> String {
+    match (exit.exit_code, exit.signal) {
+        (Some(code), _) => format!("it exited with {code}"),
+        (None, Some(signal)) => format!("signal {signal} ended it"),
+        (None, None) => "it was ended".to_owned(),
+    }
+}
+
+/// What the agent says, if the error is about that.
+pub(super) fn guest(error: &Error) -> Option<&GuestError> {
+    match error {
+        Error::Guest(guest) | Error::Lifecycle(lifecycle::Error::Guest(guest)) => Some(guest),
+        Error::Lifecycle(
+            lifecycle::Error::Refused(_) | lifecycle::Error::Engine(_) | lifecycle::Error::Store(_),
+        )
+        | Error::Store(_)
+        | Error::RateLimited(_)
+        | Error::Refused { .. } => None,
+    }
+}
+
+/// A random part of a pause, so that many do not come back at once.
+pub(super) fn jitter(longest: Duration) -> u64 {
+    let longest = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
+    let mut bytes = [0; 8];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => u64::from_le_bytes(bytes) % longest.saturating_add(1).max(1),
+        Err(_) => longest,
+    }
+}

@@ -1,0 +1,294 @@
+//! Works on the queue: claims tasks while there is room, and says what becomes of them.
+//!
+//! - What an earlier daemon of this node worked on is gone on with first; then what belongs to no attempt is removed.
+//! - Commit, then delete: the sandbox of a task that is over goes when the ledger knows how it ended. If it is to be
+//!   tried again its sandbox goes before, so that its name is free.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use torpor_lifecycle::{chain, fault};
+use torpor_protocol::SandboxRef;
+use torpor_protocol::job::{CancelReason, Interruption, TaskFailure, TaskState};
+use torpor_store::{AttemptEnd, Settled, Settlement, TaskClaim};
+
+use super::attempt::{Attempt, Trouble, jitter};
+use super::environment::{Mark, title};
+use crate::Service;
+use crate::error::Result;
+
+/// How often it is looked what other nodes did, and what is due is looked for again.
+const LOOK: Duration = Duration::from_secs(5);
+/// After so long what failed is tried again.
+const PAUSE: Duration = Duration::from_secs(1);
+/// A task that found no room waits so long at most; some room comes and goes within seconds.
+const ROOM_PAUSE: Duration = Duration::from_secs(3);
+/// A task whose sandbox was lost more often loses it by itself.
+const INTERRUPTIONS_MAX: u32 = 10;
+/// How often it is looked for executions that need not be remembered.
+const FORGET_EVERY: Duration = Duration::from_secs(60);
+
+/// Works until the daemon stops.
+pub async fn look_after(app: Arc<Service>) {
+    let mut workers = JoinSet::new();
+    while let Err(error) = go_on(&app, &mut workers).await {
+        tracing::warn!(error = chain(&error), "tasks of an earlier daemon wait");
+        tokio::time::sleep(PAUSE).await;
+    }
+    let mut forget_at = Instant::now();
+    loop {
+        let wait = match turn(&app, &mut workers, &mut forget_at).await {
+            Ok(wait) => wait,
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "the queue can't be read");
+                PAUSE
+            }
+        };
+        tokio::select! {
+            () = app.jobs.woken.notified() => {}
+            () = tokio::time::sleep(wait) => {}
+            Some(_) = workers.join_next() => {}
+        }
+        while workers.try_join_next().is_some() {}
+    }
+}
+
+/// Takes over what an earlier daemon left.
+async fn go_on(app: &Arc<Service>, workers: &mut JoinSet<()>) -> Result<()> {
+    for claim in app.ledger.take_over_tasks(app.fleet.owner()).await? {
+        tracing::info!(task = title(&claim, None), "a task is gone on with");
+        begin(app, workers, claim);
+    }
+    sweep_sandboxes(app).await?;
+    sweep_results(app).await
+}
+
+/// Removes sandboxes whose attempt is over.
+async fn sweep_sandboxes(app: &Service) -> Result<()> {
+    let read = |status: &torpor_protocol::Status| {
+        Some((status.id.clone(), Mark::read(&status.spec.labels)?))
+    };
+    for (id, mark) in app.fleet.survey(read).into_iter().flatten() {
+        // Anybody may write such a label; who made a sandbox nobody can.
+        let ours = app.ledger.made_by(&mark.key()).await? == Some(id.clone());
+        if !ours || is_wanted(app, &mark).await? {
+            continue;
+        }
+        tracing::info!(sandbox = %id, "the sandbox of a task that is over is removed");
+        if let Ok(sandbox) = app.fleet.find(&SandboxRef::Id(id)) {
+            sandbox.delete().await;
+        }
+    }
+    Ok(())
+}
+
+/// Whether its attempt goes on, or it is to stay.
+async fn is_wanted(app: &Service, mark: &Mark) -> Result<bool> {
+    let Mark { execution, index, attempt, keep } = mark;
+    if app.ledger.attempt_runs(execution, *index, *attempt).await? {
+        return Ok(true);
+    }
+    if !keep {
+        return Ok(false);
+    }
+    let task = app.ledger.find_task(execution, *index).await?;
+    Ok(task.is_none_or(|task| task.attempt == *attempt && task.state != TaskState::Queued))
+}
+
+async fn sweep_results(app: &Service) -> Result<()> {
+    let there = app.jobs.results.executions().await?;
+    let known = app.ledger.known_executions(&there).await?;
+    let known: HashSet<_> = known.into_iter().collect();
+    for gone in there.iter().filter(|execution| !known.contains(execution)) {
+        app.jobs.results.erase(gone).await?;
+    }
+    Ok(())
+}
+
+/// Does what is due; how long to wait for more.
+async fn turn(
+    app: &Arc<Service>,
+    workers: &mut JoinSet<()>,
+    forget_at: &mut Instant,
+) -> Result<Duration> {
+    let clock = app.fleet.clock();
+    for late in app.ledger.late_executions(clock.now_ms()).await? {
+        app.ledger.cancel_execution(&late, CancelReason::TimedOut, clock.now_ms()).await?;
+        app.jobs.changed();
+    }
+    for task in app.ledger.tasks_to_stop(app.fleet.owner()).await? {
+        if let Some(stop) = app.jobs.attempts.lock().get(&task) {
+            stop.cancel();
+        }
+    }
+    if *forget_at <= Instant::now() {
+        forget(app).await?;
+        *forget_at = Instant::now() + FORGET_EVERY;
+    }
+    // It would get none: not asked.
+    while workers.len() < app.jobs.at_once {
+        let (owner, now_ms) = (app.fleet.owner(), clock.now_ms());
+        match app.ledger.claim_task(owner, app.jobs.at_once, now_ms).await? {
+            Some(claim) => begin(app, workers, claim),
+            None => break,
+        }
+    }
+    let due = app.ledger.next_due(clock.now_ms()).await?;
+    Ok(due.map_or(LOOK, |at_ms| clock.until(at_ms).min(LOOK)))
+}
+
+async fn forget(app: &Service) -> Result<()> {
+    for stale in app.ledger.stale_executions(app.fleet.clock().now_ms()).await? {
+        if app.ledger.erase_execution(&stale).await? {
+            app.jobs.results.erase(&stale).await?;
+        }
+    }
+    Ok(())
+}
+
+fn begin(app: &Arc<Service>, workers: &mut JoinSet<()>, claim: TaskClaim) {
+    let task = (claim.lease.execution.clone(), claim.lease.index);
+    let stop = CancellationToken::new();
+    app.jobs.attempts.lock().insert(task.clone(), stop.clone());
+    app.jobs.changed();
+    let app = Arc::clone(app);
+    workers.spawn(async move {
+        let claim = Arc::new(claim);
+        let (shared, with) = (Arc::clone(&app), Arc::clone(&claim));
+        // On its own: if it panics the task must not be forgotten.
+        let attempt =
+            tokio::spawn(
+                async move { Attempt { app: &shared, claim: &with, stop: &stop }.run().await },
+            );
+        let ended = AbortOnDropHandle::new(attempt).await.unwrap_or(Err(Trouble::Lost));
+        Box::pin(finish(&app, &claim, ended)).await;
+        app.jobs.attempts.lock().remove(&task);
+        app.jobs.changed();
+    });
+}
+
+/// Says what becomes of the task, and removes what is not needed any more.
+async fn finish(app: &Arc<Service>, claim: &TaskClaim, ended: super::attempt::Result<AttemptEnd>) {
+    let Some(settled) = settled(app, claim, ended) else { return };
+    let over = match &settled {
+        Settled::Over(state, _) => Some(*state),
+        Settled::Again { .. } | Settled::Later { .. } | Settled::Interrupted { .. } => None,
+    };
+    if over.is_none() {
+        remove(app, claim).await;
+    }
+    let settlement = settle(app, claim, &settled).await;
+    fault::point("task.settled");
+    app.metrics.task(outcome(&settled));
+    let kept = claim.spec.keep && over.is_some() && settlement != Settlement::Lost;
+    if !kept {
+        remove(app, claim).await;
+    }
+    fault::point("task.deleted");
+}
+
+/// Until the ledger knows it: nobody else does.
+async fn settle(app: &Service, claim: &TaskClaim, settled: &Settled) -> Settlement {
+    loop {
+        let now_ms = app.fleet.clock().now_ms();
+        match app.ledger.settle_task(&claim.lease, settled, now_ms).await {
+            Ok(settlement) => return settlement,
+            Err(error) => {
+                let task = title(claim, None);
+                tracing::error!(task, error = chain(&error), "the end of a task is not recorded");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Whatever sandbox was made for the attempt.
+async fn remove(app: &Service, claim: &TaskClaim) {
+    loop {
+        match app.ledger.made_by(&Mark::of(claim).key()).await {
+            Ok(made) => {
+                let made = made.and_then(|id| app.fleet.find(&SandboxRef::Id(id)).ok());
+                if let Some(sandbox) = made {
+                    sandbox.delete().await;
+                }
+                return;
+            }
+            Err(error) => {
+                let task = title(claim, None);
+                tracing::error!(
+                    task,
+                    error = chain(&error),
+                    "the sandbox of a task is not removed"
+                );
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+/// What is next for the task. None: it is not for us to say.
+fn settled(
+    app: &Service,
+    claim: &TaskClaim,
+    ended: super::attempt::Result<AttemptEnd>,
+) -> Option<Settled> {
+    let now_ms = app.fleet.clock().now_ms();
+    Some(match ended {
+        Ok(end) if end.reason.is_none() => Settled::Over(TaskState::Succeeded, end),
+        Ok(end) => after_failure(claim, now_ms, end),
+        Err(Trouble::Failed(reason, message)) => {
+            let (reason, message) = (Some(reason), Some(message));
+            after_failure(claim, now_ms, AttemptEnd { reason, message, ..AttemptEnd::default() })
+        }
+        Err(Trouble::Full(message)) => {
+            let end = AttemptEnd { message: Some(message), ..AttemptEnd::default() };
+            Settled::Later { not_before_ms: now_ms + 1 + jitter(ROOM_PAUSE), end }
+        }
+        Err(Trouble::Lost) => after_loss(claim, now_ms),
+        Err(Trouble::Cancelled) => Settled::Over(TaskState::Cancelled, AttemptEnd::default()),
+        // Not ours: what was made for the attempt is its owner's, or swept.
+        Err(Trouble::Stopping | Trouble::NotOurs) => return None,
+    })
+}
+
+fn after_failure(claim: &TaskClaim, now_ms: u64, end: AttemptEnd) -> Settled {
+    let spec = &claim.spec;
+    let code = end.exit.and_then(|exit| exit.exit_code);
+    let is_final = code.is_some_and(|code| spec.final_exit_codes.contains(&code))
+        || end.reason == Some(TaskFailure::BadResults);
+    let failures = claim.failures.saturating_add(1);
+    if is_final || failures > spec.retries {
+        return Settled::Over(TaskState::Failed, end);
+    }
+    let longest = Duration::from_millis(spec.backoff.longest_ms(failures));
+    Settled::Again { not_before_ms: now_ms + jitter(longest), end }
+}
+
+fn after_loss(claim: &TaskClaim, now_ms: u64) -> Settled {
+    if claim.interruptions >= INTERRUPTIONS_MAX {
+        let message = format!("its sandbox was lost {} times", claim.interruptions + 1);
+        let (reason, message) = (Some(TaskFailure::Interrupted), Some(message));
+        let end = AttemptEnd { reason, message, ..AttemptEnd::default() };
+        return Settled::Over(TaskState::Failed, end);
+    }
+    let by = match claim.taken_over {
+        true => Interruption::DaemonRestarted,
+        false => Interruption::SandboxLost,
+    };
+    Settled::Interrupted { by, not_before_ms: now_ms }
+}
+
+/// For the metrics.
+fn outcome(settled: &Settled) -> &'static str {
+    match settled {
+        Settled::Over(state, _) => state.as_str(),
+        Settled::Again { .. } => "again",
+        Settled::Later { .. } => "no_room",
+        Settled::Interrupted { .. } => "interrupted",
+    }
+}
