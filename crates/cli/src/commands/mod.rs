@@ -27,6 +27,7 @@ mod kill;
 mod logs;
 mod ls;
 mod map;
+mod mcp;
 mod output;
 mod policy;
 mod pool;
@@ -138,6 +139,7 @@ enum Command {
     Fork(fork::Fork),
     Restore(restore::Restore),
     Map(map::Map),
+    Mcp(mcp::Mcp),
     Top(top::Top),
     Pool(pool::Pool),
     PortForward(port_forward::PortForward),
@@ -213,6 +215,7 @@ impl Cli {
             Command::Fork(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Restore(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Map(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Mcp(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Top(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Pool(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Rm(verb) => online(client()?, async |client| verb.run(client).await),
