@@ -52,6 +52,7 @@ fn allowed() -> Vec<(&'static str, Vec<&'static str>)> {
         ),
         ("web", vec!["protocol", "service"]),
         ("dialects", vec!["protocol", "service", "web"]),
+        ("mcp", vec!["protocol", "service", "web"]),
         ("edge", vec!["lifecycle", "protocol", "proxy", "service", "store", "web"]),
         (
             "daemon",
@@ -74,7 +75,10 @@ fn allowed() -> Vec<(&'static str, Vec<&'static str>)> {
         ("bench", vec!["client", "lifecycle", "protocol", "store"]),
         (
             "cli",
-            vec!["bench", "client", "daemon", "dialects", "engines", "kernel", "protocol", "store"],
+            vec![
+                "bench", "client", "daemon", "dialects", "engines", "kernel", "mcp", "protocol",
+                "store",
+            ],
         ),
     ]
 }

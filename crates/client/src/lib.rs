@@ -8,6 +8,7 @@
 pub mod body;
 mod error;
 mod lines;
+mod mcp;
 mod route;
 mod sandboxes;
 mod wire;
@@ -37,6 +38,7 @@ use wire::{Connector, Distrusted};
 
 pub use error::{Error, Result, Subject};
 pub use lines::Lines;
+pub use mcp::Messages;
 pub use route::{Route, Server};
 
 /// A daemon that does not take a connection in this time is not there.
@@ -89,6 +91,11 @@ impl Client {
 
     pub fn server(&self) -> &Server {
         &self.server
+    }
+
+    /// Whether it shows a key.
+    pub fn has_key(&self) -> bool {
+        self.key.is_some()
     }
 
     pub async fn get<T: DeserializeOwned>(&self, route: &Route) -> Result<T> {
@@ -353,7 +360,9 @@ async fn read_json<T: DeserializeOwned>(response: Response<Incoming>) -> Result<
         .map_err(|error| Error::garbled("can't read the daemon's answer", error))
 }
 
-async fn read_all(body: Incoming) -> Result<Bytes> {
+async fn read_all(
+    body: impl hyper::body::Body<Data = Bytes, Error = hyper::Error>,
+) -> Result<Bytes> {
     let collected = Limited::new(body, ANSWER_MAX).collect().await;
     collected
         .map(http_body_util::Collected::to_bytes)

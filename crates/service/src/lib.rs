@@ -55,7 +55,7 @@ pub use torpor_lifecycle::guest::{Guest, Sender, Stream};
 pub use torpor_lifecycle::ledger::SnapshotFilter;
 pub use torpor_lifecycle::store::Search;
 pub use torpor_lifecycle::{Sandbox, wake_deadline};
-pub use torpor_store::{Image, ImageName};
+pub use torpor_store::{Image, ImageName, McpTask, McpTaskState};
 
 use admission::{Host, Terms};
 use builds::jobs::Jobs;

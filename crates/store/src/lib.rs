@@ -48,10 +48,11 @@ pub use ledger::{
     Addressee, Admitted, AttemptEnd, Begun, BuildCacheLedger, BuildLedger, CachedStep, Claiming,
     Database, DeliveryClaim, DeliveryLedger, DomainLedger, DomainRow, EventFilter, EventLedger,
     EventRange, ExecutionFilter, ImageLedger, ImageRow, JobLedger, KeyHash, KeyLedger, KeyRow,
-    LayerFacts, LayerLedger, Ledger, LoginLedger, NewDelivery, NewEvent, NewExecution, Next,
-    OriginRow, Outcome, PreviewLedger, QueueBounds, QueueLength, Removed, RequestLedger,
-    SaveLedger, Seal, Sealed, SecretLedger, Settled, Settlement, SqliteLedger, Target, TaskClaim,
-    TaskLease, TaskLedger, TaskProcess, TokenRow, Unused, WebhookLedger, WebhookSecrets,
+    LayerFacts, LayerLedger, Ledger, LoginLedger, McpTask, McpTaskLedger, McpTaskState,
+    NewDelivery, NewEvent, NewExecution, Next, OriginRow, Outcome, PreviewLedger, QueueBounds,
+    QueueLength, Removed, RequestLedger, SaveLedger, Seal, Sealed, SecretLedger, Settled,
+    Settlement, SqliteLedger, Target, TaskClaim, TaskLease, TaskLedger, TaskProcess, TokenRow,
+    Unused, WebhookLedger, WebhookSecrets,
 };
 pub use results::{ResultsDraft, TaskResults};
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError, Walked, WalkedKind};

@@ -28,6 +28,7 @@ mod kill;
 mod logs;
 mod ls;
 mod map;
+mod mcp;
 mod output;
 mod policy;
 mod pool;
@@ -139,6 +140,7 @@ enum Command {
     Fork(fork::Fork),
     Restore(restore::Restore),
     Map(map::Map),
+    Mcp(mcp::Mcp),
     Top(top::Top),
     Job(job::Job),
     Pool(pool::Pool),
@@ -215,6 +217,7 @@ impl Cli {
             Command::Fork(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Restore(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Map(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Mcp(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Top(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Job(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Pool(verb) => online(client()?, async |client| verb.run(client).await),

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use tokio::signal::unix::{Signal, SignalKind};
@@ -78,6 +79,8 @@ async fn serve(config: Config) -> Result<ExitCode> {
     let listener = torpor_daemon::bind(&config).await.map_err(|error| failed(&error))?;
     let address = listener.local_addr().map_err(|error| Error::local("listen", error))?;
     output::line(&format!("torpor listens on http://{address}"))?;
+    let mut dialects = torpor_dialects::all();
+    dialects.push(Arc::new(torpor_mcp::Mcp));
     let (stop, shutdown) = tokio::sync::oneshot::channel();
     let impatient = async {
         let mode = signals.next().await;
@@ -90,7 +93,7 @@ async fn serve(config: Config) -> Result<ExitCode> {
         signals.next().await;
     };
     tokio::select! {
-        served = torpor_daemon::serve(config, torpor_dialects::all(), listener, shutdown) => {
+        served = torpor_daemon::serve(config, dialects, listener, shutdown) => {
             served.map(|()| ExitCode::SUCCESS).map_err(|error| failed(&error))
         }
         () = impatient => Err(Error::Exit(EXIT_INTERRUPTED)),

@@ -19,6 +19,7 @@ mod kernels;
 mod keys;
 mod logs;
 mod map;
+mod mcp;
 mod perpetual;
 mod pools;
 mod port_forward;

@@ -2,14 +2,20 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::process::Command;
 use tokio::runtime::Runtime;
 use torpor_daemon::Config;
 use torpor_testdaemon::{Daemon, Setup};
+use torpor_web::dialect::Dialect;
 
 pub(crate) use crate::torpor::{Done, PATIENCE, bare, finish, until};
+
+fn dialects() -> Vec<Arc<dyn Dialect>> {
+    vec![Arc::new(torpor_mcp::Mcp)]
+}
 
 pub(crate) struct World {
     pub address: SocketAddr,
@@ -34,7 +40,8 @@ impl World {
 
     pub(crate) fn with(config: Config) -> Self {
         let runtime = Runtime::new().unwrap();
-        let daemon = runtime.block_on(Daemon::start(Setup { config, ..Setup::default() }));
+        let daemon =
+            runtime.block_on(Daemon::start(Setup { config, dialects, ..Setup::default() }));
         let (inside, here) = (daemon.make_dir("inside"), daemon.make_dir("here"));
         let address = daemon.address;
         Self { address, inside, here, daemon: Some(daemon), runtime: Some(runtime) }

@@ -10,6 +10,7 @@ mod jobs;
 mod keys;
 mod layers;
 mod logins;
+mod mcp_tasks;
 mod requests;
 mod saves;
 mod secrets;
@@ -37,6 +38,7 @@ pub use jobs::{
 pub use keys::{KeyHash, KeyLedger, KeyRow};
 pub use layers::{LayerLedger, OriginRow, Unused};
 pub use logins::LoginLedger;
+pub use mcp_tasks::{McpTask, McpTaskLedger, McpTaskState};
 pub use requests::{Begun, RequestLedger};
 pub use saves::SaveLedger;
 pub use secrets::{Seal, Sealed, SecretLedger};
@@ -61,6 +63,7 @@ pub trait Database:
     + TaskLedger
     + LayerLedger
     + LoginLedger
+    + McpTaskLedger
     + RequestLedger
     + SaveLedger
     + EventLedger

@@ -16,6 +16,7 @@ mod jobs;
 mod keys;
 mod layers;
 mod logins;
+mod mcp_tasks;
 mod migrations;
 mod pools;
 mod previews;

@@ -5,6 +5,7 @@ mod builds;
 mod domains;
 mod events;
 mod jobs;
+mod mcp_tasks;
 mod nodes;
 mod previews;
 mod schema;
