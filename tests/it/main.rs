@@ -29,6 +29,7 @@ mod pulls;
 mod registry;
 mod restart;
 mod run;
+mod services;
 mod snapshots;
 mod standby;
 mod sudo;

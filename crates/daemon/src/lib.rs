@@ -44,6 +44,7 @@ use torpor_lifecycle::{Fleet, Policy};
 use torpor_protocol::SandboxId;
 use torpor_service::builds::jobs::Jobs;
 use torpor_service::domains::{self, Domains};
+use torpor_service::hosting::{self, Hosting};
 use torpor_service::keys::Keyring;
 use torpor_service::metrics::Metrics;
 use torpor_service::previews::{self, Previews};
@@ -202,6 +203,7 @@ async fn serve_at(
         tokio::spawn(domains::look_after(Arc::clone(&service))),
         tokio::spawn(pulls::look_after(Arc::clone(&service))),
         tokio::spawn(caches::follow(Arc::clone(&service))),
+        tokio::spawn(hosting::look_after(Arc::clone(&service))),
     ];
     let tasks = tasks.map(AbortOnDropHandle::new);
     let kept = audit::keep(service.audit.clone(), service.egress.audit().follow());
@@ -260,12 +262,14 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
     let domains = Arc::new(Domains::open(ledger.clone(), own, resolver, fleet.clock()).await?);
     let domain = &config.previews.domain;
     let previews = Previews::open(&ledger, &fleet, &domains, domain).await?;
+    let hosting = Hosting::open(ledger.clone(), &fleet).await?;
     Ok(Arc::new(Service {
         installation: parts.installation,
         settings: config.service(),
         fleet,
         keys,
         previews,
+        hosting,
         domains,
         registries: Registries::open(config.registries(), parts.vault.clone())?,
         builds: Jobs::open(ledger.clone()).await?,

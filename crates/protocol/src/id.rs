@@ -105,6 +105,7 @@ text_type!(SaveId, "A saved moment of a machine, in the store: 21 lowercase alph
 text_type!(PreviewId, "A preview, for ever: `preview-` and 21 lowercase alphanumerics.");
 text_type!(NodeId, "A host of an installation, for ever: `node-` and 21 lowercase alphanumerics.");
 text_type!(VolumeId, "A volume or a drive, for ever: `vol-` and 21 lowercase alphanumerics.");
+text_type!(ServiceId, "A service, for ever: `svc-` and 21 lowercase alphanumerics.");
 text_type!(TokenId, "A token of a preview, not its text: `token-` and 21 lowercase alphanumerics.");
 
 random_id!(SandboxId, "", "sandbox id", "an id is 21 lowercase letters and digits");
@@ -138,6 +139,12 @@ random_id!(
     "vol-",
     "volume id",
     "a volume's id is vol- and 21 lowercase letters and digits"
+);
+random_id!(
+    ServiceId,
+    "svc-",
+    "service id",
+    "a service's id is svc- and 21 lowercase letters and digits"
 );
 random_id!(NodeId, "node-", "node id", "a node's id is node- and 21 lowercase letters and digits");
 

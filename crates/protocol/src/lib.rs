@@ -16,6 +16,7 @@ pub mod file;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod guest;
+pub mod hosting;
 pub mod id;
 pub mod network;
 pub mod page;
@@ -30,17 +31,17 @@ pub mod status;
 pub mod time;
 pub mod volume;
 
-pub use domain::{DomainName, PreviewPath};
+pub use domain::{DomainName, PreviewOwner, PreviewPath};
 pub use error::{ErrorBody, ErrorCode};
 pub use excerpt::Excerpt;
 pub use id::{
     BuildId, ImageId, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId, SecretName,
-    SnapshotId, SnapshotRef, TokenId, VolumeId,
+    ServiceId, SnapshotId, SnapshotRef, TokenId, VolumeId,
 };
 pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,
 };
-pub use preview::PreviewLabel;
+pub use preview::{PreviewLabel, PreviewTarget};
 pub use reason::{EndReason, FailureReason, LossReason, ReasonCode, StatusReason, WorkFailure};
 pub use snapshot::{Snapshot, SnapshotKind, SnapshotState};
 pub use spec::{Hooks, Lifetime, PortAccess, Resources, SandboxSpec, StandbyPolicy};

@@ -20,6 +20,7 @@ pub mod domains;
 pub mod error;
 pub mod files;
 pub mod headers;
+pub mod hosting;
 #[cfg(any(test, fuzzing))]
 #[path = "../../../fuzz/input.rs"]
 mod input;
@@ -58,6 +59,7 @@ use admission::{Host, Terms};
 use builds::jobs::Jobs;
 use domains::Domains;
 pub use error::{Error, Result};
+use hosting::Hosting;
 use keys::Keyring;
 use metrics::Metrics;
 use previews::Previews;
@@ -95,6 +97,8 @@ pub struct Service {
     pub builds: Jobs,
     pub keys: Keyring,
     pub previews: Previews,
+    /// Programs with a stable address, and the sandboxes that answer for them.
+    pub hosting: Hosting,
     /// Host names of their owners that lead to previews.
     pub domains: Arc<Domains>,
     pub metrics: Arc<Metrics>,

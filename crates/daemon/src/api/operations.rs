@@ -1,7 +1,7 @@
 //! What operations are called, in clients that are generated.
 
 /// Method and path, and the name; a test says when one is missing.
-pub(super) const OPERATIONS: [(&str, &str); 131] = [
+pub(super) const OPERATIONS: [(&str, &str); 146] = [
     ("get /v1/archive", "listEndedSandboxes"),
     ("get /v1/archive/{sandbox}", "getEndedSandbox"),
     ("delete /v1/build-cache", "pruneBuildCache"),
@@ -106,6 +106,21 @@ pub(super) const OPERATIONS: [(&str, &str); 131] = [
     ("get /v1/secrets", "listSecrets"),
     ("delete /v1/secrets/{secret}", "deleteSecret"),
     ("put /v1/secrets/{secret}", "setSecret"),
+    ("get /v1/services", "listServices"),
+    ("post /v1/services", "deployService"),
+    ("delete /v1/services/{service}", "deleteService"),
+    ("get /v1/services/{service}", "getService"),
+    ("patch /v1/services/{service}", "updateService"),
+    ("get /v1/services/{service}/logs", "getServiceLogs"),
+    ("get /v1/services/{service}/revisions", "listRevisions"),
+    ("post /v1/services/{service}/revisions", "deployRevision"),
+    ("delete /v1/services/{service}/revisions/{revision}", "deleteRevision"),
+    ("get /v1/services/{service}/revisions/{revision}", "getRevision"),
+    ("post /v1/services/{service}/rollback", "rollBackService"),
+    ("get /v1/services/{service}/tokens", "listServiceTokens"),
+    ("post /v1/services/{service}/tokens", "createServiceToken"),
+    ("delete /v1/services/{service}/tokens/{token}", "deleteServiceToken"),
+    ("put /v1/services/{service}/traffic", "setServiceTraffic"),
     ("get /v1/snapshots", "listSnapshots"),
     ("post /v1/snapshots/import", "importSnapshot"),
     ("delete /v1/snapshots/{snapshot}", "deleteSnapshot"),

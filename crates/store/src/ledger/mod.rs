@@ -4,6 +4,7 @@
 mod build_cache;
 mod builds;
 mod edge;
+mod hosting;
 mod images;
 mod keys;
 mod layers;
@@ -25,6 +26,7 @@ use torpor_lifecycle::store::StoreError;
 pub use build_cache::{BuildCacheLedger, CachedStep, Outcome};
 pub use builds::BuildLedger;
 pub use edge::{DomainLedger, DomainRow, PreviewLedger, TokenRow};
+pub use hosting::{HostingLedger, ServiceRow};
 pub use images::{ImageLedger, ImageRow, LayerFacts, Removed};
 pub use keys::{KeyHash, KeyLedger, KeyRow};
 pub use layers::{LayerLedger, OriginRow, Unused};
@@ -43,6 +45,7 @@ pub trait Database:
     + KeyLedger
     + BuildLedger
     + BuildCacheLedger
+    + HostingLedger
     + SecretLedger
     + ImageLedger
     + LayerLedger

@@ -9,6 +9,7 @@ mod archive;
 mod build_cache;
 mod builds;
 mod domains;
+mod hosting;
 mod images;
 mod keys;
 mod layers;

@@ -3,6 +3,7 @@
 mod archive;
 mod builds;
 mod domains;
+mod hosting;
 mod nodes;
 mod previews;
 mod schema;
