@@ -30,6 +30,7 @@ mod pulls;
 mod registry;
 mod restart;
 mod run;
+mod services;
 mod snapshots;
 mod standby;
 mod sudo;

@@ -46,6 +46,7 @@ use torpor_protocol::SandboxId;
 use torpor_service::builds::jobs::Jobs;
 use torpor_service::domains::{self, Domains};
 use torpor_service::events::{self, Events};
+use torpor_service::hosting::{self, Hosting};
 use torpor_service::keys::Keyring;
 use torpor_service::metrics::Metrics;
 use torpor_service::previews::{self, Previews};
@@ -208,6 +209,7 @@ async fn serve_at(
         tokio::spawn(events::look_after(Arc::clone(&service))),
         tokio::spawn(hooks::deliver(Arc::clone(&service))),
         tokio::spawn(jobs::look_after(Arc::clone(&service))),
+        tokio::spawn(hosting::look_after(Arc::clone(&service))),
     ];
     let tasks = tasks.map(AbortOnDropHandle::new);
     let kept = audit::keep(service.audit.clone(), service.egress.audit().follow());
@@ -276,12 +278,14 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
     let domains = Arc::new(Domains::open(ledger.clone(), own, resolver, fleet.clock()).await?);
     let domain = &config.previews.domain;
     let previews = Previews::open(&ledger, &fleet, &domains, domain).await?;
+    let hosting = Hosting::open(ledger.clone(), &fleet).await?;
     Ok(Arc::new(Service {
         installation: parts.installation,
         settings: config.service(),
         fleet,
         keys,
         previews,
+        hosting,
         domains,
         registries: Registries::open(config.registries(), parts.vault.clone())?,
         builds: Jobs::open(ledger.clone()).await?,

@@ -48,6 +48,18 @@ pub const POINTS: &[&str] = &[
     "delete.killed",
 ];
 
+/// Every place on the way of a revision of a service to its traffic, and of a service out of the world.
+pub const DEPLOY_POINTS: &[&str] = &[
+    "deploy.recorded",
+    "deploy.begun",
+    "deploy.started",
+    "deploy.healthy",
+    "deploy.saved",
+    "deploy.switched",
+    "deploy.failed",
+    "service.erased",
+];
+
 /// Every place on the way of a volume into a sandbox and out of it.
 pub const MOUNT_POINTS: &[&str] = &[
     "mount.recorded",

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::hosting::MAIN_PREVIEW;
 use crate::id::{BadName, Name, PreviewId, SandboxRef, parsed_from_text, text_type};
 use crate::page::page;
 use crate::time;
@@ -174,31 +175,52 @@ page! {
 #[serde(deny_unknown_fields)]
 pub struct AddDomain {
     pub name: DomainName,
-    /// `SANDBOX/PREVIEW`, by name or id.
+    /// `SANDBOX/PREVIEW`, by name or id, or `service:NAME`.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub preview: PreviewPath,
 }
 
-/// How a request names a preview: `SANDBOX/PREVIEW`, such as `web/port-3000`.
+/// How a request names a preview: `SANDBOX/PREVIEW`, such as `web/port-3000`, or `service:NAME`, or
+/// `service:NAME/TAG`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PreviewPath {
-    pub sandbox: SandboxRef,
+    pub of: PreviewOwner,
     pub preview: Name,
 }
 
+/// Whose preview it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum PreviewOwner {
+    Sandbox(SandboxRef),
+    Service(Name),
+}
+
+/// What a service's name is written behind.
+const SERVICE: &str = "service:";
+
 impl fmt::Display for PreviewPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.sandbox, self.preview)
+        match &self.of {
+            PreviewOwner::Sandbox(sandbox) => write!(f, "{sandbox}/{}", self.preview),
+            PreviewOwner::Service(name) if self.preview.as_str() == MAIN_PREVIEW => {
+                write!(f, "{SERVICE}{name}")
+            }
+            PreviewOwner::Service(name) => write!(f, "{SERVICE}{name}/{}", self.preview),
+        }
     }
 }
 
 impl FromStr for PreviewPath {
     type Err = BadName;
     fn from_str(text: &str) -> Result<Self, BadName> {
-        let why = "it is written SANDBOX/PREVIEW, such as web/port-3000";
+        if let Some(service) = text.strip_prefix(SERVICE) {
+            let (name, tag) = service.split_once('/').unwrap_or((service, MAIN_PREVIEW));
+            return Ok(Self { of: PreviewOwner::Service(name.parse()?), preview: tag.parse()? });
+        }
+        let why = "it is written SANDBOX/PREVIEW, such as web/port-3000, or service:NAME";
         let (sandbox, preview) =
             text.split_once('/').ok_or_else(|| BadName::new("preview", text, why))?;
-        Ok(Self { sandbox: sandbox.parse()?, preview: preview.parse()? })
+        Ok(Self { of: PreviewOwner::Sandbox(sandbox.parse()?), preview: preview.parse()? })
     }
 }
 
@@ -271,7 +293,11 @@ mod tests {
     fn a_preview_is_named_by_its_sandbox_and_its_name() {
         let path: PreviewPath = "web/port-3000".parse().unwrap();
         assert_eq!(path.to_string(), "web/port-3000");
-        for text in ["web", "web/", "/x", "a/b/c", "../x"] {
+        for (text, preview) in [("service:shop", "main"), ("service:shop/next", "next")] {
+            let path: PreviewPath = text.parse().unwrap();
+            assert_eq!((path.to_string().as_str(), path.preview.as_str()), (text, preview));
+        }
+        for text in ["web", "web/", "/x", "a/b/c", "../x", "service:", "service:a/b/c"] {
             assert!(text.parse::<PreviewPath>().is_err(), "{text:?} was accepted");
         }
     }

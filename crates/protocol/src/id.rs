@@ -109,6 +109,7 @@ text_type!(VolumeId, "A volume or a drive, for ever: `vol-` and 21 lowercase alp
 text_type!(EventId, "An event, for ever: `event-` and 21 lowercase alphanumerics.");
 text_type!(WebhookId, "A webhook, for ever: `webhook-` and 21 lowercase alphanumerics.");
 text_type!(DeliveryId, "A delivery: `delivery-` and 21 lowercase alphanumerics.");
+text_type!(ServiceId, "A service, for ever: `svc-` and 21 lowercase alphanumerics.");
 text_type!(TokenId, "A token of a preview, not its text: `token-` and 21 lowercase alphanumerics.");
 
 random_id!(SandboxId, "", "sandbox id", "an id is 21 lowercase letters and digits");
@@ -166,6 +167,12 @@ random_id!(
     "exec-",
     "execution id",
     "an execution's id is exec- and 21 lowercase letters and digits"
+);
+random_id!(
+    ServiceId,
+    "svc-",
+    "service id",
+    "a service's id is svc- and 21 lowercase letters and digits"
 );
 random_id!(NodeId, "node-", "node id", "a node's id is node- and 21 lowercase letters and digits");
 

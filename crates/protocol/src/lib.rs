@@ -17,6 +17,7 @@ pub mod file;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod guest;
+pub mod hosting;
 pub mod id;
 pub mod job;
 pub mod network;
@@ -32,18 +33,19 @@ pub mod status;
 pub mod time;
 pub mod volume;
 
-pub use domain::{DomainName, PreviewPath};
+pub use domain::{DomainName, PreviewOwner, PreviewPath};
 pub use error::{ErrorBody, ErrorCode};
 pub use event::{Event, EventKind};
 pub use excerpt::Excerpt;
 pub use id::{
     BuildId, DeliveryId, EventId, ExecutionId, ImageId, JobRef, Name, NodeId, PreviewId, SandboxId,
-    SandboxRef, SaveId, SecretName, SnapshotId, SnapshotRef, TokenId, VolumeId, WebhookId,
+    SandboxRef, SaveId, SecretName, ServiceId, SnapshotId, SnapshotRef, TokenId, VolumeId,
+    WebhookId,
 };
 pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,
 };
-pub use preview::PreviewLabel;
+pub use preview::{PreviewLabel, PreviewTarget};
 pub use reason::{EndReason, FailureReason, LossReason, ReasonCode, StatusReason, WorkFailure};
 pub use snapshot::{Snapshot, SnapshotKind, SnapshotState};
 pub use spec::{Hooks, Lifetime, PortAccess, Resources, SandboxSpec, StandbyPolicy};

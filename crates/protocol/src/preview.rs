@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::{BadName, Name, PreviewId, SandboxId, TokenId, text_type};
+use crate::id::{BadName, Name, PreviewId, SandboxId, ServiceId, TokenId, text_type};
 use crate::page::page;
 use crate::time;
 
@@ -87,14 +87,26 @@ impl FromStr for PreviewLabel {
     }
 }
 
-/// An address of a port inside a sandbox.
+/// Where a preview leads: `"sandbox": ID` or `"service": ID` in its body.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum PreviewTarget {
+    Sandbox(SandboxId),
+    /// One of its instances.
+    Service(ServiceId),
+}
+
+/// An address of a port inside a sandbox, or of a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Preview {
     pub id: PreviewId,
-    /// Tells it from others of the same sandbox.
+    /// Tells it from others of the same sandbox; of a service: `main`, or a tag of its traffic.
     pub name: Name,
-    pub sandbox: SandboxId,
+    #[serde(flatten)]
+    pub target: PreviewTarget,
+    /// Of a service: that of its first revision; each revision has its own.
     #[cfg_attr(feature = "openapi", schema(value_type = u16, minimum = 1))]
     pub port: NonZeroU16,
     /// Whether everybody may come; otherwise a token or an API key is needed.

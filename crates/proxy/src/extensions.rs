@@ -1,6 +1,8 @@
 //! What a caller puts on a request, and finds on an answer, that is not HTTP: extensions.
 
+use std::any::Any;
 use std::num::NonZeroU16;
+use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +23,10 @@ impl Until {
         }
     }
 }
+
+/// On a request: something that is kept until the request is over, with the connection that it upgrades.
+#[derive(Clone)]
+pub struct Held(pub Arc<dyn Any + Send + Sync>);
 
 /// On an answer: it is ours, because nothing listens on this port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -24,7 +24,7 @@ use torpor_protocol::api::REQUEST_ID_HEADER;
 
 use crate::connect::Connector;
 use crate::error::Error;
-use crate::extensions::Until;
+use crate::extensions::{Held, Until};
 use crate::headers;
 use crate::kept::{Kept, is_too_old};
 use crate::limiter::{Limiter, Permit};
@@ -74,6 +74,7 @@ struct InFlight {
     keep: Option<(Fleet, Keep)>,
     /// When an upgraded connection is cut off.
     until: Option<Until>,
+    _held: Option<Held>,
 }
 
 impl Proxy {
@@ -123,6 +124,7 @@ impl Proxy {
         let (mut lease, mut wire, keep) = enter(&inside, lease, keep).await?;
         let client = protocol.as_ref().map(|_| hyper::upgrade::on(&mut request));
         let until = request.extensions_mut().remove::<Until>();
+        let held = request.extensions_mut().remove::<Held>();
         headers::prepare(&mut request, port.get(), peer);
 
         let give_up = Instant::now() + ANSWER_DEADLINE;
@@ -150,7 +152,8 @@ impl Proxy {
             (lease, wire) = inside.connect(None, None, give_up.min(wake_deadline())).await?;
         };
         let keep = keep.map(|keep| (self.fleet.clone(), keep));
-        let held = InFlight { _connection: connection, lease, _permit: permit, keep, until };
+        let held =
+            InFlight { _connection: connection, lease, _permit: permit, keep, until, _held: held };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return switch(response, client, held, port);
         }
@@ -317,7 +320,7 @@ fn switch(
 
 /// Until both sides are done, or its time is up.
 async fn carry(client: Upgraded, inside: Upgraded, held: InFlight) {
-    let InFlight { _connection, lease, _permit, keep, until } = held;
+    let InFlight { _connection, lease, _permit, keep, until, _held } = held;
     let both = async {
         match keep {
             Some((fleet, keep)) => {

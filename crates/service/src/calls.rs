@@ -113,7 +113,7 @@ fn admit_at(app: &Service, point: &PinnedSave, request: CreateSandbox) -> Result
 }
 
 /// Secrets and ways out that are not there are missed at once, not when the sandbox starts.
-async fn know(app: &Service, spec: &SandboxSpec) -> Result<()> {
+pub(crate) async fn know(app: &Service, spec: &SandboxSpec) -> Result<()> {
     use torpor_lifecycle::store::StoreError;
     for name in &spec.secrets {
         if app.vault.find(name).await?.is_none() {

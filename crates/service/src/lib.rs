@@ -22,6 +22,7 @@ pub mod events;
 pub mod files;
 pub mod headers;
 pub mod hooks;
+pub mod hosting;
 #[cfg(any(test, fuzzing))]
 #[path = "../../../fuzz/input.rs"]
 mod input;
@@ -62,6 +63,7 @@ use builds::jobs::Jobs;
 use domains::Domains;
 pub use error::{Error, Result};
 use events::Events;
+use hosting::Hosting;
 use keys::Keyring;
 use metrics::Metrics;
 use previews::Previews;
@@ -101,6 +103,8 @@ pub struct Service {
     pub jobs: jobs::Jobs,
     pub keys: Keyring,
     pub previews: Previews,
+    /// Programs with a stable address, and the sandboxes that answer for them.
+    pub hosting: Hosting,
     /// Host names of their owners that lead to previews.
     pub domains: Arc<Domains>,
     pub metrics: Arc<Metrics>,

@@ -48,6 +48,7 @@ mod run;
 mod sandboxes;
 mod secret;
 mod serve;
+mod service;
 mod sleep;
 mod snapshot;
 mod supervision;
@@ -151,6 +152,7 @@ enum Command {
     Volume(volume::Volume),
     Drive(volume::Drive),
     Domain(domain::Domain),
+    Service(service::Service),
     Secret(secret::Secret),
     Egress(egress::Egress),
     Key(key::Key),
@@ -229,6 +231,7 @@ impl Cli {
             Command::Volume(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Drive(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Domain(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Service(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Secret(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Egress(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Key(verb) => online(client()?, async |client| verb.run(client).await),

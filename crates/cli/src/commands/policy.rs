@@ -153,7 +153,13 @@ impl PolicyChanges {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Idle(Option<u64>);
 
-fn parse_idle(text: &str) -> Result<Idle, String> {
+impl Idle {
+    pub(super) fn millis(self) -> Option<u64> {
+        self.0
+    }
+}
+
+pub(super) fn parse_idle(text: &str) -> Result<Idle, String> {
     if text == "never" {
         return Ok(Idle(None));
     }

@@ -6,8 +6,8 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
-use torpor_protocol::DomainName;
 use torpor_protocol::domain::{AddDomain, Domain, DomainList};
+use torpor_protocol::{DomainName, PreviewOwner, PreviewTarget};
 use torpor_service::Service;
 use torpor_service::domains::shown;
 use torpor_web::error::Result;
@@ -54,8 +54,15 @@ async fn add(
     State(service): State<Arc<Service>>,
     Json(AddDomain { name, preview }): Json<AddDomain>,
 ) -> Result<Response> {
-    let sandbox = service.fleet.find(&preview.sandbox)?;
-    let preview = service.previews.get(sandbox.id(), &preview.preview)?;
+    let target = match &preview.of {
+        PreviewOwner::Sandbox(sandbox) => {
+            PreviewTarget::Sandbox(service.fleet.find(sandbox)?.id().clone())
+        }
+        PreviewOwner::Service(name) => {
+            PreviewTarget::Service(service.hosting.find(name)?.id.clone())
+        }
+    };
+    let preview = service.previews.get(&target, &preview.preview)?;
     let row = service.domains.add(name, preview.id).await?;
     Ok(with_status(StatusCode::CREATED, shown(&service, row)))
 }

@@ -33,6 +33,7 @@ mod registries;
 mod run;
 mod sandboxes;
 mod secrets;
+mod services;
 mod snapshots;
 mod standby;
 mod system;
@@ -128,6 +129,7 @@ fn routes() -> OpenApiRouter<Arc<Service>> {
         .merge(system::routes())
         .merge(keys::routes())
         .merge(secrets::routes())
+        .merge(services::routes())
         .merge(domains::routes())
         .merge(archive::routes())
         .merge(logs::routes())

@@ -10,8 +10,8 @@ use torpor_protocol::preview::{
     CreatePreview, CreatePreviewToken, Preview, PreviewList, PreviewToken, PreviewTokenList,
     UpdatePreview,
 };
-use torpor_protocol::{Name, TokenId};
-use torpor_service::Service;
+use torpor_protocol::{Name, PreviewTarget, TokenId};
+use torpor_service::{Sandbox, Service};
 use torpor_web::error::Result;
 use torpor_web::extract::{Json, Named, Path, Query};
 use utoipa_axum::router::OpenApiRouter;
@@ -40,7 +40,11 @@ struct TokenPath {
     token: TokenId,
 }
 
-/// List the previews of all sandboxes.
+fn of(sandbox: &Sandbox) -> PreviewTarget {
+    PreviewTarget::Sandbox(sandbox.id().clone())
+}
+
+/// List the previews of all sandboxes and services.
 #[utoipa::path(
     get, path = "/v1/previews", params(PageQuery),
     responses((status = 200, description = "Oldest first.", body = PreviewList))
@@ -65,7 +69,7 @@ async fn create(
     Named(sandbox): Named,
     Json(request): Json<CreatePreview>,
 ) -> Result<Response> {
-    let preview = service.previews.create(&sandbox, request).await?;
+    let preview = service.previews.create(of(&sandbox), request).await?;
     Ok(with_status(StatusCode::CREATED, preview))
 }
 
@@ -80,7 +84,7 @@ async fn list(
     Named(sandbox): Named,
     Query(query): Query<PageQuery>,
 ) -> Answer<PreviewList> {
-    listed(query, service.previews.list(Some(sandbox.id())))
+    listed(query, service.previews.list(Some(&of(&sandbox))))
 }
 
 fn listed(query: PageQuery, previews: Vec<Preview>) -> Answer<PreviewList> {
@@ -102,7 +106,7 @@ async fn get(
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
 ) -> Answer<Preview> {
-    Ok(Json(service.previews.get(sandbox.id(), &preview)?))
+    Ok(Json(service.previews.get(&of(&sandbox), &preview)?))
 }
 
 /// Change a preview; its address stays.
@@ -121,7 +125,7 @@ async fn update(
     Path(PreviewPath { preview }): Path<PreviewPath>,
     Json(update): Json<UpdatePreview>,
 ) -> Answer<Preview> {
-    Ok(Json(service.previews.update(sandbox.id(), &preview, update).await?))
+    Ok(Json(service.previews.update(&of(&sandbox), &preview, update).await?))
 }
 
 /// Delete a preview with its tokens. Open connections are cut off.
@@ -138,7 +142,7 @@ async fn delete(
     Named(sandbox): Named,
     Path(PreviewPath { preview }): Path<PreviewPath>,
 ) -> Result<Response> {
-    service.previews.delete(sandbox.id(), &preview).await?;
+    service.previews.delete(&of(&sandbox), &preview).await?;
     Ok(no_content())
 }
 
@@ -161,7 +165,7 @@ async fn create_token(
     request: Option<Json<CreatePreviewToken>>,
 ) -> Result<Response> {
     let request = request.map(|Json(request)| request).unwrap_or_default();
-    let token = service.previews.create_token(sandbox.id(), &preview, request).await?;
+    let token = service.previews.create_token(&of(&sandbox), &preview, request).await?;
     Ok(with_status(StatusCode::CREATED, token))
 }
 
@@ -182,7 +186,7 @@ async fn tokens(
     Query(query): Query<PageQuery>,
 ) -> Answer<PreviewTokenList> {
     let cut = Cut::try_from(query)?;
-    let tokens = service.previews.tokens(sandbox.id(), &preview)?;
+    let tokens = service.previews.tokens(&of(&sandbox), &preview)?;
     Ok(Json(cut.of(tokens, |token| dated(token.created_at_ms, &token.id))))
 }
 
@@ -201,6 +205,6 @@ async fn delete_token(
     Named(sandbox): Named,
     Path(TokenPath { preview, token }): Path<TokenPath>,
 ) -> Result<Response> {
-    service.previews.revoke(sandbox.id(), &preview, &token).await?;
+    service.previews.revoke(&of(&sandbox), &preview, &token).await?;
     Ok(no_content())
 }

@@ -30,6 +30,7 @@ mod room;
 mod run;
 mod sandboxes;
 mod secure;
+mod services;
 mod snapshots;
 mod standby;
 mod throttle;

@@ -5,6 +5,7 @@
 //! ```
 
 mod access;
+mod instance;
 mod listening;
 mod page;
 mod rules;

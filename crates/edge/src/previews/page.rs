@@ -100,7 +100,7 @@ impl ErrorPage {
         if browser {
             headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
         }
-        if self.kind == Kind::Waiting {
+        if self.kind == Kind::Waiting || self.body.code == ErrorCode::CapacityReached {
             headers.insert(header::RETRY_AFTER, AGAIN_SECS.into());
         }
         response

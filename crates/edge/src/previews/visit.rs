@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,15 +15,16 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use torpor_lifecycle::{self as lifecycle, Lease, Refusal, Sandbox, wake_deadline};
 use torpor_protocol::api::REQUEST_ID_HEADER;
-use torpor_protocol::{ErrorCode, SandboxRef};
+use torpor_protocol::{ErrorCode, PreviewTarget, SandboxRef};
 use torpor_proxy::{Destination, Manner, NotListening, Until};
+use torpor_service::hosting::Hosted;
 use torpor_service::previews::{Entry, Token};
 use torpor_service::{Error, Service};
 use torpor_web::{auth, request_id};
 
 use super::access::{self, Shown};
 use super::page::{ErrorPage, is_browser};
-use super::{PreviewServer, listening, rules};
+use super::{PreviewServer, instance, listening, rules};
 
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
 /// How long a browser waits for an answer before it gets a page that comes again by itself: a warm or
@@ -45,8 +47,14 @@ struct Pass {
     cookie: Option<HeaderValue>,
 }
 
+/// Where a preview leads.
+enum Place {
+    Sandbox(Sandbox),
+    Service(Arc<Hosted>),
+}
+
 /// What a visitor is told instead.
-type Instead<T> = Result<T, Box<ErrorPage>>;
+pub(super) type Instead<T> = Result<T, Box<ErrorPage>>;
 
 impl Visitor<'_> {
     /// Answers in any case.
@@ -84,20 +92,18 @@ impl Visitor<'_> {
         mut request: Request<Incoming>,
         browser: bool,
     ) -> Instead<Response<Body>> {
-        let id = SandboxRef::Id(entry.preview.sandbox.clone());
-        let sandbox = self.server.service.fleet.find(&id).map_err(|_| ErrorPage::ended())?;
+        let place = self.place(entry)?;
         let Pass { until, cookie } = self.admit(entry, &mut request).await?;
         if let Some(cookie) = cookie.filter(|_| browser) {
             return Ok(redirect(request.uri(), cookie));
         }
-        let lease = Some(self.lease(&sandbox, browser).await?);
+        let (to, revision) = self.lead(entry, &place, &mut request, browser).await?;
         if self.secure {
             set_forwarded_proto(request.headers_mut());
         }
         rules::dress(&entry.rules, request.headers_mut());
         request.extensions_mut().insert(Until(until.clone()));
-        let port = entry.preview.port;
-        let to = Destination { sandbox: sandbox.clone(), port, lease };
+        let (sandbox, port) = (to.sandbox.clone(), to.port);
         let manner = Manner { keep_open: entry.preview.keep_open };
         let asked = self.server.proxy.handle(to, request, Some(self.peer), manner);
         let mut response = tokio::select! {
@@ -105,7 +111,17 @@ impl Visitor<'_> {
             () = until.cancelled() => return Err(ErrorPage::locked(true)),
         };
         if response.extensions().get::<NotListening>().is_some() {
-            return Err(self.nobody_listens(&sandbox, port.get()).await);
+            return Err(match (&place, revision) {
+                (Place::Service(hosted), Some(revision)) => {
+                    instance::silent(&self.server.service, hosted, revision, sandbox.id())
+                }
+                (Place::Service(_) | Place::Sandbox(_), _) => {
+                    self.nobody_listens(&sandbox, port.get()).await
+                }
+            });
+        }
+        if let Some(revision) = revision {
+            response.headers_mut().insert(instance::REVISION, revision.into());
         }
         access::drop_cookies(response.headers_mut());
         let until = Box::pin(until.cancelled_owned());
@@ -168,6 +184,39 @@ impl Visitor<'_> {
     }
 
     // === Who is there ===
+
+    /// What it leads to, if that is there.
+    fn place(&self, entry: &Entry) -> Instead<Place> {
+        let service = &self.server.service;
+        let place = match &entry.preview.target {
+            PreviewTarget::Sandbox(id) => {
+                service.fleet.find(&SandboxRef::Id(id.clone())).ok().map(Place::Sandbox)
+            }
+            PreviewTarget::Service(id) => service.hosting.by_id(id).map(Place::Service),
+        };
+        place.ok_or_else(ErrorPage::ended)
+    }
+
+    /// A sandbox that is awake; of a service one of its instances, and the revision that it is of.
+    async fn lead(
+        &self,
+        entry: &Entry,
+        place: &Place,
+        request: &mut Request<Incoming>,
+        browser: bool,
+    ) -> Instead<(Destination, Option<u32>)> {
+        match place {
+            Place::Sandbox(sandbox) => {
+                let lease = Some(self.lease(sandbox, browser).await?);
+                let (sandbox, port) = (sandbox.clone(), entry.preview.port);
+                Ok((Destination { sandbox, port, lease }, None))
+            }
+            Place::Service(hosted) => {
+                let service = &self.server.service;
+                instance::enter(service, hosted, &entry.preview.name, request).await
+            }
+        }
+    }
 
     /// A wake that takes longer than a browser should wait goes on.
     async fn lease(&self, sandbox: &Sandbox, browser: bool) -> Instead<Lease> {

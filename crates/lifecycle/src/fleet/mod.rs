@@ -421,6 +421,11 @@ impl Fleet {
         self.inner.world.engines.default_engine().about()
     }
 
+    /// As whom this daemon writes what is its node's.
+    pub fn owner(&self) -> &Owner {
+        &self.inner.world.owner
+    }
+
     pub fn clock(&self) -> Clock {
         self.inner.world.clock
     }

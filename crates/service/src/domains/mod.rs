@@ -21,7 +21,9 @@ use torpor_lifecycle::ledger::{Aggregate, CacheVersion, PAGE, everything};
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::domain::{Domain, DomainRecord, DomainState, PROOF_PREFIX};
 use torpor_protocol::preview::Preview;
-use torpor_protocol::{DomainName, ErrorCode, PreviewId, PreviewPath, SandboxRef};
+use torpor_protocol::{
+    DomainName, ErrorCode, PreviewId, PreviewOwner, PreviewPath, PreviewTarget, SandboxRef,
+};
 use torpor_store::{DomainRow, Ledger};
 
 use crate::{Error, Service};
@@ -300,10 +302,16 @@ pub fn shown(app: &Service, row: DomainRow) -> Domain {
 
 /// What people call a preview.
 fn target(app: &Service, preview: Preview) -> Option<PreviewPath> {
-    let id = SandboxRef::Id(preview.sandbox);
-    let sandbox = app.fleet.find(&id).ok()?;
-    let name = sandbox.watch().borrow().spec.name.clone();
-    Some(PreviewPath { sandbox: name.map_or(id, SandboxRef::Name), preview: preview.name })
+    let of = match preview.target {
+        PreviewTarget::Sandbox(id) => {
+            let id = SandboxRef::Id(id);
+            let sandbox = app.fleet.find(&id).ok()?;
+            let name = sandbox.watch().borrow().spec.name.clone();
+            PreviewOwner::Sandbox(name.map_or(id, SandboxRef::Name))
+        }
+        PreviewTarget::Service(id) => PreviewOwner::Service(app.hosting.by_id(&id)?.name()),
+    };
+    Some(PreviewPath { of, preview: preview.name })
 }
 
 /// The operator is told of what breaks, or is about to.

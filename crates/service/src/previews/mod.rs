@@ -25,13 +25,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use torpor_lifecycle::Fleet;
 use torpor_lifecycle::ledger::{Aggregate, CacheVersion};
 use torpor_lifecycle::store::StoreError;
-use torpor_lifecycle::{Fleet, Sandbox};
 use torpor_protocol::domain::DomainState;
 use torpor_protocol::preview::{CreatePreview, Preview, PreviewLabel, UpdatePreview};
 use torpor_protocol::time::FOREVER_MS;
-use torpor_protocol::{ErrorCode, Name, PreviewId, SandboxId};
+use torpor_protocol::{ErrorCode, Name, PreviewId, PreviewTarget};
 use torpor_store::Ledger;
 
 use crate::Service;
@@ -117,9 +117,13 @@ impl Previews {
         Some(self.shown(&entry))
     }
 
-    /// Whether its sandbox is there.
+    /// Whether what it leads to is there.
     fn lives(&self, entry: &Entry) -> bool {
-        self.fleet.contains(&entry.preview.sandbox)
+        match &entry.preview.target {
+            PreviewTarget::Sandbox(id) => self.fleet.contains(id),
+            // It is forgotten together with its service.
+            PreviewTarget::Service(_) => true,
+        }
     }
 
     /// Whether it can be used.
@@ -134,10 +138,10 @@ impl Previews {
     // === What the API does ===
 
     /// All, or those of a sandbox; oldest first.
-    pub fn list(&self, of: Option<&SandboxId>) -> Vec<Preview> {
+    pub fn list(&self, of: Option<&PreviewTarget>) -> Vec<Preview> {
         let entries: Vec<_> = self.known.read().entries.values().cloned().collect();
         let wanted = |entry: &&Arc<Entry>| {
-            of.is_none_or(|id| entry.preview.sandbox == *id) && self.is_open(entry)
+            of.is_none_or(|of| entry.preview.target == *of) && self.is_open(entry)
         };
         let mut list: Vec<_> =
             entries.iter().filter(wanted).map(|entry| self.shown(entry)).collect();
@@ -145,17 +149,17 @@ impl Previews {
         list
     }
 
-    pub fn get(&self, sandbox: &SandboxId, name: &Name) -> Result<Preview> {
-        Ok(self.shown(&*self.find(sandbox, name)?))
+    pub fn get(&self, target: &PreviewTarget, name: &Name) -> Result<Preview> {
+        Ok(self.shown(&*self.find(target, name)?))
     }
 
-    pub async fn create(&self, sandbox: &Sandbox, request: CreatePreview) -> Result<Preview> {
+    pub async fn create(&self, target: PreviewTarget, request: CreatePreview) -> Result<Preview> {
         let now_ms = self.now_ms();
         let default = || format!("port-{}", request.port).parse().expect("digits end a name");
         let preview = Preview {
             id: PreviewId::random(),
             name: request.name.unwrap_or_else(default),
-            sandbox: sandbox.id().clone(),
+            target,
             port: request.port,
             public: request.public,
             prefix: request.prefix.is_some(),
@@ -179,13 +183,13 @@ impl Previews {
 
     /// Refuses a preview whose name or label another one has. Those that ended are in nobody's way.
     async fn make_way(&self, new: &Preview) -> Result<()> {
-        let same_name = |old: &Preview| old.sandbox == new.sandbox && old.name == new.name;
+        let same_name = |old: &Preview| old.target == new.target && old.name == new.name;
         let (rivals, count) = {
             let known = self.known.read();
             let others = known.entries.values();
             let rivals = others.filter(|e| same_name(&e.preview) || e.preview.label == new.label);
             let rivals: Vec<_> = rivals.cloned().collect();
-            (rivals, known.entries.values().filter(|e| e.preview.sandbox == new.sandbox).count())
+            (rivals, known.entries.values().filter(|e| e.preview.target == new.target).count())
         };
         for rival in rivals {
             if !self.is_open(&rival) {
@@ -193,7 +197,7 @@ impl Previews {
                 continue;
             }
             let (what, hint) = if same_name(&rival.preview) {
-                (format!("the sandbox has a preview called {}", new.name), "choose another name")
+                (format!("there is a preview called {} already", new.name), "choose another name")
             } else {
                 (format!("the prefix {} is taken", new.label), "choose another prefix")
             };
@@ -201,7 +205,7 @@ impl Previews {
             return Err(Error::with_hint(ErrorCode::AlreadyExists, what, hint));
         }
         if count >= PREVIEWS_MAX {
-            let message = format!("a sandbox has at most {PREVIEWS_MAX} previews");
+            let message = format!("a sandbox or service has at most {PREVIEWS_MAX} previews");
             return Err(Error::with_hint(ErrorCode::LimitReached, message, "delete some"));
         }
         Ok(())
@@ -211,12 +215,12 @@ impl Previews {
     /// more is cut off.
     pub async fn update(
         &self,
-        sandbox: &SandboxId,
+        target: &PreviewTarget,
         name: &Name,
         update: UpdatePreview,
     ) -> Result<Preview> {
         let _writing = self.version.writing().await;
-        let old = self.find(sandbox, name)?;
+        let old = self.find(target, name)?;
         let now_ms = self.now_ms();
         let was = &old.preview;
         let expires_at_ms = match (update.ttl_ms, update.expires_at_ms) {
@@ -247,10 +251,20 @@ impl Previews {
     }
 
     /// Removes a preview with its tokens, and cuts off who is there.
-    pub async fn delete(&self, sandbox: &SandboxId, name: &Name) -> Result<()> {
+    pub async fn delete(&self, target: &PreviewTarget, name: &Name) -> Result<()> {
         let _writing = self.version.writing().await;
-        let entry = self.find(sandbox, name)?;
+        let entry = self.find(target, name)?;
         self.erase(&entry).await
+    }
+
+    /// Forgets those of a service that the ledger has forgotten, and cuts off who is there.
+    pub(crate) fn forget_all(&self, of: &PreviewTarget) {
+        let mut known = self.known.write();
+        let gone = known.entries.values().filter(|entry| entry.preview.target == *of);
+        let gone: Vec<_> = gone.map(|entry| entry.preview.id.clone()).collect();
+        for entry in gone.iter().filter_map(|id| known.forget(id)) {
+            entry.cut_all();
+        }
     }
 
     async fn erase(&self, entry: &Entry) -> Result<()> {
@@ -261,12 +275,12 @@ impl Previews {
         Ok(())
     }
 
-    fn find(&self, sandbox: &SandboxId, name: &Name) -> Result<Arc<Entry>> {
+    fn find(&self, target: &PreviewTarget, name: &Name) -> Result<Arc<Entry>> {
         let known = self.known.read();
-        let same = |e: &&Arc<Entry>| e.preview.sandbox == *sandbox && e.preview.name == *name;
+        let same = |e: &&Arc<Entry>| e.preview.target == *target && e.preview.name == *name;
         let found = known.entries.values().find(same).filter(|entry| self.is_open(entry));
         found.cloned().ok_or_else(|| {
-            Error::new(ErrorCode::NotFound, format!("the sandbox has no preview called {name}"))
+            Error::new(ErrorCode::NotFound, format!("there is no preview called {name}"))
         })
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use torpor_protocol::preview::{CreatePreviewToken, PreviewToken, TOKEN_QUERY};
-use torpor_protocol::{ErrorCode, Name, SandboxId, TokenId};
+use torpor_protocol::{ErrorCode, Name, PreviewTarget, TokenId};
 use torpor_store::{TokenRow, Vault};
 
 use super::entry::{Entry, Token};
@@ -28,12 +28,12 @@ impl Previews {
     /// Makes a token. Its text is given out here and never again.
     pub async fn create_token(
         &self,
-        sandbox: &SandboxId,
+        target: &PreviewTarget,
         name: &Name,
         request: CreatePreviewToken,
     ) -> Result<PreviewToken> {
         let _writing = self.version.writing().await;
-        let entry = self.find(sandbox, name)?;
+        let entry = self.find(target, name)?;
         let now_ms = self.now_ms();
         let mut tokens = entry.tokens.clone();
         for old in tokens.extract_if(.., |token| token.is_expired(now_ms)) {
@@ -61,15 +61,15 @@ impl Previews {
     }
 
     /// The tokens of a preview, without their texts.
-    pub fn tokens(&self, sandbox: &SandboxId, name: &Name) -> Result<Vec<PreviewToken>> {
-        let (entry, now_ms) = (self.find(sandbox, name)?, self.now_ms());
+    pub fn tokens(&self, target: &PreviewTarget, name: &Name) -> Result<Vec<PreviewToken>> {
+        let (entry, now_ms) = (self.find(target, name)?, self.now_ms());
         Ok(entry.tokens.iter().map(|token| shown(&token.row, now_ms)).collect())
     }
 
     /// Opens nothing any more when this returns; what it had opened is being cut off.
-    pub async fn revoke(&self, sandbox: &SandboxId, name: &Name, id: &TokenId) -> Result<()> {
+    pub async fn revoke(&self, target: &PreviewTarget, name: &Name, id: &TokenId) -> Result<()> {
         let _writing = self.version.writing().await;
-        let entry = self.find(sandbox, name)?;
+        let entry = self.find(target, name)?;
         let Some(token) = entry.token(id) else {
             return Err(Error::new(ErrorCode::NotFound, "the preview has no such token"));
         };

@@ -5,6 +5,7 @@ mod build_cache;
 mod builds;
 mod edge;
 mod events;
+mod hosting;
 mod images;
 mod jobs;
 mod keys;
@@ -30,6 +31,7 @@ pub use build_cache::{BuildCacheLedger, CachedStep, Outcome};
 pub use builds::BuildLedger;
 pub use edge::{DomainLedger, DomainRow, PreviewLedger, TokenRow};
 pub use events::{EventFilter, EventLedger, EventRange, NewEvent};
+pub use hosting::{HostingLedger, ServiceRow};
 pub use images::{ImageLedger, ImageRow, LayerFacts, Removed};
 pub use jobs::{
     Admitted, AttemptEnd, ExecutionFilter, JobLedger, NewExecution, QueueBounds, QueueLength,
@@ -57,6 +59,7 @@ pub trait Database:
     + KeyLedger
     + BuildLedger
     + BuildCacheLedger
+    + HostingLedger
     + SecretLedger
     + ImageLedger
     + JobLedger

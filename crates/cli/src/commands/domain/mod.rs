@@ -37,7 +37,7 @@ enum Action {
         /// Such as app.example.org, or '*.example.org' for all names with one label more.
         domain: DomainName,
         /// Where it shall lead.
-        #[arg(long, value_name = "SANDBOX/PREVIEW")]
+        #[arg(long, value_name = "SANDBOX/PREVIEW|service:NAME")]
         preview: PreviewPath,
         /// As JSON.
         #[arg(long)]

@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use http::Method;
 use torpor_client::{Client, Route};
+use torpor_protocol::api::Image;
 use torpor_protocol::pattern::Ignore;
 
 use super::build_progress::{self, Style};
@@ -126,6 +127,35 @@ fn choice(directory: &Path, dockerfile: &str) -> Choice {
     Choice { ignore, always: vec![PathBuf::from(IGNORE_FILE), dockerfile] }
 }
 
+/// A directory to be sent, and how it is to be built.
+pub(in crate::commands) struct Context {
+    pub(in crate::commands) directory: PathBuf,
+    pub(in crate::commands) dockerfile: String,
+    /// What precedes the directory in the body.
+    pub(in crate::commands) head: Vec<u8>,
+    pub(in crate::commands) route: Route,
+    pub(in crate::commands) style: Style,
+}
+
+impl Context {
+    /// Sends it, and shows what becomes of it.
+    pub(in crate::commands) async fn build(self, client: &Client) -> Result<Image> {
+        let Self { directory, dockerfile, head, route, style } = self;
+        let progress = Progress::bytes(None, format!("sending {}", directory.display()));
+        let count = progress.counter();
+        let send = async |body| {
+            let events = client.lines(Method::POST, &route, body).await?;
+            drop(progress);
+            build_progress::follow(events, style).await
+        };
+        let choice = choice(&directory, &dockerfile);
+        let (packed, image) =
+            packed_after(head, directory, (Owners::Root, choice), count, send).await?;
+        note_left_out(&packed);
+        Ok(image)
+    }
+}
+
 impl Build {
     pub(super) async fn run(self, client: &Client) -> Result<ExitCode> {
         if !self.directory.join(&self.file).is_file() {
@@ -136,19 +166,14 @@ impl Build {
             });
         }
         let secrets = self.secrets()?;
-        let route = self.route(secrets.len());
-        let progress = Progress::bytes(None, format!("sending {}", self.directory.display()));
-        let count = progress.counter();
-        let style = self.progress;
-        let send = async |body| {
-            let events = client.lines(Method::POST, &route, body).await?;
-            drop(progress);
-            build_progress::follow(events, style).await
+        let context = Context {
+            route: self.route(secrets.len()),
+            head: secrets,
+            dockerfile: self.file,
+            directory: self.directory,
+            style: self.progress,
         };
-        let choice = choice(&self.directory, &self.file);
-        let (packed, image) =
-            packed_after(secrets, self.directory, (Owners::Root, choice), count, send).await?;
-        note_left_out(&packed);
+        let image = context.build(client).await?;
         events::report(&image, self.json)?;
         Ok(ExitCode::SUCCESS)
     }

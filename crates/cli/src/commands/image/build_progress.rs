@@ -20,7 +20,7 @@ const TAIL_LINES: usize = 40;
 
 /// How a build is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Style {
+pub(in crate::commands) enum Style {
     /// `plain` unless standard error is a terminal.
     Auto,
     /// Everything that is said, line by line.

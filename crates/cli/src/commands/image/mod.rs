@@ -1,8 +1,8 @@
 //! `torpor image`
 
 pub(super) mod base;
-mod build;
-mod build_progress;
+pub(super) mod build;
+pub(super) mod build_progress;
 mod cache;
 mod events;
 mod import;

@@ -8,8 +8,9 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use torpor_client::{Client, Route};
-use torpor_protocol::preview::{Preview as Kept, PreviewList};
-use torpor_protocol::{ErrorCode, Name, SandboxId, SandboxRef, Status};
+use torpor_protocol::hosting::{HostedService, ServiceList};
+use torpor_protocol::preview::{Preview as Kept, PreviewList, PreviewTarget};
+use torpor_protocol::{ErrorCode, Name, SandboxRef, Status};
 
 use super::removal::remove;
 use crate::error::{Error, Result};
@@ -124,14 +125,14 @@ async fn list(client: &Client, sandbox: Option<&SandboxRef>, json: bool) -> Resu
     output::print(&table(&list.previews, &names, units::now_ms()))
 }
 
-/// What the sandboxes are called, for people.
+/// What the sandboxes and services are called, for people.
 async fn names(
     client: &Client,
     sandbox: Option<&SandboxRef>,
     list: &PreviewList,
-) -> Result<HashMap<SandboxId, String>> {
+) -> Result<HashMap<PreviewTarget, String>> {
     if let Some(sandbox) = sandbox {
-        let name = |preview: &Kept| (preview.sandbox.clone(), sandbox.to_string());
+        let name = |preview: &Kept| (preview.target.clone(), sandbox.to_string());
         return Ok(list.previews.iter().map(name).collect());
     }
     let all = if list.previews.is_empty() {
@@ -139,9 +140,17 @@ async fn names(
     } else {
         client.sandboxes::<Status>(&[], None).await?
     };
-    let named =
-        all.into_iter().filter_map(|status| Some((status.id, status.spec.name?.to_string())));
-    Ok(named.collect())
+    let named = all.into_iter().filter_map(|status| {
+        Some((PreviewTarget::Sandbox(status.id), status.spec.name?.to_string()))
+    });
+    let mut names: HashMap<_, _> = named.collect();
+    if list.previews.iter().any(|preview| matches!(preview.target, PreviewTarget::Service(_))) {
+        let services: ServiceList = client.list(&Route::new("/v1/services")).await?;
+        let name =
+            |it: HostedService| (PreviewTarget::Service(it.id), format!("service:{}", it.name));
+        names.extend(services.services.into_iter().map(name));
+    }
+    Ok(names)
 }
 
 /// Says where to look for what was meant.
@@ -149,13 +158,20 @@ fn not_found(error: Error, sandbox: &SandboxRef) -> Error {
     error.with_hint(ErrorCode::NotFound, &format!("list them with: torpor preview ls {sandbox}"))
 }
 
+fn id(preview: &Kept) -> &str {
+    match &preview.target {
+        PreviewTarget::Sandbox(id) => id.as_str(),
+        PreviewTarget::Service(id) => id.as_str(),
+    }
+}
+
 fn access(preview: &Kept) -> &'static str {
     if preview.public { "public" } else { "private" }
 }
 
-fn table(previews: &[Kept], names: &HashMap<SandboxId, String>, now_ms: u64) -> String {
+fn table(previews: &[Kept], names: &HashMap<PreviewTarget, String>, now_ms: u64) -> String {
     let row = |preview: &Kept| {
-        let sandbox = names.get(&preview.sandbox).map_or(preview.sandbox.as_str(), String::as_str);
+        let sandbox = names.get(&preview.target).map_or(id(preview), String::as_str);
         let ends = preview.expires_at_ms.map(|end| format!("in {}", units::show_age(now_ms, end)));
         vec![
             plain(sandbox),
@@ -174,7 +190,10 @@ fn describe(preview: &Kept) -> Vec<(&'static str, String)> {
     let mut fields = vec![
         ("name", preview.name.to_string()),
         ("id", preview.id.to_string()),
-        ("sandbox", preview.sandbox.to_string()),
+        match &preview.target {
+            PreviewTarget::Sandbox(id) => ("sandbox", id.to_string()),
+            PreviewTarget::Service(id) => ("service", id.to_string()),
+        },
         ("port", preview.port.to_string()),
         ("access", access(preview).to_owned()),
     ];

@@ -169,6 +169,9 @@ impl SqliteLedger {
              UNION ALL
              SELECT 'pool ' || name FROM pools WHERE image_id = ?1
              UNION ALL
+             SELECT 'service ' || name FROM services WHERE id IN (
+                 SELECT service_id FROM revisions WHERE image_id = ?1)
+             UNION ALL
              SELECT DISTINCT 'the build cache (torpor image cache prune)' FROM build_cache
                  JOIN saves ON saves.id = build_cache.save_id WHERE saves.image_id = ?1
              UNION ALL

@@ -15,6 +15,7 @@ macro_rules! unused {
         "FROM images WHERE NOT EXISTS (SELECT 1 FROM sandboxes WHERE image_id = images.id)
              AND NOT EXISTS (SELECT 1 FROM saves WHERE image_id = images.id)
              AND NOT EXISTS (SELECT 1 FROM pools WHERE image_id = images.id)
+             AND NOT EXISTS (SELECT 1 FROM revisions WHERE image_id = images.id)
              AND (?1 OR NOT EXISTS (SELECT 1 FROM image_names WHERE image_id = images.id))"
     };
 }

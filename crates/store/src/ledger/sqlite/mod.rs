@@ -11,6 +11,7 @@ mod builds;
 mod deliveries;
 mod domains;
 mod events;
+mod hosting;
 mod images;
 mod jobs;
 mod keys;

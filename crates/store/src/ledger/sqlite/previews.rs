@@ -6,7 +6,7 @@ use sqlx::sqlite::SqliteRow;
 use torpor_lifecycle::ledger::Aggregate;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::preview::Preview;
-use torpor_protocol::{PreviewId, TokenId};
+use torpor_protocol::{PreviewId, PreviewTarget, TokenId};
 
 use super::super::{PreviewLedger, TokenRow};
 use super::{SqliteLedger, column, json, parsed, time, to_column};
@@ -17,14 +17,19 @@ impl PreviewLedger for SqliteLedger {
         let action = "record a preview in the ledger";
         let kept = Preview { urls: Vec::new(), ..preview.clone() };
         let text = serde_json::to_string(&kept).map_err(StoreError::failed(action))?;
+        let (sandbox, service) = match &preview.target {
+            PreviewTarget::Sandbox(id) => (Some(id.as_str()), None),
+            PreviewTarget::Service(id) => (None, Some(id.as_str())),
+        };
         let query = sqlx::query(
-            "INSERT INTO previews (id, sandbox_id, name, label, preview, created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?)
+            "INSERT INTO previews (id, sandbox_id, service_id, name, label, preview, created_at_ms)
+             VALUES (?, ?, ?, ?, ?, ?, ?)
              ON CONFLICT (id) DO UPDATE SET name = excluded.name, label = excluded.label,
                  preview = excluded.preview",
         )
         .bind(preview.id.as_str())
-        .bind(preview.sandbox.as_str())
+        .bind(sandbox)
+        .bind(service)
         .bind(preview.name.as_str())
         .bind(preview.label.as_str())
         .bind(text)
@@ -32,7 +37,10 @@ impl PreviewLedger for SqliteLedger {
         match self.change(Aggregate::Previews, query).await {
             Ok(_) => Ok(()),
             Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
-                Err(StoreError::Invalid(format!("sandbox {} is gone", preview.sandbox)))
+                Err(StoreError::Invalid(match (sandbox, service) {
+                    (Some(id), _) => format!("sandbox {id} is gone"),
+                    (None, id) => format!("service {} is gone", id.unwrap_or_default()),
+                }))
             }
             Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
                 Err(StoreError::Invalid(format!(

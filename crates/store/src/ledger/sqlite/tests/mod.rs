@@ -4,6 +4,7 @@ mod archive;
 mod builds;
 mod domains;
 mod events;
+mod hosting;
 mod jobs;
 mod mcp_tasks;
 mod nodes;

@@ -3,7 +3,7 @@
 use std::num::NonZeroU16;
 
 use torpor_protocol::preview::{Preview, PreviewLabel};
-use torpor_protocol::{PreviewId, TokenId};
+use torpor_protocol::{PreviewId, PreviewTarget, TokenId};
 
 use super::*;
 use crate::{PreviewLedger as _, TokenRow};
@@ -13,7 +13,7 @@ fn preview(sandbox: &SandboxId, name: &str, prefix: Option<&str>) -> Preview {
     Preview {
         id: PreviewId::random(),
         name: name.parse().unwrap(),
-        sandbox: sandbox.clone(),
+        target: PreviewTarget::Sandbox(sandbox.clone()),
         port: NonZeroU16::new(3000).unwrap(),
         public: false,
         prefix: label.is_some(),

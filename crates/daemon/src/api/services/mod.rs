@@ -1,0 +1,217 @@
+//! Services: deployed, shown, changed, removed; their traffic and their tokens.
+
+mod logs;
+mod revisions;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use serde::Deserialize;
+use torpor_protocol::hosting::{
+    DeployService, HostedService, MAIN_PREVIEW, Rollback, ServiceList, SetTraffic, UpdateService,
+};
+use torpor_protocol::preview::{CreatePreviewToken, PreviewToken, PreviewTokenList};
+use torpor_protocol::{Name, TokenId};
+use torpor_service::{Service, hosting};
+use torpor_web::error::Result;
+use torpor_web::extract::{Json, Path, Query};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::page::{Cut, PageQuery, dated};
+use super::{Answer, no_content, with_status};
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
+    OpenApiRouter::new()
+        .routes(routes!(deploy, list))
+        .routes(routes!(get, update, delete))
+        .routes(routes!(set_traffic))
+        .routes(routes!(rollback))
+        .routes(routes!(create_token, tokens))
+        .routes(routes!(delete_token))
+        .merge(revisions::routes())
+        .merge(logs::routes())
+}
+
+#[derive(Debug, Deserialize)]
+struct ServicePath {
+    service: Name,
+}
+
+#[derive(Debug, Deserialize)]
+struct TokenPath {
+    service: Name,
+    token: TokenId,
+}
+
+fn main() -> Name {
+    MAIN_PREVIEW.parse().expect("it is a name")
+}
+
+/// Deploy a service: make it with a first revision, or give one that exists another one.
+#[utoipa::path(
+    post, path = "/v1/services", request_body = DeployService,
+    responses((
+        status = 202, body = HostedService,
+        description = "It is recorded, and its deploy goes on: the state of the first of `revisions` says how.",
+    ))
+)]
+async fn deploy(
+    State(service): State<Arc<Service>>,
+    Json(request): Json<DeployService>,
+) -> Result<Response> {
+    Ok(with_status(StatusCode::ACCEPTED, hosting::deploy_service(&service, request).await?))
+}
+
+/// List the services.
+#[utoipa::path(
+    get, path = "/v1/services", params(PageQuery),
+    responses((status = 200, description = "Sorted by name.", body = ServiceList))
+)]
+async fn list(
+    State(service): State<Arc<Service>>,
+    Query(query): Query<PageQuery>,
+) -> Answer<ServiceList> {
+    Ok(Json(Cut::try_from(query)?.of(hosting::list(&service), |it| it.name.to_string())))
+}
+
+/// Get a service, with its revisions, instances and traffic.
+#[utoipa::path(
+    get, path = "/v1/services/{service}",
+    params(("service" = String, Path, description = "Name")),
+    responses((status = 200, description = "The service.", body = HostedService))
+)]
+async fn get(
+    State(service): State<Arc<Service>>,
+    Path(path): Path<ServicePath>,
+) -> Answer<HostedService> {
+    let hosted = service.hosting.find(&path.service)?;
+    Ok(Json(hosting::show(&service, &hosted)))
+}
+
+/// Change how many instances a service has, who may come, and what is sticky.
+#[utoipa::path(
+    patch, path = "/v1/services/{service}",
+    params(("service" = String, Path, description = "Name")),
+    request_body = UpdateService,
+    responses((status = 200, description = "The service as it is now.", body = HostedService))
+)]
+async fn update(
+    State(service): State<Arc<Service>>,
+    Path(path): Path<ServicePath>,
+    Json(request): Json<UpdateService>,
+) -> Answer<HostedService> {
+    let hosted = service.hosting.find(&path.service)?;
+    hosting::update(&service, &hosted, request).await?;
+    Ok(Json(hosting::show(&service, &hosted)))
+}
+
+/// Delete a service with its revisions, instances and addresses.
+#[utoipa::path(
+    delete, path = "/v1/services/{service}",
+    params(("service" = String, Path, description = "Name")),
+    responses((status = 204, description = "It is gone."))
+)]
+async fn delete(
+    State(service): State<Arc<Service>>,
+    Path(path): Path<ServicePath>,
+) -> Result<Response> {
+    let hosted = service.hosting.find(&path.service)?;
+    // To its end also if the client gives up.
+    let (app, tasks) = (Arc::clone(&service), service.tasks.clone());
+    let removed = tasks.spawn(async move { hosting::remove(&app, &hosted).await }).await;
+    removed.unwrap_or_else(|_| Err(torpor_service::error::Refusal::Stopping.into()))?;
+    Ok(no_content())
+}
+
+/// Say which revisions answer, and how much of the traffic each gets; in force with the next request.
+#[utoipa::path(
+    put, path = "/v1/services/{service}/traffic",
+    params(("service" = String, Path, description = "Name")),
+    request_body = SetTraffic,
+    responses((status = 200, description = "The service as it is now.", body = HostedService))
+)]
+async fn set_traffic(
+    State(service): State<Arc<Service>>,
+    Path(path): Path<ServicePath>,
+    Json(request): Json<SetTraffic>,
+) -> Answer<HostedService> {
+    let hosted = service.hosting.find(&path.service)?;
+    hosting::set_traffic(&service, &hosted, request).await?;
+    Ok(Json(hosting::show(&service, &hosted)))
+}
+
+/// Give all traffic to an earlier revision.
+#[utoipa::path(
+    post, path = "/v1/services/{service}/rollback",
+    params(("service" = String, Path, description = "Name")),
+    request_body = Rollback,
+    responses((status = 200, description = "The service as it is now.", body = HostedService))
+)]
+async fn rollback(
+    State(service): State<Arc<Service>>,
+    Path(path): Path<ServicePath>,
+    request: Option<Json<Rollback>>,
+) -> Answer<HostedService> {
+    let request = request.map(|Json(request)| request).unwrap_or_default();
+    let hosted = service.hosting.find(&path.service)?;
+    hosting::rollback(&service, &hosted, request).await?;
+    Ok(Json(hosting::show(&service, &hosted)))
+}
+
+/// Make a token that opens a private service.
+#[utoipa::path(
+    post, path = "/v1/services/{service}/tokens",
+    params(("service" = String, Path, description = "Name")),
+    request_body = CreatePreviewToken,
+    responses((status = 201, body = PreviewToken,
+        description = "The token; its text is shown only now. It goes into the header \
+            x-torpor-preview-token or the query torpor_preview_token."))
+)]
+async fn create_token(
+    State(service): State<Arc<Service>>,
+    Path(path): Path<ServicePath>,
+    request: Option<Json<CreatePreviewToken>>,
+) -> Result<Response> {
+    let request = request.map(|Json(request)| request).unwrap_or_default();
+    let target = service.hosting.find(&path.service)?.target();
+    let token = service.previews.create_token(&target, &main(), request).await?;
+    Ok(with_status(StatusCode::CREATED, token))
+}
+
+/// List the tokens of a service, without their texts.
+#[utoipa::path(
+    get, path = "/v1/services/{service}/tokens",
+    params(("service" = String, Path, description = "Name"), PageQuery),
+    responses((status = 200, description = "Oldest first.", body = PreviewTokenList))
+)]
+async fn tokens(
+    State(service): State<Arc<Service>>,
+    Path(path): Path<ServicePath>,
+    Query(query): Query<PageQuery>,
+) -> Answer<PreviewTokenList> {
+    let cut = Cut::try_from(query)?;
+    let target = service.hosting.find(&path.service)?.target();
+    let tokens = service.previews.tokens(&target, &main())?;
+    Ok(Json(cut.of(tokens, |token| dated(token.created_at_ms, &token.id))))
+}
+
+/// Revoke a token. Connections that it opened are cut off.
+#[utoipa::path(
+    delete, path = "/v1/services/{service}/tokens/{token}",
+    params(
+        ("service" = String, Path, description = "Name"),
+        ("token" = String, Path, description = "Id of the token"),
+    ),
+    responses((status = 204, description = "It opens nothing any more, nor does any cookie for it."))
+)]
+async fn delete_token(
+    State(service): State<Arc<Service>>,
+    Path(TokenPath { service: name, token }): Path<TokenPath>,
+) -> Result<Response> {
+    let target = service.hosting.find(&name)?.target();
+    service.previews.revoke(&target, &main(), &token).await?;
+    Ok(no_content())
+}

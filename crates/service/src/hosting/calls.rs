@@ -1,0 +1,334 @@
+//! What can be asked of services, besides requests to them.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use torpor_lifecycle::chain;
+use torpor_protocol::api::UpdateSandbox;
+use torpor_protocol::hosting::{
+    Deploy, DeployService, HostedService, Instance, MAIN_PREVIEW, Revision, RevisionState,
+    Rollback, Scale, SetTraffic, Share, TrafficTarget, UpdateService,
+};
+use torpor_protocol::preview::{CreatePreview, PreviewLabel, UpdatePreview};
+use torpor_protocol::{ErrorCode, Name, SandboxRef, ServiceId};
+use torpor_store::ServiceRow;
+
+use super::hosted::Hosted;
+use super::{admit, deploy as work, instances, keeper, traffic};
+use crate::Service;
+use crate::error::{Error, Result};
+
+/// Services of one node: each has a task and a second's look.
+const SERVICES_MAX: usize = 1000;
+/// Letters that nobody guesses behind the name of a service, in its address: 40 bits.
+const RANDOM_LEN: usize = 8;
+/// Longest part of a name that goes into an address, less these letters and the dash.
+const PREFIX_MAX: usize = 39;
+
+/// Writes it down, then knows it.
+pub(super) async fn record(
+    app: &Service,
+    hosted: &Hosted,
+    row: ServiceRow,
+    revision: Option<Revision>,
+) -> Result<()> {
+    app.ledger.record_service(app.fleet.owner(), &row, revision.as_ref()).await?;
+    hosted.put(row, revision);
+    Ok(())
+}
+
+// === Make and change ===
+
+/// Makes a service with a first revision, or gives one that exists another revision. Returns when it is recorded;
+/// the deploy goes on.
+pub async fn deploy_service(app: &Arc<Service>, request: DeployService) -> Result<HostedService> {
+    let DeployService { name, public, prefix, scale, sticky, revision } = request;
+    let hosted = match app.hosting.find(&name) {
+        Ok(hosted) => {
+            if prefix.is_some() {
+                return Err(Error::invalid("prefix: the address of a service stays as it is"));
+            }
+            let sticky = sticky.map(Some);
+            update(app, &hosted, UpdateService { public, scale, sticky }).await?;
+            hosted
+        }
+        Err(_) => {
+            let scale = scale
+                .over(&Scale { idle_after_ms: app.settings.idle_after_ms, ..Scale::default() });
+            admit::check_scale(&scale)?;
+            sticky.as_ref().map_or(Ok(()), admit::check_sticky)?;
+            // Refused before anything is made.
+            admit::revision(app, 1, revision.clone()).await?;
+            let now_ms = app.fleet.clock().now_ms();
+            let row = ServiceRow {
+                id: ServiceId::random(),
+                label: prefix.map_or_else(|| label(&name), Ok)?,
+                name,
+                public: public.unwrap_or(false),
+                scale,
+                sticky,
+                traffic: Vec::new(),
+                last_revision: 0,
+                created_at_ms: now_ms,
+                updated_at_ms: now_ms,
+            };
+            create(app, row).await?
+        }
+    };
+    deploy(app, &hosted, revision).await?;
+    address(app, &hosted).await?;
+    Ok(show(app, &hosted))
+}
+
+async fn create(app: &Arc<Service>, row: ServiceRow) -> Result<Arc<Hosted>> {
+    let _creating = app.hosting.creating.lock().await;
+    if app.hosting.all().len() >= SERVICES_MAX {
+        let message = format!("there are {SERVICES_MAX} services already");
+        return Err(Error::with_hint(ErrorCode::LimitReached, message, "delete some"));
+    }
+    if app.previews.by_label(row.label.as_str()).is_some() {
+        let message = format!("the prefix {} is taken", row.label);
+        return Err(Error::with_hint(ErrorCode::AlreadyExists, message, "choose another prefix"));
+    }
+    app.ledger.create_service(app.fleet.owner(), &row).await?;
+    let hosted = Arc::new(Hosted::new(row, Vec::new()));
+    app.hosting.put(Arc::clone(&hosted));
+    keeper::keep(app, &hosted);
+    Ok(hosted)
+}
+
+/// What its address begins with.
+fn label(name: &Name) -> Result<PreviewLabel> {
+    let random = PreviewLabel::random();
+    let name: String = name.as_str().chars().take(PREFIX_MAX).collect();
+    let text = format!("{}-{}", name.trim_end_matches('-'), &random.as_str()[..RANDOM_LEN]);
+    text.parse().map_err(|error| Error::invalid(format!("{error}")))
+}
+
+/// Begins a deploy; it is recorded when this returns.
+pub async fn deploy(app: &Arc<Service>, hosted: &Arc<Hosted>, deploy: Deploy) -> Result<Revision> {
+    let _writing = hosted.writing.lock().await;
+    let row = hosted.row();
+    let unsettled = hosted.see(|known| {
+        known.revisions.values().find(|it| !it.state.is_settled()).map(|it| it.number)
+    });
+    if let Some(number) = unsettled {
+        let message = format!("revision {number} of service {} is being deployed", row.name);
+        let hint = format!(
+            "wait for it, or cancel it: torpor service rm {} --revision {number}",
+            row.name
+        );
+        return Err(Error::with_hint(ErrorCode::InUse, message, hint));
+    }
+    let number = row.last_revision + 1;
+    let revision = admit::revision(app, number, deploy).await?;
+    let row = ServiceRow { last_revision: number, ..row };
+    record(app, hosted, row, Some(revision.clone())).await?;
+    torpor_lifecycle::fault::point("deploy.recorded");
+    work::set_off(app, hosted, number);
+    Ok(revision)
+}
+
+/// Changes what is not of a revision.
+pub async fn update(app: &Arc<Service>, hosted: &Arc<Hosted>, update: UpdateService) -> Result<()> {
+    let UpdateService { public, scale, sticky } = update;
+    let (before, row) = {
+        let _writing = hosted.writing.lock().await;
+        let before = hosted.row();
+        let scale = scale.over(&before.scale);
+        admit::check_scale(&scale)?;
+        let sticky = sticky.unwrap_or_else(|| before.sticky.clone());
+        sticky.as_ref().map_or(Ok(()), admit::check_sticky)?;
+        let row = ServiceRow {
+            scale,
+            sticky,
+            public: public.unwrap_or(before.public),
+            updated_at_ms: app.fleet.clock().now_ms(),
+            ..before.clone()
+        };
+        record(app, hosted, row.clone(), None).await?;
+        (before, row)
+    };
+    address(app, hosted).await?;
+    if before.scale.idle_after_ms != row.scale.idle_after_ms {
+        let standby = Some(admit::standby(&row.scale));
+        let change = UpdateSandbox { standby, ..UpdateSandbox::default() };
+        for (service, _, id) in instances(&app.fleet) {
+            if service == hosted.id
+                && let Ok(sandbox) = app.fleet.find(&SandboxRef::Id(id))
+                && let Err(error) = app.fleet.update(&sandbox, change.clone()).await
+            {
+                tracing::warn!(sandbox = %sandbox.id(), error = chain(&error), "idle time not changed");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Switches the traffic, for every request from now on.
+pub async fn set_traffic(app: &Service, hosted: &Hosted, request: SetTraffic) -> Result<()> {
+    {
+        let _writing = hosted.writing.lock().await;
+        let ready = ready(hosted);
+        let traffic = traffic::parse(&request.traffic, &ready)?;
+        let updated_at_ms = app.fleet.clock().now_ms();
+        record(app, hosted, ServiceRow { traffic, updated_at_ms, ..hosted.row() }, None).await?;
+    }
+    address(app, hosted).await
+}
+
+/// By number.
+fn ready(hosted: &Hosted) -> Vec<u32> {
+    hosted.see(|known| {
+        let ready = known.revisions.values().filter(|it| it.state == RevisionState::Ready);
+        ready.map(|revision| revision.number).collect()
+    })
+}
+
+/// All traffic back to an earlier revision; tags stay.
+pub async fn rollback(app: &Service, hosted: &Hosted, request: Rollback) -> Result<()> {
+    let (shares, ready) = (hosted.row().traffic, ready(hosted));
+    let oldest = shares.iter().filter(|share| share.percent > 0).map(|share| share.revision).min();
+    let before = || ready.iter().rev().find(|number| Some(**number) < oldest).copied();
+    let to = request.revision.or_else(before).ok_or_else(|| {
+        let message = format!("service {} has no earlier revision that is ready", hosted.name());
+        Error::new(ErrorCode::NotFound, message)
+    })?;
+    let target = |share: Share| TrafficTarget {
+        revision: torpor_protocol::hosting::RevisionRef::Number(share.revision),
+        percent: share.percent,
+        tag: share.tag,
+    };
+    let traffic = traffic::all_to(&shares, to, None).into_iter().map(target).collect();
+    set_traffic(app, hosted, SetTraffic { traffic }).await
+}
+
+/// Brings the addresses to what the service and its tags say.
+pub(super) async fn address(app: &Service, hosted: &Hosted) -> Result<()> {
+    let known = hosted.known();
+    let Some(port) = known.revisions.values().next_back().map(|revision| revision.port) else {
+        return Ok(());
+    };
+    let (row, target) = (known.row, hosted.target());
+    let tags: Vec<_> = row.traffic.iter().filter_map(|share| share.tag.clone()).collect();
+    let there = app.previews.list(Some(&target));
+    for preview in &there {
+        if preview.name.as_str() != MAIN_PREVIEW && !tags.contains(&preview.name) {
+            app.previews.delete(&target, &preview.name).await?;
+        } else if preview.public != row.public {
+            let change = UpdatePreview { public: Some(row.public), ..UpdatePreview::default() };
+            app.previews.update(&target, &preview.name, change).await?;
+        }
+    }
+    let main: Name = MAIN_PREVIEW.parse().expect("it is a name");
+    for name in std::iter::once(main).chain(tags) {
+        if there.iter().any(|preview| preview.name == name) {
+            continue;
+        }
+        let prefix = if name.as_str() == MAIN_PREVIEW {
+            Some(row.label.clone())
+        } else {
+            // One that would be too long is random.
+            format!("{name}-{}", row.label).parse().ok()
+        };
+        let wish = CreatePreview {
+            name: Some(name),
+            public: row.public,
+            prefix,
+            ..CreatePreview::new(port)
+        };
+        app.previews.create(target.clone(), wish).await?;
+    }
+    Ok(())
+}
+
+// === Show ===
+
+pub fn show(app: &Service, hosted: &Hosted) -> HostedService {
+    let known = hosted.known();
+    let previews = app.previews.list(Some(&hosted.target()));
+    let urls = |name: &str| {
+        let found = previews.iter().find(|preview| preview.name.as_str() == name);
+        found.map(|preview| preview.urls.clone()).unwrap_or_default()
+    };
+    let with_urls = |share: &Share| {
+        let urls = share.tag.as_ref().map(|tag| urls(tag.as_str())).unwrap_or_default();
+        Share { urls, ..share.clone() }
+    };
+    let row = known.row;
+    HostedService {
+        urls: urls(MAIN_PREVIEW),
+        traffic: row.traffic.iter().map(with_urls).collect(),
+        revisions: known.revisions.into_values().rev().collect(),
+        instances: shown_instances(app, hosted),
+        id: row.id,
+        name: row.name,
+        public: row.public,
+        scale: row.scale,
+        sticky: row.sticky,
+        created_at_ms: row.created_at_ms,
+        updated_at_ms: row.updated_at_ms,
+    }
+}
+
+fn shown_instances(app: &Service, hosted: &Hosted) -> Vec<Instance> {
+    let mine = instances(&app.fleet).into_iter().filter(|(service, ..)| *service == hosted.id);
+    let shown = mine.filter_map(|(_, revision, id)| {
+        let status = app.fleet.find(&SandboxRef::Id(id.clone())).ok()?.status();
+        let (ready, requests) = hosted.with_group(revision, |group| {
+            let slot = group.slots().iter().find(|slot| slot.id == id);
+            slot.map_or((false, 0), |slot| (slot.ready, slot.busy))
+        });
+        Some(Instance {
+            sandbox: id,
+            revision,
+            state: status.state,
+            tier: status.tier,
+            ready,
+            requests,
+            created_at_ms: status.created_at_ms,
+        })
+    });
+    shown.collect()
+}
+
+/// Sorted by name.
+pub fn list(app: &Service) -> Vec<HostedService> {
+    let mut all: Vec<_> = app.hosting.all().iter().map(|hosted| show(app, hosted)).collect();
+    all.sort_by(|one, other| one.name.cmp(&other.name));
+    all
+}
+
+// === Remove ===
+
+/// Forgets a service, then ends its instances.
+pub async fn remove(app: &Service, hosted: &Hosted) -> Result<()> {
+    let _writing = hosted.writing.lock().await;
+    let revisions = hosted.known().revisions;
+    app.ledger.erase_service(app.fleet.owner(), &hosted.id).await?;
+    app.hosting.forget(hosted);
+    app.previews.forget_all(&hosted.target());
+    hosted.gone.cancel();
+    torpor_lifecycle::fault::point("service.erased");
+    let mine = instances(&app.fleet).into_iter().filter(|(service, ..)| *service == hosted.id);
+    let ends = mine.filter_map(|(_, _, id)| app.fleet.find(&SandboxRef::Id(id)).ok());
+    join_all(ends.map(|sandbox| async move { sandbox.delete().await })).await;
+    for revision in revisions.values() {
+        work::drop_snapshot(app, revision).await;
+    }
+    Ok(())
+}
+
+/// Forgets a revision without traffic; ends its deploy, if that is under way.
+pub async fn remove_revision(app: &Service, hosted: &Hosted, number: u32) -> Result<()> {
+    let _writing = hosted.writing.lock().await;
+    let revision = hosted.revision(number)?;
+    if hosted.row().traffic.iter().any(|share| share.revision == number) {
+        let message = format!("revision {number} has traffic or a tag");
+        let hint = "give the traffic to others first: torpor service traffic";
+        return Err(Error::with_hint(ErrorCode::InUse, message, hint));
+    }
+    work::forget(app, hosted, &revision).await?;
+    hosted.cancel_deploy(number);
+    Ok(())
+}
