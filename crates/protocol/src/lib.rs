@@ -17,6 +17,7 @@ pub mod file;
 pub mod fuzzing;
 pub mod guest;
 pub mod id;
+pub mod mcp_gateway;
 pub mod network;
 pub mod page;
 pub mod pattern;

@@ -45,8 +45,8 @@ pub use layout::{Layout, Stage};
 pub use ledger::{
     Begun, BuildCacheLedger, BuildLedger, CachedStep, Database, DomainLedger, DomainRow,
     ImageLedger, ImageRow, KeyHash, KeyLedger, KeyRow, LayerFacts, LayerLedger, Ledger,
-    LoginLedger, OriginRow, Outcome, PreviewLedger, Removed, RequestLedger, SaveLedger, Seal,
-    Sealed, SecretLedger, SqliteLedger, TokenRow, Unused,
+    LoginLedger, McpGatewayLedger, McpServerRow, OriginRow, Outcome, PreviewLedger, Removed,
+    RequestLedger, SaveLedger, Seal, Sealed, SecretLedger, SqliteLedger, TokenRow, Unused,
 };
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError, Walked, WalkedKind};
 pub use vault::{KeptAnswer, Repeated, RequestKey, Vault};

@@ -16,6 +16,7 @@ mod engine;
 mod enter;
 mod exec;
 mod fork;
+mod gateway;
 mod host;
 mod image;
 mod inspect;
@@ -149,6 +150,7 @@ enum Command {
     Domain(domain::Domain),
     Secret(secret::Secret),
     Egress(egress::Egress),
+    Gateway(gateway::Gateway),
     Key(key::Key),
     Kernel(kernel::Kernel),
     Engine(engine::Engine),
@@ -225,6 +227,7 @@ impl Cli {
             Command::Domain(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Secret(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Egress(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Gateway(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Key(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Bench(verb) => {
                 online(client()?, async |client| bench::run(verb, client).await)

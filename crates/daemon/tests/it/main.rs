@@ -17,6 +17,7 @@ mod images;
 mod kept;
 mod keys;
 mod listeners;
+mod mcp_gateway;
 mod openapi;
 mod pages;
 mod pebble;

@@ -8,6 +8,7 @@ mod images;
 mod keys;
 mod layers;
 mod logins;
+mod mcp_gateway;
 mod requests;
 mod saves;
 mod secrets;
@@ -29,6 +30,7 @@ pub use images::{ImageLedger, ImageRow, LayerFacts, Removed};
 pub use keys::{KeyHash, KeyLedger, KeyRow};
 pub use layers::{LayerLedger, OriginRow, Unused};
 pub use logins::LoginLedger;
+pub use mcp_gateway::{McpGatewayLedger, McpServerRow};
 pub use requests::{Begun, RequestLedger};
 pub use saves::SaveLedger;
 pub use secrets::{Seal, Sealed, SecretLedger};
@@ -47,6 +49,7 @@ pub trait Database:
     + ImageLedger
     + LayerLedger
     + LoginLedger
+    + McpGatewayLedger
     + RequestLedger
     + SaveLedger
 {

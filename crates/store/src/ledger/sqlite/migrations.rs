@@ -32,6 +32,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0017_build_cache",
     "0018_volumes",
     "0019_homes",
+    "0025_gateway",
 ];
 
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {

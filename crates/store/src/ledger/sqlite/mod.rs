@@ -13,6 +13,7 @@ mod images;
 mod keys;
 mod layers;
 mod logins;
+mod mcp_gateway;
 mod migrations;
 mod pools;
 mod previews;
