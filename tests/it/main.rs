@@ -12,6 +12,7 @@ mod faults;
 mod fidelity;
 mod files;
 mod forks;
+mod gateway;
 mod guests;
 mod hostile;
 mod idempotency;

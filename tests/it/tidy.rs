@@ -60,6 +60,7 @@ fn allowed() -> Vec<(&'static str, Vec<&'static str>)> {
                 "edge",
                 "egress",
                 "engines",
+                "gateway",
                 "kernel",
                 "lifecycle",
                 "protocol",
@@ -71,6 +72,7 @@ fn allowed() -> Vec<(&'static str, Vec<&'static str>)> {
                 "web",
             ],
         ),
+        ("gateway", vec!["egress", "lifecycle", "protocol", "service", "store"]),
         ("client", vec!["protocol"]),
         ("bench", vec!["client", "lifecycle", "protocol", "store"]),
         (

@@ -27,6 +27,7 @@ mod far;
 mod files;
 mod fleet;
 mod fork;
+mod gateway;
 mod guest;
 mod home;
 mod jobs;
@@ -122,6 +123,8 @@ enum What {
     Egress,
     /// Many sleeping sandboxes: woken over time and at one instant, and what they cost idle.
     Fleet,
+    /// A call of an MCP server through the gateway, beside the call itself. Only by name.
+    Gateway,
     /// A volume beside the sandbox's own disk and a directory of this host; attaching and detaching. Only by name.
     Volumes,
     /// An image of 300 MB from a registry on this host, beside the transfer alone, on a daemon of its own. Needs
@@ -154,6 +157,7 @@ impl What {
         Self::Standby,
         Self::Fork,
         Self::Fleet,
+        Self::Gateway,
         Self::Volumes,
         Self::Pull,
         Self::Jobs,
@@ -167,7 +171,8 @@ impl What {
     fn is_usual(self) -> bool {
         !matches!(
             self,
-            Self::Volumes
+            Self::Gateway
+                | Self::Volumes
                 | Self::Pull
                 | Self::Jobs
                 | Self::Burst
@@ -187,6 +192,7 @@ impl What {
             Self::Standby => "sleep and snapshot",
             Self::Fork => "fork",
             Self::Fleet => "the fleet",
+            Self::Gateway => "the MCP gateway, beside the call itself",
             Self::Volumes => "volumes, beside disk and host",
             Self::Pull => "an image of a registry",
             Self::Jobs => "tasks of jobs",
@@ -264,6 +270,7 @@ impl Bench {
                 What::Standby => standby::measure(self, client, report).await?,
                 What::Fork => fork::measure(self, client, report).await?,
                 What::Fleet => fleet::measure(self, client, info, report).await?,
+                What::Gateway => gateway::measure(self, client, report).await?,
                 What::Volumes => volumes::measure(self, client, report).await?,
                 What::Pull => pull::measure(self, report).await?,
                 What::Jobs => jobs::measure(self, client, report).await?,

@@ -27,6 +27,7 @@ mod egress;
 mod guest;
 mod images;
 mod keys;
+mod mcp_gateway;
 mod never;
 mod previews;
 mod second;
@@ -35,6 +36,7 @@ pub use egress::EgressConfig;
 pub use guest::{GuestConfig, ImageGuestConfig, Variables};
 pub use images::ImagesConfig;
 pub use keys::{KEYS, Key};
+pub use mcp_gateway::McpGatewayConfig;
 pub use previews::PreviewsConfig;
 pub use second::ListenAlso;
 use second::USUAL;
@@ -65,6 +67,7 @@ pub struct Config {
     pub standby: StandbyConfig,
     pub builds: BuildsConfig,
     pub egress: EgressConfig,
+    pub mcp_gateway: McpGatewayConfig,
     pub guest: GuestConfig,
     pub images: ImagesConfig,
     /// By host.
@@ -201,6 +204,7 @@ impl Default for Config {
             standby: StandbyConfig::default(),
             builds: BuildsConfig { cache_mib: 20 * 1024 },
             egress: EgressConfig::default(),
+            mcp_gateway: McpGatewayConfig::default(),
             guest: GuestConfig::default(),
             images: ImagesConfig::default(),
             registries: BTreeMap::new(),

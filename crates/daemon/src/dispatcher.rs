@@ -18,6 +18,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use torpor_edge::previews::{self, PreviewServer, drop_cookies, set_forwarded_proto};
+use torpor_gateway::Gateway;
 use torpor_lifecycle::Sandbox;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{PREVIEW_HEADER, REQUEST_ID_HEADER};
@@ -62,10 +63,14 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    pub(crate) fn new(service: &Arc<Service>, dialects: Vec<Arc<dyn Dialect>>) -> Self {
+    pub(crate) fn new(
+        service: &Arc<Service>,
+        gateway: &Arc<Gateway>,
+        dialects: Vec<Arc<dyn Dialect>>,
+    ) -> Self {
         let proxy = Proxy::new(service.fleet.clone());
         let previews = PreviewServer::new(Arc::clone(service), proxy.clone());
-        let own: Arc<dyn Dialect> = Arc::new(api::Native);
+        let own: Arc<dyn Dialect> = Arc::new(api::Native { gateway: Arc::clone(gateway) });
         let all = dialects.into_iter().chain([own]);
         Self {
             service: Arc::clone(service),

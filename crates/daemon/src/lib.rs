@@ -38,6 +38,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use torpor_edge::dns::Resolver;
 use torpor_edge::tls;
 use torpor_egress::Settings;
+use torpor_gateway::Gateway;
 use torpor_lifecycle::engine::EngineError;
 use torpor_lifecycle::ledger::{PAGE, everything};
 use torpor_lifecycle::store::StoreError;
@@ -199,7 +200,9 @@ async fn serve_at(
     let dialects = parts.dialects.clone();
     let service = open(parts, &config, exposed).await?;
     service.previews.found_at(listeners.address()?, listeners.encrypted()?);
+    let gateway = Gateway::open(&service, config.mcp_gateway.settings()).await?;
     let tasks = [
+        tokio::spawn(Arc::clone(&gateway).follow()),
         tokio::spawn(tally::count(Arc::clone(&service))),
         tokio::spawn(read_ahead(Arc::clone(&service))),
         tokio::spawn(previews::look_after(Arc::clone(&service))),
@@ -220,7 +223,8 @@ async fn serve_at(
         let kept = tls.keep(move |valid| service.metrics.certificates(valid));
         AbortOnDropHandle::new(tokio::spawn(kept))
     });
-    let (dispatcher, most) = (Dispatcher::new(&service, dialects), config.limits.connections);
+    let (dispatcher, most) =
+        (Dispatcher::new(&service, &gateway, dialects), config.limits.connections);
     let mode = listen::serve(&service, dispatcher, listeners, tls.clone(), most, shutdown).await;
     drop(renewals);
     tls.inspect(|tls| tls.stop());
@@ -228,6 +232,7 @@ async fn serve_at(
     service.fleet.shutdown(mode).await;
     service.volumes.close().await;
     service.audit.flush().await;
+    gateway.close().await;
     drop(kept);
     service.ledger.close().await;
     Ok(())

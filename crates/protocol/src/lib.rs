@@ -20,6 +20,7 @@ pub mod guest;
 pub mod hosting;
 pub mod id;
 pub mod job;
+pub mod mcp_gateway;
 pub mod network;
 pub mod page;
 pub mod pattern;

@@ -135,6 +135,14 @@ impl Keyring {
             || self.count.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether this is the key of the configuration.
+    pub fn is_fixed(&self, who: &Caller) -> bool {
+        match who {
+            Caller::Key(digest) => self.fixed.as_ref() == Some(digest),
+            Caller::Anybody => false,
+        }
+    }
+
     pub async fn create(&self, label: &str) -> Result<(KeyRow, String)> {
         let _writing = self.version.writing().await;
         let made = self.ledger.create_key(label).await?;

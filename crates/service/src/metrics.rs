@@ -1,5 +1,7 @@
 //! Numbers for Prometheus. No label has a value per sandbox: their number must not grow with use.
 
+mod mcp;
+
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -53,6 +55,7 @@ pub struct Metrics {
     saved_bytes: Gauge,
     pools: Pools,
     egress: Egress,
+    mcp: mcp::McpCalls,
     throttled: Counter,
     tasks: Tasks,
     certificates: Gauge,
@@ -227,6 +230,7 @@ impl Metrics {
             saved_bytes: Gauge::default(),
             pools: Pools::default(),
             egress: Egress::default(),
+            mcp: mcp::McpCalls::default(),
             throttled: Counter::default(),
             tasks: Tasks::default(),
             certificates: Gauge::default(),
@@ -324,6 +328,7 @@ impl Metrics {
         self.pools.register(registry);
         self.egress.register(registry);
         self.tasks.register(registry);
+        self.mcp.register(registry);
     }
 
     // === What happened ===
@@ -331,6 +336,11 @@ impl Metrics {
     pub fn created(&self, took: Duration) {
         self.created.inc();
         self.create_seconds.observe(took.as_secs_f64());
+    }
+
+    /// A call through the MCP gateway ended.
+    pub fn mcp_called(&self, call: &torpor_protocol::mcp_gateway::McpCall) {
+        self.mcp.note(call);
     }
 
     pub fn ran(&self, took: Duration) {

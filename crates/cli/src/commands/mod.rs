@@ -16,6 +16,7 @@ mod engine;
 mod enter;
 mod exec;
 mod fork;
+mod gateway;
 mod host;
 mod image;
 mod inspect;
@@ -155,6 +156,7 @@ enum Command {
     Service(service::Service),
     Secret(secret::Secret),
     Egress(egress::Egress),
+    Gateway(gateway::Gateway),
     Key(key::Key),
     Kernel(kernel::Kernel),
     Engine(engine::Engine),
@@ -234,6 +236,7 @@ impl Cli {
             Command::Service(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Secret(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Egress(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Gateway(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Key(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Bench(verb) => {
                 online(client()?, async |client| bench::run(verb, client).await)

@@ -23,8 +23,8 @@ const RENAMED: [(&str, &str); 11] = [
     ("UsageReport", "Usage"),
     ("Supervision", "Supervise"),
 ];
-/// Tells the kinds of a choice apart.
-const TAG: &str = "event";
+/// Fields that tell the kinds of a choice apart.
+const TAGS: [&str; 3] = ["event", "kind", "flag"];
 const SCHEMAS: &str = "#/components/schemas/";
 
 /// What stands before the routes.
@@ -135,23 +135,29 @@ fn name_choices(schemas: &mut Map<String, Value>) {
     let mut named = Vec::new();
     for (name, schema) in schemas.iter_mut() {
         let Some(Value::Array(kinds)) = schema.get_mut("oneOf") else { continue };
-        let mut mapping = Map::new();
+        let (mut mapping, mut field) = (Map::new(), TAGS[0]);
         for kind in kinds {
-            let Some(tag) = tag_of(kind).map(str::to_owned) else { continue };
+            let Some((of, tag)) = tag_of(kind) else { continue };
+            let tag = tag.to_owned();
+            field = of;
             let own = format!("{name}{}", capitalized(&tag));
             let reference = format!("{SCHEMAS}{own}");
             mapping.insert(tag, json!(reference));
             named.push((own, std::mem::replace(kind, json!({"$ref": reference}))));
         }
-        schema["discriminator"] = json!({"propertyName": TAG, "mapping": mapping});
+        schema["discriminator"] = json!({"propertyName": field, "mapping": mapping});
     }
     schemas.extend(named);
 }
 
-/// The value that says which kind it is, of an object or of an object with something flattened into it.
-fn tag_of(kind: &Value) -> Option<&str> {
+/// The field that says which kind it is, and its value, of an object or of an object with something flattened into it.
+fn tag_of(kind: &Value) -> Option<(&'static str, &str)> {
     let parts = kind["allOf"].as_array().map_or(std::slice::from_ref(kind), Vec::as_slice);
-    parts.iter().find_map(|part| part["properties"][TAG]["enum"][0].as_str())
+    let tagged = |field: &'static str| {
+        let value = parts.iter().find_map(|part| part["properties"][field]["enum"][0].as_str())?;
+        Some((field, value))
+    };
+    TAGS.into_iter().find_map(tagged)
 }
 
 fn capitalized(word: &str) -> String {

@@ -23,6 +23,7 @@ mod images;
 mod jobs;
 mod keys;
 mod logs;
+mod mcp_gateway;
 mod ndjson;
 mod operations;
 mod page;
@@ -46,14 +47,15 @@ mod webhooks;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use axum::Router;
 use axum::body::Body;
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
+use axum::{Extension, Router};
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, Uri};
+use torpor_gateway::Gateway;
 use torpor_service::upload::Pieces;
 use torpor_service::{Error, Service};
 use torpor_web::auth;
@@ -63,7 +65,9 @@ use torpor_web::extract::Json;
 use utoipa_axum::router::OpenApiRouter;
 
 /// Our own API, for whatever nobody else claims.
-pub(crate) struct Native;
+pub(crate) struct Native {
+    pub(crate) gateway: Arc<Gateway>,
+}
 
 #[async_trait]
 impl Dialect for Native {
@@ -101,7 +105,11 @@ impl Dialect for Native {
         let open = Router::new()
             .route("/healthz", get(async || "ok"))
             .route("/openapi.json", get(async || axum::Json(openapi())));
-        let guarded = described.layer(once).route("/metrics", get(system::metrics));
+        let guarded = described
+            .layer(once)
+            .route("/metrics", get(system::metrics))
+            .route(mcp_gateway::ENDPOINT, post(mcp_gateway::endpoint))
+            .layer(Extension(Arc::clone(&self.gateway)));
         Routes { guarded, open }
     }
 }
@@ -135,6 +143,7 @@ fn routes() -> OpenApiRouter<Arc<Service>> {
         .merge(logs::routes())
         .merge(egress::routes())
         .merge(gateways::routes())
+        .merge(mcp_gateway::routes())
         .merge(engine::routes())
         .merge(volumes::routes())
         .merge(jobs::routes())

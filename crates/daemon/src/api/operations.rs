@@ -1,7 +1,7 @@
 //! What operations are called, in clients that are generated.
 
 /// Method and path, and the name; a test says when one is missing.
-pub(super) const OPERATIONS: [(&str, &str); 146] = [
+pub(super) const OPERATIONS: [(&str, &str); 175] = [
     ("get /v1/archive", "listEndedSandboxes"),
     ("get /v1/archive/{sandbox}", "getEndedSandbox"),
     ("delete /v1/build-cache", "pruneBuildCache"),
@@ -62,6 +62,20 @@ pub(super) const OPERATIONS: [(&str, &str); 146] = [
     ("get /v1/keys", "listKeys"),
     ("post /v1/keys", "createKey"),
     ("delete /v1/keys/{key}", "deleteKey"),
+    ("delete /v1/mcp/gateway/clients/{key}", "deleteMcpClient"),
+    ("get /v1/mcp/gateway/calls", "listMcpCalls"),
+    ("get /v1/mcp/gateway/clients", "listMcpClients"),
+    ("get /v1/mcp/gateway/clients/{key}", "getMcpClient"),
+    ("put /v1/mcp/gateway/clients/{key}", "setMcpClient"),
+    ("get /v1/mcp/gateway/servers", "listMcpServers"),
+    ("post /v1/mcp/gateway/servers", "addMcpServer"),
+    ("delete /v1/mcp/gateway/servers/{server}", "removeMcpServer"),
+    ("get /v1/mcp/gateway/servers/{server}", "getMcpServer"),
+    ("post /v1/mcp/gateway/servers/{server}/approve", "approveMcpItems"),
+    ("get /v1/mcp/gateway/servers/{server}/diff", "diffMcpServer"),
+    ("post /v1/mcp/gateway/servers/{server}/refresh", "refreshMcpServer"),
+    ("post /v1/mcp/gateway/servers/{server}/reject", "rejectMcpItems"),
+    ("get /v1/mcp/gateway/tokens", "getMcpTokens"),
     ("get /v1/pools", "listPools"),
     ("post /v1/pools", "createPool"),
     ("delete /v1/pools/{pool}", "deletePool"),

@@ -198,6 +198,12 @@ pub const KEYS: &[Key] = &[
                for whoever has a key: webhooks and callbacks. All others are refused.",
     },
     Key {
+        name: "mcp_gateway.open",
+        default: "false",
+        help: "Whether API keys without a policy of their own may call every approved tool of the MCP gateway. \
+               Otherwise they see none.",
+    },
+    Key {
         name: "egress.roots",
         default: "none",
         help: "A file of CA certificates (PEM) that are trusted besides those of the host, when requests \

@@ -18,6 +18,7 @@ mod jobs;
 mod kept;
 mod keys;
 mod listeners;
+mod mcp_gateway;
 mod openapi;
 mod pages;
 mod pebble;

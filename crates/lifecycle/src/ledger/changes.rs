@@ -16,10 +16,13 @@ pub enum Aggregate {
     Previews,
     Domains,
     Keys,
+    /// Upstream servers and clients.
+    McpGateway,
 }
 
 impl Aggregate {
-    pub const ALL: [Self; 4] = [Self::Pools, Self::Previews, Self::Domains, Self::Keys];
+    pub const ALL: [Self; 5] =
+        [Self::Pools, Self::Previews, Self::Domains, Self::Keys, Self::McpGateway];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -27,6 +30,7 @@ impl Aggregate {
             Self::Previews => "previews",
             Self::Domains => "domains",
             Self::Keys => "keys",
+            Self::McpGateway => "mcp_gateway",
         }
     }
 }

@@ -11,6 +11,7 @@ mod jobs;
 mod keys;
 mod layers;
 mod logins;
+mod mcp_gateway;
 mod mcp_tasks;
 mod requests;
 mod saves;
@@ -40,6 +41,7 @@ pub use jobs::{
 pub use keys::{KeyHash, KeyLedger, KeyRow};
 pub use layers::{LayerLedger, OriginRow, Unused};
 pub use logins::LoginLedger;
+pub use mcp_gateway::{McpGatewayLedger, McpServerRow};
 pub use mcp_tasks::{McpTask, McpTaskLedger, McpTaskState};
 pub use requests::{Begun, RequestLedger};
 pub use saves::SaveLedger;
@@ -67,6 +69,7 @@ pub trait Database:
     + LayerLedger
     + LoginLedger
     + McpTaskLedger
+    + McpGatewayLedger
     + RequestLedger
     + SaveLedger
     + EventLedger

@@ -36,6 +36,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0021_events",
     "0023_services",
     "0024_mcp_tasks",
+    "0025_gateway",
 ];
 
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {

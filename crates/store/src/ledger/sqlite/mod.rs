@@ -17,6 +17,7 @@ mod jobs;
 mod keys;
 mod layers;
 mod logins;
+mod mcp_gateway;
 mod mcp_tasks;
 mod migrations;
 mod pools;

@@ -1,0 +1,106 @@
+"""The official client, in both eras, and published servers through the gateway."""
+
+import asyncio
+
+import pytest
+from conftest import EVERYTHING
+from mcp import Client
+
+ERAS = ["legacy", "2026-07-28"]
+
+
+def ask(gateway, mode, question):
+    async def asked():
+        async with Client(gateway.url, mode=mode) as client:
+            return await question(client)
+
+    return asyncio.run(asyncio.wait_for(asked(), 90))
+
+
+def names(gateway, mode="legacy"):
+    async def listed(client):
+        return [tool.name for tool in (await client.list_tools()).tools]
+
+    return ask(gateway, mode, listed)
+
+
+def call(gateway, name, arguments, mode="legacy"):
+    return ask(gateway, mode, lambda client: client.call_tool(name, arguments))
+
+
+def python(module):
+    return ["--image", "servers", "--env", "PYTHONPATH=/srv/python", "--", "python3", "-m", module]
+
+
+def test_a_published_server_that_drifts_is_held_back_until_approved(gateway):
+    gateway.add("every", "--image", "everything-2025", "--", *EVERYTHING)
+    before = names(gateway)
+    assert "every_echo" in before and len(before) >= 8, before
+    for mode in ERAS:
+        said = call(gateway, "every_echo", {"message": "hello"}, mode)
+        assert "hello" in said.content[0].text, said
+
+    # The same command in an image with the newer package.
+    added = gateway.json("gateway", "add", "every", "--replace", "--image", "everything-2026", "--", *EVERYTHING)
+    assert added["problem"] is None and added["held"] > 0, added
+    held = names(gateway)
+    assert "every_echo" not in held and len(held) < len(before), held
+    refused = call(gateway, "every_echo", {"message": "hello"})
+    assert refused.is_error and "held back" in refused.content[0].text, refused
+    diff = gateway.run("gateway", "diff", "every", code=1)
+    assert "tool echo (changed)" in diff and "(new)" in diff and "(removed)" in diff, diff
+    gateway.run("gateway", "approve", "every")
+    for mode in ERAS:
+        assert "every_echo" in names(gateway, mode)
+        said = call(gateway, "every_echo", {"message": "again"}, mode)
+        assert "again" in said.content[0].text, said
+
+
+def test_a_secret_is_not_in_the_environment_of_a_server(gateway):
+    gateway.run("secret", "set", "UPSTREAM", "--value", "s3cr3t-value")
+    env = ["--env", "TOKEN={{SECRET:UPSTREAM}}", "--grant", "UPSTREAM"]
+    gateway.add("leak", "--image", "everything-2026", *env, "--", *EVERYTHING)
+    listed = call(gateway, "leak_get-env", {})
+    assert "{{SECRET:UPSTREAM}}" in str(listed.content) and "s3cr3t-value" not in str(listed.content)
+    gateway.run("gateway", "rm", "leak")
+
+
+def test_five_servers_cost_less_in_search_mode(gateway):
+    gateway.add("git", *python("mcp_server_git"))
+    gateway.add("time", *python("mcp_server_time"))
+    gateway.add("fetch", *python("mcp_server_fetch"))
+    url = gateway.world.daemon.url
+    gateway.add("torpor", "--url", url, "--openapi", f"{url}/openapi.json")
+    tokens = gateway.json("gateway", "tokens")
+    print(gateway.run("gateway", "tokens"))
+    assert len(tokens["by_server"]) == 5, tokens
+    assert tokens["search_mode"] * 20 < tokens["all_tools"], tokens
+    gateway.run("gateway", "client", "set", "root", "--search")
+    try:
+        assert names(gateway, "2026-07-28") == ["call_tool", "describe_tool", "find_tools"]
+        found = call(gateway, "find_tools", {"query": "current time in a timezone"}).structured_content
+        assert found["tools"][0]["name"] == "time_get_current_time", found
+        arguments = {"name": "time_get_current_time", "arguments": {"timezone": "Europe/Vienna"}}
+        told = call(gateway, "call_tool", arguments)
+        assert not told.is_error and "Europe/Vienna" in told.content[0].text, told
+    finally:
+        gateway.run("gateway", "client", "rm", "root")
+
+
+def test_the_daemon_itself_is_tools_from_its_openapi_document(gateway):
+    made = call(gateway, "torpor_createSandbox", {"body": {"name": "from-a-tool"}})
+    assert made.structured_content["name"] == "from-a-tool", made
+    run = {"path": {"sandbox": "from-a-tool"}, "body": {"command": ["uname"]}}
+    ran = call(gateway, "torpor_runCommand", run)
+    assert ran.structured_content["stdout"] == "Linux\n", ran
+
+
+@pytest.mark.parametrize("mode", ERAS)
+def test_errors_are_errors_of_the_client(gateway, mode):
+    with pytest.raises(Exception, match="there is no every_nothing"):
+        call(gateway, "every_nothing", {}, mode)
+
+
+def test_every_call_is_in_the_audit_without_values(gateway):
+    calls = gateway.run("gateway", "tail", "-n", "100", "--json")
+    assert '"tool":"echo"' in calls and "hello" not in calls and "string(5)" in calls, calls
