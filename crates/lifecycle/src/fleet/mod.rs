@@ -430,11 +430,6 @@ impl Fleet {
         self.inner.world.clock
     }
 
-    /// Who writes what this daemon works on.
-    pub fn owner(&self) -> &Owner {
-        &self.inner.world.owner
-    }
-
     /// The daemon stops: nothing new is begun, and sandboxes are left as told.
     pub async fn shutdown(&self, mode: ShutdownMode) {
         *self.inner.world.shutdown_mode.lock() = mode;
