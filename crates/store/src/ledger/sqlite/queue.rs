@@ -10,7 +10,7 @@ use torpor_lifecycle::ledger::Owner;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::job::{Interruption, TaskFailure, TaskState};
 
-use super::super::{AttemptEnd, Claim, Settled, Settlement, TaskLease, TaskProcess};
+use super::super::{AttemptEnd, TaskClaim, Settled, Settlement, TaskLease, TaskProcess};
 use super::jobs::{read_spec, text};
 use super::tasks::{maybe_json, read_process};
 use super::{SqliteLedger, column, optional, parsed, to_column};
@@ -27,7 +27,7 @@ impl SqliteLedger {
         owner: &Owner,
         at_once: usize,
         now_ms: u64,
-    ) -> Result<Option<Claim>, StoreError> {
+    ) -> Result<Option<TaskClaim>, StoreError> {
         let action = "claim a task in the ledger";
         let query = sqlx::query(
             "UPDATE tasks SET state = 'running', attempt = attempt + 1, node = ?1, epoch = ?2,
@@ -65,7 +65,7 @@ impl SqliteLedger {
         read_claim(&row, owner, false).map(Some)
     }
 
-    pub(super) async fn take_over_claims(&self, owner: &Owner) -> Result<Vec<Claim>, StoreError> {
+    pub(super) async fn take_over_claims(&self, owner: &Owner) -> Result<Vec<TaskClaim>, StoreError> {
         let action = "take over tasks in the ledger";
         let take = sqlx::query(
             "UPDATE tasks SET epoch = ?2 WHERE state = 'running' AND node = ?1
@@ -224,8 +224,8 @@ impl<'a> Outcome<'a> {
     }
 }
 
-fn read_claim(row: &SqliteRow, owner: &Owner, taken_over: bool) -> Result<Claim, StoreError> {
-    Ok(Claim {
+fn read_claim(row: &SqliteRow, owner: &Owner, taken_over: bool) -> Result<TaskClaim, StoreError> {
+    Ok(TaskClaim {
         lease: TaskLease {
             execution: parsed(row, "execution")?,
             index: number(row, "idx")?,
