@@ -13,8 +13,8 @@ use tokio::sync::{Notify, watch};
 use torpor_lifecycle::chain;
 use torpor_lifecycle::ledger::REFRESH;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::event::Event;
 use torpor_protocol::ErrorCode;
+use torpor_protocol::event::Event;
 pub use torpor_store::EventFilter;
 use torpor_store::Ledger;
 

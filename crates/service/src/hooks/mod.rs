@@ -55,11 +55,7 @@ pub async fn create(app: &Service, request: CreateWebhook) -> Result<NewWebhook>
 }
 
 /// At most `limit` after this one, by id.
-pub async fn list(
-    app: &Service,
-    after: Option<&WebhookId>,
-    limit: usize,
-) -> Result<Vec<Webhook>> {
+pub async fn list(app: &Service, after: Option<&WebhookId>, limit: usize) -> Result<Vec<Webhook>> {
     Ok(app.ledger.webhooks(after, limit).await?)
 }
 

@@ -134,7 +134,8 @@ mod tests {
     #[test]
     fn what_would_be_tried_after_its_time_is_given_up() {
         let answer = answered(500, None);
-        let late = Tried { answer: &answer, attempt: 1, now_ms: NOW, expires_at_ms: NOW, chance: 1.0 };
+        let late =
+            Tried { answer: &answer, attempt: 1, now_ms: NOW, expires_at_ms: NOW, chance: 1.0 };
         assert_eq!(late.next(), Next::Failed);
         assert!(complaint(&answered(307, None)).unwrap().contains("redirects are not followed"));
     }

@@ -21,9 +21,16 @@ pub struct WebhookSecrets {
 /// Where a delivery goes, and what signs it.
 #[derive(Debug)]
 pub enum Target {
-    Webhook { id: WebhookId, url: String, secrets: WebhookSecrets },
+    Webhook {
+        id: WebhookId,
+        url: String,
+        secrets: WebhookSecrets,
+    },
     /// Sent once, to nobody who is known.
-    Once { url: String, secret: Sealed },
+    Once {
+        url: String,
+        secret: Sealed,
+    },
 }
 
 /// What is to be sent besides events of the ledger.
@@ -43,7 +50,10 @@ pub struct NewDelivery {
 pub enum Addressee {
     Webhook(WebhookId),
     /// This URL, signed with this; the secret is sealed for the delivery.
-    Once { url: String, secret: Sealed },
+    Once {
+        url: String,
+        secret: Sealed,
+    },
 }
 
 /// A delivery that whoever has this may try now.
@@ -76,7 +86,9 @@ pub struct Claiming {
 pub enum Next {
     Delivered,
     /// Not before then.
-    Again { at_ms: u64 },
+    Again {
+        at_ms: u64,
+    },
     Failed,
     /// Its webhook wants nothing any more.
     Disabled(DisabledReason),

@@ -8,9 +8,7 @@ use torpor_lifecycle::store::StoreError;
 use torpor_protocol::event::{Delivery, DeliveryState, DisabledReason, LastAttempt};
 use torpor_protocol::{DeliveryId, WebhookId};
 
-use super::super::{
-    Addressee, Claim, Claiming, DeliveryLedger, NewDelivery, Next, Sealed, Target,
-};
+use super::super::{Addressee, Claim, Claiming, DeliveryLedger, NewDelivery, Next, Sealed, Target};
 use super::events::read_kind;
 use super::webhooks::{read_last, read_secrets};
 use super::{LAST, SqliteLedger, column, limit_of, parsed, time, to_column};

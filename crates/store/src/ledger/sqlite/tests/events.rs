@@ -1,6 +1,8 @@
 //! Events, and their way to webhooks.
 
-use torpor_protocol::event::{Delivery, DeliveryState, DisabledReason, Event, LastAttempt, Webhook};
+use torpor_protocol::event::{
+    Delivery, DeliveryState, DisabledReason, Event, LastAttempt, Webhook,
+};
 use torpor_protocol::{DeliveryId, EventId, EventKind, WebhookId};
 
 use super::super::super::{
@@ -169,7 +171,11 @@ async fn a_webhook_gets_the_kinds_and_labels_that_it_wants_and_the_body_is_the_e
     let blue = world.hook(&[], &[("team", "blue")]).await;
     let red = world.hook(&[], &[("team", "red")]).await;
     let off = webhook(&[], &[]);
-    world.ledger.create_webhook(&Webhook { enabled: false, ..off.clone() }, &sealed(1)).await.unwrap();
+    world
+        .ledger
+        .create_webhook(&Webhook { enabled: false, ..off.clone() }, &sealed(1))
+        .await
+        .unwrap();
     world.record(&record).await.unwrap();
     world.archive(&record.ended(1_800_000_000_001, None)).await.unwrap();
     for (hook, count) in [(&all, 2), (&kind, 1), (&blue, 2), (&red, 0), (&off.id, 0)] {
@@ -250,7 +256,8 @@ async fn a_webhook_that_is_gone_is_disabled_and_what_waits_goes_on_when_it_is_en
     assert_eq!(world.ledger.next_delivery().await.unwrap(), None);
     world.note(EventKind::JobFinished).await;
     assert_eq!(world.sent(&hook).await.len(), 2, "nothing is kept for who is disabled");
-    let enable = torpor_protocol::event::UpdateWebhook { enabled: Some(true), ..Default::default() };
+    let enable =
+        torpor_protocol::event::UpdateWebhook { enabled: Some(true), ..Default::default() };
     let known = world.ledger.update_webhook(&hook, &enable).await.unwrap().unwrap();
     assert_eq!((known.enabled, known.disabled_reason), (true, None));
     assert_eq!(world.claim(1, 10).await.len(), 1);
@@ -291,15 +298,18 @@ async fn events_and_deliveries_are_bounded_and_the_last_number_stays() {
     let [one] = &world.claim(1, 1).await[..] else { panic!("one") };
     world.ledger.finish_delivery(one, &attempt(7, 200), &Next::Delivered).await.unwrap();
     world.ledger.sweep_deliveries(1, 2, 10).await.unwrap();
-    let count = async |state| {
-        world.sent(&hook).await.iter().filter(|sent| sent.state == state).count()
-    };
+    let count =
+        async |state| world.sent(&hook).await.iter().filter(|sent| sent.state == state).count();
     assert_eq!((count(DeliveryState::Pending).await, count(DeliveryState::Failed).await), (2, 2));
     world.ledger.sweep_deliveries(1, 2, 1).await.unwrap();
     assert_eq!(world.sent(&hook).await.len(), 3);
     // What was tried expires; what never was begins to count when it is.
     let claimed = world.claim(10, 1).await;
-    world.ledger.finish_delivery(&claimed[0], &attempt(7, 500), &Next::Again { at_ms: 0 }).await.unwrap();
+    world
+        .ledger
+        .finish_delivery(&claimed[0], &attempt(7, 500), &Next::Again { at_ms: 0 })
+        .await
+        .unwrap();
     world.ledger.sweep_deliveries(61 * MINUTE, 9, 9).await.unwrap();
     assert_eq!(count(DeliveryState::Pending).await, 1);
 }
