@@ -48,6 +48,7 @@ use torpor_service::events::{self, Events};
 use torpor_service::keys::Keyring;
 use torpor_service::metrics::Metrics;
 use torpor_service::previews::{self, Previews};
+use torpor_service::schedules::{self, Schedules};
 use torpor_service::{Registries, Service, admission, audit, caches, hooks, pulls, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, Vault};
 use torpor_volumes::{Dirs, VolumeStore};
@@ -205,6 +206,7 @@ async fn serve_at(
         tokio::spawn(caches::follow(Arc::clone(&service))),
         tokio::spawn(events::look_after(Arc::clone(&service))),
         tokio::spawn(hooks::deliver(Arc::clone(&service))),
+        tokio::spawn(schedules::keep(Arc::clone(&service))),
     ];
     let tasks = tasks.map(AbortOnDropHandle::new);
     let kept = audit::keep(service.audit.clone(), service.egress.audit().follow());
@@ -273,6 +275,7 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
         registries: Registries::open(config.registries(), parts.vault.clone())?,
         builds: Jobs::open(ledger.clone()).await?,
         events: Events::open(&ledger).await?,
+        schedules: Schedules::default(),
         ledger,
         images: parts.images,
         saves: parts.saves,

@@ -108,6 +108,8 @@ text_type!(VolumeId, "A volume or a drive, for ever: `vol-` and 21 lowercase alp
 text_type!(EventId, "An event, for ever: `event-` and 21 lowercase alphanumerics.");
 text_type!(WebhookId, "A webhook, for ever: `webhook-` and 21 lowercase alphanumerics.");
 text_type!(DeliveryId, "A delivery: `delivery-` and 21 lowercase alphanumerics.");
+text_type!(ScheduleId, "A schedule, for ever: `schedule-` and 21 lowercase alphanumerics.");
+text_type!(FiringId, "A time that a schedule fired: `firing-` and 21 lowercase alphanumerics.");
 text_type!(TokenId, "A token of a preview, not its text: `token-` and 21 lowercase alphanumerics.");
 
 random_id!(SandboxId, "", "sandbox id", "an id is 21 lowercase letters and digits");
@@ -159,6 +161,18 @@ random_id!(
     "delivery-",
     "delivery id",
     "a delivery's id is delivery- and 21 lowercase letters and digits"
+);
+random_id!(
+    ScheduleId,
+    "schedule-",
+    "schedule id",
+    "a schedule's id is schedule- and 21 lowercase letters and digits"
+);
+random_id!(
+    FiringId,
+    "firing-",
+    "firing id",
+    "a firing's id is firing- and 21 lowercase letters and digits"
 );
 random_id!(NodeId, "node-", "node id", "a node's id is node- and 21 lowercase letters and digits");
 
@@ -226,6 +240,7 @@ impl FromStr for Name {
         if looks_like_id(text)
             || text.parse::<SnapshotId>().is_ok()
             || text.parse::<VolumeId>().is_ok()
+            || text.parse::<ScheduleId>().is_ok()
         {
             return bad("it could be mistaken for an id: make it longer or shorter, or add a '-'");
         }
@@ -253,6 +268,7 @@ pub enum Ref<Id> {
 
 pub type SandboxRef = Ref<SandboxId>;
 pub type SnapshotRef = Ref<SnapshotId>;
+pub type ScheduleRef = Ref<ScheduleId>;
 
 impl<Id: FromStr> FromStr for Ref<Id> {
     type Err = BadName;

@@ -25,6 +25,7 @@ pub mod preview;
 pub mod reason;
 pub mod records;
 pub mod registry;
+pub mod schedule;
 pub mod snapshot;
 pub mod spec;
 pub mod status;
@@ -36,8 +37,9 @@ pub use error::{ErrorBody, ErrorCode};
 pub use event::{Event, EventKind};
 pub use excerpt::Excerpt;
 pub use id::{
-    BuildId, DeliveryId, EventId, ImageId, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId,
-    SecretName, SnapshotId, SnapshotRef, TokenId, VolumeId, WebhookId,
+    BuildId, DeliveryId, EventId, FiringId, ImageId, Name, NodeId, PreviewId, SandboxId,
+    SandboxRef, SaveId, ScheduleId, ScheduleRef, SecretName, SnapshotId, SnapshotRef, TokenId,
+    VolumeId, WebhookId,
 };
 pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,

@@ -43,12 +43,12 @@ pub use images::{
 pub use journals::Journals;
 pub use layout::{Layout, Stage};
 pub use ledger::{
-    Addressee, Begun, BuildCacheLedger, BuildLedger, CachedStep, Claim, Claiming, Database, DeliveryLedger, DomainLedger, DomainRow,
-    EventFilter, EventLedger, EventRange,
+    Addressee, Begun, BuildCacheLedger, BuildLedger, CachedStep, Claim, Claiming, Database,
+    DeliveryLedger, DomainLedger, DomainRow, EventFilter, EventLedger, EventRange, Fire,
     ImageLedger, ImageRow, KeyHash, KeyLedger, KeyRow, LayerFacts, LayerLedger, Ledger,
-    LoginLedger, NewDelivery, NewEvent, Next, OriginRow, Outcome, PreviewLedger, Removed, RequestLedger, SaveLedger, Seal,
-    Sealed, SecretLedger, SqliteLedger, Target, TokenRow, Unused, WebhookLedger,
-    WebhookSecrets,
+    LoginLedger, NewDelivery, NewEvent, Next, NextTime, OriginRow, Outcome, PreviewLedger, Removed,
+    RequestLedger, SaveLedger, ScheduleLedger, Seal, Sealed, SecretLedger, SqliteLedger, Target,
+    TokenRow, Unused, WebhookLedger, WebhookSecrets,
 };
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError, Walked, WalkedKind};
 pub use vault::{KeptAnswer, Repeated, RequestKey, Vault};

@@ -30,6 +30,7 @@ mod processes;
 mod registries;
 mod run;
 mod sandboxes;
+mod schedules;
 mod secrets;
 mod snapshots;
 mod standby;
@@ -109,6 +110,7 @@ fn routes() -> OpenApiRouter<Arc<Service>> {
         .merge(events::routes())
         .merge(event_log::routes())
         .merge(webhooks::routes())
+        .merge(schedules::routes())
         .merge(standby::routes())
         .merge(snapshots::routes())
         .merge(forks::routes())

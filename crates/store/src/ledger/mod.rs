@@ -11,6 +11,7 @@ mod layers;
 mod logins;
 mod requests;
 mod saves;
+mod schedules;
 mod secrets;
 mod sqlite;
 mod webhooks;
@@ -34,10 +35,12 @@ pub use layers::{LayerLedger, OriginRow, Unused};
 pub use logins::LoginLedger;
 pub use requests::{Begun, RequestLedger};
 pub use saves::SaveLedger;
+pub use schedules::{Fire, NextTime, ScheduleLedger};
 pub use secrets::{Seal, Sealed, SecretLedger};
 pub use sqlite::SqliteLedger;
 pub use webhooks::{
-    Addressee, Claim, Claiming, DeliveryLedger, NewDelivery, Next, Target, WebhookLedger, WebhookSecrets,
+    Addressee, Claim, Claiming, DeliveryLedger, NewDelivery, Next, Target, WebhookLedger,
+    WebhookSecrets,
 };
 
 /// A database that remembers everything.
@@ -58,6 +61,7 @@ pub trait Database:
     + EventLedger
     + WebhookLedger
     + DeliveryLedger
+    + ScheduleLedger
 {
     /// Waits for running statements and lets go of the database.
     async fn close(&self);

@@ -33,6 +33,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0018_volumes",
     "0019_homes",
     "0021_events",
+    "0022_schedules",
 ];
 
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {

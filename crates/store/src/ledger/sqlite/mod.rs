@@ -21,6 +21,7 @@ mod previews;
 mod requests;
 mod sandboxes;
 mod saves;
+mod schedules;
 mod secrets;
 mod snapshots;
 mod volumes;
