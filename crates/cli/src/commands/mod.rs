@@ -14,6 +14,7 @@ mod egress;
 mod ended;
 mod engine;
 mod enter;
+mod events;
 mod exec;
 mod fork;
 mod host;
@@ -44,6 +45,7 @@ mod restore;
 mod rm;
 mod run;
 mod sandboxes;
+mod schedule;
 mod secret;
 mod serve;
 mod sleep;
@@ -54,6 +56,7 @@ mod update;
 mod version;
 mod volume;
 mod wake;
+mod webhook;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -149,6 +152,9 @@ enum Command {
     Domain(domain::Domain),
     Secret(secret::Secret),
     Egress(egress::Egress),
+    Events(events::Events),
+    Webhook(webhook::Webhook),
+    Schedule(schedule::Schedule),
     Key(key::Key),
     Kernel(kernel::Kernel),
     Engine(engine::Engine),
@@ -225,6 +231,9 @@ impl Cli {
             Command::Domain(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Secret(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Egress(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Events(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Schedule(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Webhook(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Key(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Bench(verb) => {
                 online(client()?, async |client| bench::run(verb, client).await)
