@@ -42,7 +42,6 @@ pub(crate) enum Reply {
 
 pub(crate) struct Receiver {
     pub(crate) address: SocketAddr,
-    replies: Arc<Mutex<VecDeque<Reply>>>,
     came: watch::Receiver<Vec<Told>>,
     _serving: AbortOnDropHandle<()>,
 }
@@ -55,26 +54,21 @@ impl Receiver {
         let sender = Arc::new(sender);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let answers = Arc::clone(&replies);
         let serving = tokio::spawn(async move {
             let mut open = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let (answers, sender) = (Arc::clone(&answers), Arc::clone(&sender));
+                let (answers, sender) = (Arc::clone(&replies), Arc::clone(&sender));
                 let service = service_fn(move |request| {
                     answer(request, Arc::clone(&answers), Arc::clone(&sender))
                 });
                 open.spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
         });
-        Self { address, replies, came, _serving: AbortOnDropHandle::new(serving) }
+        Self { address, came, _serving: AbortOnDropHandle::new(serving) }
     }
 
     pub(crate) fn url(&self) -> String {
         format!("http://{}/hook", self.address)
-    }
-
-    pub(crate) fn reply(&self, reply: Reply) {
-        self.replies.lock().push_back(reply);
     }
 
     /// All that came, as soon as there are so many.
