@@ -207,6 +207,12 @@ impl Client {
         Ok(Lines::new(self.send(method, route, body).await?.into_body()))
     }
 
+    /// What follows at this place, as server-sent events.
+    pub async fn events<T: DeserializeOwned>(&self, route: &Route) -> Result<Lines<T>> {
+        let answer = self.send(Method::GET, route, body::empty()).await?;
+        Ok(Lines::events(answer.into_body()))
+    }
+
     /// A request with a JSON body whose answer is NDJSON.
     pub async fn follow<T: DeserializeOwned>(
         &self,

@@ -1,4 +1,4 @@
-//! NDJSON: a body whose every line is a JSON value.
+//! NDJSON: a body whose every line is a JSON value; and server-sent events whose data is one.
 
 use std::marker::PhantomData;
 
@@ -62,24 +62,52 @@ pub struct Lines<T> {
     body: Incoming,
     buffer: LineBuffer,
     ended: bool,
+    form: Form,
     value: PhantomData<fn() -> T>,
+}
+
+/// How values stand in lines.
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    Ndjson,
+    /// Behind `data: `; other lines say things around it.
+    Events,
+}
+
+impl Form {
+    /// The value in a line, if there is one.
+    fn value(self, line: &[u8]) -> Option<&[u8]> {
+        let value = match self {
+            Self::Ndjson => line,
+            Self::Events => line.strip_prefix(b"data: ")?,
+        };
+        (!value.is_empty()).then_some(value)
+    }
 }
 
 impl<T: DeserializeOwned> Lines<T> {
     pub(crate) fn new(body: Incoming) -> Self {
-        Self { body, buffer: LineBuffer::default(), ended: false, value: PhantomData }
+        Self::of(body, Form::Ndjson)
+    }
+
+    pub(crate) fn events(body: Incoming) -> Self {
+        Self::of(body, Form::Events)
+    }
+
+    fn of(body: Incoming, form: Form) -> Self {
+        Self { body, buffer: LineBuffer::default(), ended: false, form, value: PhantomData }
     }
 
     /// None: the body is over. Cancelling loses nothing.
     pub async fn next(&mut self) -> Result<Option<T>> {
         loop {
             if let Some(line) = self.buffer.line().map_err(|LineTooLong| too_long())? {
-                if !line.is_empty() {
-                    return decode(&line).map(Some);
+                if let Some(value) = self.form.value(&line) {
+                    return decode(value).map(Some);
                 }
             } else if self.ended {
                 let rest = self.buffer.rest();
-                return if rest.is_empty() { Ok(None) } else { decode(&rest).map(Some) };
+                return self.form.value(&rest).map(decode).transpose();
             } else {
                 self.fill().await?;
             }
@@ -132,6 +160,14 @@ mod tests {
     #[test]
     fn a_line_may_come_in_pieces() {
         assert_eq!(lines(&[b"{\"a\"", b":1}\n{", b"}\n", b""]), [&b"{\"a\":1}"[..], b"{}", b""]);
+    }
+
+    #[test]
+    fn of_server_sent_events_the_data_is_read() {
+        let value = |line: &'static str| Form::Events.value(line.as_bytes());
+        assert_eq!(value("data: {}"), Some(&b"{}"[..]));
+        assert_eq!([value("id: 7"), value(": ping"), value(""), value("data: ")], [None; 4]);
+        assert_eq!(Form::Ndjson.value(b"{}"), Some(&b"{}"[..]));
     }
 
     #[test]

@@ -51,6 +51,7 @@ use torpor_service::hosting::{self, Hosting};
 use torpor_service::keys::Keyring;
 use torpor_service::metrics::Metrics;
 use torpor_service::previews::{self, Previews};
+use torpor_service::schedules::{self, Schedules};
 use torpor_service::{Registries, Service, admission, audit, caches, hooks, jobs, pulls, tally};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, TaskResults, Vault};
 use torpor_volumes::{Dirs, VolumeStore};
@@ -213,6 +214,7 @@ async fn serve_at(
         tokio::spawn(hooks::deliver(Arc::clone(&service))),
         tokio::spawn(jobs::look_after(Arc::clone(&service))),
         tokio::spawn(hosting::look_after(Arc::clone(&service))),
+        tokio::spawn(schedules::keep(Arc::clone(&service))),
     ];
     let tasks = tasks.map(AbortOnDropHandle::new);
     let kept = audit::keep(service.audit.clone(), service.egress.audit().follow());
@@ -296,6 +298,7 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
         builds: Jobs::open(ledger.clone()).await?,
         events: Events::open(&ledger).await?,
         jobs: jobs::Jobs::open(parts.results, tasks_at_once(config)),
+        schedules: Schedules::default(),
         ledger,
         images: parts.images,
         saves: parts.saves,

@@ -110,6 +110,8 @@ text_type!(EventId, "An event, for ever: `event-` and 21 lowercase alphanumerics
 text_type!(WebhookId, "A webhook, for ever: `webhook-` and 21 lowercase alphanumerics.");
 text_type!(DeliveryId, "A delivery: `delivery-` and 21 lowercase alphanumerics.");
 text_type!(ServiceId, "A service, for ever: `svc-` and 21 lowercase alphanumerics.");
+text_type!(ScheduleId, "A schedule, for ever: `schedule-` and 21 lowercase alphanumerics.");
+text_type!(FiringId, "A time that a schedule fired: `firing-` and 21 lowercase alphanumerics.");
 text_type!(TokenId, "A token of a preview, not its text: `token-` and 21 lowercase alphanumerics.");
 
 random_id!(SandboxId, "", "sandbox id", "an id is 21 lowercase letters and digits");
@@ -173,6 +175,18 @@ random_id!(
     "svc-",
     "service id",
     "a service's id is svc- and 21 lowercase letters and digits"
+);
+random_id!(
+    ScheduleId,
+    "schedule-",
+    "schedule id",
+    "a schedule's id is schedule- and 21 lowercase letters and digits"
+);
+random_id!(
+    FiringId,
+    "firing-",
+    "firing id",
+    "a firing's id is firing- and 21 lowercase letters and digits"
 );
 random_id!(NodeId, "node-", "node id", "a node's id is node- and 21 lowercase letters and digits");
 
@@ -250,6 +264,7 @@ impl FromStr for Name {
             || text.parse::<SnapshotId>().is_ok()
             || text.parse::<VolumeId>().is_ok()
             || text.parse::<ExecutionId>().is_ok()
+            || text.parse::<ScheduleId>().is_ok()
         {
             return bad("it could be mistaken for an id: make it longer or shorter, or add a '-'");
         }
@@ -279,6 +294,7 @@ pub type SandboxRef = Ref<SandboxId>;
 pub type SnapshotRef = Ref<SnapshotId>;
 /// A job by its name, or an execution by its id.
 pub type JobRef = Ref<ExecutionId>;
+pub type ScheduleRef = Ref<ScheduleId>;
 
 impl<Id: FromStr> FromStr for Ref<Id> {
     type Err = BadName;

@@ -28,6 +28,7 @@ pub mod preview;
 pub mod reason;
 pub mod records;
 pub mod registry;
+pub mod schedule;
 pub mod snapshot;
 pub mod spec;
 pub mod status;
@@ -39,9 +40,9 @@ pub use error::{ErrorBody, ErrorCode};
 pub use event::{Event, EventKind};
 pub use excerpt::Excerpt;
 pub use id::{
-    BuildId, DeliveryId, EventId, ExecutionId, ImageId, JobRef, Name, NodeId, PreviewId, SandboxId,
-    SandboxRef, SaveId, SecretName, ServiceId, SnapshotId, SnapshotRef, TokenId, VolumeId,
-    WebhookId,
+    BuildId, DeliveryId, EventId, ExecutionId, FiringId, ImageId, JobRef, Name, NodeId, PreviewId,
+    SandboxId, SandboxRef, SaveId, ScheduleId, ScheduleRef, SecretName, ServiceId, SnapshotId,
+    SnapshotRef, TokenId, VolumeId, WebhookId,
 };
 pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,

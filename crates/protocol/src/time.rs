@@ -23,6 +23,13 @@ pub fn parse(text: &str) -> Result<u64, String> {
     Ok(u64::try_from(parsed.as_millisecond()).unwrap_or(0))
 }
 
+/// An instant where a value of its own stands for one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
+#[serde(transparent)]
+pub struct Instant(#[serde(with = "instant")] pub u64);
+
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Written {

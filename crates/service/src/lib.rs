@@ -34,6 +34,7 @@ pub mod previews;
 pub mod processes;
 pub mod pulls;
 pub mod pushes;
+pub mod schedules;
 pub mod snapshots;
 pub mod tally;
 pub mod throttle;
@@ -68,6 +69,7 @@ use keys::Keyring;
 use metrics::Metrics;
 use previews::Previews;
 pub use pulls::Registries;
+use schedules::Schedules;
 
 /// What the operator says about sandboxes.
 #[derive(Debug, Clone, PartialEq)]
@@ -109,6 +111,7 @@ pub struct Service {
     pub domains: Arc<Domains>,
     pub metrics: Arc<Metrics>,
     pub events: Events,
+    pub schedules: Schedules,
     pub host: Host,
     pub started: Instant,
     /// The daemon stops: streams that would go on for ever end.

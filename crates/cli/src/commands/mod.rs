@@ -14,6 +14,7 @@ mod egress;
 mod ended;
 mod engine;
 mod enter;
+mod events;
 mod exec;
 mod fork;
 mod gateway;
@@ -47,6 +48,7 @@ mod restore;
 mod rm;
 mod run;
 mod sandboxes;
+mod schedule;
 mod secret;
 mod serve;
 mod service;
@@ -58,6 +60,7 @@ mod update;
 mod version;
 mod volume;
 mod wake;
+mod webhook;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -157,6 +160,9 @@ enum Command {
     Secret(secret::Secret),
     Egress(egress::Egress),
     Gateway(gateway::Gateway),
+    Events(events::Events),
+    Webhook(webhook::Webhook),
+    Schedule(schedule::Schedule),
     Key(key::Key),
     Kernel(kernel::Kernel),
     Engine(engine::Engine),
@@ -237,6 +243,9 @@ impl Cli {
             Command::Secret(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Egress(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Gateway(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Events(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Schedule(verb) => online(client()?, async |client| verb.run(client).await),
+            Command::Webhook(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Key(verb) => online(client()?, async |client| verb.run(client).await),
             Command::Bench(verb) => {
                 online(client()?, async |client| bench::run(verb, client).await)

@@ -33,6 +33,7 @@ mod processes;
 mod registries;
 mod run;
 mod sandboxes;
+mod schedules;
 mod secrets;
 mod services;
 mod snapshots;
@@ -120,6 +121,7 @@ fn routes() -> OpenApiRouter<Arc<Service>> {
         .merge(events::routes())
         .merge(event_log::routes())
         .merge(webhooks::routes())
+        .merge(schedules::routes())
         .merge(standby::routes())
         .merge(snapshots::routes())
         .merge(forks::routes())

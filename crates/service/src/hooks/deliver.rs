@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use torpor_egress::outgoing::{Call, SendError};
 use torpor_lifecycle::chain;
@@ -50,11 +50,13 @@ pub async fn deliver(service: Arc<Service>) {
         tokio::time::sleep(LOOK).await;
     }
     let mut told = service.events.subscribe();
-    let (sending, ended) = (Arc::new(Semaphore::new(SENDING_MAX)), Arc::new(Notify::new()));
+    // They end with the daemon: what they had is claimed anew.
+    let mut sending = JoinSet::new();
     let mut swept = Instant::now();
     loop {
         told.mark_unchanged();
-        let begun = match claim(&service, sending.available_permits()).await {
+        while sending.try_join_next().is_some() {}
+        let begun = match claim(&service, SENDING_MAX.saturating_sub(sending.len())).await {
             Ok(claims) => claims,
             Err(error) => {
                 tracing::warn!(error = chain(&error), "cannot look for what is to be delivered");
@@ -65,18 +67,13 @@ pub async fn deliver(service: Arc<Service>) {
             tokio::select! {
                 changed = told.changed() => if changed.is_err() { return },
                 () = service.events.outbox.notified() => {}
-                () = ended.notified() => {}
+                Some(_) = sending.join_next() => {}
                 () = tokio::time::sleep(LOOK) => {}
             }
         }
         for claim in begun {
-            let Ok(permit) = Arc::clone(&sending).acquire_owned().await else { return };
-            let (service, ended) = (Arc::clone(&service), Arc::clone(&ended));
-            tokio::spawn(async move {
-                attempt(&service, &claim).await;
-                drop(permit);
-                ended.notify_one();
-            });
+            let service = Arc::clone(&service);
+            sending.spawn(async move { attempt(&service, &claim).await });
         }
         if swept.elapsed() >= SWEEP {
             swept = Instant::now();

@@ -15,6 +15,7 @@ mod mcp_gateway;
 mod mcp_tasks;
 mod requests;
 mod saves;
+mod schedules;
 mod secrets;
 mod sqlite;
 mod webhooks;
@@ -45,6 +46,7 @@ pub use mcp_gateway::{McpGatewayLedger, McpServerRow};
 pub use mcp_tasks::{McpTask, McpTaskLedger, McpTaskState};
 pub use requests::{Begun, RequestLedger};
 pub use saves::SaveLedger;
+pub use schedules::{Fire, NextTime, ScheduleLedger};
 pub use secrets::{Seal, Sealed, SecretLedger};
 pub use sqlite::SqliteLedger;
 pub use webhooks::{
@@ -75,6 +77,7 @@ pub trait Database:
     + EventLedger
     + WebhookLedger
     + DeliveryLedger
+    + ScheduleLedger
 {
     /// Waits for running statements and lets go of the database.
     async fn close(&self);

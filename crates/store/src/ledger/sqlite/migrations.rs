@@ -34,6 +34,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0019_homes",
     "0020_jobs",
     "0021_events",
+    "0022_schedules",
     "0023_services",
     "0024_mcp_tasks",
     "0025_gateway",

@@ -26,6 +26,7 @@ mod queue;
 mod requests;
 mod sandboxes;
 mod saves;
+mod schedules;
 mod secrets;
 mod snapshots;
 mod tasks;

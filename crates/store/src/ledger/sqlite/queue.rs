@@ -10,7 +10,7 @@ use torpor_lifecycle::ledger::Owner;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::job::{Interruption, TaskFailure, TaskState};
 
-use super::super::{AttemptEnd, TaskClaim, Settled, Settlement, TaskLease, TaskProcess};
+use super::super::{AttemptEnd, Settled, Settlement, TaskClaim, TaskLease, TaskProcess};
 use super::jobs::{read_spec, text};
 use super::tasks::{maybe_json, read_process};
 use super::{SqliteLedger, column, optional, parsed, to_column};
@@ -65,7 +65,10 @@ impl SqliteLedger {
         read_claim(&row, owner, false).map(Some)
     }
 
-    pub(super) async fn take_over_claims(&self, owner: &Owner) -> Result<Vec<TaskClaim>, StoreError> {
+    pub(super) async fn take_over_claims(
+        &self,
+        owner: &Owner,
+    ) -> Result<Vec<TaskClaim>, StoreError> {
         let action = "take over tasks in the ledger";
         let take = sqlx::query(
             "UPDATE tasks SET epoch = ?2 WHERE state = 'running' AND node = ?1
