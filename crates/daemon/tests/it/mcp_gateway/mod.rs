@@ -134,7 +134,7 @@ async fn tools_are_held_back_until_they_are_approved_and_then_called_in_both_era
     );
     let foreign =
         world.mcp_with("tools/list", json!({}), &[("origin", "https://evil.example")]).await;
-    assert_eq!(foreign.status, StatusCode::FORBIDDEN);
+    assert_eq!(foreign.status, StatusCode::UNAUTHORIZED, "without a key no page asks");
 }
 
 #[tokio::test]
@@ -314,19 +314,27 @@ async fn a_key_calls_what_its_policy_lets_it_and_its_token_goes_nowhere() {
         client::send(world.address, request).await
     };
     let upstream = Upstream::start(vec![tool("read", "Reads"), tool("write", "Writes")]).await;
-    let secret = json!({"value": "s3cr3t", "hosts": [format!("http://127.0.0.1:{}", upstream.address.port())]});
-    asked(Method::PUT, "/v1/secrets/TOKEN", secret).await.expect(200);
     let spec = json!({
-        "kind": "http", "url": upstream.url(), "headers": {"authorization": "Bearer {{SECRET:TOKEN}}"},
+        "kind": "http", "url": upstream.url(), "headers": {"authorization": "Bearer s3cr3t"},
     });
-    let added = asked(Method::POST, SERVERS, json!({"name": "a", "spec": spec, "approve": true}))
-        .await
-        .expect(201);
+    let request = json!({"name": "a", "spec": spec, "approve": true});
+    let added = asked(Method::POST, SERVERS, request).await.expect(201);
     assert_eq!(added["problem"], Value::Null, "{added}");
     let made = asked(Method::POST, "/v1/keys", json!({"label": "agent"})).await.expect(201);
     let (id, key) =
         (made["id"].as_str().unwrap(), format!("Bearer {}", made["secret"].as_str().unwrap()));
     let agent = [("authorization", key.as_str())];
+    // A secret that is not bound to the host does not leave.
+    asked(Method::PUT, "/v1/secrets/TOKEN", json!({"value": "unbound"})).await.expect(200);
+    let spec = json!({
+        "kind": "http", "url": upstream.url(), "headers": {"authorization": "{{SECRET:TOKEN}}"},
+    });
+    let unbound =
+        asked(Method::POST, SERVERS, json!({"name": "b", "spec": spec})).await.expect(201);
+    assert!(unbound["problem"].as_str().unwrap().contains("not bound"), "{unbound}");
+    let page = [agent[0], ("origin", "https://evil.example")];
+    let foreign = world.mcp_with("tools/list", json!({}), &page).await;
+    assert_eq!(foreign.status, StatusCode::FORBIDDEN);
     let forged = [("authorization", "Bearer forged")];
     assert_eq!(
         world.mcp_with("tools/list", json!({}), &forged).await.status,
