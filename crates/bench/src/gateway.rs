@@ -88,7 +88,7 @@ async fn call(client: &Client, path: &str, tool: &str) -> Result<()> {
     let answer: Value = client.post(&Route::new(path), &message).await?;
     match answer["result"]["content"][0]["text"].as_str() {
         Some("hello") => Ok(()),
-        _ => Err(Error::failed(format!("a call was answered with {answer}"))),
+        Some(_) | None => Err(Error::failed(format!("a call was answered with {answer}"))),
     }
 }
 
