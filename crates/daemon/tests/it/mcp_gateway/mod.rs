@@ -355,11 +355,11 @@ impl Keyed {
 #[tokio::test]
 async fn who_has_no_key_gets_nothing_and_no_token_goes_to_a_server() {
     let keyed = Keyed::new().await;
-    for forged in [&[("authorization", "Bearer forged")][..], &[]] {
+    for forged in [&[("authorization", "Bearer forged")][..], &[][..]] {
         assert_eq!(keyed.list(forged).await.status, StatusCode::UNAUTHORIZED);
     }
     let root = format!("Bearer {ROOT_KEY}");
-    let listed = keyed.list(&[("authorization", &root)]).await.expect(200);
+    let listed = keyed.list(&[("authorization", root.as_str())]).await.expect(200);
     assert_eq!(names(&listed), ["a_read", "a_write"]);
     let agent = ("authorization", keyed.bearer.as_str());
     assert!(names(&keyed.list(&[agent]).await.expect(200)).is_empty());
