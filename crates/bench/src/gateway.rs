@@ -56,7 +56,7 @@ async fn compare(
     url: &str,
     report: &mut Report,
 ) -> Result<()> {
-    let upstream: Server = url.parse().map_err(Error::failed::<String>)?;
+    let upstream: Server = url.parse().map_err(|why: String| Error::failed(why))?;
     let direct = Client::new(upstream, None)?;
     let (mut one, mut other) = (Vec::new(), Vec::new());
     for _ in 0..bench.rounds {
