@@ -56,7 +56,7 @@ async fn compare(
     url: &str,
     report: &mut Report,
 ) -> Result<()> {
-    let upstream: Server = url.parse().map_err(Error::failed::<String>)?;
+    let upstream: Server = url.parse().map_err(|why: String| Error::failed(why))?;
     let direct = Client::new(upstream, None)?;
     let (mut one, mut other) = (Vec::new(), Vec::new());
     for _ in 0..bench.rounds {
@@ -88,7 +88,7 @@ async fn call(client: &Client, path: &str, tool: &str) -> Result<()> {
     let answer: Value = client.post(&Route::new(path), &message).await?;
     match answer["result"]["content"][0]["text"].as_str() {
         Some("hello") => Ok(()),
-        _ => Err(Error::failed(format!("a call was answered with {answer}"))),
+        Some(_) | None => Err(Error::failed(format!("a call was answered with {answer}"))),
     }
 }
 

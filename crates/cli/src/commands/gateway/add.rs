@@ -1,7 +1,5 @@
 //! `torpor gateway add`
 
-use std::path::PathBuf;
-
 use clap::Args;
 use torpor_client::Client;
 use torpor_protocol::Name;
@@ -159,8 +157,7 @@ impl Add {
 }
 
 fn read(path: &str) -> Result<serde_json::Value> {
-    let text = std::fs::read(PathBuf::from(path))
-        .map_err(|error| Error::local(format!("read {path}"), error))?;
+    let text = std::fs::read(path).map_err(|error| Error::local(format!("read {path}"), error))?;
     serde_json::from_slice(&text)
         .map_err(|error| Error::usage(format!("{path} is no JSON: {error}")))
 }

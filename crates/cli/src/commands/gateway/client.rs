@@ -1,6 +1,6 @@
 //! `torpor gateway client`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use torpor_client::{Client, Route};
@@ -107,7 +107,7 @@ impl Set {
         let rule = McpRule {
             server: self.server,
             tool: self.tool,
-            arguments: self.arguments.as_ref().map(read).transpose()?,
+            arguments: self.arguments.as_deref().map(read).transpose()?,
             deny_patterns: self.deny_pattern,
             calls_per_minute: self.rate,
             timeout_ms: self.timeout.map(units::millis),
@@ -117,7 +117,7 @@ impl Set {
     }
 }
 
-fn read<T: serde::de::DeserializeOwned>(path: &PathBuf) -> Result<T> {
+fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
     let shown = path.display();
     let text = std::fs::read(path).map_err(|error| Error::local(format!("read {shown}"), error))?;
     serde_json::from_slice(&text).map_err(|error| Error::usage(format!("{shown}: {error}")))

@@ -134,7 +134,7 @@ async fn tools_are_held_back_until_they_are_approved_and_then_called_in_both_era
     );
     let foreign =
         world.mcp_with("tools/list", json!({}), &[("origin", "https://evil.example")]).await;
-    assert_eq!(foreign.status, StatusCode::FORBIDDEN);
+    assert_eq!(foreign.status, StatusCode::UNAUTHORIZED, "without a key no page asks");
 }
 
 #[tokio::test]
@@ -235,7 +235,14 @@ async fn a_server_that_floods_or_hangs_costs_a_bound_and_an_error() {
         false => usual(shared, message),
     });
     assert_eq!(broken.await, "upstream_error");
-    // Whatever it lists: 100,000 tools, pages without an end, a schema without a bottom.
+}
+
+#[tokio::test]
+async fn a_list_without_an_end_or_a_bottom_is_a_problem_and_changes_nothing() {
+    let world = World::with_gateway().await;
+    let upstream = Upstream::start(vec![tool("say", "Says it")]).await;
+    world.add("a", &upstream).await;
+    // 100,000 tools, pages without an end, a schema without a bottom.
     for act in [
         (|_, message| {
             let tools: Vec<_> =
@@ -301,80 +308,100 @@ async fn a_redirect_is_not_followed_and_no_address_is_reached_that_nobody_opened
 
 static REDIRECT: std::sync::OnceLock<&'static str> = std::sync::OnceLock::new();
 
-#[tokio::test]
-async fn a_key_calls_what_its_policy_lets_it_and_its_token_goes_nowhere() {
-    let config = Config { api_key: Some(Secret(ROOT_KEY.to_owned())), ..gateway_config() };
-    let world = World::with(config).await;
-    let root = [("authorization", "Bearer the-key-of-the-root")];
-    let asked = async |method: Method, path: &str, body: Value| {
-        let mut request = client::with_json(method, path, &body);
-        request
-            .headers_mut()
-            .insert("authorization", HeaderValue::from_static("Bearer the-key-of-the-root"));
-        client::send(world.address, request).await
-    };
-    let upstream = Upstream::start(vec![tool("read", "Reads"), tool("write", "Writes")]).await;
-    let secret = json!({"value": "s3cr3t", "hosts": [format!("http://127.0.0.1:{}", upstream.address.port())]});
-    asked(Method::PUT, "/v1/secrets/TOKEN", secret).await.expect(200);
-    let spec = json!({
-        "kind": "http", "url": upstream.url(), "headers": {"authorization": "Bearer {{SECRET:TOKEN}}"},
-    });
-    let added = asked(Method::POST, SERVERS, json!({"name": "a", "spec": spec, "approve": true}))
-        .await
-        .expect(201);
-    assert_eq!(added["problem"], Value::Null, "{added}");
-    let made = asked(Method::POST, "/v1/keys", json!({"label": "agent"})).await.expect(201);
-    let (id, key) =
-        (made["id"].as_str().unwrap(), format!("Bearer {}", made["secret"].as_str().unwrap()));
-    let agent = [("authorization", key.as_str())];
-    let forged = [("authorization", "Bearer forged")];
-    assert_eq!(
-        world.mcp_with("tools/list", json!({}), &forged).await.status,
-        StatusCode::UNAUTHORIZED
-    );
-    assert_eq!(world.mcp_with("tools/list", json!({}), &[]).await.status, StatusCode::UNAUTHORIZED);
-    assert_eq!(
-        names(&world.mcp_with("tools/list", json!({}), &root).await.expect(200)),
-        ["a_read", "a_write"]
-    );
-    assert!(names(&world.mcp_with("tools/list", json!({}), &agent).await.expect(200)).is_empty());
+/// A daemon that needs a key, a server behind its gateway, and the key of an agent.
+struct Keyed {
+    world: World,
+    upstream: Upstream,
+    id: String,
+    bearer: String,
+}
 
-    let rule = json!({"server": "a", "tool": "read", "calls_per_minute": 2, "arguments_max_bytes": 200,
-        "arguments": {"properties": {"text": {"maxLength": 20}}}, "deny_patterns": ["(?i)password"]});
-    let path = format!("/v1/mcp/gateway/clients/{id}");
-    let set = asked(Method::PUT, &path, json!({"rules": [rule]})).await.expect(200);
-    let call = async |tool: &str, text: &str| {
+impl Keyed {
+    async fn new() -> Self {
+        let api_key = Some(Secret(ROOT_KEY.to_owned()));
+        let world = World::with(Config { api_key, ..gateway_config() }).await;
+        let upstream = Upstream::start(vec![tool("read", "Reads"), tool("write", "Writes")]).await;
+        let mut keyed = Self { world, upstream, id: String::new(), bearer: String::new() };
+        let headers = json!({"authorization": "Bearer s3cr3t"});
+        let spec = json!({"kind": "http", "url": keyed.upstream.url(), "headers": headers});
+        let request = json!({"name": "a", "spec": spec, "approve": true});
+        let added = keyed.root(Method::POST, SERVERS, request).await.expect(201);
+        assert_eq!(added["problem"], Value::Null, "{added}");
+        let made =
+            keyed.root(Method::POST, "/v1/keys", json!({"label": "agent"})).await.expect(201);
+        made["id"].as_str().unwrap().clone_into(&mut keyed.id);
+        keyed.bearer = format!("Bearer {}", made["secret"].as_str().unwrap());
+        keyed
+    }
+
+    async fn root(&self, method: Method, path: &str, body: Value) -> Answer {
+        let mut request = client::with_json(method, path, &body);
+        let bearer = format!("Bearer {ROOT_KEY}").parse().unwrap();
+        request.headers_mut().insert("authorization", bearer);
+        client::send(self.world.address, request).await
+    }
+
+    async fn list(&self, headers: &[(&str, &str)]) -> Answer {
+        self.world.mcp_with("tools/list", json!({}), headers).await
+    }
+
+    async fn call(&self, tool: &str, text: &str) -> Value {
         let params = json!({"name": tool, "arguments": {"text": text}});
-        world.mcp_with("tools/call", params, &agent).await.expect(200)
-    };
-    assert_eq!(
-        call("a_write", "x").await["error"]["code"],
-        -32602,
-        "what is not listed is not called, either"
-    );
-    assert!(text(&call("a_read", "the PassWord is").await).contains("denied pattern"));
-    assert!(text(&call("a_read", &"x".repeat(30)).await).contains("/text"));
-    assert!(text(&call("a_read", &"x".repeat(300)).await).contains("200 are allowed"));
-    assert_eq!(upstream.calls(), 0);
-    assert_eq!(text(&call("a_read", "fine").await), "fine");
-    assert_eq!(text(&call("a_read", "fine").await), "fine");
-    assert!(text(&call("a_read", "fine").await).contains("retry in 30 s"));
-    let calls = asked(Method::GET, "/v1/mcp/gateway/calls", json!({})).await.expect(200);
-    let outcomes: Vec<_> =
-        calls["calls"].as_array().unwrap().iter().map(|call| &call["outcome"]).collect();
-    assert_eq!(
-        outcomes,
-        ["rate_limited", "ok", "ok", "too_large", "refused", "refused", "refused"]
-    );
-    let newest = &calls["calls"][0];
-    assert_eq!((&newest["key"], &newest["revision"]), (&json!(id), &set["revision"]));
-    assert!(
-        !calls.to_string().contains("PassWord") && !calls.to_string().contains("fine"),
-        "{calls}"
-    );
-    for (_, headers, _) in upstream.shared.seen.lock().iter() {
+        let agent = [("authorization", self.bearer.as_str())];
+        self.world.mcp_with("tools/call", params, &agent).await.expect(200)
+    }
+}
+
+#[tokio::test]
+async fn who_has_no_key_gets_nothing_and_no_token_goes_to_a_server() {
+    let keyed = Keyed::new().await;
+    for forged in [&[("authorization", "Bearer forged")][..], &[][..]] {
+        assert_eq!(keyed.list(forged).await.status, StatusCode::UNAUTHORIZED);
+    }
+    let root = format!("Bearer {ROOT_KEY}");
+    let listed = keyed.list(&[("authorization", root.as_str())]).await.expect(200);
+    assert_eq!(names(&listed), ["a_read", "a_write"]);
+    let agent = ("authorization", keyed.bearer.as_str());
+    assert!(names(&keyed.list(&[agent]).await.expect(200)).is_empty());
+    let page = keyed.list(&[agent, ("origin", "https://evil.example")]).await;
+    assert_eq!(page.status, StatusCode::FORBIDDEN);
+    // A secret that is not bound to the host does not leave.
+    let secret = json!({"value": "unbound"});
+    keyed.root(Method::PUT, "/v1/secrets/TOKEN", secret).await.expect(200);
+    let headers = json!({"authorization": "{{SECRET:TOKEN}}"});
+    let spec = json!({"kind": "http", "url": keyed.upstream.url(), "headers": headers});
+    let unbound = keyed.root(Method::POST, SERVERS, json!({"name": "b", "spec": spec})).await;
+    let unbound = unbound.expect(201);
+    assert!(unbound["problem"].as_str().unwrap().contains("not bound"), "{unbound}");
+    for (_, headers, _) in keyed.upstream.shared.seen.lock().iter() {
         assert_eq!(headers["authorization"], "Bearer s3cr3t");
     }
+}
+
+#[tokio::test]
+async fn a_key_calls_what_its_policy_lets_it_and_the_audit_has_no_value() {
+    let keyed = Keyed::new().await;
+    let rule = json!({"server": "a", "tool": "read", "calls_per_minute": 2, "arguments_max_bytes": 200,
+        "arguments": {"properties": {"text": {"maxLength": 20}}}, "deny_patterns": ["(?i)password"]});
+    let path = format!("/v1/mcp/gateway/clients/{}", keyed.id);
+    let set = keyed.root(Method::PUT, &path, json!({"rules": [rule]})).await.expect(200);
+    let unlisted = keyed.call("a_write", "x").await;
+    assert_eq!(unlisted["error"]["code"], -32602, "what is not listed is not called, either");
+    assert!(text(&keyed.call("a_read", "the PassWord is").await).contains("denied pattern"));
+    assert!(text(&keyed.call("a_read", &"x".repeat(30)).await).contains("/text"));
+    assert!(text(&keyed.call("a_read", &"x".repeat(300)).await).contains("200 are allowed"));
+    assert_eq!(keyed.upstream.calls(), 0);
+    assert_eq!(text(&keyed.call("a_read", "fine").await), "fine");
+    assert_eq!(text(&keyed.call("a_read", "fine").await), "fine");
+    assert!(text(&keyed.call("a_read", "fine").await).contains("retry in 30 s"));
+    let calls = keyed.root(Method::GET, "/v1/mcp/gateway/calls", json!({})).await.expect(200);
+    let all = calls["calls"].as_array().unwrap();
+    let outcomes: Vec<_> = all.iter().map(|call| &call["outcome"]).collect();
+    let expected = ["rate_limited", "ok", "ok", "too_large", "refused", "refused", "refused"];
+    assert_eq!(outcomes, expected);
+    assert_eq!((&all[0]["key"], &all[0]["revision"]), (&json!(keyed.id), &set["revision"]));
+    let shown = calls.to_string();
+    assert!(!shown.contains("PassWord") && !shown.contains("fine"), "{shown}");
 }
 
 #[tokio::test]

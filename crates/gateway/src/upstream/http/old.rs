@@ -15,7 +15,7 @@ use super::super::{Bounds, Hello, PAGE_MAX, UpstreamError};
 use super::{HELLO, Http, refused, unsent};
 
 impl Http {
-    pub(super) async fn open_stream(&self) -> std::result::Result<OldStream, UpstreamError> {
+    pub(super) async fn open_stream(&self) -> Result<OldStream, UpstreamError> {
         let mut request = self.request(Method::GET, &self.spec.url, Bytes::new()).await?;
         request.headers_mut().insert(ACCEPT, HeaderValue::from_static("text/event-stream"));
         let response =
@@ -51,7 +51,7 @@ pub(super) struct OldStream {
 }
 
 impl OldStream {
-    pub(super) async fn greet(&mut self, http: &Http) -> std::result::Result<Hello, UpstreamError> {
+    pub(super) async fn greet(&mut self, http: &Http) -> Result<Hello, UpstreamError> {
         let result = self.ask(http, &rpc::initialize(1), 1, HELLO).await?;
         self.era = rpc::agreed(&result);
         self.post(http, &rpc::initialized(), HELLO.within).await?;
@@ -64,7 +64,7 @@ impl OldStream {
         request: &Value,
         id: u64,
         bounds: Bounds,
-    ) -> std::result::Result<Value, UpstreamError> {
+    ) -> Result<Value, UpstreamError> {
         self.post(http, request, bounds.within).await?;
         loop {
             let event = self.next().await?;
@@ -86,7 +86,7 @@ impl OldStream {
         http: &Http,
         message: &Value,
         within: Duration,
-    ) -> std::result::Result<(), UpstreamError> {
+    ) -> Result<(), UpstreamError> {
         let response =
             http.send_to(&self.post_to, message, Some((&self.era, None)), within).await?;
         match response.status() {
@@ -95,7 +95,7 @@ impl OldStream {
         }
     }
 
-    async fn next(&mut self) -> std::result::Result<Event, UpstreamError> {
+    async fn next(&mut self) -> Result<Event, UpstreamError> {
         loop {
             if !self.due.is_empty() {
                 return Ok(self.due.remove(0));
@@ -112,7 +112,7 @@ impl OldStream {
 }
 
 /// Where messages go according to a stream: on the same server, or nowhere.
-fn beside(stream: &str, endpoint: &str) -> std::result::Result<String, UpstreamError> {
+fn beside(stream: &str, endpoint: &str) -> Result<String, UpstreamError> {
     let wrong = || UpstreamError::BadAnswer("its endpoint is not on the same server".to_owned());
     let uri: Uri = stream.parse().map_err(|_| wrong())?;
     let origin = format!(
