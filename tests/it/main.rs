@@ -19,6 +19,7 @@ mod image_builds;
 mod images;
 mod inspected;
 mod kept;
+mod mcp;
 mod microvm;
 mod mishaps;
 mod network;
