@@ -14,7 +14,7 @@ use rmcp::model::{
 };
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 use tokio_util::sync::CancellationToken;
 
 /// One red pixel, and no sound at all.
@@ -103,10 +103,9 @@ impl ServerHandler for Handler {
 }
 
 fn tools() -> Vec<Tool> {
-    let schema: Map<String, Value> = match json!({"type": "object", "properties": {}}) {
-        Value::Object(schema) => schema,
-        _ => Map::new(),
-    };
+    let mut schema = Map::new();
+    schema.insert("type".to_owned(), json!("object"));
+    schema.insert("properties".to_owned(), json!({}));
     TOOLS.map(|(name, about)| Tool::new(name, about, schema.clone())).to_vec()
 }
 
