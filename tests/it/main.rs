@@ -21,6 +21,7 @@ mod images;
 mod inspected;
 mod jobs;
 mod kept;
+mod mcp;
 mod microvm;
 mod mishaps;
 mod network;

@@ -33,6 +33,7 @@ mod home;
 mod jobs;
 mod load;
 mod machine;
+mod mcp;
 mod picture;
 mod pull;
 mod records;
@@ -111,6 +112,8 @@ enum What {
     Create,
     /// /bin/true through the API, beside `runsc exec`.
     Run,
+    /// A command through a sandbox's MCP server, beside the API. Only by name.
+    Mcp,
     /// 100 MB up and down.
     Files,
     /// From standby to the first answer, beside the runsc command line.
@@ -148,9 +151,10 @@ enum What {
 
 impl What {
     /// In this order, from quick to slow.
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 17] = [
         Self::Create,
         Self::Run,
+        Self::Mcp,
         Self::Files,
         Self::Egress,
         Self::Wake,
@@ -171,7 +175,8 @@ impl What {
     fn is_usual(self) -> bool {
         !matches!(
             self,
-            Self::Gateway
+            Self::Mcp
+                | Self::Gateway
                 | Self::Volumes
                 | Self::Pull
                 | Self::Jobs
@@ -186,6 +191,7 @@ impl What {
         match self {
             Self::Create => "create to first output",
             Self::Run => "run /bin/true, beside runsc exec",
+            Self::Mcp => "MCP beside the API",
             Self::Files => "100 MB up and down",
             Self::Egress => "the way out",
             Self::Wake => "wake, beside runsc restore",
@@ -264,6 +270,7 @@ impl Bench {
             match what {
                 What::Create => create::measure(self, client, report).await?,
                 What::Run => run::measure(self, client, report).await?,
+                What::Mcp => mcp::measure(self, client, report).await?,
                 What::Files => files::measure(self, client, report).await?,
                 What::Egress => egress::measure(self, client, report).await?,
                 What::Wake => wake::measure(self, client, report).await?,

@@ -45,9 +45,12 @@ pub(crate) struct Run {
     /// Environment variables, besides those of the sandbox.
     #[serde(default)]
     env: std::collections::BTreeMap<String, String>,
-    /// Text for standard input. Without it the command reads end of file.
+    /// Text for standard input, and then end of file.
     #[serde(default)]
     stdin: Option<String>,
+    /// Leave standard input open, for `process_input`.
+    #[serde(default)]
+    keep_stdin: bool,
     /// Seconds after which the command is killed with everything it started. Default: never.
     #[serde(default)]
     #[schemars(range(min = 1, max = 86400))]
@@ -104,10 +107,16 @@ impl Tool for Run {
     async fn call(self, call: &Call) -> Result<Answer> {
         let wait = self.wait.unwrap_or(WAIT_MAX);
         let most = self.max_bytes.unwrap_or(OUTPUT);
-        let stdin = self.stdin.clone().unwrap_or_default();
-        let spec = processes::interactive(self.command()?)?;
+        let (stdin, keep_stdin) = (self.stdin.clone().unwrap_or_default(), self.keep_stdin);
+        let request = Request::Run(processes::interactive(self.command()?)?);
         let awake = call.awake().await?;
-        let output = Output::open(awake, &Request::Run(spec), Some(&stdin)).await?;
+        let output = if keep_stdin {
+            let output = Output::open(awake, &request, None).await?;
+            output.stream.sender().send(stdin.as_bytes()).await?;
+            output
+        } else {
+            Output::open(awake, &request, Some(&stdin)).await?
+        };
         let mut run = Running::new(output, most);
         let ended = run.follow(call, Duration::from_secs(wait)).await?;
         if ended {

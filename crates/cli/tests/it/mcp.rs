@@ -105,7 +105,9 @@ fn a_request_that_is_cancelled_is_not_answered_and_its_command_is_killed() {
             loop {
                 match std::fs::read_to_string(&pid) {
                     Ok(text) if text.ends_with('\n') => return text,
-                    _ => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+                    Ok(_) | Err(_) => {
+                        tokio::time::sleep(std::time::Duration::from_millis(10)).await
+                    }
                 }
             }
         };

@@ -45,6 +45,30 @@ async fn a_command_that_outlives_its_call_is_a_process_that_can_be_read_fed_and_
     world.web("process_stop", json!({"process": background["process"], "grace": 0})).await.value();
 }
 
+#[tokio::test]
+async fn a_process_whose_input_was_left_open_is_written_to() {
+    let world = World::with_sandbox().await;
+    let begin = json!({"command": "cat", "stdin": "one\n", "keep_stdin": true, "wait": 1});
+    let ran = world.web("run", begin).await.value();
+    assert_eq!((&ran["running"], &ran["stdout"]), (&json!(true), &json!("one\n")));
+    let process = ran["process"].clone();
+    let more = json!({"process": process, "text": "two\n"});
+    assert_eq!(world.web("process_input", more).await.value()["bytes"], 4);
+    let last = json!({"process": process, "base64": "dGhyZWUK", "close": true});
+    world.web("process_input", last).await.value();
+    until("it ends", async || {
+        let listed = world.web("process_list", json!({})).await.value();
+        (listed["processes"][0]["exit_code"] == 0).then_some(())
+    })
+    .await;
+    until("all of it is in the journal", async || {
+        let logs = world.web("process_logs", json!({"process": process})).await.value();
+        let lines = logs["lines"].as_array().unwrap().iter().map(|line| line["text"].clone());
+        (lines.collect::<Vec<_>>() == ["one", "two", "three"]).then_some(())
+    })
+    .await;
+}
+
 fn with_token(command: &str) -> Value {
     json!({"name": "run", "arguments": {"command": command}, "_meta": {"progressToken": "t"}})
 }
