@@ -106,6 +106,7 @@ text_type!(PreviewId, "A preview, for ever: `preview-` and 21 lowercase alphanum
 text_type!(NodeId, "A host of an installation, for ever: `node-` and 21 lowercase alphanumerics.");
 text_type!(VolumeId, "A volume or a drive, for ever: `vol-` and 21 lowercase alphanumerics.");
 text_type!(ServiceId, "A service, for ever: `svc-` and 21 lowercase alphanumerics.");
+text_type!(InvocationId, "An invocation of a service: `inv-` and 21 lowercase alphanumerics.");
 text_type!(TokenId, "A token of a preview, not its text: `token-` and 21 lowercase alphanumerics.");
 
 random_id!(SandboxId, "", "sandbox id", "an id is 21 lowercase letters and digits");
@@ -139,6 +140,12 @@ random_id!(
     "vol-",
     "volume id",
     "a volume's id is vol- and 21 lowercase letters and digits"
+);
+random_id!(
+    InvocationId,
+    "inv-",
+    "invocation id",
+    "an invocation's id is inv- and 21 lowercase letters and digits"
 );
 random_id!(
     ServiceId,

@@ -18,6 +18,7 @@ pub mod fuzzing;
 pub mod guest;
 pub mod hosting;
 pub mod id;
+pub mod invocation;
 pub mod network;
 pub mod page;
 pub mod pattern;
@@ -35,8 +36,8 @@ pub use domain::{DomainName, PreviewOwner, PreviewPath};
 pub use error::{ErrorBody, ErrorCode};
 pub use excerpt::Excerpt;
 pub use id::{
-    BuildId, ImageId, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId, SecretName,
-    ServiceId, SnapshotId, SnapshotRef, TokenId, VolumeId,
+    BuildId, ImageId, InvocationId, Name, NodeId, PreviewId, SandboxId, SandboxRef, SaveId,
+    SecretName, ServiceId, SnapshotId, SnapshotRef, TokenId, VolumeId,
 };
 pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,

@@ -43,10 +43,11 @@ pub use images::{
 pub use journals::Journals;
 pub use layout::{Layout, Stage};
 pub use ledger::{
-    Begun, BuildCacheLedger, BuildLedger, CachedStep, Database, DomainLedger, DomainRow,
-    HostingLedger, ImageLedger, ImageRow, KeyHash, KeyLedger, KeyRow, LayerFacts, LayerLedger,
-    Ledger, LoginLedger, OriginRow, Outcome, PreviewLedger, Removed, RequestLedger, SaveLedger,
-    Seal, Sealed, SecretLedger, ServiceRow, SqliteLedger, TokenRow, Unused,
+    Begun, BuildCacheLedger, BuildLedger, CachedStep, ClaimedInvocation, Database, DomainLedger,
+    DomainRow, HostingLedger, ImageLedger, ImageRow, InvocationLedger, KeyHash, KeyLedger, KeyRow,
+    LayerFacts, LayerLedger, Ledger, LoginLedger, OriginRow, Outcome, PreviewLedger, Removed,
+    RequestLedger, SaveLedger, Seal, Sealed, SecretLedger, ServiceRow, SqliteLedger, TokenRow,
+    Unused,
 };
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError, Walked, WalkedKind};
 pub use vault::{KeptAnswer, Repeated, RequestKey, Vault};

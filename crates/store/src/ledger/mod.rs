@@ -6,6 +6,7 @@ mod builds;
 mod edge;
 mod hosting;
 mod images;
+mod invocations;
 mod keys;
 mod layers;
 mod logins;
@@ -28,6 +29,7 @@ pub use builds::BuildLedger;
 pub use edge::{DomainLedger, DomainRow, PreviewLedger, TokenRow};
 pub use hosting::{HostingLedger, ServiceRow};
 pub use images::{ImageLedger, ImageRow, LayerFacts, Removed};
+pub use invocations::{ClaimedInvocation, InvocationLedger};
 pub use keys::{KeyHash, KeyLedger, KeyRow};
 pub use layers::{LayerLedger, OriginRow, Unused};
 pub use logins::LoginLedger;
@@ -46,6 +48,7 @@ pub trait Database:
     + BuildLedger
     + BuildCacheLedger
     + HostingLedger
+    + InvocationLedger
     + SecretLedger
     + ImageLedger
     + LayerLedger

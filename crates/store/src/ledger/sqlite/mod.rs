@@ -11,6 +11,7 @@ mod builds;
 mod domains;
 mod hosting;
 mod images;
+mod invocations;
 mod keys;
 mod layers;
 mod logins;
