@@ -80,6 +80,11 @@ impl Dispatcher {
         }
     }
 
+    /// Serves previews, and runs invocations of services.
+    pub(crate) fn previews(&self) -> Arc<PreviewServer> {
+        Arc::clone(&self.previews)
+    }
+
     pub(crate) fn stopping(&self) -> CancellationToken {
         self.service.stopping.clone()
     }

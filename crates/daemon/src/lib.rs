@@ -227,8 +227,10 @@ async fn serve_at(
     });
     let (dispatcher, most) =
         (Dispatcher::new(&service, &gateway, dialects), config.limits.connections);
+    let invoker = tokio::spawn(dispatcher.previews().run_invocations());
+    let invoker = AbortOnDropHandle::new(invoker);
     let mode = listen::serve(&service, dispatcher, listeners, tls.clone(), most, shutdown).await;
-    drop(renewals);
+    drop((renewals, invoker));
     tls.inspect(|tls| tls.stop());
     drop(tasks);
     service.fleet.shutdown(mode).await;

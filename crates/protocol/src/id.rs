@@ -112,6 +112,7 @@ text_type!(DeliveryId, "A delivery: `delivery-` and 21 lowercase alphanumerics."
 text_type!(ServiceId, "A service, for ever: `svc-` and 21 lowercase alphanumerics.");
 text_type!(ScheduleId, "A schedule, for ever: `schedule-` and 21 lowercase alphanumerics.");
 text_type!(FiringId, "A time that a schedule fired: `firing-` and 21 lowercase alphanumerics.");
+text_type!(InvocationId, "An invocation of a service: `inv-` and 21 lowercase alphanumerics.");
 text_type!(TokenId, "A token of a preview, not its text: `token-` and 21 lowercase alphanumerics.");
 
 random_id!(SandboxId, "", "sandbox id", "an id is 21 lowercase letters and digits");
@@ -169,6 +170,12 @@ random_id!(
     "exec-",
     "execution id",
     "an execution's id is exec- and 21 lowercase letters and digits"
+);
+random_id!(
+    InvocationId,
+    "inv-",
+    "invocation id",
+    "an invocation's id is inv- and 21 lowercase letters and digits"
 );
 random_id!(
     ServiceId,

@@ -19,6 +19,7 @@ pub mod fuzzing;
 pub mod guest;
 pub mod hosting;
 pub mod id;
+pub mod invocation;
 pub mod job;
 pub mod mcp_gateway;
 pub mod network;
@@ -40,9 +41,9 @@ pub use error::{ErrorBody, ErrorCode};
 pub use event::{Event, EventKind};
 pub use excerpt::Excerpt;
 pub use id::{
-    BuildId, DeliveryId, EventId, ExecutionId, FiringId, ImageId, JobRef, Name, NodeId, PreviewId,
-    SandboxId, SandboxRef, SaveId, ScheduleId, ScheduleRef, SecretName, ServiceId, SnapshotId,
-    SnapshotRef, TokenId, VolumeId, WebhookId,
+    BuildId, DeliveryId, EventId, ExecutionId, FiringId, ImageId, InvocationId, JobRef, Name,
+    NodeId, PreviewId, SandboxId, SandboxRef, SaveId, ScheduleId, ScheduleRef, SecretName,
+    ServiceId, SnapshotId, SnapshotRef, TokenId, VolumeId, WebhookId,
 };
 pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,

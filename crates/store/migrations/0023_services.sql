@@ -28,15 +28,14 @@ CREATE TABLE invocations (
     state         TEXT NOT NULL,
     -- Counts who works on it; an older one writes nothing.
     attempt       INTEGER NOT NULL,
-    -- Not tried before; while it runs: when whoever runs it has certainly given up.
     not_before_ms INTEGER NOT NULL,
+    -- With its answer.
     invocation    TEXT NOT NULL,
-    request       BLOB NOT NULL,
-    response      BLOB,
+    request       TEXT NOT NULL,
     created_at_ms INTEGER NOT NULL
 ) STRICT;
 
-CREATE INDEX invocations_due ON invocations (not_before_ms) WHERE state IN ('queued', 'running');
+CREATE INDEX invocations_due ON invocations (not_before_ms) WHERE state = 'queued';
 CREATE INDEX invocations_by_service ON invocations (service_id, created_at_ms, id);
 
 -- A preview leads to a sandbox or to a service, and goes with it.

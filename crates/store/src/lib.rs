@@ -45,15 +45,15 @@ pub use images::{
 pub use journals::Journals;
 pub use layout::{Layout, Stage};
 pub use ledger::{
-    Addressee, Admitted, AttemptEnd, Begun, BuildCacheLedger, BuildLedger, CachedStep, Claiming,
-    Database, DeliveryClaim, DeliveryLedger, DomainLedger, DomainRow, EventFilter, EventLedger,
-    EventRange, ExecutionFilter, Fire, HostingLedger, ImageLedger, ImageRow, JobLedger, KeyHash,
-    KeyLedger, KeyRow, LayerFacts, LayerLedger, Ledger, LoginLedger, McpGatewayLedger,
-    McpServerRow, McpTask, McpTaskLedger, McpTaskState, NewDelivery, NewEvent, NewExecution, Next,
-    NextTime, OriginRow, Outcome, PreviewLedger, QueueBounds, QueueLength, Removed, RequestLedger,
-    SaveLedger, ScheduleLedger, Seal, Sealed, SecretLedger, ServiceRow, Settled, Settlement,
-    SqliteLedger, Target, TaskClaim, TaskLease, TaskLedger, TaskProcess, TokenRow, Unused,
-    WebhookLedger, WebhookSecrets,
+    Addressee, Admitted, AttemptEnd, Begun, BuildCacheLedger, BuildLedger, CachedStep,
+    ClaimedInvocation, Claiming, Database, DeliveryClaim, DeliveryLedger, DomainLedger, DomainRow,
+    EventFilter, EventLedger, EventRange, ExecutionFilter, Fire, HostingLedger, ImageLedger,
+    ImageRow, InvocationLedger, JobLedger, KeyHash, KeyLedger, KeyRow, LayerFacts, LayerLedger,
+    Ledger, LoginLedger, McpGatewayLedger, McpServerRow, McpTask, McpTaskLedger, McpTaskState,
+    NewDelivery, NewEvent, NewExecution, Next, NextTime, OriginRow, Outcome, PreviewLedger,
+    QueueBounds, QueueLength, Removed, RequestLedger, SaveLedger, ScheduleLedger, Seal, Sealed,
+    SecretLedger, ServiceRow, Settled, Settlement, SqliteLedger, Target, TaskClaim, TaskLease,
+    TaskLedger, TaskProcess, TokenRow, Unused, WebhookLedger, WebhookSecrets,
 };
 pub use results::{ResultsDraft, TaskResults};
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError, Walked, WalkedKind};

@@ -1,7 +1,7 @@
 //! What operations are called, in clients that are generated.
 
 /// Method and path, and the name; a test says when one is missing.
-pub(super) const OPERATIONS: [(&str, &str); 175] = [
+pub(super) const OPERATIONS: [(&str, &str); 178] = [
     ("get /v1/archive", "listEndedSandboxes"),
     ("get /v1/archive/{sandbox}", "getEndedSandbox"),
     ("delete /v1/build-cache", "pruneBuildCache"),
@@ -140,6 +140,9 @@ pub(super) const OPERATIONS: [(&str, &str); 175] = [
     ("delete /v1/services/{service}", "deleteService"),
     ("get /v1/services/{service}", "getService"),
     ("patch /v1/services/{service}", "updateService"),
+    ("get /v1/services/{service}/invocations", "listInvocations"),
+    ("post /v1/services/{service}/invocations", "invokeService"),
+    ("get /v1/services/{service}/invocations/{invocation}", "getInvocation"),
     ("get /v1/services/{service}/logs", "getServiceLogs"),
     ("get /v1/services/{service}/revisions", "listRevisions"),
     ("post /v1/services/{service}/revisions", "deployRevision"),

@@ -262,7 +262,7 @@ async fn more_instances_answer_while_all_are_busy_and_go_when_nobody_needs_them(
         instances.len() == 2 && instances.iter().all(|it| it["requests"] == 1)
     })
     .await;
-    assert_eq!(server.busy.load(Ordering::SeqCst), 2, "the third one waits");
+    crate::world::until("two are there", || server.busy.load(Ordering::SeqCst) == 2).await;
     server.slow.add_permits(1);
     let until = tokio::time::timeout(PATIENCE, async {
         while slow.iter().filter(|it| it.is_finished()).count() < 1 {
@@ -316,9 +316,6 @@ async fn a_canary_gets_its_part_of_the_users_and_each_user_one_revision() {
     assert_eq!(by(&ask_at(&world, "next-shop", "/", None).await), 2);
     let sticky = json!({"sticky": {"header": "x-user"}});
     world.patch(SHOP, sticky).await.expect(200);
-    let canary =
-        json!({"traffic": [{"revision": 1, "percent": 80}, {"revision": "latest", "percent": 20}]});
-    world.put(&format!("{SHOP}/traffic"), canary.to_string()).await;
     let traffic =
         json!({"traffic": [{"revision": 1, "percent": 80}, {"revision": "latest", "percent": 20}]});
     let answer = send(
@@ -429,4 +426,49 @@ async fn what_instances_said_is_told_apart_by_revision() {
     assert_eq!(lines(&log), [(2, "two".to_owned())]);
     let mut follow = world.open(&format!("{SHOP}/logs?follow=true&revision=2")).await;
     assert_eq!(follow.event().await.unwrap()["text"], "two");
+}
+
+async fn settled_invocation(world: &World, id: &str) -> Value {
+    let path = format!("{SHOP}/invocations/{id}");
+    let poll = async {
+        loop {
+            let found = world.get(&path).await.expect(200);
+            if ["succeeded", "failed"].contains(&found["state"].as_str().unwrap()) {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, poll).await.expect("the invocation ends")
+}
+
+#[tokio::test]
+async fn an_invocation_is_recorded_run_again_by_the_next_daemon_and_its_answer_is_kept() {
+    let (mut world, server) = (World::new().await, Server::start().await);
+    shop(&world, json!({}), revision(server.port)).await;
+    let mut asked = request(Method::POST, "/page?x=1", "body");
+    asked.headers_mut().insert("host", "shop.localhost".parse().unwrap());
+    asked.headers_mut().insert("x-torpor-async", "true".parse().unwrap());
+    let accepted = send(world.address, asked).await.expect(202);
+    let done = settled_invocation(&world, accepted["id"].as_str().unwrap()).await;
+    assert_eq!(
+        (&done["state"], &done["answer"]["body"]),
+        (&json!("succeeded"), &json!("/page?x=1"))
+    );
+    let sick = json!({"path": "/sick", "retries": 1});
+    let sick = world.post(&format!("{SHOP}/invocations"), sick).await.expect(202);
+    let failed = settled_invocation(&world, sick["id"].as_str().unwrap()).await;
+    assert_eq!((&failed["state"], &failed["failures"]), (&json!("failed"), &json!(2)));
+    assert_eq!(failed["message"], "it was answered with 500");
+    let slow =
+        world.post(&format!("{SHOP}/invocations"), json!({"path": "/slow"})).await.expect(202);
+    wait(&world, "busy", |shop| shop["instances"][0]["requests"] == 1).await;
+    world.restart(ShutdownMode::Running).await;
+    server.slow.add_permits(2);
+    let done = settled_invocation(&world, slow["id"].as_str().unwrap()).await;
+    assert_eq!((&done["state"], &done["failures"]), (&json!("succeeded"), &json!(0)));
+    let list = world.get(&format!("{SHOP}/invocations")).await.expect(200);
+    assert_eq!(list["invocations"].as_array().unwrap().len(), 3);
+    let bad = world.post(&format!("{SHOP}/invocations"), json!({"path": "no"})).await;
+    bad.expect_error(400, "invalid_request");
 }

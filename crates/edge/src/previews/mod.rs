@@ -6,6 +6,7 @@
 
 mod access;
 mod instance;
+mod invocations;
 mod listening;
 mod page;
 mod rules;

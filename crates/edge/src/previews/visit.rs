@@ -24,7 +24,7 @@ use torpor_web::{auth, request_id};
 
 use super::access::{self, Shown};
 use super::page::{ErrorPage, is_browser};
-use super::{PreviewServer, instance, listening, rules};
+use super::{PreviewServer, instance, invocations, listening, rules};
 
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
 /// How long a browser waits for an answer before it gets a page that comes again by itself: a warm or
@@ -96,6 +96,11 @@ impl Visitor<'_> {
         let Pass { until, cookie } = self.admit(entry, &mut request).await?;
         if let Some(cookie) = cookie.filter(|_| browser) {
             return Ok(redirect(request.uri(), cookie));
+        }
+        if let Place::Service(hosted) = &place
+            && invocations::is_asynchronous(request.headers())
+        {
+            return invocations::accept(&self.server.service, hosted, request).await;
         }
         let (to, revision) = self.lead(entry, &place, &mut request, browser).await?;
         if self.secure {

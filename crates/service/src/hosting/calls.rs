@@ -13,7 +13,7 @@ use torpor_protocol::preview::{CreatePreview, PreviewLabel, UpdatePreview};
 use torpor_protocol::{ErrorCode, Name, SandboxRef, ServiceId};
 use torpor_store::ServiceRow;
 
-use super::hosted::Hosted;
+use super::hosted::{Hosted, Known};
 use super::{admit, deploy as work, instances, keeper, traffic};
 use crate::Service;
 use crate::error::{Error, Result};
@@ -76,7 +76,7 @@ pub async fn deploy_service(app: &Arc<Service>, request: DeployService) -> Resul
         }
     };
     deploy(app, &hosted, revision).await?;
-    address(app, &hosted).await?;
+    address(app, &hosted, &hosted.row()).await?;
     Ok(show(app, &hosted))
 }
 
@@ -149,7 +149,7 @@ pub async fn update(app: &Arc<Service>, hosted: &Arc<Hosted>, update: UpdateServ
         record(app, hosted, row.clone(), None).await?;
         (before, row)
     };
-    address(app, hosted).await?;
+    address(app, hosted, &row).await?;
     if before.scale.idle_after_ms != row.scale.idle_after_ms {
         let standby = Some(admit::standby(&row.scale));
         let change = UpdateSandbox { standby, ..UpdateSandbox::default() };
@@ -174,7 +174,7 @@ pub async fn set_traffic(app: &Service, hosted: &Hosted, request: SetTraffic) ->
         let updated_at_ms = app.fleet.clock().now_ms();
         record(app, hosted, ServiceRow { traffic, updated_at_ms, ..hosted.row() }, None).await?;
     }
-    address(app, hosted).await
+    address(app, hosted, &hosted.row()).await
 }
 
 /// By number.
@@ -204,12 +204,10 @@ pub async fn rollback(app: &Service, hosted: &Hosted, request: Rollback) -> Resu
 }
 
 /// Brings the addresses to what the service and its tags say.
-pub(super) async fn address(app: &Service, hosted: &Hosted) -> Result<()> {
-    let known = hosted.known();
-    let Some(port) = known.revisions.values().next_back().map(|revision| revision.port) else {
-        return Ok(());
-    };
-    let (row, target) = (known.row, hosted.target());
+pub(super) async fn address(app: &Service, hosted: &Hosted, row: &ServiceRow) -> Result<()> {
+    let newest = |known: &Known| known.revisions.values().next_back().map(|it| it.port);
+    let Some(port) = hosted.see(newest) else { return Ok(()) };
+    let target = hosted.target();
     let tags: Vec<_> = row.traffic.iter().filter_map(|share| share.tag.clone()).collect();
     let there = app.previews.list(Some(&target));
     for preview in &there {

@@ -165,13 +165,15 @@ async fn switch(
         let row = ServiceRow { traffic: shares, updated_at_ms: now_ms, ..row };
         let state = RevisionState::Ready;
         let revision = Revision { state, settled_at_ms: Some(now_ms), ..revision };
+        // Its addresses are there when it is said to be ready.
+        own::address(app, hosted, &row).await?;
         // Who comes after the switch finds it.
         hosted.with_group(number, |group| group.add(sandbox.id().clone(), true, Instant::now()));
         own::record(app, hosted, row, Some(revision)).await?;
     }
     fault::point("deploy.switched");
     tracing::info!(service = %hosted.name(), revision = number, "deployed");
-    own::address(app, hosted).await?;
+    own::address(app, hosted, &hosted.row()).await?;
     prune(app, hosted).await
 }
 

@@ -13,7 +13,7 @@ use torpor_protocol::{SandboxId, SandboxRef, State};
 use super::check::{self, Patience};
 use super::group::{Group, Role};
 use super::hosted::Hosted;
-use super::{calls, deploy, instances, start};
+use super::{calls, deploy, instances, invocations, start};
 use crate::Service;
 
 /// How often each service is looked at when nothing rings.
@@ -27,9 +27,10 @@ const DRAIN: Duration = Duration::from_secs(600);
 /// Looks after all services until the daemon stops.
 pub async fn look_after(app: Arc<Service>) {
     adopt(&app);
+    invocations::recover(&app).await;
     for hosted in app.hosting.all() {
         keep(&app, &hosted);
-        if let Err(error) = calls::address(&app, &hosted).await {
+        if let Err(error) = calls::address(&app, &hosted, &hosted.row()).await {
             tracing::warn!(service = %hosted.name(), error = chain(&error), "no address");
         }
         let unsettled: Vec<_> = hosted.see(|known| {
@@ -42,6 +43,7 @@ pub async fn look_after(app: Arc<Service>) {
     loop {
         ticks.tick().await;
         sweep(&app).await;
+        invocations::prune(&app).await;
     }
 }
 

@@ -22,6 +22,7 @@ mod deploy;
 mod enter;
 mod group;
 mod hosted;
+pub mod invocations;
 mod keeper;
 mod logs;
 mod start;
@@ -31,6 +32,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use tokio::sync::Notify;
 use torpor_lifecycle::Fleet;
 use torpor_lifecycle::ledger::{PAGE, everything};
 use torpor_lifecycle::store::StoreError;
@@ -54,6 +56,8 @@ pub struct Hosting {
     known: RwLock<Services>,
     /// Held by who makes one, until it is known.
     creating: tokio::sync::Mutex<()>,
+    /// Rings when there is an invocation to run.
+    queued: Notify,
 }
 
 #[derive(Default)]
@@ -71,7 +75,12 @@ impl Hosting {
             async move { ledger.services(&owner, after.as_ref(), PAGE).await }
         };
         let rows: Vec<ServiceRow> = everything(page, |row: &ServiceRow| row.id.clone()).await?;
-        let hosting = Self { ledger, known: RwLock::default(), creating: Default::default() };
+        let hosting = Self {
+            ledger,
+            known: RwLock::default(),
+            creating: Default::default(),
+            queued: Notify::new(),
+        };
         for row in rows {
             let revisions = hosting.ledger.revisions(&row.id).await?;
             hosting.put(Arc::new(Hosted::new(row, revisions)));

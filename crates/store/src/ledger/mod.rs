@@ -7,6 +7,7 @@ mod edge;
 mod events;
 mod hosting;
 mod images;
+mod invocations;
 mod jobs;
 mod keys;
 mod layers;
@@ -35,6 +36,7 @@ pub use edge::{DomainLedger, DomainRow, PreviewLedger, TokenRow};
 pub use events::{EventFilter, EventLedger, EventRange, NewEvent};
 pub use hosting::{HostingLedger, ServiceRow};
 pub use images::{ImageLedger, ImageRow, LayerFacts, Removed};
+pub use invocations::{ClaimedInvocation, InvocationLedger};
 pub use jobs::{
     Admitted, AttemptEnd, ExecutionFilter, JobLedger, NewExecution, QueueBounds, QueueLength,
     Settled, Settlement, TaskClaim, TaskLease, TaskLedger, TaskProcess,
@@ -64,6 +66,7 @@ pub trait Database:
     + BuildLedger
     + BuildCacheLedger
     + HostingLedger
+    + InvocationLedger
     + SecretLedger
     + ImageLedger
     + JobLedger

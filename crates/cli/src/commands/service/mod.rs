@@ -1,6 +1,7 @@
 //! `torpor service`
 
 mod deploy;
+mod invoke;
 mod logs;
 mod show;
 mod source;
@@ -66,6 +67,7 @@ enum Action {
         json: bool,
     },
     Scale(Scale),
+    Invoke(invoke::Invoke),
     Logs(logs::Logs),
     /// Remove services with their revisions, instances and addresses.
     Rm {
@@ -141,6 +143,7 @@ impl Service {
                 output::show(json, &service, || show::traffic(&service))?;
             }
             Action::Scale(verb) => verb.run(client).await?,
+            Action::Invoke(verb) => verb.run(client).await?,
             Action::Logs(verb) => verb.run(client).await?,
             Action::Rm { names, revision: None, force } => {
                 remove(client, &names, of, force, ErrorCode::NotFound).await?;

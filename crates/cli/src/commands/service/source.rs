@@ -43,6 +43,8 @@ fn entry(name: &str, text: &str) -> Result<Vec<u8>> {
     header.set_path(name).map_err(fail)?;
     header.set_size(text.len() as u64);
     header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
     header.set_mtime(0);
     header.set_cksum();
     let mut bytes = header.as_bytes().to_vec();

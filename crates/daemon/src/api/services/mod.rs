@@ -1,5 +1,6 @@
 //! Services: deployed, shown, changed, removed; their traffic and their tokens.
 
+mod invocations;
 mod logs;
 mod revisions;
 
@@ -33,6 +34,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
         .routes(routes!(delete_token))
         .merge(revisions::routes())
         .merge(logs::routes())
+        .merge(invocations::routes())
 }
 
 #[derive(Debug, Deserialize)]

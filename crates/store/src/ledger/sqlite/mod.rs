@@ -13,6 +13,7 @@ mod domains;
 mod events;
 mod hosting;
 mod images;
+mod invocations;
 mod jobs;
 mod keys;
 mod layers;

@@ -1,0 +1,158 @@
+//! Invocations of services: taken from requests, and run like requests, without anybody who waits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HOST};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use torpor_protocol::ErrorCode;
+use torpor_protocol::hosting::MAIN_PREVIEW;
+use torpor_protocol::invocation::{ASYNC_HEADER, BODY_MAX, InvocationAnswer, Invoke};
+use torpor_proxy::{Manner, Proxy};
+use torpor_service::hosting::{Hosted, invocations};
+use torpor_service::{Error, Service};
+use torpor_store::ClaimedInvocation;
+
+use super::page::ErrorPage;
+use super::visit::Instead;
+use super::{PreviewServer, instance};
+
+/// Invocations that run at the same time: each is a request and its answer in memory, two megabytes at most.
+const RUNNING_MAX: usize = 64;
+/// How long a body of an invocation may take to arrive.
+const ARRIVES: Duration = Duration::from_secs(60);
+/// Headers that are about this connection, or ours.
+const LEFT_OUT: [&str; 8] = [
+    ASYNC_HEADER,
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Whether a request wants no answer now.
+pub(super) fn is_asynchronous(headers: &HeaderMap) -> bool {
+    headers.get(ASYNC_HEADER).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"))
+}
+
+/// Records a request, and answers with its id.
+pub(super) async fn accept(
+    service: &Service,
+    hosted: &Hosted,
+    request: Request<Incoming>,
+) -> Instead<Response<Body>> {
+    let refuse = |error: &Error| ErrorPage::of(error);
+    let (head, body) = request.into_parts();
+    let body = timeout(ARRIVES, Limited::new(body, BODY_MAX).collect()).await;
+    let body = body
+        .map_err(|_| refuse(&Error::new(ErrorCode::Timeout, "the body did not arrive in time")))?;
+    let too_large = |_| {
+        let message = format!("the body of an invocation has at most {BODY_MAX} bytes");
+        refuse(&Error::new(ErrorCode::TooLarge, message))
+    };
+    let body = body.map_err(too_large)?.to_bytes();
+    let (body, base64) = invocations::text(body.into());
+    let headers = head.headers.iter().filter(|(name, _)| !LEFT_OUT.contains(&name.as_str()));
+    let headers = headers.filter_map(|(name, value)| {
+        Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
+    });
+    let path = head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+    let wish = Invoke {
+        method: head.method.to_string(),
+        path,
+        headers: headers.collect(),
+        body,
+        base64,
+        ..Invoke::default()
+    };
+    let invocation =
+        invocations::invoke(service, hosted, wish).await.map_err(|error| refuse(&error))?;
+    let text = serde_json::to_string(&invocation).expect("an invocation has text keys only");
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = StatusCode::ACCEPTED;
+    let json = http::HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
+    Ok(response)
+}
+
+impl PreviewServer {
+    /// Runs invocations until the daemon stops.
+    pub async fn run_invocations(self: Arc<Self>) {
+        let places = Arc::new(Semaphore::new(RUNNING_MAX));
+        loop {
+            let place = Arc::clone(&places).acquire_owned().await;
+            let place = place.expect("the semaphore is never closed");
+            let claimed = invocations::next(&self.service).await;
+            let server = Arc::clone(&self);
+            let tasks = self.service.tasks.clone();
+            tasks.spawn(async move {
+                let _place = place;
+                let limit = Duration::from_millis(claimed.request.timeout_ms);
+                let ended = tokio::select! {
+                    ended = timeout(limit, attempt(&server.service, &server.proxy, &claimed)) => ended,
+                    // The next daemon runs it again.
+                    () = server.service.stopping.cancelled() => return,
+                };
+                let ended = ended.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")));
+                invocations::settle(&server.service, claimed, ended).await;
+            });
+        }
+    }
+}
+
+async fn attempt(
+    service: &Arc<Service>,
+    proxy: &Proxy,
+    claimed: &ClaimedInvocation,
+) -> Result<InvocationAnswer, String> {
+    let hosted = service.hosting.by_id(&claimed.service).ok_or("the service is gone")?;
+    let mut request = request(claimed)?;
+    let main = MAIN_PREVIEW.parse().expect("it is a name");
+    let entered = instance::enter(service, &hosted, &main, &mut request).await;
+    let (to, _) = entered.map_err(|page| page.body.message.clone())?;
+    let response = proxy.handle(to, request, None, Manner::default()).await;
+    let (head, body) = response.into_parts();
+    let (bytes, truncated) = kept(body).await?;
+    let headers = head.headers.iter().filter_map(|(name, value)| {
+        Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
+    });
+    let (body, base64) = invocations::text(bytes);
+    let status = head.status.as_u16();
+    Ok(InvocationAnswer { status, headers: headers.collect(), body, base64, truncated })
+}
+
+fn request(claimed: &ClaimedInvocation) -> Result<Request<Full<Bytes>>, String> {
+    let wish = &claimed.request;
+    let bytes = invocations::body(wish).map_err(|error| error.to_string())?;
+    let method = Method::from_bytes(wish.method.as_bytes()).map_err(|error| error.to_string())?;
+    let mut request = Request::builder().method(method).uri(&wish.path).header(HOST, "localhost");
+    for (name, value) in &wish.headers {
+        request = request.header(name, value);
+    }
+    let request = request.header("x-torpor-invocation", claimed.invocation.id.as_str());
+    request.body(Full::from(bytes)).map_err(|error| error.to_string())
+}
+
+/// The beginning of a body, and whether there was more.
+async fn kept(mut body: torpor_proxy::Body) -> Result<(Vec<u8>, bool), String> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| format!("the answer broke off: {error}"))?;
+        let Ok(data) = frame.into_data() else { continue };
+        let room = BODY_MAX - bytes.len();
+        bytes.extend_from_slice(&data[..data.len().min(room)]);
+        if data.len() > room {
+            return Ok((bytes, true));
+        }
+    }
+    Ok((bytes, false))
+}
