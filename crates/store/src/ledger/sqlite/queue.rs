@@ -78,7 +78,11 @@ impl SqliteLedger {
         .bind(to_column(owner.epoch));
         take.execute(&self.writer).await.map_err(self.failed(action))?;
         // As many as ran at once, which is bounded where they are claimed.
-        let sql = format!("{CLAIMS} WHERE t.state = 'running' AND t.node = ? AND t.epoch = ?");
+        // None for a daemon that was replaced: the epoch of its node is another one by now.
+        let sql = format!(
+            "{CLAIMS} WHERE t.state = 'running' AND t.node = ?1 AND t.epoch = ?2
+                 AND EXISTS (SELECT 1 FROM nodes WHERE id = ?1 AND epoch = ?2)"
+        );
         let query = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(owner.node.as_str())
             .bind(to_column(owner.epoch));
