@@ -75,7 +75,7 @@ fn inputs_come_from_a_file_and_one_key_begins_it_once() {
         serde_json::from_str(&world.torpor(["job", "results", id.trim(), "1", "--json"]).ok())
             .unwrap();
     assert_eq!(shown["input"], json!({"a": 1}));
-    world.torpor(["job", "watch", id.trim()]).code;
+    drop(world.torpor(["job", "watch", id.trim()]));
     std::fs::write(world.here.join("tasks.json"), "{}").unwrap();
     let (code, words) = world.torpor(args).failed();
     assert!(code == 2 && words.contains("is not a JSON list"), "{words}");

@@ -36,10 +36,13 @@ const FORGET_EVERY: Duration = Duration::from_secs(60);
 /// Works until the daemon stops.
 pub async fn look_after(app: Arc<Service>) {
     let mut workers = JoinSet::new();
-    while let Err(error) = go_on(&app, &mut workers).await {
-        tracing::warn!(error = chain(&error), "tasks of an earlier daemon wait");
-        tokio::time::sleep(PAUSE).await;
+    let taken = patiently("tasks of an earlier daemon wait", || take_over(&app)).await;
+    for claim in taken {
+        tracing::info!(task = title(&claim, None), "a task is gone on with");
+        begin(&app, &mut workers, claim);
     }
+    patiently("sandboxes of tasks are not swept", || sweep_sandboxes(&app)).await;
+    patiently("results of tasks are not swept", || sweep_results(&app)).await;
     let mut forget_at = Instant::now();
     loop {
         let wait = match turn(&app, &mut workers, &mut forget_at).await {
@@ -58,14 +61,20 @@ pub async fn look_after(app: Arc<Service>) {
     }
 }
 
-/// Takes over what an earlier daemon left.
-async fn go_on(app: &Arc<Service>, workers: &mut JoinSet<()>) -> Result<()> {
-    for claim in app.ledger.take_over_tasks(app.fleet.owner()).await? {
-        tracing::info!(task = title(&claim, None), "a task is gone on with");
-        begin(app, workers, claim);
+/// Until it works: nothing is begun before.
+async fn patiently<T, F: Future<Output = Result<T>>>(fails: &str, work: impl Fn() -> F) -> T {
+    loop {
+        match work().await {
+            Ok(done) => return done,
+            Err(error) => tracing::warn!(error = chain(&error), "{fails}"),
+        }
+        tokio::time::sleep(PAUSE).await;
     }
-    sweep_sandboxes(app).await?;
-    sweep_results(app).await
+}
+
+/// What an earlier daemon left.
+async fn take_over(app: &Service) -> Result<Vec<Claim>> {
+    Ok(app.ledger.take_over_tasks(app.fleet.owner()).await?)
 }
 
 /// Removes sandboxes whose attempt is over.

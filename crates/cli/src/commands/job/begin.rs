@@ -1,6 +1,6 @@
 //! `torpor job run`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ fn parse_if_full(text: &str) -> Result<IfFull, String> {
 }
 
 /// The inputs in a file.
-fn read(path: &PathBuf) -> Result<Vec<Value>> {
+fn read(path: &Path) -> Result<Vec<Value>> {
     let shown = path.display();
     let text = match path.as_os_str() == "-" {
         true => std::io::read_to_string(std::io::stdin()),
@@ -73,7 +73,7 @@ impl Run {
         let request = BeginExecution {
             job: Some(self.job),
             spec: None,
-            tasks: self.tasks.as_ref().map(read).transpose()?,
+            tasks: self.tasks.as_deref().map(read).transpose()?,
             count: self.count,
             parallel: self.parallel,
             timeout_ms: self.deadline.map(units::millis),

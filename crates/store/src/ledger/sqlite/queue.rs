@@ -54,15 +54,18 @@ impl SqliteLedger {
         .bind(to_column(owner.epoch))
         .bind(to_column(now_ms))
         .bind(super::limit_of(at_once));
-        let claimed = query.fetch_optional(&self.writer).await.map_err(self.failed(action))?;
+        // Whoever can't be told what was claimed has claimed nothing.
+        let mut tx = self.writer.begin().await.map_err(self.failed(action))?;
+        let claimed = query.fetch_optional(&mut *tx).await.map_err(self.failed(action))?;
         let Some(claimed) = claimed else { return Ok(None) };
         let sql = format!("{CLAIMS} WHERE t.execution = ? AND t.idx = ?");
         let query = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(column::<String>(&claimed, "execution")?)
             .bind(column::<i64>(&claimed, "idx")?);
-        // The writer, which has seen it.
-        let row = query.fetch_one(&self.writer).await.map_err(self.failed(action))?;
-        read_claim(&row, owner, false).map(Some)
+        let row = query.fetch_one(&mut *tx).await.map_err(self.failed(action))?;
+        let claim = read_claim(&row, owner, false)?;
+        tx.commit().await.map_err(self.failed(action))?;
+        Ok(Some(claim))
     }
 
     pub(super) async fn take_over_claims(
@@ -78,7 +81,11 @@ impl SqliteLedger {
         .bind(to_column(owner.epoch));
         take.execute(&self.writer).await.map_err(self.failed(action))?;
         // As many as ran at once, which is bounded where they are claimed.
-        let sql = format!("{CLAIMS} WHERE t.state = 'running' AND t.node = ? AND t.epoch = ?");
+        // None for a daemon that was replaced: the epoch of its node is another one by now.
+        let sql = format!(
+            "{CLAIMS} WHERE t.state = 'running' AND t.node = ?1 AND t.epoch = ?2
+                 AND EXISTS (SELECT 1 FROM nodes WHERE id = ?1 AND epoch = ?2)"
+        );
         let query = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(owner.node.as_str())
             .bind(to_column(owner.epoch));

@@ -1,6 +1,5 @@
 //! The queue of tasks: who gets which, how many at once, and who may write about them.
 
-use torpor_lifecycle::ledger::SandboxLedger as _;
 use torpor_protocol::ExecutionId;
 use torpor_protocol::job::{
     CancelReason, ExecutionState, Interruption, JobSpec, TaskFailure, TaskState,
