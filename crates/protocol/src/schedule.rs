@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::Command;
 use crate::id::{FiringId, Name, ScheduleId};
+use crate::job::BeginExecution;
 use crate::page::page;
 use crate::snapshot::SnapshotKind;
 use crate::time::{self, Instant};
@@ -39,6 +40,8 @@ pub enum Action {
     Run(ScheduledRun),
     /// Take a snapshot of a sandbox.
     Snapshot(ScheduledSnapshot),
+    /// Begin an execution of a job, and wait for its end.
+    Job(BeginExecution),
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -224,7 +227,7 @@ pub struct Firing {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default)]
 pub struct Outcome {
-    /// What it made: the id of a snapshot.
+    /// What it made: the id of a snapshot or of an execution.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<String>,
     /// The process of a command.

@@ -161,3 +161,15 @@ BEGIN
                 (SELECT spec -> 'labels' FROM sandboxes WHERE id = NEW.snapshot ->> 'sandbox'), '{}')))),
         CAST(unixepoch('subsec') * 1000 AS INTEGER));
 END;
+
+-- The end of an execution is an event.
+CREATE TRIGGER execution_finished AFTER UPDATE OF state ON executions
+WHEN NEW.state IN ('succeeded', 'failed', 'cancelled') AND OLD.state NOT IN ('succeeded', 'failed', 'cancelled')
+BEGIN
+    INSERT INTO events (id, kind, subject, data, at_ms)
+    VALUES ('event-' || substr(lower(hex(randomblob(11))), 1, 21), 'job.finished', NEW.id,
+        json_patch('{}', json_object('job', NEW.job, 'state', NEW.state, 'reason', NEW.reason, 'tasks', NEW.total,
+            'counts', json(coalesce(NEW.counts, 'null')),
+            'labels', json(coalesce(NEW.spec -> '$.sandbox.labels', '{}')))),
+        coalesce(NEW.ended_at_ms, CAST(unixepoch('subsec') * 1000 AS INTEGER)));
+END;

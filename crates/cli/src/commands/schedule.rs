@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use torpor_client::{Client, Route};
 use torpor_protocol::api::Command;
+use torpor_protocol::job::BeginExecution;
 use torpor_protocol::schedule::{
     Action as Does, CreateSchedule, Firing, FiringList, Missed, Overlap, Schedule as Kept,
     ScheduleList, ScheduledRun, ScheduledSnapshot, When,
@@ -111,6 +112,12 @@ struct Create {
     /// Take a snapshot of this sandbox: name or id.
     #[arg(long, group = "what", value_name = "SANDBOX", conflicts_with = "command")]
     snapshot: Option<SandboxRef>,
+    /// Begin an execution of this job.
+    #[arg(long, group = "what", value_name = "JOB", conflicts_with = "command")]
+    job: Option<Name>,
+    /// How many tasks the execution has, without input [default: 1].
+    #[arg(long, value_name = "COUNT", requires = "job")]
+    count: Option<usize>,
     /// Of the snapshots that it took, keep the newest so many [default: all].
     #[arg(long, value_name = "COUNT", requires = "snapshot")]
     keep: Option<u32>,
@@ -174,13 +181,18 @@ impl Create {
             (None, None, Some(at_ms)) => When::At(Instant(at_ms)),
             (None, None, None) => When::AfterMs(millis(self.after.unwrap_or_default())),
         };
-        let action = match self.snapshot {
-            Some(sandbox) => Does::Snapshot(ScheduledSnapshot {
+        let action = match (self.snapshot, self.job) {
+            (None, Some(job)) => Does::Job(BeginExecution {
+                job: Some(job),
+                count: Some(self.count.unwrap_or(1)),
+                ..BeginExecution::default()
+            }),
+            (Some(sandbox), _) => Does::Snapshot(ScheduledSnapshot {
                 sandbox: sandbox.to_string(),
                 kind: if self.files_only { SnapshotKind::Filesystem } else { SnapshotKind::Memory },
                 keep: self.keep,
             }),
-            None => Does::Run(ScheduledRun {
+            (None, None) => Does::Run(ScheduledRun {
                 sandbox: self.sandbox.map(|sandbox| sandbox.to_string()).unwrap_or_default(),
                 command: Command {
                     command: self.command,
@@ -289,6 +301,10 @@ fn does(schedule: &Kept) -> String {
         Does::Run(run) => {
             let command = output::command_line(&run.command.command, 40);
             format!("{}: {command}", plain(&run.sandbox))
+        }
+        Does::Job(begin) => {
+            let name = begin.job.as_ref().map_or("a job", |name| name.as_str());
+            format!("job {}", plain(name))
         }
         Does::Snapshot(ScheduledSnapshot { sandbox, keep, .. }) => {
             let keep = keep.map(|keep| format!(", keep {keep}")).unwrap_or_default();

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use torpor_protocol::preview::{CreatePreview as Request, CreatePreviewToken};
+use torpor_protocol::preview::{CreatePreview as Request, CreatePreviewToken, PreviewTarget};
 use torpor_protocol::snapshot::{Fork, SnapshotKind};
 use torpor_protocol::{ErrorCode, Name, time};
 use torpor_service::{Error, Result, calls};
@@ -60,7 +60,8 @@ impl Tool for CreatePreview {
         let port =
             NonZeroU16::new(self.port).ok_or_else(|| Error::invalid("port is 1 to 65535"))?;
         let (service, sandbox) = (&call.service, call.sandbox()?);
-        let known = service.previews.list(Some(sandbox.id()));
+        let target = PreviewTarget::Sandbox(sandbox.id().clone());
+        let known = service.previews.list(Some(&target));
         let known = known.into_iter().find(|it| it.port == port && it.public == self.public);
         let preview = match known {
             Some(preview) => preview,
@@ -68,7 +69,7 @@ impl Tool for CreatePreview {
                 let name = format!("mcp-{}-{port}", if self.public { "public" } else { "private" });
                 let name = name.parse().ok();
                 let request = Request { public: self.public, name, ..Request::new(port) };
-                service.previews.create(sandbox, request).await?
+                service.previews.create(target, request).await?
             }
         };
         let Some(mut url) = preview.urls.first().cloned() else {
@@ -216,7 +217,8 @@ impl Tool for ShowStatus {
     async fn call(self, call: &Call) -> Result<Answer> {
         let sandbox = call.sandbox()?;
         let (usage, _) = sandbox.usage().unwrap_or_default();
-        let previews = call.service.previews.list(Some(sandbox.id()));
+        let target = PreviewTarget::Sandbox(sandbox.id().clone());
+        let previews = call.service.previews.list(Some(&target));
         let status = SandboxStatus {
             sandbox: sandbox.status().into(),
             memory_bytes: usage.memory_bytes,

@@ -73,7 +73,7 @@ async fn patiently<T, F: Future<Output = Result<T>>>(fails: &str, work: impl Fn(
 }
 
 /// What an earlier daemon left.
-async fn take_over(app: &Service) -> Result<Vec<Claim>> {
+async fn take_over(app: &Service) -> Result<Vec<TaskClaim>> {
     Ok(app.ledger.take_over_tasks(app.fleet.owner()).await?)
 }
 
@@ -193,6 +193,8 @@ async fn finish(app: &Arc<Service>, claim: &TaskClaim, ended: super::attempt::Re
     }
     let settlement = settle(app, claim, &settled).await;
     fault::point("task.settled");
+    // The last one is an event.
+    app.events.hint();
     app.metrics.task(outcome(&settled));
     let kept = claim.spec.keep && over.is_some() && settlement != Settlement::Lost;
     if !kept {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::ExitReport;
+use torpor_protocol::job::{BeginExecution, ExecutionState};
 use torpor_protocol::schedule::{
     Action, Firing, FiringState, ProcessMark, Schedule, ScheduledRun, ScheduledSnapshot,
 };
@@ -19,7 +20,7 @@ use torpor_protocol::{SandboxRef, SnapshotRef};
 use super::sandbox_ref;
 use crate::error::{Error, Result};
 use crate::processes::{self, Awake, Output, ProcessRef, Said};
-use crate::{Service, calls};
+use crate::{Service, calls, jobs};
 
 /// A command that says nothing else is ended after so long.
 const TIMEOUT_MS: u64 = 60 * 60 * 1000;
@@ -31,6 +32,8 @@ const MESSAGE_MAX: usize = 500;
 const GRACE_MS: u64 = 5_000;
 /// How long the sandbox of one may take to take the order.
 const KILL_MAX: Duration = Duration::from_secs(30);
+/// How often an execution is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A firing that is over.
 pub(super) struct Ended {
@@ -59,6 +62,7 @@ pub(super) async fn act(
             match &schedule.spec.action {
                 Action::Run(run) => self::run(service, run, &mut firing, again).await,
                 Action::Snapshot(take) => snapshot(service, schedule, take, &mut firing).await,
+                Action::Job(request) => job(service, request, &mut firing).await,
             }
         };
         end.run_until_cancelled(doing).await
@@ -79,9 +83,7 @@ pub(super) async fn act(
             FiringState::Failed
         }
         None => {
-            if let Some(mark) = &firing.outcome.process {
-                let _ = tokio::time::timeout(KILL_MAX, kill(service, mark)).await;
-            }
+            let _ = tokio::time::timeout(KILL_MAX, cancel(service, schedule, &firing)).await;
             FiringState::Replaced
         }
     };
@@ -133,6 +135,43 @@ async fn awake(service: &Service, of: &SandboxRef) -> Result<Awake> {
 async fn is_still(awake: &Awake, mark: &ProcessMark) -> bool {
     let found = processes::find(awake, &ProcessRef::Pid(mark.pid)).await;
     found.is_ok_and(|process| process.started_at_ms == mark.started_at_ms)
+}
+
+/// Ends what a firing began.
+async fn cancel(service: &Service, schedule: &Schedule, firing: &Firing) -> Result<()> {
+    if let Some(mark) = &firing.outcome.process {
+        kill(service, mark).await?;
+    }
+    if let (Action::Job(_), Some(id)) = (&schedule.spec.action, &firing.outcome.result)
+        && let Ok(id) = id.parse()
+    {
+        jobs::cancel(service, &id).await?;
+    }
+    Ok(())
+}
+
+/// Whoever begins it again for the same firing gets the same execution.
+async fn job(
+    service: &Arc<Service>,
+    request: &BeginExecution,
+    firing: &mut Firing,
+) -> Result<Went> {
+    let begun = jobs::begin(service, request.clone(), Some(firing.id.as_str())).await?;
+    firing.outcome.result = Some(begun.id.to_string());
+    service.ledger.update_firing(firing).await?;
+    loop {
+        let execution = jobs::find(service, &begun.id).await?;
+        match execution.state {
+            ExecutionState::Running | ExecutionState::Cancelling => {}
+            ExecutionState::Succeeded => return Ok(Went::Well),
+            ExecutionState::Failed | ExecutionState::Cancelled => {
+                let state = execution.state.as_str();
+                firing.outcome.message = Some(format!("the execution ended as {state}"));
+                return Ok(Went::Wrong);
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 async fn kill(service: &Service, mark: &ProcessMark) -> Result<()> {

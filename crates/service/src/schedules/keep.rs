@@ -66,7 +66,7 @@ async fn fire_due(service: &Arc<Service>) -> Result<Option<u64>, StoreError> {
     for schedule in due {
         waits |= !fire(service, schedule).await?;
     }
-    if waits { Ok(None) } else { service.ledger.next_due().await }
+    if waits { Ok(None) } else { service.ledger.next_firing().await }
 }
 
 /// Whether it could be fired now.

@@ -54,7 +54,7 @@ pub trait ScheduleLedger: Send + Sync + 'static {
     /// At most `limit` that are due, those first that are so for longest.
     async fn due_schedules(&self, now_ms: u64, limit: usize) -> Result<Vec<Schedule>, StoreError>;
     /// When the next one is due.
-    async fn next_due(&self) -> Result<Option<u64>, StoreError>;
+    async fn next_firing(&self) -> Result<Option<u64>, StoreError>;
     /// Records what it does, by this node, and its next time, in one instant. What was recorded; none if somebody
     /// else was faster.
     async fn fire(&self, fire: &Fire<'_>) -> Result<Option<Vec<Firing>>, StoreError>;

@@ -105,7 +105,7 @@ impl ScheduleLedger for SqliteLedger {
         self.all("look for schedules that are due", query, read_schedule).await
     }
 
-    async fn next_due(&self) -> Result<Option<u64>, StoreError> {
+    async fn next_firing(&self) -> Result<Option<u64>, StoreError> {
         let query = sqlx::query(
             "SELECT min(due_at_ms) AS due FROM schedules WHERE paused = 0 AND due_at_ms IS NOT NULL",
         );

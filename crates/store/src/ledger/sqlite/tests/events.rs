@@ -53,7 +53,7 @@ impl World {
         self.ledger.deliveries(webhook, None, 1000).await.unwrap()
     }
 
-    async fn claim(&self, now_ms: u64, each: usize) -> Vec<DeliveryClaim> {
+    async fn claim_due(&self, now_ms: u64, each: usize) -> Vec<DeliveryClaim> {
         let claiming = Claiming {
             now_ms,
             lease_until_ms: now_ms + MINUTE,
@@ -182,7 +182,7 @@ async fn a_webhook_gets_the_kinds_and_labels_that_it_wants_and_the_body_is_the_e
         assert_eq!(world.sent(hook).await.len(), count);
     }
     let told = world.told().await;
-    let claims = world.claim(1, 10).await;
+    let claims = world.claim_due(1, 10).await;
     let bodies: Vec<Event> =
         claims.iter().map(|claim| serde_json::from_str(&claim.body).unwrap()).collect();
     assert_eq!(bodies.iter().filter(|event| **event == told[1]).count(), 3);
@@ -196,12 +196,12 @@ async fn a_claim_is_for_one_and_a_late_word_of_another_attempt_changes_nothing()
     let hook = world.hook(&[], &[]).await;
     world.note(EventKind::JobFinished).await;
     assert_eq!(world.ledger.next_delivery().await.unwrap(), Some(0));
-    let [first] = &world.claim(1000, 10).await[..] else { panic!("one") };
+    let [first] = &world.claim_due(1000, 10).await[..] else { panic!("one") };
     assert_eq!(first.attempt, 1);
-    assert!(world.claim(1000, 10).await.is_empty());
+    assert!(world.claim_due(1000, 10).await.is_empty());
     assert_eq!(world.ledger.next_delivery().await.unwrap(), Some(1000 + MINUTE));
     // It is silent for longer than its lease.
-    let [second] = &world.claim(1001 + MINUTE, 10).await[..] else { panic!("one") };
+    let [second] = &world.claim_due(1001 + MINUTE, 10).await[..] else { panic!("one") };
     assert_eq!((second.attempt, &second.event), (2, &first.event));
     let finish = async |claim, next| {
         world.ledger.finish_delivery(claim, &attempt(7, 500), &next).await.unwrap()
@@ -211,14 +211,14 @@ async fn a_claim_is_for_one_and_a_late_word_of_another_attempt_changes_nothing()
     assert!(!finish(second, Next::Delivered).await);
     let [waits] = &world.sent(&hook).await[..] else { panic!("one") };
     assert_eq!((waits.state, waits.next_at_ms), (DeliveryState::Pending, Some(90 * MINUTE)));
-    assert!(world.claim(89 * MINUTE, 10).await.is_empty());
-    let [third] = &world.claim(90 * MINUTE, 10).await[..] else { panic!("one") };
+    assert!(world.claim_due(89 * MINUTE, 10).await.is_empty());
+    let [third] = &world.claim_due(90 * MINUTE, 10).await[..] else { panic!("one") };
     assert_eq!(third.expires_at_ms, first.expires_at_ms);
     assert!(finish(third, Next::Failed).await);
     assert_eq!(world.ledger.next_delivery().await.unwrap(), None);
     let again = world.ledger.redeliver(&hook, &third.id).await.unwrap().unwrap();
     assert_eq!((again.state, again.event), (DeliveryState::Pending, third.event.clone()));
-    let [fourth] = &world.claim(99 * MINUTE, 10).await[..] else { panic!("one") };
+    let [fourth] = &world.claim_due(99 * MINUTE, 10).await[..] else { panic!("one") };
     assert!(finish(fourth, Next::Delivered).await);
     let known = world.ledger.find_webhook(&hook).await.unwrap().unwrap();
     assert_eq!(known.last, Some(attempt(7, 500)));
@@ -233,12 +233,12 @@ async fn a_slow_webhook_holds_up_no_other() {
     for _ in 0..5 {
         world.note(EventKind::JobFinished).await;
     }
-    assert_eq!(world.claim(1, 2).await.len(), 4);
-    assert_eq!(world.claim(1, 2).await.len(), 0);
-    assert_eq!(world.claim(1, 3).await.len(), 2);
+    assert_eq!(world.claim_due(1, 2).await.len(), 4);
+    assert_eq!(world.claim_due(1, 2).await.len(), 0);
+    assert_eq!(world.claim_due(1, 3).await.len(), 2);
     // A daemon that starts takes up what it left.
     world.ledger.release_deliveries().await.unwrap();
-    assert_eq!(world.claim(1, 10).await.len(), 10);
+    assert_eq!(world.claim_due(1, 10).await.len(), 10);
 }
 
 #[tokio::test]
@@ -247,12 +247,12 @@ async fn a_webhook_that_is_gone_is_disabled_and_what_waits_goes_on_when_it_is_en
     let hook = world.hook(&[], &[]).await;
     world.note(EventKind::JobFinished).await;
     world.note(EventKind::JobFinished).await;
-    let [first] = &world.claim(1, 1).await[..] else { panic!("one") };
+    let [first] = &world.claim_due(1, 1).await[..] else { panic!("one") };
     let gone = Next::Disabled(DisabledReason::Gone);
     assert!(world.ledger.finish_delivery(first, &attempt(7, 410), &gone).await.unwrap());
     let known = world.ledger.find_webhook(&hook).await.unwrap().unwrap();
     assert_eq!((known.enabled, known.disabled_reason), (false, Some(DisabledReason::Gone)));
-    assert!(world.claim(1, 10).await.is_empty());
+    assert!(world.claim_due(1, 10).await.is_empty());
     assert_eq!(world.ledger.next_delivery().await.unwrap(), None);
     world.note(EventKind::JobFinished).await;
     assert_eq!(world.sent(&hook).await.len(), 2, "nothing is kept for who is disabled");
@@ -260,7 +260,7 @@ async fn a_webhook_that_is_gone_is_disabled_and_what_waits_goes_on_when_it_is_en
         torpor_protocol::event::UpdateWebhook { enabled: Some(true), ..Default::default() };
     let known = world.ledger.update_webhook(&hook, &enable).await.unwrap().unwrap();
     assert_eq!((known.enabled, known.disabled_reason), (true, None));
-    assert_eq!(world.claim(1, 10).await.len(), 1);
+    assert_eq!(world.claim_due(1, 10).await.len(), 1);
     assert!(world.ledger.erase_webhook(&hook).await.unwrap());
     assert!(world.sent(&hook).await.is_empty());
 }
@@ -278,7 +278,7 @@ async fn one_delivery_goes_to_nobody_who_is_known() {
         created_at_ms: 5,
     };
     world.ledger.record_delivery(&delivery).await.unwrap();
-    let [claim] = &world.claim(1, 10).await[..] else { panic!("one") };
+    let [claim] = &world.claim_due(1, 10).await[..] else { panic!("one") };
     let super::super::super::Target::Once { url, secret } = &claim.target else { panic!("once") };
     assert_eq!((url.as_str(), secret.bytes.as_slice()), ("https://a.example/", &[9; 8][..]));
     assert!(world.ledger.finish_delivery(claim, &attempt(7, 200), &Next::Delivered).await.unwrap());
@@ -295,7 +295,7 @@ async fn events_and_deliveries_are_bounded_and_the_last_number_stays() {
     world.ledger.forget_events(u64::MAX).await.unwrap();
     assert_eq!(world.ledger.event_range().await.unwrap(), EventRange { first: 5, last: 5 });
 
-    let [one] = &world.claim(1, 1).await[..] else { panic!("one") };
+    let [one] = &world.claim_due(1, 1).await[..] else { panic!("one") };
     world.ledger.finish_delivery(one, &attempt(7, 200), &Next::Delivered).await.unwrap();
     world.ledger.sweep_deliveries(1, 2, 10).await.unwrap();
     let count =
@@ -304,7 +304,7 @@ async fn events_and_deliveries_are_bounded_and_the_last_number_stays() {
     world.ledger.sweep_deliveries(1, 2, 1).await.unwrap();
     assert_eq!(world.sent(&hook).await.len(), 3);
     // What was tried expires; what never was begins to count when it is.
-    let claimed = world.claim(10, 1).await;
+    let claimed = world.claim_due(10, 1).await;
     world
         .ledger
         .finish_delivery(&claimed[0], &attempt(7, 500), &Next::Again { at_ms: 0 })
