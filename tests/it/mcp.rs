@@ -41,7 +41,7 @@ fn ask(world: &World, message: &Value) -> Value {
         let json = line.strip_prefix("data:").unwrap_or(line);
         serde_json::from_str::<Value>(json.trim()).ok()
     });
-    let result = messages.filter_map(|message| message.get("result").cloned()).last();
+    let result = messages.filter_map(|message| message.get("result").cloned()).next_back();
     result.unwrap_or_else(|| panic!("{answer:?}"))
 }
 

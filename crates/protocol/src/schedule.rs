@@ -35,13 +35,14 @@ pub enum When {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[expect(clippy::large_enum_variant, reason = "one for each schedule, and never many in memory")]
 pub enum Action {
     /// Run a command in a sandbox, which is woken and stays awake while it runs.
     Run(ScheduledRun),
     /// Take a snapshot of a sandbox.
     Snapshot(ScheduledSnapshot),
     /// Begin an execution of a job, and wait for its end.
-    Job(BeginExecution),
+    Job(Box<BeginExecution>),
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

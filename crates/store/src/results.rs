@@ -143,7 +143,7 @@ mod tests {
             let (_, length) = results.read(&execution, 3).await.unwrap().unwrap();
             assert_eq!(length, text.len() as u64);
         }
-        assert_eq!(results.executions().await.unwrap(), [execution.clone()]);
+        assert_eq!(results.executions().await.unwrap(), std::slice::from_ref(&execution));
         results.erase(&execution).await.unwrap();
         results.erase(&execution).await.unwrap();
         assert!(results.read(&execution, 3).await.unwrap().is_none());

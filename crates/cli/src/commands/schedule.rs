@@ -182,11 +182,11 @@ impl Create {
             (None, None, None) => When::AfterMs(millis(self.after.unwrap_or_default())),
         };
         let action = match (self.snapshot, self.job) {
-            (None, Some(job)) => Does::Job(BeginExecution {
+            (None, Some(job)) => Does::Job(Box::new(BeginExecution {
                 job: Some(job),
                 count: Some(self.count.unwrap_or(1)),
                 ..BeginExecution::default()
-            }),
+            })),
             (Some(sandbox), _) => Does::Snapshot(ScheduledSnapshot {
                 sandbox: sandbox.to_string(),
                 kind: if self.files_only { SnapshotKind::Filesystem } else { SnapshotKind::Memory },

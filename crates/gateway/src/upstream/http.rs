@@ -99,7 +99,7 @@ impl Http {
     pub(super) async fn hello(&self) -> std::result::Result<Hello, UpstreamError> {
         if self.spec.sse {
             let mut stream = self.open_stream().await?;
-            return Ok(stream.greet(self).await?);
+            return stream.greet(self).await;
         }
         // Without a session it is asked for anew with each list.
         self.session.lock().await.take_if(|session| session.id.is_none());

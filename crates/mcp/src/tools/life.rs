@@ -79,7 +79,7 @@ impl Tool for CreatePreview {
         let mut valid_until = None;
         if !self.public {
             let wish = CreatePreviewToken { ttl_ms: Some(TOKEN_TTL_MS), expires_at_ms: None };
-            let token = service.previews.create_token(sandbox.id(), &preview.name, wish).await?;
+            let token = service.previews.create_token(&preview.target, &preview.name, wish).await?;
             url = token.urls.into_iter().next().unwrap_or(url);
             valid_until = token.expires_at_ms.map(time::text);
         }

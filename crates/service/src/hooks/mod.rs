@@ -47,11 +47,11 @@ pub async fn create(app: &Service, request: CreateWebhook) -> Result<NewWebhook>
         last: None,
     };
     let (secret, sealed) = app.vault.make_webhook_secret(webhook.id.as_str())?;
-    app.ledger.create_webhook(&webhook, &sealed).await.map_err(|error| match error {
-        StoreError::Invalid(text) => Error::new(ErrorCode::LimitReached, text),
-        error => error.into(),
-    })?;
-    Ok(NewWebhook { webhook, secret })
+    match app.ledger.create_webhook(&webhook, &sealed).await {
+        Ok(()) => Ok(NewWebhook { webhook, secret }),
+        Err(StoreError::Invalid(text)) => Err(Error::new(ErrorCode::LimitReached, text)),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// At most `limit` after this one, by id.

@@ -86,7 +86,11 @@ async fn ask(lease: &Lease, revision: &Revision) -> std::result::Result<(), Stri
         GuestError::Refused { code: FailureCode::NotListening, .. } => {
             format!("nothing listens on port {port}")
         }
-        other => other.to_string(),
+        GuestError::Refused { .. }
+        | GuestError::Gone
+        | GuestError::Asleep
+        | GuestError::Protocol(_)
+        | GuestError::Timeout(_) => error.to_string(),
     };
     let mut stream = lease.guest().open(&Request::Connect { port }).await.map_err(explain)?;
     if stream.reply().await.map_err(explain)? != Reply::Done {

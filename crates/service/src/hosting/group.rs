@@ -312,6 +312,33 @@ mod tests {
     }
 
     impl Model {
+        /// What is rare.
+        fn mishap(&mut self, dice: &mut Dice) {
+            match dice.roll(12) {
+                0 => {
+                    self.role = [Role::Serving, Role::Tagged, Role::Retired][dice.roll(3) as usize]
+                }
+                1 => self.scale.max = 1 + dice.roll(6) as u32,
+                2 => {
+                    let first = self.group.slots().first().map(|slot| slot.id.clone());
+                    if let Some(id) = first {
+                        self.group.lost(&id, self.now);
+                        self.seated.remove(&id);
+                    }
+                }
+                3 => {
+                    let first = self.group.slots().first().map(|slot| slot.id.clone());
+                    if let Some(id) = first {
+                        self.group.suspect(&id);
+                    }
+                }
+                _ => {
+                    let ids: Vec<_> = self.group.slots().iter().map(|s| s.id.clone()).collect();
+                    ids.iter().for_each(|id| self.group.recovered(id));
+                }
+            }
+        }
+
         fn step(&mut self, dice: &mut Dice) {
             self.now += Duration::from_millis(dice.roll(500));
             match dice.roll(9) {
@@ -353,28 +380,7 @@ mod tests {
                         assert!(busy == 0 || self.role == Role::Retired, "a busy one went");
                     }
                 }
-                _ => match dice.roll(12) {
-                    0 => {
-                        self.role =
-                            [Role::Serving, Role::Tagged, Role::Retired][dice.roll(3) as usize]
-                    }
-                    1 => self.scale.max = 1 + dice.roll(6) as u32,
-                    2 => {
-                        let first = self.group.slots().first().map(|slot| slot.id.clone());
-                        if let Some(id) = first {
-                            self.group.lost(&id, self.now);
-                            self.seated.remove(&id);
-                        }
-                    }
-                    3 => {
-                        let first = self.group.slots().first().map(|slot| slot.id.clone());
-                        first.inspect(|id| drop(self.group.suspect(id)));
-                    }
-                    _ => {
-                        let ids: Vec<_> = self.group.slots().iter().map(|s| s.id.clone()).collect();
-                        ids.iter().for_each(|id| self.group.recovered(id));
-                    }
-                },
+                _ => self.mishap(dice),
             }
             for slot in self.group.slots() {
                 assert!(slot.busy <= self.scale.concurrency);

@@ -195,7 +195,17 @@ fn refused(error: StoreError) -> Error {
             )
         }
         StoreError::Invalid(text) => Error::new(ErrorCode::LimitReached, text),
-        error => error.into(),
+        StoreError::NoSuchImage(_)
+        | StoreError::CorruptImage { .. }
+        | StoreError::NoSuchSave(_)
+        | StoreError::NoSuchSecret(_)
+        | StoreError::NoSuchVolume(_)
+        | StoreError::VolumeElsewhere { .. }
+        | StoreError::CorruptSave { .. }
+        | StoreError::InUse { .. }
+        | StoreError::NotOwner(_)
+        | StoreError::DiskFull(_)
+        | StoreError::Failed { .. } => error.into(),
     }
 }
 

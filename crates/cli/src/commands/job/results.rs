@@ -56,7 +56,9 @@ impl Results {
         let route = task(&self.execution, self.task);
         let Some(to) = self.directory else {
             let found: Task = client.get(&route).await?;
-            return output::show(self.json, &found, || super::show::tasks(&[found.clone()]));
+            return output::show(self.json, &found, || {
+                super::show::tasks(std::slice::from_ref(&found))
+            });
         };
         let response = client.send(Method::GET, &route.then("/files"), body::empty()).await?;
         let shown = to.display().to_string();

@@ -91,7 +91,7 @@ async fn the_traffic_and_the_revision_that_gets_it_change_in_one_write() {
     row.traffic = vec![Share { revision: 1, percent: 100, tag: None, urls: Vec::new() }];
     let ready = Revision { state: RevisionState::Ready, ..starting };
     ledger.record_service(owner, &row, Some(&ready)).await.unwrap();
-    assert_eq!(ledger.services(owner, None, 9).await.unwrap(), [row.clone()]);
+    assert_eq!(ledger.services(owner, None, 9).await.unwrap(), std::slice::from_ref(&row));
     assert_eq!(ledger.revisions(&row.id).await.unwrap(), [ready]);
     let unknown = revision(&image_row('b').id, 2, RevisionState::Starting);
     let refused = ledger.record_service(owner, &row, Some(&unknown)).await;
@@ -114,7 +114,7 @@ async fn a_daemon_that_was_replaced_writes_nothing_of_a_service() {
     for refused in refused {
         assert!(matches!(refused, Err(StoreError::NotOwner(_))), "{refused:?}");
     }
-    assert_eq!(ledger.services(&new, None, 9).await.unwrap(), [row.clone()]);
+    assert_eq!(ledger.services(&new, None, 9).await.unwrap(), std::slice::from_ref(&row));
     ledger.record_service(&new, &row, Some(&starting)).await.unwrap();
     ledger.erase_revision(old, &row.id, 1).await.unwrap();
     assert_eq!(ledger.revisions(&row.id).await.unwrap().len(), 1);
