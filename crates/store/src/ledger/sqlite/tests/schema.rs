@@ -113,7 +113,7 @@ async fn every_reference_of_the_ledger_has_an_index() {
             .unwrap();
         references += count;
     }
-    assert_eq!(references, 20);
+    assert_eq!(references, 25);
 }
 
 #[tokio::test]
