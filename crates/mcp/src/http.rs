@@ -1,16 +1,14 @@
-//! MCP over HTTP: the SDK's settings as they have to be, who may ask from a web page, and refusals in the
-//! protocol's words.
+//! MCP over HTTP: the SDK's settings as they have to be, and refusals in the protocol's words.
 //!
 //! - One endpoint serves the stateless revision and those before it; nobody gets a session.
-//! - What the protocol says about `Origin` is checked here, before anybody is asked for a key.
+//! - What the protocol says about `Origin` is checked before anybody is asked for a key.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
-use http::header::{HOST, ORIGIN, WWW_AUTHENTICATE};
-use http::uri::Authority;
-use http::{HeaderMap, HeaderValue, Uri};
+use http::HeaderValue;
+use http::header::WWW_AUTHENTICATE;
 use rmcp::ServerHandler;
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
@@ -47,33 +45,6 @@ where
     StreamableHttpService::new(factory, Arc::new(NeverSessionManager::default()), config)
 }
 
-/// Refuses pages of other origins. Of this host any page may ask if it has to show a key, and only pages of
-/// this daemon if not: what a sandbox serves can be seen on a port of loopback.
-pub fn check_origin(uri: &Uri, headers: &HeaderMap, keyed: bool) -> Result<(), Error> {
-    let mut origins = headers.get_all(ORIGIN).iter();
-    let Some(origin) = origins.next() else { return Ok(()) };
-    let page = origin.to_str().ok().and_then(|text| text.parse::<Uri>().ok());
-    let page = page.and_then(|page| page.authority().cloned());
-    let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-    let host = uri.authority().map(Authority::as_str).or(host);
-    let own = |page: &Authority| host.is_some_and(|host| host.eq_ignore_ascii_case(page.as_str()));
-    let welcome = |page: &Authority| own(page) || keyed && is_this_host(page.host());
-    if origins.next().is_none() && page.as_ref().is_some_and(welcome) {
-        return Ok(());
-    }
-    Err(Error::with_hint(
-        ErrorCode::NotPermitted,
-        "the request was made by a web page of another origin",
-        "ask from a program, or from a page of this host and with an API key",
-    ))
-}
-
-fn is_this_host(host: &str) -> bool {
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let address = bare.parse::<std::net::IpAddr>();
-    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
-}
-
 /// A request that no MCP server saw, as JSON-RPC says it. A key is asked for as `Bearer` and without a place
 /// to get one: keys are made by the operator, and there is no authorization server to be sent to.
 pub fn refused(error: &Error, request_id: &str) -> Response {
@@ -91,42 +62,4 @@ pub fn refused(error: &Error, request_id: &str) -> Response {
         response.headers_mut().insert(WWW_AUTHENTICATE, asked);
     }
     response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn welcome(origin: &str, keyed: bool) -> bool {
-        let headers = HeaderMap::from_iter([
-            (HOST, "localhost:8900".parse().unwrap()),
-            (ORIGIN, origin.parse().unwrap()),
-        ]);
-        check_origin(&Uri::from_static("/mcp"), &headers, keyed).is_ok()
-    }
-
-    #[test]
-    fn pages_of_other_origins_are_refused_and_programs_are_not() {
-        assert!(check_origin(&Uri::from_static("/mcp"), &HeaderMap::new(), false).is_ok());
-        for keyed in [false, true] {
-            assert!(welcome("http://localhost:8900", keyed));
-            for foreign in [
-                "https://evil.example",
-                "null",
-                "",
-                "http://3000-web.localhost:8900",
-                "http://localhost.evil.example",
-            ] {
-                assert!(!welcome(foreign, keyed), "{foreign}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_page_on_another_port_of_this_host_needs_a_key() {
-        for origin in ["http://localhost:6274", "http://127.0.0.1:3000", "http://[::1]:1"] {
-            assert!(welcome(origin, true), "{origin}");
-            assert!(!welcome(origin, false), "{origin}");
-        }
-    }
 }

@@ -37,6 +37,7 @@ use torpor_web::auth;
 use torpor_web::dialect::{Asked, Dialect, Routes};
 use torpor_web::error::ApiError;
 use torpor_web::extract::Named;
+use torpor_web::origin::check_origin;
 
 use server::{OfSandbox, Server};
 
@@ -71,7 +72,7 @@ impl Dialect for Mcp {
 
     async fn authenticate(&self, service: &Service, head: &mut Parts) -> Result<(), Response> {
         let refuse = |error: Error| ApiError(error).into_response();
-        http::check_origin(&head.uri, &head.headers, service.keys.required()).map_err(refuse)?;
+        check_origin(&head.uri, &head.headers, service.keys.required()).map_err(refuse)?;
         let caller = auth::admit(&service.keys, &head.uri, &head.headers).await.map_err(refuse)?;
         head.extensions.insert(caller);
         Ok(())

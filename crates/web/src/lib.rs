@@ -10,6 +10,7 @@ pub mod dialect;
 pub mod error;
 pub mod extract;
 mod observe;
+pub mod origin;
 mod request_id;
 mod retry;
 pub mod socket;

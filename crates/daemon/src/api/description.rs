@@ -134,6 +134,9 @@ fn free_lists(operation: &mut Value) {
 fn name_choices(schemas: &mut Map<String, Value>) {
     let mut named = Vec::new();
     for (name, schema) in schemas.iter_mut() {
+        if one_field(schema) {
+            continue;
+        }
         let Some(Value::Array(kinds)) = schema.get_mut("oneOf") else { continue };
         let (mut mapping, mut field) = (Map::new(), TAGS[0]);
         for kind in kinds {
@@ -148,6 +151,23 @@ fn name_choices(schemas: &mut Map<String, Value>) {
         schema["discriminator"] = json!({"propertyName": field, "mapping": mapping});
     }
     schemas.extend(named);
+}
+
+/// A choice between objects of one field each becomes an object with one of these fields; whether it was such a choice.
+fn one_field(schema: &mut Value) -> bool {
+    let Some(kinds) = schema["oneOf"].as_array() else { return false };
+    let field_of = |kind: &Value| {
+        let fields = kind["properties"].as_object().filter(|fields| fields.len() == 1)?;
+        let (name, field) = fields.iter().next()?;
+        field["enum"].is_null().then(|| (name.clone(), field.clone()))
+    };
+    let Some(fields) = kinds.iter().map(field_of).collect::<Option<Map<_, _>>>() else {
+        return false;
+    };
+    // It may be flattened into another object, which has more fields.
+    let description = schema["description"].as_str().unwrap_or("One of these fields.");
+    *schema = json!({"type": "object", "description": description, "properties": fields});
+    true
 }
 
 /// The field that says which kind it is, and its value, of an object or of an object with something flattened into it.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Bytes;
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt as _;
-use http::header::{CONTENT_TYPE, HOST, ORIGIN};
+use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode, Uri};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::RecvError;
@@ -21,6 +22,7 @@ use torpor_service::Service;
 use torpor_service::keys::Caller;
 use torpor_web::error::{ApiError, Result};
 use torpor_web::extract::{Json, Path, Query};
+use torpor_web::origin::check_origin;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -54,17 +56,12 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
 pub(super) async fn endpoint(
     Extension(gateway): Shared,
     Extension(caller): Extension<Caller>,
+    State(service): State<Arc<Service>>,
+    uri: Uri,
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response> {
-    if let Some(origin) = headers.get(ORIGIN)
-        && !is_own_origin(
-            origin.to_str().ok(),
-            headers.get(HOST).and_then(|host| host.to_str().ok()),
-        )
-    {
-        return Ok(StatusCode::FORBIDDEN.into_response());
-    }
+    check_origin(&uri, &headers, service.keys.required()).map_err(ApiError)?;
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let about = Headers {
         version: text("mcp-protocol-version"),
@@ -79,14 +76,6 @@ pub(super) async fn endpoint(
         }
         None => status.into_response(),
     })
-}
-
-/// Whether a page of this daemon's own address asks, or one of this computer.
-fn is_own_origin(origin: Option<&str>, host: Option<&str>) -> bool {
-    let Some(uri) = origin.and_then(|origin| origin.parse::<Uri>().ok()) else { return false };
-    let Some(authority) = uri.authority() else { return false };
-    let local = matches!(authority.host(), "localhost" | "127.0.0.1" | "[::1]");
-    local || host.is_some_and(|host| host.eq_ignore_ascii_case(authority.as_str()))
 }
 
 // === Servers ===
@@ -336,23 +325,5 @@ async fn next(feed: &mut CallFeed, last: &mut Last) -> Option<Line> {
             Err(RecvError::Lagged(missed)) => return Some(Line::Missed { missed }),
             Err(RecvError::Closed) => return None,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_of_other_sites_may_not_ask() {
-        let host = Some("torpor.example:8900");
-        assert!(is_own_origin(Some("http://localhost:3000"), host));
-        assert!(is_own_origin(Some("https://torpor.example:8900"), host));
-        for other in
-            ["https://evil.example", "null", "https://torpor.example.evil", "http://localhost.evil"]
-        {
-            assert!(!is_own_origin(Some(other), host), "{other}");
-        }
-        assert!(!is_own_origin(None, host));
     }
 }

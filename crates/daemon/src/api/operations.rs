@@ -1,7 +1,7 @@
 //! What operations are called, in clients that are generated.
 
 /// Method and path, and the name; a test says when one is missing.
-pub(super) const OPERATIONS: [(&str, &str); 178] = [
+pub(super) const OPERATIONS: [(&str, &str); 197] = [
     ("get /v1/archive", "listEndedSandboxes"),
     ("get /v1/archive/{sandbox}", "getEndedSandbox"),
     ("delete /v1/build-cache", "pruneBuildCache"),
@@ -180,4 +180,23 @@ pub(super) const OPERATIONS: [(&str, &str); 178] = [
     ("post /v1/volumes/{volume}/files/move", "moveVolumeFile"),
     ("get /v1/volumes/{volume}/files/stat", "statVolumeFile"),
     ("post /v1/volumes/{volume}/snapshot", "snapshotVolume"),
+    ("get /v1/events/log", "listEvents"),
+    ("get /v1/events/stream", "streamEvents"),
+    ("get /v1/schedules", "listSchedules"),
+    ("post /v1/schedules", "createSchedule"),
+    ("delete /v1/schedules/{schedule}", "deleteSchedule"),
+    ("get /v1/schedules/{schedule}", "getSchedule"),
+    ("get /v1/schedules/{schedule}/firings", "listFirings"),
+    ("post /v1/schedules/{schedule}/pause", "pauseSchedule"),
+    ("post /v1/schedules/{schedule}/resume", "resumeSchedule"),
+    ("post /v1/schedules/{schedule}/run", "runSchedule"),
+    ("get /v1/webhooks", "listWebhooks"),
+    ("post /v1/webhooks", "createWebhook"),
+    ("delete /v1/webhooks/{webhook}", "deleteWebhook"),
+    ("get /v1/webhooks/{webhook}", "getWebhook"),
+    ("patch /v1/webhooks/{webhook}", "updateWebhook"),
+    ("get /v1/webhooks/{webhook}/deliveries", "listDeliveries"),
+    ("post /v1/webhooks/{webhook}/deliveries/{delivery}/redeliver", "redeliver"),
+    ("post /v1/webhooks/{webhook}/rotate", "rotateWebhookSecret"),
+    ("post /v1/webhooks/{webhook}/test", "testWebhook"),
 ];
