@@ -18,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 use torpor_protocol::api::{Command, CreateSandbox, OutputStream};
 use torpor_protocol::guest::Request;
 use torpor_protocol::mcp_gateway::McpStdioServer;
-use torpor_protocol::{Name, Network, SandboxRef};
+use torpor_protocol::{ErrorCode, Name, Network, SandboxRef};
 use torpor_service::processes::{self, Awake, Output, ProcessRef, Said};
 use torpor_service::{Error, Result, Sandbox, Sender, Service, calls};
 
@@ -378,7 +378,7 @@ impl Reader {
                 Ok(Ok(Some(said))) => said,
                 // Also when it was put to sleep: whoever waits is told, and the next one wakes it.
                 Ok(Ok(None)) => break true,
-                Ok(Err(error)) => break !error.cut_by_sleep(),
+                Ok(Err(error)) => break error.code() != ErrorCode::SandboxAsleep,
                 Err(_) => {
                     let mut pending = self.pending.lock();
                     if !pending.waiting.is_empty() {

@@ -238,7 +238,7 @@ impl Attempt<'_> {
                 Err(error) => error,
             };
             // Somebody put it to sleep: its process is as it was.
-            if !broken.cut_by_sleep() {
+            if broken.code() != ErrorCode::SandboxAsleep {
                 return Err(self.lost(&broken));
             }
             awake = self.enter(sandbox).await?;
