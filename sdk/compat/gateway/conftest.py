@@ -26,14 +26,15 @@ class Gateway:
         self.world = world
         self.url = f"{world.daemon.url}/v1/mcp/gateway"
 
-    def run(self, *args, code=0):
+    def run(self, *args, code=0, stdin=None):
         env = {**os.environ, "TORPOR_SERVER": self.world.daemon.url}
-        done = subprocess.run([daemons.BINARY, *args], env=env, capture_output=True, text=True, timeout=300)
+        done = subprocess.run([daemons.BINARY, *args], env=env, input=stdin, capture_output=True, text=True, timeout=300)
         assert done.returncode == code, f"{args}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def json(self, *args):
-        return json.loads(self.run(*args, "--json"))
+        # What comes after `--` is a command of its own.
+        return json.loads(self.run(*args[:2], "--json", *args[2:]))
 
     def add(self, name, *args):
         """Adds a server and approves what it shows."""

@@ -1,6 +1,7 @@
 """The official client, in both eras, and published servers through the gateway."""
 
 import asyncio
+import traceback
 
 import pytest
 from conftest import EVERYTHING
@@ -57,9 +58,12 @@ def test_a_published_server_that_drifts_is_held_back_until_approved(gateway):
 
 
 def test_a_secret_is_not_in_the_environment_of_a_server(gateway):
-    gateway.run("secret", "set", "UPSTREAM", "--value", "s3cr3t-value")
+    gateway.run("secret", "set", "UPSTREAM", "--host", "api.example.com", stdin="s3cr3t-value")
     env = ["--env", "TOKEN={{SECRET:UPSTREAM}}", "--grant", "UPSTREAM"]
-    gateway.add("leak", "--image", "everything-2026", *env, "--", *EVERYTHING)
+    # Its tools are called like those of the other one.
+    added = gateway.json("gateway", "add", "leak", "--image", "everything-2026", *env, "--", *EVERYTHING)
+    assert added["problem"] is None, added
+    gateway.run("gateway", "approve", "leak", "--allow-lookalikes")
     listed = call(gateway, "leak_get-env", {})
     assert "{{SECRET:UPSTREAM}}" in str(listed.content) and "s3cr3t-value" not in str(listed.content)
     gateway.run("gateway", "rm", "leak")
@@ -69,7 +73,8 @@ def test_five_servers_cost_less_in_search_mode(gateway):
     gateway.add("git", *python("mcp_server_git"))
     gateway.add("time", *python("mcp_server_time"))
     gateway.add("fetch", *python("mcp_server_fetch"))
-    url = gateway.world.daemon.url
+    # Names are asked of the resolver of the host, which need not know this one.
+    url = gateway.world.daemon.url.replace("localhost", "127.0.0.1")
     gateway.add("torpor", "--url", url, "--openapi", f"{url}/openapi.json")
     tokens = gateway.json("gateway", "tokens")
     print(gateway.run("gateway", "tokens"))
@@ -97,8 +102,11 @@ def test_the_daemon_itself_is_tools_from_its_openapi_document(gateway):
 
 @pytest.mark.parametrize("mode", ERAS)
 def test_errors_are_errors_of_the_client(gateway, mode):
-    with pytest.raises(Exception, match="there is no every_nothing"):
+    with pytest.raises(Exception) as raised:
         call(gateway, "every_nothing", {}, mode)
+    # It comes in groups of groups.
+    told = "".join(traceback.format_exception(raised.value))
+    assert "there is no every_nothing" in told, told
 
 
 def test_every_call_is_in_the_audit_without_values(gateway):

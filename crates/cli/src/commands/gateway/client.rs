@@ -43,12 +43,12 @@ pub(super) struct Set {
     key: String,
     /// The policy as JSON: {"rules": [...], "search": false}. The first rule that matches a tool decides.
     #[arg(long, value_name = "FILE", conflicts_with_all = [
-        "server", "tool", "deny_pattern", "arguments", "rate", "timeout"
+        "upstream", "tool", "deny_pattern", "arguments", "rate", "timeout"
     ])]
     policy: Option<PathBuf>,
-    /// Glob of servers.
+    /// Glob of upstream servers.
     #[arg(long, value_name = "GLOB", default_value = "*")]
-    server: String,
+    upstream: String,
     /// Glob of tools, as the server calls them.
     #[arg(long, value_name = "GLOB", default_value = "*")]
     tool: String,
@@ -105,7 +105,7 @@ impl Set {
             return Ok(McpClientPolicy { search: policy.search || self.search, ..policy });
         }
         let rule = McpRule {
-            server: self.server,
+            server: self.upstream,
             tool: self.tool,
             arguments: self.arguments.as_deref().map(read).transpose()?,
             deny_patterns: self.deny_pattern,
