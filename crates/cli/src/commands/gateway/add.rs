@@ -23,7 +23,7 @@ use crate::units;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     torpor gateway add docs --url https://docs.example/mcp --header 'authorization=Bearer {{SECRET:DOCS}}'\n  \
-    torpor gateway add files --image node --allow registry.npmjs.org -- npx -y @modelcontextprotocol/server-everything@2026.8.31\n  \
+    torpor gateway add files --image node --allow npm.example.com -- npx -y @modelcontextprotocol/server-everything@2026.8.31\n  \
     torpor gateway add shop --openapi shop.json --url https://shop.example/api --operation 'get*'")]
 pub(super) struct Add {
     /// Its tools are called NAME_tool by clients.
