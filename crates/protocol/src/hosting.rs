@@ -21,6 +21,8 @@ use crate::time;
 /// Labels of sandboxes that are instances: of which service and revision.
 pub const SERVICE_LABEL: &str = "torpor.service";
 pub const REVISION_LABEL: &str = "torpor.revision";
+/// And which one: with the others, the key under which it was made, so that a label alone makes no instance.
+pub const INSTANCE_LABEL: &str = "torpor.instance";
 /// The supervised process of an instance.
 pub const PROCESS_NAME: &str = "service";
 /// The preview of a service that traffic decides about; others are tags.

@@ -4,7 +4,8 @@ use std::num::NonZeroU16;
 
 use torpor_protocol::api::{CreateSandbox, Standby};
 use torpor_protocol::hosting::{
-    Deploy, Health, REVISION_LABEL, Revision, RevisionState, SERVICE_LABEL, Scale, Sticky,
+    Deploy, Health, INSTANCE_LABEL, REVISION_LABEL, Revision, RevisionState, SERVICE_LABEL, Scale,
+    Sticky,
 };
 use torpor_protocol::spec::Pairs;
 use torpor_protocol::{PortAccess, SandboxSpec, ServiceId, SnapshotKind};
@@ -163,9 +164,15 @@ fn exposed(ports: &[String]) -> Option<NonZeroU16> {
     ports.iter().find_map(tcp)
 }
 
+/// Under which key an instance is made: anybody may write its labels, and nobody else makes one under it.
+pub(super) fn key(service: &ServiceId, revision: u32, instance: &str) -> String {
+    format!("instance-{service}-{revision}-{instance}")
+}
+
 /// What says of a sandbox that it is an instance.
-pub(super) fn labels(service: &ServiceId, revision: u32) -> Pairs {
+pub(super) fn labels(service: &ServiceId, revision: u32, instance: &str) -> Pairs {
     Pairs::from([
+        (INSTANCE_LABEL.to_owned(), instance.to_owned()),
         (SERVICE_LABEL.to_owned(), service.to_string()),
         (REVISION_LABEL.to_owned(), revision.to_string()),
     ])
@@ -178,7 +185,12 @@ pub(super) fn standby(scale: &Scale) -> Standby {
 }
 
 /// What an instance from the image is asked to be. Its ports are reached through the service only.
-pub(super) fn instance(service: &ServiceId, revision: &Revision, scale: &Scale) -> CreateSandbox {
+pub(super) fn instance(
+    service: &ServiceId,
+    revision: &Revision,
+    scale: &Scale,
+    instance: &str,
+) -> CreateSandbox {
     CreateSandbox {
         image: Some(revision.image_id.to_string()),
         engine: revision.engine.clone(),
@@ -187,7 +199,7 @@ pub(super) fn instance(service: &ServiceId, revision: &Revision, scale: &Scale) 
         disk_mib: Some(revision.resources.disk_mib),
         pids: Some(revision.resources.pids),
         env: revision.env.clone(),
-        labels: labels(service, revision.number),
+        labels: labels(service, revision.number, instance),
         network: revision.network.clone(),
         standby: standby(scale),
         secrets: revision.secrets.clone(),

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use tokio::time::{Instant, interval, timeout};
 use torpor_lifecycle::{Lease, Sandbox, chain, wake_deadline};
-use torpor_protocol::hosting::RevisionState;
-use torpor_protocol::{SandboxId, SandboxRef, State};
+use torpor_protocol::hosting::{INSTANCE_LABEL, RevisionState};
+use torpor_protocol::{SandboxId, SandboxRef, ServiceId, State};
 
 use super::check::{self, Patience};
 use super::group::{Group, Role};
 use super::hosted::Hosted;
-use super::{calls, deploy, instances, invocations, start};
+use super::{admit, calls, deploy, instances, invocations, start};
 use crate::Service;
 
 /// How often each service is looked at when nothing rings.
@@ -84,11 +84,27 @@ async fn sweep(app: &Arc<Service>) {
         if claimed {
             continue;
         }
-        if let Ok(sandbox) = app.fleet.find(&SandboxRef::Id(id)) {
+        let Ok(sandbox) = app.fleet.find(&SandboxRef::Id(id)) else { continue };
+        if is_ours(app, &sandbox, &service, revision).await {
             tracing::info!(sandbox = %sandbox.id(), %service, revision, "instance of nothing, removed");
             sandbox.delete().await;
         }
     }
+}
+
+/// Whether it was made as an instance, whatever its labels say.
+async fn is_ours(app: &Service, sandbox: &Sandbox, service: &ServiceId, revision: u32) -> bool {
+    let name = sandbox.watch().borrow().spec.labels.get(INSTANCE_LABEL).cloned();
+    let Some(name) = name else { return false };
+    let key = admit::key(service, revision, &name);
+    // Forks of one request are counted, and this is the only one.
+    for key in [format!("{key}-0"), key] {
+        // What can't be read now is swept next time.
+        if let Ok(Some(made)) = app.ledger.made_by(&key).await {
+            return made == *sandbox.id();
+        }
+    }
+    false
 }
 
 /// Looks after one service from now on.

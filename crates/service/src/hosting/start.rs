@@ -7,7 +7,7 @@ use torpor_protocol::api::Command;
 use torpor_protocol::guest::{RestartPolicy, Supervision};
 use torpor_protocol::hosting::{PROCESS_NAME, Revision};
 use torpor_protocol::snapshot::Fork;
-use torpor_protocol::{ErrorCode, SnapshotId, SnapshotRef};
+use torpor_protocol::{ErrorCode, SandboxId, SnapshotId, SnapshotRef};
 
 use super::admit;
 use super::check::{self, Patience};
@@ -50,8 +50,10 @@ pub(super) async fn begin(app: &Service, hosted: &Hosted, revision: &Revision) -
         return fork(app, hosted, revision, from).await;
     }
     let begun = Instant::now();
-    let wish = admit::instance(&hosted.id, revision, &hosted.row().scale);
-    let sandbox = calls::create(app, wish, None).await?;
+    let name = SandboxId::random().to_string();
+    let wish = admit::instance(&hosted.id, revision, &hosted.row().scale, &name);
+    let key = admit::key(&hosted.id, revision.number, &name);
+    let sandbox = calls::create(app, wish, Some(&key)).await?;
     calls::started(app, &sandbox, begun).await?;
     Ok(sandbox)
 }
@@ -62,15 +64,17 @@ async fn fork(
     revision: &Revision,
     snapshot: &SnapshotId,
 ) -> Result<Sandbox> {
+    let name = SandboxId::random().to_string();
     let fork = Fork {
         env: revision.env.clone(),
-        labels: admit::labels(&hosted.id, revision.number),
+        labels: admit::labels(&hosted.id, revision.number, &name),
         network: Some(revision.network.clone()),
         standby: admit::standby(&hosted.row().scale),
         ..Fork::default()
     };
     let of = SnapshotRef::Id(snapshot.clone());
-    let forks = calls::fork(app, &of, &fork, None).await?;
+    let key = admit::key(&hosted.id, revision.number, &name);
+    let forks = calls::fork(app, &of, &fork, Some(&key)).await?;
     let none = || Error::new(ErrorCode::Internal, "there was no fork");
     forks.into_iter().next().ok_or_else(none)?
 }
