@@ -11,9 +11,11 @@ use torpor_protocol::job::{
 use torpor_protocol::{ExecutionId, Name};
 
 use super::super::{Admitted, ExecutionFilter, JobLedger, NewExecution, QueueBounds};
+use super::queue::LAST_PLACE;
 use super::{LAST, SqliteLedger, column, json, limit_of, optional, parsed, time, to_column};
 
-/// Executions that are over and remembered, for how long, and tasks of all of them: some hundred megabytes at most.
+/// Executions that are over and remembered, for how long, and tasks of all of them: some hundred megabytes if what
+/// they print last is short.
 const KEPT: i64 = 1_000;
 const KEPT_TASKS: i64 = 200_000;
 const KEPT_FOR_MS: u64 = 30 * 24 * 60 * 60 * 1000;
@@ -144,8 +146,7 @@ impl JobLedger for SqliteLedger {
         if done.rows_affected() == 0 {
             return Ok(());
         }
-        let last =
-            sqlx::query_scalar("SELECT coalesce(max(place), 0) FROM tasks WHERE execution = ?");
+        let last = sqlx::query_scalar(LAST_PLACE);
         let last: i64 =
             last.bind(id.as_str()).fetch_one(&mut *tx).await.map_err(self.failed(action))?;
         let query = sqlx::query(

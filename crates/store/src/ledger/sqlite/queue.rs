@@ -17,6 +17,10 @@ use super::{SqliteLedger, column, optional, parsed, to_column};
 
 type Tx<'a> = Transaction<'a, Sqlite>;
 
+/// The place of the task of an execution that was over last. Without its second condition all of them are read.
+pub(super) const LAST_PLACE: &str =
+    "SELECT coalesce(max(place), 0) FROM tasks WHERE execution = ?1 AND place IS NOT NULL";
+
 /// What a claim says, of rows of tasks with their executions.
 const CLAIMS: &str = "SELECT t.*, e.spec, e.job, e.total FROM tasks t
      JOIN executions e ON e.id = t.execution";
@@ -123,13 +127,12 @@ impl SqliteLedger {
         row: &Outcome<'_>,
     ) -> Result<bool, StoreError> {
         let action = "record the end of an attempt in the ledger";
-        let place = "CASE WHEN ?5 = 'queued' THEN NULL ELSE
-             (SELECT coalesce(max(place), 0) + 1 FROM tasks WHERE execution = ?1) END";
         let sql = format!(
             "UPDATE tasks SET state = ?5, attempt = attempt - ?6, failures = failures + ?7,
                  interruptions = interruptions + ?8, interrupted_by = coalesce(?9, interrupted_by),
                  not_before_ms = ?10, ended_at_ms = ?11, exit_report = ?12, output = ?13, reason = ?14,
-                 message = ?15, results_bytes = ?16, ran_ms = ?17, place = {place}
+                 message = ?15, results_bytes = ?16, ran_ms = ?17,
+                 place = CASE WHEN ?5 = 'queued' THEN NULL ELSE ({LAST_PLACE}) + 1 END
              WHERE execution = ?1 AND idx = ?2 AND attempt = ?3 AND state = 'running'
                  AND node = ?18 AND epoch = ?4"
         );
