@@ -150,4 +150,5 @@ fn the_snippet_of_a_client_is_printed_and_no_key_with_it() {
     let snippet: Value = serde_json::from_str(&one).unwrap();
     assert_eq!(snippet["mcpServers"]["torpor"]["args"], json!(["mcp"]));
     assert!(!one.contains("tpk_secret") && one.contains("TORPOR_API_KEY"), "{one}");
+    assert!(one.ends_with("}\n"), "a line ends: {one:?}");
 }

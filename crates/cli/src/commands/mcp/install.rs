@@ -66,7 +66,7 @@ impl Install {
         output::show(self.json, &json!({"clients": snippets}), || {
             let text = |it: &Snippet| match alone {
                 // What is piped somewhere is the snippet alone.
-                true => it.snippet.clone(),
+                true => format!("{}\n", it.snippet),
                 false => format!("# {}: {}\n{}\n", it.client, it.place, it.snippet),
             };
             snippets.iter().map(text).collect::<Vec<_>>().join("\n")
