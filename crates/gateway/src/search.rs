@@ -12,6 +12,8 @@ const NAME_WEIGHT: usize = 3;
 /// Hits of one answer.
 pub(crate) const HITS: usize = 8;
 pub(crate) const HITS_MAX: usize = 30;
+/// Words of a query that are looked for.
+const WORDS_MAX: usize = 64;
 /// Characters of a description in an answer.
 const SHORT: usize = 160;
 
@@ -78,7 +80,7 @@ impl<'a> Index<'a> {
     fn scores(&self, query: &str) -> Vec<f64> {
         let count = self.tools.len() as f64;
         let average = self.lengths.iter().sum::<usize>() as f64 / count.max(1.0);
-        let wanted: BTreeSet<_> = words(query).collect();
+        let wanted: BTreeSet<_> = words(query).take(WORDS_MAX).collect();
         let mut scores = vec![0.0; self.tools.len()];
         for word in wanted {
             let having =

@@ -88,7 +88,7 @@ impl Http {
     ) -> Self {
         Self {
             service: Arc::clone(service),
-            tokens: Tokens::new(spec.oauth.clone()),
+            tokens: Tokens::new(spec.oauth.clone(), spec.url.clone()),
             spec,
             session: Mutex::default(),
             generation,
@@ -291,13 +291,15 @@ impl Http {
         let uri: Uri = url.parse().map_err(|_| wrong("this URL"))?;
         let mut request = Request::new(body);
         *request.method_mut() = method;
-        let mut all: Vec<_> =
-            self.spec.headers.iter().map(|(name, text)| (name.clone(), text.clone())).collect();
-        if let Some(token) = self.tokens.get(&self.service).await? {
-            all.push(("authorization".to_owned(), format!("Bearer {token}")));
+        let mut all = Vec::new();
+        for (name, text) in &self.spec.headers {
+            all.push((name.as_str(), secrets::revealed(&self.service, text, &uri).await?));
         }
-        for (name, text) in all {
-            let value = secrets::revealed(&self.service, &text, &uri).await?;
+        // As it is: who gives tokens names no secrets of ours.
+        if let Some(token) = self.tokens.get(&self.service).await? {
+            all.push(("authorization", format!("Bearer {token}")));
+        }
+        for (name, value) in all {
             let mut value =
                 HeaderValue::try_from(value).map_err(|_| wrong("the value of a header"))?;
             value.set_sensitive(true);

@@ -17,12 +17,16 @@ use super::{UpstreamError, http, secrets};
 
 const WITHIN: Duration = Duration::from_secs(15);
 const ANSWER_MAX: usize = 64 * 1024;
-/// A token that ends so soon is asked for anew; one whose end is not said is used so long.
+/// A token that ends so soon is asked for anew; one whose end is not said is used so long, and none longer
+/// than this, whatever its server says.
 const EARLY: Duration = Duration::from_secs(30);
 const UNSAID: u64 = 300;
+const LASTS_MAX: u64 = 86_400;
 
 pub(super) struct Tokens {
     spec: Option<McpOauth>,
+    /// What the tokens are for (RFC 8707): they are of no use to another server.
+    resource: String,
     held: Mutex<Option<(String, Instant)>>,
 }
 
@@ -33,8 +37,8 @@ struct Granted {
 }
 
 impl Tokens {
-    pub(super) fn new(spec: Option<McpOauth>) -> Self {
-        Self { spec, held: Mutex::default() }
+    pub(super) fn new(spec: Option<McpOauth>, resource: String) -> Self {
+        Self { spec, resource, held: Mutex::default() }
     }
 
     /// The token, if there is one to be sent.
@@ -46,8 +50,8 @@ impl Tokens {
         {
             return Ok(Some(token.clone()));
         }
-        let granted = ask(service, spec).await?;
-        let lasts = Duration::from_secs(granted.expires_in.unwrap_or(UNSAID));
+        let granted = ask(service, spec, &self.resource).await?;
+        let lasts = Duration::from_secs(granted.expires_in.unwrap_or(UNSAID).min(LASTS_MAX));
         *held = Some((granted.access_token.clone(), Instant::now() + lasts.saturating_sub(EARLY)));
         Ok(Some(granted.access_token))
     }
@@ -58,7 +62,7 @@ impl Tokens {
     }
 }
 
-async fn ask(service: &Service, spec: &McpOauth) -> Result<Granted, UpstreamError> {
+async fn ask(service: &Service, spec: &McpOauth, resource: &str) -> Result<Granted, UpstreamError> {
     let wrong = |why: &str| UpstreamError::Unreachable(format!("no token: {why}"));
     let uri: Uri = spec.token_url.parse().map_err(|_| wrong("its URL is none"))?;
     let secret = secrets::revealed(service, &spec.client_secret, &uri).await?;
@@ -66,6 +70,7 @@ async fn ask(service: &Service, spec: &McpOauth) -> Result<Granted, UpstreamErro
         ("grant_type", "client_credentials".to_owned()),
         ("client_id", spec.client_id.clone()),
         ("client_secret", secret),
+        ("resource", resource.to_owned()),
     ];
     form.extend(spec.scope.clone().map(|scope| ("scope", scope)));
     let form: Vec<_> =

@@ -29,10 +29,12 @@ impl Parser {
     }
 
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, TooLong> {
+        // What was there has no end of a line: it is not looked at again with each byte that comes.
+        let mut looked = self.rest.len();
         self.rest.extend_from_slice(bytes);
         let mut events = Vec::new();
-        while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
-            let line = self.rest.split_to(end + 1);
+        while let Some(end) = self.rest[looked..].iter().position(|byte| *byte == b'\n') {
+            let line = self.rest.split_to(std::mem::take(&mut looked) + end + 1);
             let line = String::from_utf8_lossy(line.trim_ascii_end()).into_owned();
             events.extend(self.line(&line));
         }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -22,7 +23,14 @@ pub(crate) struct Shared {
     /// Everything that came in, with its headers.
     pub(crate) seen: Mutex<Vec<(String, HeaderMap, Value)>>,
     pub(crate) instructions: Mutex<Option<String>>,
+    pub(crate) prompts: Mutex<Vec<Value>>,
+    /// It speaks the newest revision only.
+    pub(crate) modern: AtomicBool,
+    /// Older clients get it when they initialize, and are unknown without it.
+    pub(crate) session: Mutex<Option<&'static str>>,
 }
+
+const SESSION: &str = "mcp-session-id";
 
 /// On a port of loopback, until it is dropped.
 pub(crate) struct Upstream {
@@ -43,6 +51,9 @@ impl Upstream {
             act: Mutex::new(None),
             seen: Mutex::default(),
             instructions: Mutex::new(None),
+            prompts: Mutex::default(),
+            modern: AtomicBool::new(false),
+            session: Mutex::new(None),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -74,19 +85,39 @@ impl Upstream {
 }
 
 fn answer(shared: &Shared, uri: &Uri, headers: HeaderMap, body: &[u8]) -> Response {
-    let message: Value = serde_json::from_slice(body).unwrap_or_default();
+    let message = serde_json::from_slice(body)
+        .unwrap_or_else(|_| Value::from(String::from_utf8_lossy(body).into_owned()));
+    let session = headers.get(SESSION).map(|id| id.to_str().unwrap().to_owned());
     shared.seen.lock().push((uri.path().to_owned(), headers, message.clone()));
     let act = *shared.act.lock();
-    match message["method"].as_str().unwrap_or_default() {
-        "server/discover" => error(&message, -32601, StatusCode::BAD_REQUEST),
-        "initialize" => result(
+    let wanted = *shared.session.lock();
+    match (shared.modern.load(Ordering::Relaxed), message["method"].as_str().unwrap_or_default()) {
+        (false, "server/discover") | (true, "initialize") => {
+            error(&message, -32601, StatusCode::BAD_REQUEST)
+        }
+        (true, "server/discover") => result(
             &message,
             json!({
-                "protocolVersion": "2025-06-18", "serverInfo": {"name": "test", "version": "1"},
+                "resultType": "complete", "supportedVersions": ["2026-07-28"], "ttlMs": 1,
                 "capabilities": {"tools": {}}, "instructions": *shared.instructions.lock(),
             }),
         ),
-        "notifications/initialized" => StatusCode::ACCEPTED.into_response(),
+        (false, "initialize") => {
+            let mut greeting = json!({
+                "protocolVersion": "2025-06-18", "serverInfo": {"name": "test", "version": "1"},
+                "capabilities": {"tools": {}}, "instructions": *shared.instructions.lock(),
+            });
+            if !shared.prompts.lock().is_empty() {
+                greeting["capabilities"]["prompts"] = json!({});
+            }
+            let mut response = result(&message, greeting);
+            if let Some(id) = wanted {
+                response.headers_mut().insert(SESSION, id.parse().unwrap());
+            }
+            response
+        }
+        _ if session.as_deref() != wanted => StatusCode::NOT_FOUND.into_response(),
+        (_, "notifications/initialized") => StatusCode::ACCEPTED.into_response(),
         _ => match act {
             Some(act) => act(shared, &message),
             None => usual(shared, &message),
@@ -97,6 +128,11 @@ fn answer(shared: &Shared, uri: &Uri, headers: HeaderMap, body: &[u8]) -> Respon
 /// Lists its tools, and says what it was told.
 pub(crate) fn usual(shared: &Shared, message: &Value) -> Response {
     match message["method"].as_str().unwrap_or_default() {
+        "prompts/list" => result(message, json!({"prompts": *shared.prompts.lock()})),
+        "prompts/get" => {
+            let content = json!({"type": "text", "text": "Greet them"});
+            result(message, json!({"messages": [{"role": "user", "content": content}]}))
+        }
         "tools/list" => result(message, json!({"tools": *shared.tools.lock(), "ttlMs": 1})),
         "tools/call" => {
             let text = message["params"]["arguments"]["text"].as_str().unwrap_or("nothing");
