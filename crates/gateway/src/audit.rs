@@ -58,8 +58,8 @@ impl Calls {
         self.feed.subscribe()
     }
 
-    fn note(&self, call: McpCall) {
-        self.service.metrics.mcp_called(&call);
+    fn note(&self, call: McpCall, known: bool) {
+        self.service.metrics.mcp_called(&call, known);
         // Nobody may be following.
         let _ = self.feed.send(Arc::new(call.clone()));
         if self.queue.try_send(Order::Write(Box::new(call))).is_err() {
@@ -106,7 +106,7 @@ impl Calls {
             reason: None,
             revision: None,
         };
-        Noted { calls: self, call, begun: Instant::now() }
+        Noted { calls: self, call, known: false, begun: Instant::now() }
     }
 }
 
@@ -114,6 +114,8 @@ impl Calls {
 pub(crate) struct Noted<'a> {
     calls: &'a Calls,
     pub(crate) call: McpCall,
+    /// Whether it is of something that was approved.
+    pub(crate) known: bool,
     begun: Instant,
 }
 
@@ -127,7 +129,7 @@ impl Noted<'_> {
 impl Drop for Noted<'_> {
     fn drop(&mut self) {
         self.call.took_us = u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.calls.note(self.call.clone());
+        self.calls.note(self.call.clone(), self.known);
     }
 }
 

@@ -189,6 +189,9 @@ impl Gateway {
         let unknown = || Failure::unknown(asked.name);
         let found = self.server(server).ok_or_else(unknown)?;
         let (place, rule) = client.policy.rule(server, item).ok_or_else(unknown)?;
+        // Of names that clients make up nothing is counted: they are refused below.
+        let is_it = |other: &McpItem| other.kind == asked.kind && other.name == item;
+        noted.known = found.row().approved.iter().any(is_it);
         let bytes = canonical::text(asked.arguments).len();
         if bytes > rule.arguments_max {
             let reason =
@@ -198,7 +201,7 @@ impl Gateway {
         if let Some(reason) = rule.refuses(asked.arguments) {
             return Err(Failure::new(McpOutcome::Refused, reason));
         }
-        if let Some(per_minute) = rule.calls_per_minute {
+        if let (true, Some(per_minute)) = (noted.known, rule.calls_per_minute) {
             let taken =
                 self.throttles.take((client.key.clone(), place, asked.name.to_owned()), per_minute);
             taken.map_err(|wait| {
@@ -246,6 +249,11 @@ fn check_pinned(server: &Server, asked: Asked<'_>, item: &str) -> Result<(), Fai
     }
     let refused = |reason: String| Err(Failure::new(McpOutcome::Refused, reason));
     let name = &row.name;
+    if pins::is_another(&row) {
+        return refused(format!(
+            "the server {name} says that it is another one, and is held back until an operator approves it (torpor gateway diff {name})"
+        ));
+    }
     match (row.approved.iter().any(|it| is_it(&it)), row.seen.iter().any(|it| is_it(&it))) {
         (true, true) => refused(format!(
             "{} was changed by its server and is held back until an operator approves it (torpor gateway diff {name})",

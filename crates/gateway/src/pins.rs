@@ -5,7 +5,7 @@
 //! - An item is our own serialisation of what was understood: what is pinned is what is forwarded, and a field
 //!   that we do not know is neither.
 //! - Clients can use what is approved and shown now with the same digest. What changed, what is new and what
-//!   is gone is not there for them; the rest goes on.
+//!   is gone is not there for them; the rest goes on. Of a server that says it is another one, nothing does.
 //! - Approving names the digest of all that was shown when it was looked at.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,13 +85,24 @@ pub(crate) fn digest_of(seen: &[McpItem]) -> String {
     canonical::digest(&Value::from(all))
 }
 
+/// Whether the server says that it is another one than was approved: its name is another, or what it says was
+/// rejected. Another version of it is a difference, and its tools are looked at one by one.
+pub(crate) fn is_another(row: &McpServerRow) -> bool {
+    let identity =
+        |items: &[McpItem]| items.iter().find(|item| item.kind == McpItemKind::Identity).cloned();
+    let Some(now) = identity(&row.seen) else { return false };
+    let differs = |before: McpItem| before.value["name"] != now.value["name"];
+    row.rejected.contains(&now.digest) || identity(&row.approved).is_some_and(differs)
+}
+
 /// What clients can use.
 pub(crate) fn usable(row: &McpServerRow) -> impl Iterator<Item = &McpItem> {
+    let another = is_another(row);
     let seen: BTreeMap<_, _> =
         row.seen.iter().map(|item| ((item.kind, &item.name), &item.digest)).collect();
     row.approved
         .iter()
-        .filter(move |item| seen.get(&(item.kind, &item.name)) == Some(&&item.digest))
+        .filter(move |item| !another && seen.get(&(item.kind, &item.name)) == Some(&&item.digest))
 }
 
 /// Names that belong to other servers, by what they look like.

@@ -60,6 +60,25 @@ fn what_changed_and_what_is_new_is_held_back_and_the_rest_goes_on() {
 }
 
 #[test]
+fn of_a_server_that_says_it_is_another_one_nothing_goes_on() {
+    let named = |name: &str, version: &str| {
+        let identity = json!({"name": name, "version": version});
+        let tools = vec![tool("echo", "says it")];
+        Listing { identity, tools, ..Listing::default() }.into_items().unwrap()
+    };
+    let mut row = row("a", &[], &[]);
+    (row.approved, row.seen) = (named("s", "1"), named("s", "2"));
+    assert_eq!(usable_names(&row), ["echo"], "another version is looked at tool by tool");
+    row.seen = named("other", "1");
+    assert!(usable(&row).next().is_none());
+    let (approved, rejected) = reject(&row, &Taken::default(), &all_of(&row)).unwrap();
+    let rejecting = McpServerRow { approved, rejected, ..row.clone() };
+    assert!(usable(&rejecting).next().is_none());
+    row.approved = approve(&row, &Taken::default(), &all_of(&row)).unwrap();
+    assert_eq!(usable_names(&row), ["echo"]);
+}
+
+#[test]
 fn nothing_is_forwarded_that_is_not_pinned() {
     let items = items(&[("echo", "a")]);
     assert!(items.iter().all(|item| item.value.get("unknown").is_none()), "{items:?}");

@@ -338,9 +338,9 @@ impl Metrics {
         self.create_seconds.observe(took.as_secs_f64());
     }
 
-    /// A call through the MCP gateway ended.
-    pub fn mcp_called(&self, call: &torpor_protocol::mcp_gateway::McpCall) {
-        self.mcp.note(call);
+    /// A call through the MCP gateway ended; whether it was of something that an operator approved.
+    pub fn mcp_called(&self, call: &torpor_protocol::mcp_gateway::McpCall, known: bool) {
+        self.mcp.note(call, known);
     }
 
     pub fn ran(&self, took: Duration) {

@@ -4,11 +4,11 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
-use torpor_protocol::mcp_gateway::{McpCall, McpOutcome};
+use torpor_protocol::mcp_gateway::McpCall;
 
 use super::{Histograms, histogram};
 
-/// Tools are approved by hand, so there are few; what was refused before it was known to be one has no name.
+/// Tools are approved by hand, so there are few. Other names are made up by clients, and are no labels.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CallLabels {
     server: String,
@@ -39,12 +39,7 @@ impl McpCalls {
         registry.register_with_unit("mcp_call", help, Unit::Seconds, self.seconds.clone());
     }
 
-    pub(super) fn note(&self, call: &McpCall) {
-        let known = match call.outcome {
-            McpOutcome::Ok | McpOutcome::ToolError | McpOutcome::UpstreamError => true,
-            McpOutcome::Timeout | McpOutcome::TooLarge | McpOutcome::RateLimited => true,
-            McpOutcome::Refused | McpOutcome::Cancelled => false,
-        };
+    pub(super) fn note(&self, call: &McpCall, known: bool) {
         let named = |text: &str| if known { text.to_owned() } else { String::new() };
         let (server, tool) = (named(&call.server), named(&call.tool));
         if known {
