@@ -10,6 +10,7 @@ mod http;
 mod lines;
 mod oauth;
 pub(crate) mod openapi;
+mod packages;
 mod rpc;
 mod secrets;
 mod sse;
@@ -115,7 +116,7 @@ impl Upstream {
                 Kind::Stdio(stdio::Stdio::new(service, name, spec.clone(), Arc::clone(&generation)))
             }
             McpServerSpec::Openapi(spec) => {
-                Kind::Openapi(openapi::Openapi::new(service, spec.clone()))
+                Kind::Openapi(openapi::Openapi::new(service, spec.clone(), Arc::clone(&generation)))
             }
         };
         Self { kind, generation }
@@ -128,6 +129,11 @@ impl Upstream {
             McpServerSpec::Stdio(spec) => stdio::check(spec),
             McpServerSpec::Openapi(spec) => openapi::check(service, spec),
         }
+    }
+
+    /// Removes what is left on this host of servers that are gone.
+    pub(crate) async fn sweep(service: &Service, is_there: impl Fn(&str) -> bool) {
+        stdio::sweep(service, is_there).await;
     }
 
     pub(crate) fn generation(&self) -> u64 {
@@ -209,7 +215,7 @@ impl Upstream {
             match &self.kind {
                 Kind::Http(http) => http.ask(method, params, bounds, generation).await,
                 Kind::Stdio(stdio) => stdio.ask(method, params, bounds, generation).await,
-                Kind::Openapi(openapi) => openapi.call(&params, bounds).await,
+                Kind::Openapi(openapi) => openapi.call(&params, bounds, generation).await,
             }
         };
         let asked = tokio::time::timeout(bounds.within, asking).await;

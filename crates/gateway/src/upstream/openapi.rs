@@ -2,13 +2,14 @@
 //!
 //! - Requests go to the URL that the operator gave; what the document says about servers is no permission.
 //! - Parameters are nested by their place (`path`, `query`, `header`, `body`), so that no two clash.
-//! - Only what an operation declares is sent.
+//! - Only what an operation declares is sent, by the document that was listed: see [`Read`].
 
 mod convert;
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use hyper::http::header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue};
@@ -20,6 +21,7 @@ use torpor_protocol::mcp_gateway::McpOpenapiServer;
 use torpor_service::{Error, Result, Service};
 
 use super::{Bounds, LIST_WITHIN, UpstreamError, http, secrets};
+use crate::canonical;
 use crate::pins::Listing;
 use crate::policy::glob;
 use convert::Operation;
@@ -30,7 +32,16 @@ const DOCUMENT_MAX: usize = 8 << 20;
 pub(super) struct Openapi {
     service: Arc<Service>,
     spec: McpOpenapiServer,
-    operations: Mutex<Arc<HashMap<String, Operation>>>,
+    read: Mutex<Read>,
+    generation: Arc<AtomicU64>,
+}
+
+/// The document as it was last read. Another one is of another generation: what was compared with what is
+/// approved is what is called.
+#[derive(Default)]
+struct Read {
+    digest: Option<String>,
+    operations: Arc<HashMap<String, Operation>>,
 }
 
 pub(super) fn check(service: &Service, spec: &McpOpenapiServer) -> Result<()> {
@@ -41,7 +52,7 @@ pub(super) fn check(service: &Service, spec: &McpOpenapiServer) -> Result<()> {
     check("url", &spec.url)?;
     http::check_headers(&spec.headers)?;
     match (&spec.document, &spec.document_url) {
-        (Some(document), None) => convert::operations(document)
+        (Some(document), None) => convert::operations(document, |name| is_wanted(spec, name))
             .map(drop)
             .map_err(|why| Error::invalid(format!("document: {why}"))),
         (None, Some(url)) => check("document_url", url),
@@ -51,29 +62,38 @@ pub(super) fn check(service: &Service, spec: &McpOpenapiServer) -> Result<()> {
     }
 }
 
+fn is_wanted(spec: &McpOpenapiServer, name: &str) -> bool {
+    spec.operations.is_empty() || spec.operations.iter().any(|pattern| glob(pattern, name))
+}
+
 impl Openapi {
-    pub(super) fn new(service: &Arc<Service>, spec: McpOpenapiServer) -> Self {
-        Self { service: Arc::clone(service), spec, operations: Mutex::default() }
+    pub(super) fn new(
+        service: &Arc<Service>,
+        spec: McpOpenapiServer,
+        generation: Arc<AtomicU64>,
+    ) -> Self {
+        Self { service: Arc::clone(service), spec, read: Mutex::default(), generation }
     }
 
     pub(super) async fn list(&self) -> std::result::Result<Listing, UpstreamError> {
         let document = match &self.spec.document {
             Some(document) => document.clone(),
-            None => self.read().await?,
+            None => self.fetch().await?,
         };
-        let operations = convert::operations(&document).map_err(UpstreamError::BadAnswer)?;
-        let wanted = |name: &str| {
-            self.spec.operations.is_empty()
-                || self.spec.operations.iter().any(|pattern| glob(pattern, name))
-        };
-        let operations: HashMap<_, _> = operations
-            .into_iter()
-            .filter(|operation| wanted(&operation.name))
-            .map(|operation| (operation.name.clone(), operation))
-            .collect();
+        let operations = convert::operations(&document, |name| is_wanted(&self.spec, name))
+            .map_err(UpstreamError::BadAnswer)?;
+        let operations: HashMap<_, _> =
+            operations.into_iter().map(|operation| (operation.name.clone(), operation)).collect();
         let tools = operations.values().map(Operation::tool).collect();
         let info = &document["info"];
-        *self.operations.lock() = Arc::new(operations);
+        let digest = Some(canonical::digest(&document));
+        {
+            let mut read = self.read.lock();
+            if read.digest.is_some() && read.digest != digest {
+                self.generation.fetch_add(1, Ordering::AcqRel);
+            }
+            *read = Read { digest, operations: Arc::new(operations) };
+        }
         Ok(Listing {
             identity: json!({ "name": info["title"], "version": info["version"] }),
             tools,
@@ -81,7 +101,7 @@ impl Openapi {
         })
     }
 
-    async fn read(&self) -> std::result::Result<Value, UpstreamError> {
+    async fn fetch(&self) -> std::result::Result<Value, UpstreamError> {
         let url = self.spec.document_url.clone().unwrap_or_default();
         let wrong = |why: &str| UpstreamError::BadAnswer(format!("its OpenAPI document {why}"));
         let mut request = Request::new(Bytes::new());
@@ -102,8 +122,15 @@ impl Openapi {
         &self,
         params: &Value,
         bounds: Bounds,
+        generation: Option<u64>,
     ) -> std::result::Result<Value, UpstreamError> {
-        let operations = Arc::clone(&self.operations.lock());
+        let operations = {
+            let read = self.read.lock();
+            if generation.is_some_and(|wanted| wanted != self.generation.load(Ordering::Acquire)) {
+                return Err(UpstreamError::Reconnected);
+            }
+            Arc::clone(&read.operations)
+        };
         let name = params["name"].as_str().unwrap_or_default();
         let Some(operation) = operations.get(name) else {
             return Err(UpstreamError::BadAnswer(format!("the API has no operation {name}")));

@@ -54,6 +54,12 @@ pub(super) fn initialized() -> Value {
     json!({ "jsonrpc": "2.0", "method": "notifications/initialized" })
 }
 
+/// Nobody waits for the answer any more.
+pub(super) fn cancelled(id: u64) -> Value {
+    let params = json!({ "requestId": id, "reason": "nobody waits for it any more" });
+    json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": params })
+}
+
 /// What a message is for who asked with this id.
 pub(super) enum Message {
     Answer(u64, Result<Value, UpstreamError>),

@@ -3,31 +3,36 @@
 //! - It is started when somebody asks, goes on while the sandbox sleeps, and is attached to again by the next
 //!   call: nobody holds a lease between calls.
 //! - One that ended is started again by the next call, not at once if it ends all the time.
+//! - Its sandbox is of its specification: one that was made for another, or that failed, is made anew.
 //! - Nothing of it runs on the host, also not to look whether it works.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::runtime::Handle;
 use tokio::sync::{Mutex as Turn, oneshot};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use torpor_protocol::api::{Command, CreateSandbox, OutputStream};
 use torpor_protocol::guest::Request;
 use torpor_protocol::mcp_gateway::McpStdioServer;
-use torpor_protocol::{ErrorCode, Name, Network, SandboxRef};
+use torpor_protocol::{ErrorCode, Name, Network, SandboxRef, State};
 use torpor_service::processes::{self, Awake, Output, ProcessRef, Said};
 use torpor_service::{Error, Result, Sandbox, Sender, Service, calls};
 
 use super::lines::{Line, Lines};
 use super::rpc::{self, Era, Message};
-use super::{Bounds, Hello, UpstreamError};
+use super::{Bounds, Hello, UpstreamError, packages};
+use crate::canonical;
 
 /// Sandboxes of servers have it, with the server's name.
 const LABEL: &str = "torpor.mcp-server";
+/// And the digest of what it was made from: a daemon may have died between another specification and its sandbox.
+const SPEC_LABEL: &str = "torpor.mcp-server-spec";
 /// Longest line that is read.
 const LINE_MAX: usize = 4 << 20;
 /// Nobody asked for so long: the process is let go of, and its sandbox may sleep.
@@ -39,6 +44,8 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::fro
 /// One that ran so long ended for another reason.
 const SETTLED: Duration = Duration::from_secs(30);
 const COMMAND_MAX: usize = 64;
+/// How long a program may take to read a word of ours that nobody waits for.
+const WORD: Duration = Duration::from_secs(5);
 
 type Answer = std::result::Result<Value, UpstreamError>;
 
@@ -50,6 +57,8 @@ pub(super) struct Stdio {
     next_id: AtomicU64,
     program: Turn<Option<Program>>,
     failures: Mutex<(u32, Option<Instant>)>,
+    /// Whoever still calls must not make its sandbox again.
+    removed: AtomicBool,
 }
 
 /// A process that was greeted.
@@ -80,7 +89,10 @@ pub(super) fn check(spec: &McpStdioServer) -> Result<()> {
     if spec.command.is_empty() || spec.command.len() > COMMAND_MAX {
         return Err(Error::invalid(format!("command: 1 to {COMMAND_MAX} words")));
     }
-    Ok(())
+    match packages::unpinned(&spec.command) {
+        Some(why) => Err(Error::invalid(format!("command: {why}"))),
+        None => Ok(()),
+    }
 }
 
 impl Stdio {
@@ -98,6 +110,7 @@ impl Stdio {
             next_id: AtomicU64::new(1),
             program: Turn::default(),
             failures: Mutex::default(),
+            removed: AtomicBool::new(false),
         }
     }
 
@@ -139,8 +152,11 @@ impl Stdio {
     }
 
     pub(super) async fn remove(&self) {
+        self.removed.store(true, Ordering::Release);
         *self.program.lock().await = None;
-        if let Ok(Some(sandbox)) = self.found() {
+        if let Ok(Some(sandbox)) = self.found()
+            && self.is_of_its_spec(&sandbox)
+        {
             sandbox.delete().await;
         }
     }
@@ -152,6 +168,9 @@ impl Stdio {
         &self,
         held: &'a mut Option<Program>,
     ) -> std::result::Result<&'a Program, UpstreamError> {
+        if self.removed.load(Ordering::Acquire) {
+            return Err(UpstreamError::Unreachable("it was removed, or replaced".to_owned()));
+        }
         let (usable, again) = match held {
             None => (false, None),
             Some(program) => {
@@ -169,6 +188,8 @@ impl Stdio {
                 (Some(program), Some(pid)) => match self.attach(awake, pid, false).await {
                     Ok(attached) => {
                         program.attached = attached;
+                        // That its lists changed may have been said to nobody.
+                        self.generation.fetch_add(1, Ordering::AcqRel);
                         true
                     }
                     Err(_) => false,
@@ -285,7 +306,7 @@ impl Stdio {
     // === The sandbox ===
 
     fn sandbox_name(&self) -> String {
-        format!("mcp-{}", self.name)
+        named_after(self.name.as_str())
     }
 
     /// Its sandbox, if there is one. A sandbox of somebody else that is called so is never used.
@@ -303,9 +324,21 @@ impl Stdio {
         }
     }
 
+    fn spec_digest(&self) -> String {
+        canonical::digest(&serde_json::to_value(&self.spec).unwrap_or_default())
+    }
+
+    fn is_of_its_spec(&self, sandbox: &Sandbox) -> bool {
+        sandbox.status().spec.labels.get(SPEC_LABEL) == Some(&self.spec_digest())
+    }
+
     async fn awake(&self) -> Result<Awake> {
         let sandbox = match self.found()? {
-            Some(sandbox) => sandbox,
+            Some(sandbox) if self.is_of_its_spec(&sandbox) && !has_failed(&sandbox) => sandbox,
+            Some(old) => {
+                old.delete().await;
+                self.create().await?
+            }
             None => self.create().await?,
         };
         Awake::new(&self.service, sandbox).await
@@ -318,7 +351,10 @@ impl Stdio {
                 self.sandbox_name().parse().map_err(|error| Error::invalid(format!("{error}")))?,
             ),
             image: self.spec.image.clone(),
-            labels: BTreeMap::from([(LABEL.to_owned(), self.name.to_string())]),
+            labels: BTreeMap::from([
+                (LABEL.to_owned(), self.name.to_string()),
+                (SPEC_LABEL.to_owned(), self.spec_digest()),
+            ]),
             network: self.spec.network.clone().unwrap_or(Network::CLOSED),
             memory_mib: self.spec.memory_mib,
             cpus: self.spec.cpus,
@@ -326,6 +362,34 @@ impl Stdio {
         };
         calls::create_anew(&self.service, request).await
     }
+}
+
+fn has_failed(sandbox: &Sandbox) -> bool {
+    match sandbox.status().state {
+        State::Failed | State::Terminated => true,
+        State::Creating | State::Running | State::Asleep => false,
+    }
+}
+
+/// Removes sandboxes that were made for servers that are gone.
+pub(super) async fn sweep(service: &Service, is_there: impl Fn(&str) -> bool) {
+    let left = service.fleet.survey(|status| {
+        let labels = &status.spec.labels;
+        let (of, _) = labels.get(LABEL).zip(labels.get(SPEC_LABEL))?;
+        // Forks and copies have other names, and are somebody's.
+        let named = status.spec.name.as_ref().is_some_and(|name| name.as_str() == named_after(of));
+        (named && !is_there(of)).then(|| status.id.clone())
+    });
+    for id in left.into_iter().flatten() {
+        if let Ok(sandbox) = service.fleet.find(&SandboxRef::Id(id)) {
+            tracing::info!(sandbox = %sandbox.id(), "of an MCP server that is gone, removed");
+            sandbox.delete().await;
+        }
+    }
+}
+
+fn named_after(server: &str) -> String {
+    format!("mcp-{server}")
 }
 
 async fn send(sender: &Sender, message: &Value) -> std::result::Result<(), UpstreamError> {
@@ -338,12 +402,19 @@ async fn send(sender: &Sender, message: &Value) -> std::result::Result<(), Upstr
 /// Takes its place among those who wait, as long as somebody does.
 struct Place<'a> {
     pending: &'a Mutex<Pending>,
+    sender: &'a Sender,
     id: u64,
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.pending.lock().waiting.remove(&self.id);
+        // Who gave up before the answer came says so; a greeting (0) can't be taken back.
+        if self.pending.lock().waiting.remove(&self.id).is_some() && self.id > 0 {
+            let (sender, word) = (self.sender.clone(), rpc::cancelled(self.id));
+            if let Ok(runtime) = Handle::try_current() {
+                runtime.spawn(async move { timeout(WORD, send(&sender, &word)).await });
+            }
+        }
     }
 }
 
@@ -356,7 +427,7 @@ async fn exchange(pending: &Mutex<Pending>, sender: &Sender, id: u64, request: &
         }
         pending.waiting.insert(id, tell);
     }
-    let _place = Place { pending, id };
+    let _place = Place { pending, sender, id };
     send(sender, request).await?;
     told.await.unwrap_or_else(|_| Err(UpstreamError::Unreachable("the program ended".to_owned())))
 }
@@ -374,24 +445,17 @@ impl Reader {
     async fn run(mut self) {
         let mut idle_since = Instant::now();
         let ended = loop {
-            let said = match timeout(IDLE, self.output.next()).await {
+            let said = timeout(IDLE, self.output.next()).await;
+            if self.is_idle(&mut idle_since) {
+                break false;
+            }
+            let said = match said {
                 Ok(Ok(Some(said))) => said,
                 // Also when it was put to sleep: whoever waits is told, and the next one wakes it.
                 Ok(Ok(None)) => break true,
                 Ok(Err(error)) => break error.code() != ErrorCode::SandboxAsleep,
-                Err(_) => {
-                    let mut pending = self.pending.lock();
-                    if !pending.waiting.is_empty() {
-                        idle_since = Instant::now();
-                    } else if idle_since.elapsed() >= IDLE {
-                        // Before anybody else can take a place.
-                        pending.closed = true;
-                        break false;
-                    }
-                    continue;
-                }
+                Err(_) => continue,
             };
-            idle_since = Instant::now();
             match said {
                 Said::Bytes(OutputStream::Stdout, bytes) => self.hear(&bytes).await,
                 Said::Bytes(OutputStream::Stderr, _) | Said::At(_) => {}
@@ -408,6 +472,19 @@ impl Reader {
             pending.ended = ended;
         }
         self.all_failed(&UpstreamError::Unreachable("the program ended".to_owned()));
+    }
+
+    /// Whether nobody asked for a while, however much the program says.
+    fn is_idle(&self, since: &mut Instant) -> bool {
+        let mut pending = self.pending.lock();
+        if !pending.waiting.is_empty() {
+            *since = Instant::now();
+        } else if since.elapsed() >= IDLE {
+            // Before anybody else can take a place.
+            pending.closed = true;
+            return true;
+        }
+        false
     }
 
     async fn hear(&mut self, bytes: &[u8]) {
@@ -430,7 +507,8 @@ impl Reader {
                 Message::ListChanged => {
                     self.generation.fetch_add(1, Ordering::AcqRel);
                 }
-                Message::Asked(answer) => drop(send(&self.sender, &answer).await),
+                // A program that asks and does not read is not waited for.
+                Message::Asked(answer) => drop(timeout(WORD, send(&self.sender, &answer)).await),
                 Message::Other => {}
             }
         }

@@ -3,7 +3,7 @@
 //! References to schemas stay references, into `$defs` of the tool, with all that they lead to: so cycles are no
 //! trouble, and nothing is written out twice.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
@@ -16,6 +16,10 @@ const DEPTH_MAX: usize = 64;
 /// Schemas that one tool may refer to.
 const DEFS_MAX: usize = 200;
 const OPERATIONS_MAX: usize = 1000;
+/// Bytes of all tools: what they share is written into each.
+const TOOLS_MAX: usize = 8 << 20;
+/// What a request of an operation is: pinned with the tool, so that it can't become another behind its name.
+const REQUEST: &str = "dev.torpor/request";
 /// Characters of a tool's name, besides the server's.
 const NAME_MAX: usize = 64;
 
@@ -82,17 +86,21 @@ impl Operation {
         json!({
             "name": self.name, "description": self.description, "inputSchema": schema,
             "annotations": { "readOnlyHint": reads, "destructiveHint": !reads, "openWorldHint": true },
+            "_meta": { REQUEST: format!("{} {}", self.method, self.path) },
         })
     }
 }
 
-/// All operations, in the order of their names; what is wrong with the document otherwise.
-pub(super) fn operations(document: &Value) -> Result<Vec<Operation>, String> {
+/// The operations whose names are wanted, in the order of their names; what is wrong with the document otherwise.
+pub(super) fn operations(
+    document: &Value,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<Vec<Operation>, String> {
     if !document["openapi"].as_str().is_some_and(|version| version.starts_with("3.")) {
         return Err("that is no OpenAPI 3 document (JSON)".to_owned());
     }
     let paths = document["paths"].as_object().ok_or("it has no paths")?;
-    let (mut all, mut names) = (Vec::new(), BTreeSet::new());
+    let (mut all, mut names, mut bytes) = (Vec::new(), BTreeMap::new(), 0);
     for (path, item) in paths {
         if !path.starts_with('/') {
             return Err(format!("the path {path} does not begin with /"));
@@ -100,19 +108,31 @@ pub(super) fn operations(document: &Value) -> Result<Vec<Operation>, String> {
         let item = resolved(document, item)?;
         for method in METHODS {
             let Some(operation) = item.get(method).filter(|it| it.is_object()) else { continue };
-            let mut read =
-                Reader { document, defs: Map::new() }.operation(method, path, item, operation)?;
-            read.name = free_name(&read.name, &mut names);
+            let name = free_name(&given_name(method, path, operation), &mut names);
+            if !wanted(&name) {
+                continue;
+            }
+            let reader = Reader { document, defs: Map::new() };
+            let read = reader.operation(name, method, path, item, operation)?;
+            bytes += read.tool().to_string().len();
             all.push(read);
-            if all.len() > OPERATIONS_MAX {
+            if all.len() > OPERATIONS_MAX || bytes > TOOLS_MAX {
                 return Err(format!(
-                    "it has more than {OPERATIONS_MAX} operations; choose some with `operations`"
+                    "its tools are more than {OPERATIONS_MAX}, or have more than {TOOLS_MAX} bytes; choose \
+                     some with `operations`"
                 ));
             }
         }
     }
     all.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(all)
+}
+
+fn given_name(method: &str, path: &str, operation: &Value) -> String {
+    match operation["operationId"].as_str().unwrap_or_default() {
+        "" => format!("{method}{}", path.replace(['{', '}'], "")),
+        id => id.to_owned(),
+    }
 }
 
 /// What a `$ref` leads to, within the document.
@@ -125,17 +145,18 @@ fn resolved<'a>(document: &'a Value, mut value: &'a Value) -> Result<&'a Value, 
     Err("its references go round in circles".to_owned())
 }
 
-/// As clients take it, and not taken yet.
-fn free_name(wanted: &str, names: &mut BTreeSet<String>) -> String {
+/// As clients take it, and not taken yet. With each name, how many there are that want to be called so.
+fn free_name(wanted: &str, names: &mut BTreeMap<String, usize>) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' };
     let base: String = wanted.chars().map(plain).take(NAME_MAX).collect();
     let base = base.trim_matches('_').to_owned();
     let mut name = base.clone();
-    let mut number = 2;
-    while name.is_empty() || !names.insert(name.clone()) {
+    while name.is_empty() || names.contains_key(&name) {
+        let number = names.entry(base.clone()).or_insert(1);
+        *number += 1;
         name = format!("{base}_{number}");
-        number += 1;
     }
+    names.insert(name.clone(), 1);
     name
 }
 
@@ -147,6 +168,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn operation(
         mut self,
+        name: String,
         method: &str,
         path: &str,
         item: &Value,
@@ -171,10 +193,6 @@ impl Reader<'_> {
         }
         let body = self.body(operation)?;
         let text = |field: &str| operation[field].as_str().unwrap_or_default();
-        let name = match text("operationId") {
-            "" => format!("{method}{}", path.replace(['{', '}'], "")),
-            id => id.to_owned(),
-        };
         let mut description = [text("summary"), text("description")].join("\n\n").trim().to_owned();
         if description.is_empty() {
             description = format!("{} {path}", method.to_uppercase());
@@ -266,6 +284,10 @@ fn is_ours(place: &str, name: &str) -> bool {
         "host",
         "connection",
         "cookie",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
     ];
     place == "header" && ours.contains(&name.to_ascii_lowercase().as_str())
 }
@@ -320,7 +342,7 @@ mod tests {
 
     #[test]
     fn parameters_are_nested_by_place_and_names_are_what_clients_take() {
-        let all = operations(&document()).unwrap();
+        let all = operations(&document(), |_| true).unwrap();
         let names: Vec<_> = all.iter().map(|operation| operation.name.as_str()).collect();
         assert_eq!(names, ["get_pet", "get_pet_2", "put_pets_id"]);
         let tool =
@@ -334,7 +356,7 @@ mod tests {
 
     #[test]
     fn schemas_that_lead_to_themselves_are_definitions_of_the_tool() {
-        let all = operations(&document()).unwrap();
+        let all = operations(&document(), |_| true).unwrap();
         let schema = named(&all, "put_pets_id").tool()["inputSchema"].clone();
         assert_eq!(schema["properties"]["body"], json!({"$ref": "#/$defs/Pet"}));
         assert_eq!(schema["$defs"]["Pet"]["properties"]["parent"], json!({"$ref": "#/$defs/Pet"}));
@@ -343,8 +365,42 @@ mod tests {
     }
 
     #[test]
+    fn what_a_request_of_a_tool_is_can_not_change_behind_its_name() {
+        let tool = |method: &str, path: &str| {
+            let operation = json!({"operationId": "remove", "summary": "Removes a draft"});
+            let paths = json!({ path: { method: operation } });
+            let document = json!({"openapi": "3.1.0", "paths": paths});
+            operations(&document, |_| true).unwrap()[0].tool()
+        };
+        assert_ne!(tool("delete", "/drafts"), tool("delete", "/accounts"));
+        assert_ne!(tool("delete", "/drafts"), tool("post", "/drafts"));
+    }
+
+    #[test]
+    fn of_a_large_api_some_operations_are_chosen() {
+        let many = (0..2000).map(|n| (format!("/p{n}"), json!({"get": {"operationId": "one"}})));
+        let paths: Map<_, _> = many.collect();
+        let document = json!({"openapi": "3.1.0", "paths": paths});
+        assert!(operations(&document, |_| true).err().unwrap().contains("choose"));
+        let chosen = operations(&document, |name| name == "one_7").unwrap();
+        assert_eq!(chosen.len(), 1);
+
+        // Each operation leads to the same large schemas.
+        let schemas: Map<_, _> =
+            (0..50).map(|n| (format!("S{n}"), json!({"description": "x".repeat(1000)}))).collect();
+        let all: Vec<_> =
+            (0..50).map(|n| json!({"$ref": format!("#/components/schemas/S{n}")})).collect();
+        let body = json!({"content": {"application/json": {"schema": {"allOf": all}}}});
+        let many = (0..500).map(|n| (format!("/p{n}"), json!({"post": {"requestBody": body}})));
+        let paths: Map<_, _> = many.collect();
+        let document =
+            json!({"openapi": "3.1.0", "paths": paths, "components": {"schemas": schemas}});
+        assert!(operations(&document, |_| true).err().unwrap().contains("bytes"));
+    }
+
+    #[test]
     fn a_value_in_a_path_stays_one_segment() {
-        let all = operations(&document()).unwrap();
+        let all = operations(&document(), |_| true).unwrap();
         let operation =
             all.iter().find(|it| it.path == "/pets/{id}" && it.method == "GET").unwrap();
         let target = |id: &str| {
@@ -363,12 +419,12 @@ mod tests {
         let body = |schema: Value| {
             let content = json!({"application/json": {"schema": schema}});
             let paths = json!({"/a": {"post": {"requestBody": {"content": content}}}});
-            operations(&json!({"openapi": "3.1.0", "paths": paths})).err().unwrap()
+            operations(&json!({"openapi": "3.1.0", "paths": paths}), |_| true).err().unwrap()
         };
         assert!(body(deep).contains("levels"));
         assert!(
             body(json!({"$ref": "http://169.254.169.254/x"})).contains("no schema of the document")
         );
-        assert!(operations(&json!({"swagger": "2.0"})).is_err());
+        assert!(operations(&json!({"swagger": "2.0"}), |_| true).is_err());
     }
 }
