@@ -8,6 +8,7 @@ use torpor_protocol::mcp_gateway::{
     McpServerSpec, McpTokens,
 };
 use torpor_protocol::{ErrorCode, Name};
+use torpor_service::keys::Caller;
 use torpor_service::{Error, Result};
 use torpor_store::McpServerRow;
 
@@ -91,11 +92,12 @@ impl Gateway {
                 format!("there is no MCP server {}", row.name),
             ));
         }
-        old.upstream.remove().await;
         let name = row.name.clone();
         let server =
             Arc::new(Server::new(&self.service, McpServerRow { spec, seen: Vec::new(), ..row }));
+        // At once, whoever may go away while the old one is removed.
         self.servers.write().insert(name, Arc::clone(&server));
+        old.upstream.remove().await;
         Ok(server)
     }
 
@@ -190,7 +192,12 @@ impl Gateway {
 
     // === Clients ===
 
-    pub async fn set_client(&self, key: &str, policy: McpClientPolicy) -> Result<McpClient> {
+    pub async fn set_client(
+        &self,
+        caller: &Caller,
+        key: &str,
+        policy: McpClientPolicy,
+    ) -> Result<McpClient> {
         Policy::compile(&policy, 0)?;
         if serde_json::to_string(&policy).map_or(usize::MAX, |text| text.len()) > POLICY_MAX {
             return Err(Error::invalid(format!("a policy has at most {POLICY_MAX} bytes")));
@@ -200,7 +207,15 @@ impl Gateway {
             let message = format!("there is no API key {key}; `torpor key ls` shows their ids");
             return Err(Error::new(ErrorCode::NotFound, message));
         }
-        if self.clients.read().len() >= CLIENTS_MAX {
+        if key != ROOT && self.client(caller).await?.key == key {
+            return Err(Error::with_hint(
+                ErrorCode::InvalidRequest,
+                "a key that has a policy opens the MCP gateway only, and this is the one that you ask with",
+                "make another key for the client: torpor key create LABEL",
+            ));
+        }
+        let clients = self.clients.read().len();
+        if clients >= CLIENTS_MAX && !self.clients.read().contains_key(key) {
             return Err(Error::new(
                 ErrorCode::LimitReached,
                 format!("there are {CLIENTS_MAX} clients already"),
@@ -210,6 +225,7 @@ impl Gateway {
         let client = McpClient { key: key.to_owned(), policy, revision };
         let (key, entry) = understood(client.clone());
         self.clients.write().insert(key, entry);
+        self.confine();
         Ok(client)
     }
 
@@ -243,6 +259,7 @@ impl Gateway {
             return Err(no_policy(key));
         }
         self.clients.write().remove(key);
+        self.confine();
         Ok(())
     }
 

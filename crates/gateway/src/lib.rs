@@ -44,6 +44,7 @@ use audit::Calls;
 use policy::Policy;
 use servers::Server;
 use throttle::Throttles;
+use upstream::Upstream;
 
 /// Stands for the key of the configuration, and for everybody where no key is needed.
 pub const ROOT: &str = "root";
@@ -99,9 +100,11 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Follows other nodes until the daemon stops.
+    /// Follows other nodes until the daemon stops, and clears away what servers left that were removed: there,
+    /// or by a daemon that died over it.
     pub async fn follow(self: Arc<Self>) {
         loop {
+            Upstream::sweep(&self.service, |name| self.server(name).is_some()).await;
             tokio::time::sleep(REFRESH).await;
             if let Err(error) = self.version.refresh(self.load()).await {
                 tracing::warn!(cache = "mcp_gateway", error = chain(&error), "not read again");
@@ -141,7 +144,14 @@ impl Gateway {
         *servers = now;
         drop(servers);
         *self.clients.write() = clients.into_iter().map(understood).collect();
+        self.confine();
         Ok(())
+    }
+
+    /// Keys that have a policy open nothing but the gateway.
+    fn confine(&self) {
+        let clients = self.clients.read().keys().filter(|key| *key != ROOT).cloned().collect();
+        self.service.keys.confine(clients);
     }
 
     /// Who this is, and what it may.

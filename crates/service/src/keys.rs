@@ -3,15 +3,17 @@
 //! - A key is needed as soon as there is one, and always on an address that is not loopback. It stays
 //!   needed when there is none any more, until the configuration says `require_key = false`.
 //! - No key goes into a sandbox: see [`Keyring::is_in`].
+//! - A key that has rules for tools opens the MCP gateway and nothing else: with the rest of the API it could
+//!   lift its rules.
 //! - Who may ask may not ask as often as it likes: see [`crate::throttle`].
 
 mod finder;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
@@ -76,13 +78,15 @@ pub struct Keyring {
     count: AtomicUsize,
     version: CacheVersion,
     seen: Mutex<Seen>,
+    /// Ids of those that open the MCP gateway only. It says which.
+    clients: RwLock<HashSet<String>>,
     throttle: Throttle<Caller>,
 }
 
 /// Keys that the ledger knew a moment ago.
 #[derive(Default)]
 struct Seen {
-    at: HashMap<Digest, Instant>,
+    at: HashMap<Digest, (String, Instant)>,
     /// Grows with each key that is revoked: what was looked up before is not believed after.
     revocations: u64,
 }
@@ -124,6 +128,7 @@ impl Keyring {
             count: AtomicUsize::new(count),
             version,
             seen: Mutex::default(),
+            clients: RwLock::default(),
             throttle: Throttle::new(settings.requests_per_sec),
         })
     }
@@ -180,37 +185,70 @@ impl Keyring {
         self.version.refresh(read).await
     }
 
-    /// Whether it is a key that is valid.
+    /// From now on these, by id, open the MCP gateway and nothing else.
+    pub fn confine(&self, clients: HashSet<String>) {
+        *self.clients.write() = clients;
+    }
+
+    /// Whether it is a key that is valid, and opens more than the MCP gateway.
     pub async fn knows(&self, secret: &str) -> Result<bool> {
+        Ok(self.find(secret).await?.is_some_and(|id| !self.is_client(&id)))
+    }
+
+    fn is_client(&self, id: &str) -> bool {
+        self.clients.read().contains(id)
+    }
+
+    /// The id of a key that is valid; of the one of the configuration it is empty.
+    async fn find(&self, secret: &str) -> Result<Option<String>> {
         let hash = hash(secret);
         if self.fixed.is_some_and(|fixed| fixed.ct_eq(&hash).into()) {
-            return Ok(true);
+            return Ok(Some(String::new()));
         }
-        let (at, revocations) = {
+        let (seen, revocations) = {
             let seen = self.seen.lock();
-            (seen.at.get(&hash).copied(), seen.revocations)
+            (seen.at.get(&hash).cloned(), seen.revocations)
         };
-        if at.is_some_and(|at| at.elapsed() < BELIEVED) {
-            return Ok(true);
+        if let Some((id, at)) = seen
+            && at.elapsed() < BELIEVED
+        {
+            return Ok(Some(id));
         }
-        if self.ledger.find_key(secret).await?.is_none() {
+        let Some(KeyRow { id, .. }) = self.ledger.find_key(secret).await? else {
             self.seen.lock().at.remove(&hash);
-            return Ok(false);
-        }
+            return Ok(None);
+        };
         let mut seen = self.seen.lock();
         if seen.at.len() >= REMEMBERED {
             seen.at.clear();
         }
         if seen.revocations == revocations {
-            seen.at.insert(hash, Instant::now());
+            seen.at.insert(hash, (id.clone(), Instant::now()));
         }
-        Ok(true)
+        Ok(Some(id))
     }
 
     /// Who shows this key, or none. Where no key is needed, none is looked at.
     pub async fn identify(&self, secret: Option<&str>) -> Result<Caller> {
+        let (who, id) = self.recognize(secret).await?;
+        if self.is_client(&id) {
+            return Err(Error::with_hint(
+                ErrorCode::NotPermitted,
+                "this API key has rules for tools, and opens the MCP gateway only",
+                "use another key; `torpor gateway client ls` shows those that have rules",
+            ));
+        }
+        Ok(who)
+    }
+
+    /// The same, also for a key that opens the MCP gateway only.
+    pub async fn identify_client(&self, secret: Option<&str>) -> Result<Caller> {
+        Ok(self.recognize(secret).await?.0)
+    }
+
+    async fn recognize(&self, secret: Option<&str>) -> Result<(Caller, String)> {
         if !self.required() {
-            return Ok(Caller::Anybody);
+            return Ok((Caller::Anybody, String::new()));
         }
         let Some(secret) = secret else {
             return Err(Error::with_hint(
@@ -219,10 +257,10 @@ impl Keyring {
                 "send the header `Authorization: Bearer tpk_…`, or set TORPOR_API_KEY",
             ));
         };
-        if self.knows(secret).await? {
-            return Ok(Caller::Key(hash(secret)));
+        match self.find(secret).await? {
+            Some(id) => Ok((Caller::Key(hash(secret)), id)),
+            None => Err(Error::new(ErrorCode::Unauthenticated, "this API key is not valid")),
         }
-        Err(Error::new(ErrorCode::Unauthenticated, "this API key is not valid"))
     }
 
     /// Counts a request of somebody who asks; refuses it if there were too many.

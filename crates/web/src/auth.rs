@@ -19,7 +19,15 @@ const METRICS: &str = "/metrics";
 
 /// Whether this request may ask, and who does.
 pub async fn admit(keys: &Keyring, uri: &Uri, headers: &HeaderMap) -> Result<Caller> {
-    let who = keys.identify(secret(headers)).await?;
+    admitted(keys, keys.identify(secret(headers)).await?, uri, headers)
+}
+
+/// The same for the MCP gateway, which keys may open that open nothing else.
+pub async fn admit_client(keys: &Keyring, uri: &Uri, headers: &HeaderMap) -> Result<Caller> {
+    admitted(keys, keys.identify_client(secret(headers)).await?, uri, headers)
+}
+
+fn admitted(keys: &Keyring, who: Caller, uri: &Uri, headers: &HeaderMap) -> Result<Caller> {
     if who == Caller::Anybody {
         pages::refuse_foreign(uri, headers)?;
     }

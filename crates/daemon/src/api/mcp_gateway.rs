@@ -1,6 +1,7 @@
 //! The MCP gateway: upstream servers, what of them is approved, what keys may call, what was called; and the
 //! address that MCP clients speak to.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -203,7 +204,7 @@ async fn client(Extension(gateway): Shared, Path(path): Path<KeyPath>) -> Answer
     Ok(Json(gateway.show_client(&path.key)?))
 }
 
-/// Say what a key may call through the MCP gateway.
+/// Say what a key may call through the MCP gateway. From then on it opens the gateway and nothing else.
 #[utoipa::path(
     put, path = "/v1/mcp/gateway/clients/{key}",
     params(("key" = String, Path, description = "Id of the key, or `root`")), request_body = McpClientPolicy,
@@ -211,13 +212,15 @@ async fn client(Extension(gateway): Shared, Path(path): Path<KeyPath>) -> Answer
 )]
 async fn set_client(
     Extension(gateway): Shared,
+    Extension(caller): Extension<Caller>,
     Path(path): Path<KeyPath>,
     Json(policy): Json<McpClientPolicy>,
 ) -> Answer<McpClient> {
-    Ok(Json(gateway.set_client(&path.key, policy).await?))
+    Ok(Json(gateway.set_client(&caller, &path.key, policy).await?))
 }
 
-/// Remove the policy of a key: it may call what the configuration says for keys without one.
+/// Remove the policy of a key: it opens the whole API again, and may call what the configuration says for keys
+/// without one.
 #[utoipa::path(
     delete, path = "/v1/mcp/gateway/clients/{key}",
     params(("key" = String, Path, description = "Id of the key, or `root`")),
@@ -298,30 +301,29 @@ async fn calls(
     let feed = gateway.follow_calls();
     let mut before = gateway.calls(None, cut.limit).await?;
     before.reverse();
-    let last = before.last().map(|call| (call.at_ms, call.arguments_hash.clone(), call.took_us));
+    let known: HashSet<_> = before.iter().map(told_as).collect();
     let told =
         futures_util::stream::iter(before.into_iter().map(|call| Line::Call(Box::new(call))));
-    let news = futures_util::stream::unfold((feed, last), async |(mut feed, mut last)| {
-        let line = next(&mut feed, &mut last).await?;
-        Some((line, (feed, last)))
+    let news = futures_util::stream::unfold((feed, known), async |(mut feed, mut known)| {
+        let line = next(&mut feed, &mut known).await?;
+        Some((line, (feed, known)))
     });
     let stopping = service.stopping.clone();
     Ok(ndjson(told.chain(news.take_until(async move { stopping.cancelled().await }))))
 }
 
-type Last = Option<(u64, String, u64)>;
+/// What tells calls apart that have no id yet.
+type Told = (u64, String, u64);
 
-async fn next(feed: &mut CallFeed, last: &mut Last) -> Option<Line> {
+fn told_as(call: &McpCall) -> Told {
+    (call.at_ms, call.arguments_hash.clone(), call.took_us)
+}
+
+async fn next(feed: &mut CallFeed, known: &mut HashSet<Told>) -> Option<Line> {
     loop {
         match feed.recv().await {
-            Ok(call) => {
-                let this = (call.at_ms, call.arguments_hash.clone(), call.took_us);
-                if last.as_ref() == Some(&this) {
-                    *last = None;
-                    continue;
-                }
-                return Some(Line::Call(Box::new((*call).clone())));
-            }
+            Ok(call) if known.remove(&told_as(&call)) => {}
+            Ok(call) => return Some(Line::Call(Box::new((*call).clone()))),
             Err(RecvError::Lagged(missed)) => return Some(Line::Missed { missed }),
             Err(RecvError::Closed) => return None,
         }

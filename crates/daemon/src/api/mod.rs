@@ -90,7 +90,11 @@ impl Dialect for Native {
         service: &Service,
         head: &mut Parts,
     ) -> std::result::Result<(), Response> {
-        let admitted = auth::admit(&service.keys, &head.uri, &head.headers).await;
+        let admitted = if head.uri.path() == mcp_gateway::ENDPOINT {
+            auth::admit_client(&service.keys, &head.uri, &head.headers).await
+        } else {
+            auth::admit(&service.keys, &head.uri, &head.headers).await
+        };
         let caller = admitted.map_err(|error| ApiError(error).into_response())?;
         head.extensions.insert(caller);
         Ok(())

@@ -21,7 +21,7 @@ pub(super) enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Remove the policies of keys.
+    /// Remove the policies of keys: they open the whole API again. `torpor key rm` revokes them.
     Rm {
         /// Ids of keys.
         #[arg(required = true)]
@@ -32,10 +32,11 @@ pub(super) enum Action {
     },
 }
 
-/// Say what an API key may call: one rule by options, or a whole policy from a file.
+/// Say what an API key may call: one rule by options, or a whole policy from a file. From then on the key opens
+/// the gateway and nothing else.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  torpor gateway client set 4f2a09c1d2e3b4a5 --server 'git*' --search\n  \
+    after_help = "Examples:\n  torpor gateway client set 4f2a09c1d2e3b4a5 --upstream 'git*' --search\n  \
     torpor gateway client set 4f2a09c1d2e3b4a5 --policy policy.json"
 )]
 pub(super) struct Set {

@@ -1,7 +1,9 @@
 //! The MCP gateway: what is forwarded, what is held back, who may call what, and servers that mean harm.
 
+mod keys;
 mod stdio;
 mod upstream;
+mod wire;
 
 use axum::response::IntoResponse;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
