@@ -12,6 +12,7 @@ mod egress;
 mod ended;
 mod errors;
 mod forks;
+mod gateway;
 mod https;
 mod images;
 mod jobs;

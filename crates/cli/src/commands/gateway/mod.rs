@@ -32,7 +32,7 @@ const CALLS_MAX: u64 = 1000;
 #[command(after_help = "Examples:\n  torpor gateway add docs --url https://docs.example/mcp\n  \
     torpor gateway diff docs\n  torpor gateway approve docs\n  \
     torpor gateway add git --image tools --allow github.com -- uvx mcp-server-git==2026.10.1\n  \
-    torpor gateway client set 4f2a09c1d2e3b4a5 --server git --tool 'git_log*'\n  torpor gateway tail -f")]
+    torpor gateway client set 4f2a09c1d2e3b4a5 --upstream git --tool 'git_log*'\n  torpor gateway tail -f")]
 pub(super) struct Gateway {
     #[command(subcommand)]
     action: Action,
