@@ -85,7 +85,7 @@ pub trait ScheduleLedger: Send + Sync + 'static {
         snapshot: &SnapshotId,
         taken_at_ms: u64,
     ) -> Result<(), StoreError>;
-    /// Those that it took besides the newest so many, oldest first.
+    /// Of those that it took and that are there, all but the newest so many, oldest first.
     async fn snapshots_beyond(
         &self,
         schedule: &ScheduleId,

@@ -16,7 +16,7 @@ const KEPT: u32 = 200;
 /// Schedules with their last firing.
 const SELECT: &str = "SELECT s.*, f.id AS firing_id, f.fire_at_ms, f.manual, f.state, f.outcome, f.started_at_ms, \
      f.ended_at_ms FROM schedules AS s LEFT JOIN firings AS f ON f.id = (SELECT id FROM firings \
-     WHERE schedule_id = s.id ORDER BY started_at_ms DESC, id DESC LIMIT 1)";
+     WHERE schedule_id = s.id ORDER BY started_at_ms DESC, fire_at_ms DESC LIMIT 1)";
 
 #[async_trait]
 impl ScheduleLedger for SqliteLedger {
@@ -231,13 +231,20 @@ impl ScheduleLedger for SqliteLedger {
         schedule: &ScheduleId,
         keep: u32,
     ) -> Result<Vec<SnapshotId>, StoreError> {
+        let action = "look for old snapshots of a schedule";
+        // Those that somebody else removed do not count.
+        let gone = sqlx::query(
+            "DELETE FROM schedule_snapshots
+             WHERE schedule_id = ? AND snapshot_id NOT IN (SELECT id FROM snapshots)",
+        )
+        .bind(schedule.as_str());
+        gone.execute(&self.writer).await.map_err(self.failed(action))?;
         let query = sqlx::query(
             "SELECT snapshot_id FROM schedule_snapshots WHERE schedule_id = ?
              ORDER BY taken_at_ms DESC, snapshot_id DESC LIMIT -1 OFFSET ?",
         )
         .bind(schedule.as_str())
         .bind(keep);
-        let action = "look for old snapshots of a schedule";
         let mut found = self.all(action, query, |row| parsed(row, "snapshot_id")).await?;
         found.reverse();
         Ok(found)

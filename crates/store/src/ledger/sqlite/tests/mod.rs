@@ -9,6 +9,7 @@ mod jobs;
 mod mcp_tasks;
 mod nodes;
 mod previews;
+mod schedules;
 mod schema;
 
 use std::collections::BTreeMap;
