@@ -8,6 +8,8 @@ use super::times::Times;
 
 /// What begins later than this begins late: no daemon ran, or it had too much to do.
 const LATE_MS: u64 = 10_000;
+/// Times that may have passed and not be due by their jitter; of more the oldest is taken first.
+const PUT_OFF_MAX: usize = 1_000;
 /// Times that are caught up with, one after the other.
 pub(super) const CATCH_UP_MAX: usize = 100;
 
@@ -69,10 +71,13 @@ fn one_by_one(
 fn last_passed(times: &Times, expected: u64, now_ms: u64) -> u64 {
     let mut last = times.before(now_ms.saturating_add(1)).unwrap_or(expected);
     // It may not be due yet, by its jitter.
-    while last > expected && times.due(last) > now_ms {
+    for _ in 0..PUT_OFF_MAX {
+        if last <= expected || times.due(last) <= now_ms {
+            return last.max(expected);
+        }
         last = times.before(last).unwrap_or(expected);
     }
-    last.max(expected)
+    expected
 }
 
 fn first_to_catch_up(times: &Times, expected: u64, now_ms: u64) -> u64 {
@@ -198,6 +203,19 @@ mod tests {
         let mut schedule = minutely(Missed::One);
         schedule.next_at_ms = Some(BEGIN + 9 * MINUTE);
         assert_eq!(decide(&schedule, BEGIN + 2 * MINUTE, false), Some((vec![9], vec![], 10)));
+    }
+
+    #[test]
+    fn a_jitter_of_years_costs_no_search_of_years() {
+        let mut schedule = minutely(Missed::One);
+        schedule.spec.when = When::EveryMs(1_000);
+        schedule.spec.jitter_ms = 365 * 24 * 60 * MINUTE;
+        schedule.next_at_ms = Some(BEGIN + 1_000);
+        let times = Times::of(&schedule).unwrap();
+        let now = times.due(BEGIN + 1_000);
+        let plan = plan(&schedule, &times, now, false).unwrap();
+        let fired: Vec<_> = plan.firings.iter().map(|firing| firing.fire_at_ms - BEGIN).collect();
+        assert_eq!((fired, plan.next.unwrap().at_ms - BEGIN), (vec![1_000], 2_000));
     }
 
     #[test]
