@@ -122,6 +122,9 @@ async fn who_answers_gone_is_told_nothing_more() {
     world.create(json!({"name": "web"})).await.expect(201);
     assert_eq!(world.deliveries(&hook).await.len(), 1);
     world.tell(&format!("{hook}/test")).await.expect_error(400, "invalid_request");
+    let failed = world.deliveries(&hook).await[0]["id"].as_str().unwrap().to_owned();
+    let again = format!("{hook}/deliveries/{failed}/redeliver");
+    world.tell(&again).await.expect_error(400, "invalid_request");
     let known = world.patch(&hook, json!({"enabled": true})).await.expect(200);
     assert_eq!((&known["enabled"], &known["disabled_reason"]), (&json!(true), &Value::Null));
     world.delete("/v1/sandboxes/web").await.expect(204);
@@ -244,7 +247,7 @@ async fn what_was_not_delivered_is_delivered_by_the_next_daemon() {
 }
 
 /// The next event of a stream, with its id.
-async fn next(stream: &mut crate::client::Open) -> (u64, Value) {
+pub(crate) async fn next(stream: &mut crate::client::Open) -> (u64, Value) {
     let mut id = 0;
     loop {
         let line = stream.line().await.expect("the stream goes on");

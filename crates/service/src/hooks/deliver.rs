@@ -14,7 +14,7 @@ use torpor_egress::outgoing::{Call, SendError};
 use torpor_lifecycle::chain;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::event::LastAttempt;
-use torpor_store::{Claiming, DeliveryClaim, Sealed, Target, WebhookSecrets};
+use torpor_store::{Claiming, DeliveryClaim, Target, Vault, WebhookSecrets};
 
 use super::sign::signature;
 use super::verdict::{Answer, Tried, complaint};
@@ -129,7 +129,7 @@ async fn send(service: &Service, claim: &DeliveryClaim) -> Result<Answer, SendEr
     let unsigned = |error: StoreError| SendError::BadUrl(chain(&error));
     let (url, keys) = match &claim.target {
         Target::Webhook { id, url, secrets } => {
-            (url, keys(service, id.as_str(), secrets, now_ms).map_err(unsigned)?)
+            (url, keys(&service.vault, id.as_str(), secrets, now_ms).map_err(unsigned)?)
         }
         Target::Once { url, secret } => {
             let key = service.vault.webhook_key(claim.id.as_str(), secret).map_err(unsigned)?;
@@ -157,20 +157,16 @@ async fn send(service: &Service, claim: &DeliveryClaim) -> Result<Answer, SendEr
     Ok(Answer { status: answer.status, retry_after })
 }
 
-/// The present key, and the one before as long as that is good.
+/// The present key, and the one before as long as that is good and can be opened.
 fn keys(
-    service: &Service,
+    vault: &Vault,
     id: &str,
     secrets: &WebhookSecrets,
     now_ms: u64,
 ) -> Result<Vec<Vec<u8>>, StoreError> {
-    let open = |sealed: &Sealed| service.vault.webhook_key(id, sealed);
-    let mut keys = vec![open(&secrets.present)?];
-    if let Some((previous, until_ms)) = &secrets.previous
-        && *until_ms > now_ms
-    {
-        keys.push(open(previous)?);
-    }
+    let mut keys = vec![vault.webhook_key(id, &secrets.present)?];
+    let previous = secrets.previous.as_ref().filter(|(_, until_ms)| *until_ms > now_ms);
+    keys.extend(previous.and_then(|(sealed, _)| vault.webhook_key(id, sealed).ok()));
     Ok(keys)
 }
 
@@ -181,5 +177,37 @@ fn chance() -> f64 {
     match getrandom::fill(&mut bytes) {
         Ok(()) => f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX),
         Err(_) => 1.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use torpor_store::{Layout, Ledger};
+
+    use super::*;
+
+    /// What the hint of a secret that can't be opened says to do, helps.
+    #[tokio::test]
+    async fn a_new_secret_signs_although_the_one_before_can_not_be_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::open(dir.path()).unwrap();
+        let ledger = Ledger::open(&layout).await.unwrap();
+        let vault =
+            |digit: &str| Vault::open(ledger.clone(), &layout, Some(&digit.repeat(64))).unwrap();
+        let (_, lost) = vault("1").make_webhook_secret("hook").unwrap();
+        let (_, old) = vault("2").make_webhook_secret("hook").unwrap();
+        let (_, present) = vault("2").make_webhook_secret("hook").unwrap();
+        let signing = |present, previous, now_ms| {
+            let secrets = WebhookSecrets { present, previous: Some((previous, 10)) };
+            keys(&vault("2"), "hook", &secrets, now_ms).map(|keys| keys.len())
+        };
+        let copy = |sealed: &torpor_store::Sealed| torpor_store::Sealed {
+            nonce: sealed.nonce.clone(),
+            bytes: sealed.bytes.clone(),
+        };
+        assert_eq!(signing(copy(&present), copy(&old), 9).unwrap(), 2);
+        assert_eq!(signing(copy(&present), copy(&old), 10).unwrap(), 1);
+        assert_eq!(signing(copy(&present), copy(&lost), 9).unwrap(), 1);
+        assert!(signing(lost, present, 9).is_err());
     }
 }

@@ -14,7 +14,7 @@ use torpor_egress::outgoing::SendError;
 use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::event::{
-    CreateWebhook, Delivery, Event, EventKind, NewWebhook, UpdateWebhook, Webhook,
+    CreateWebhook, Delivery, DeliveryState, Event, EventKind, NewWebhook, UpdateWebhook, Webhook,
 };
 use torpor_protocol::spec::Pairs;
 use torpor_protocol::{DeliveryId, ErrorCode, EventId, WebhookId};
@@ -86,12 +86,7 @@ pub async fn remove(app: &Service, id: &WebhookId) -> Result<()> {
 
 /// Sends it an event that nobody else is told of.
 pub async fn test(app: &Service, id: &WebhookId) -> Result<Delivery> {
-    let webhook = find(app, id).await?;
-    if !webhook.enabled {
-        let hint = format!("torpor webhook update {id} --enable");
-        let text = format!("nothing is sent to webhook {id}, which is not enabled");
-        return Err(Error::with_hint(ErrorCode::InvalidRequest, text, hint));
-    }
+    enabled(app, id).await?;
     let event = Event {
         id: EventId::random(),
         sequence: 0,
@@ -111,9 +106,27 @@ pub async fn test(app: &Service, id: &WebhookId) -> Result<Delivery> {
     };
     app.ledger.record_delivery(&delivery).await?;
     app.events.hint();
-    let before = (u64::MAX, delivery.id.clone());
-    let newest = app.ledger.deliveries(id, Some(&before), 10).await?;
-    newest.into_iter().find(|one| one.id == delivery.id).ok_or_else(|| missing(id))
+    Ok(Delivery {
+        id: delivery.id,
+        event: event.id,
+        kind: event.kind,
+        subject: event.subject,
+        state: DeliveryState::Pending,
+        attempts: 0,
+        created_at_ms: event.at_ms,
+        next_at_ms: None,
+        last: None,
+    })
+}
+
+/// Nothing is on its way to one that is not.
+async fn enabled(app: &Service, id: &WebhookId) -> Result<()> {
+    if find(app, id).await?.enabled {
+        return Ok(());
+    }
+    let hint = format!("torpor webhook update {id} --enable");
+    let text = format!("nothing is sent to webhook {id}, which is not enabled");
+    Err(Error::with_hint(ErrorCode::InvalidRequest, text, hint))
 }
 
 /// At most `limit` before this place, newest first.
@@ -129,6 +142,7 @@ pub async fn deliveries(
 
 /// Sends it once more, as if it had never been tried.
 pub async fn redeliver(app: &Service, id: &WebhookId, delivery: &DeliveryId) -> Result<Delivery> {
+    enabled(app, id).await?;
     let again = app.ledger.redeliver(id, delivery).await?;
     app.events.hint();
     let text = || format!("webhook {id} has no delivery {delivery}: the oldest are forgotten");

@@ -104,7 +104,13 @@ impl DeliveryLedger for SqliteLedger {
     ) -> Result<Vec<DeliveryClaim>, StoreError> {
         let action = "claim deliveries";
         let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
-        let whose = sqlx::query("SELECT id FROM webhooks WHERE enabled = 1 UNION ALL SELECT NULL");
+        // Who has fewest under way goes first: those whose receivers are slow do not take all the room for good.
+        let whose = sqlx::query(
+            "SELECT id FROM (SELECT id FROM webhooks WHERE enabled = 1 UNION ALL SELECT NULL) AS w
+             ORDER BY (SELECT count(*) FROM deliveries WHERE webhook_id IS w.id AND state = 'pending'
+                 AND lease_until_ms > ?), random()",
+        )
+        .bind(to_column(claiming.now_ms));
         let whose = whose.fetch_all(&mut *transaction).await.map_err(self.failed(action))?;
         let mut claims = Vec::new();
         for row in whose {

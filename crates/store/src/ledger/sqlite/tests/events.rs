@@ -242,6 +242,26 @@ async fn a_slow_webhook_holds_up_no_other() {
 }
 
 #[tokio::test]
+async fn slow_webhooks_that_took_all_the_room_leave_what_becomes_free_to_others() {
+    let (world, _) = pictured_record().await;
+    let claim = async |limit| {
+        let claiming = Claiming { now_ms: 1, lease_until_ms: 9, expires_at_ms: 9, each: 3, limit };
+        world.ledger.claim_deliveries(&claiming).await.unwrap()
+    };
+    let slow = [world.hook(&[], &[]).await, world.hook(&[], &[]).await];
+    for _ in 0..5 {
+        world.note(EventKind::JobFinished).await;
+    }
+    // Two each, of three that they may have.
+    assert_eq!([claim(2).await.len(), claim(2).await.len()], [2, 2]);
+    let last = world.hook(&[], &[]).await;
+    world.note(EventKind::JobFinished).await;
+    let [one] = &claim(1).await[..] else { panic!("one") };
+    let super::super::super::Target::Webhook { id, .. } = &one.target else { panic!("{one:?}") };
+    assert_eq!(*id, last, "not {slow:?}");
+}
+
+#[tokio::test]
 async fn a_webhook_that_is_gone_is_disabled_and_what_waits_goes_on_when_it_is_enabled() {
     let (world, _) = pictured_record().await;
     let hook = world.hook(&[], &[]).await;
