@@ -1,10 +1,7 @@
-//! Events: what happened, in order. Those of sandboxes and snapshots are written by the database itself, in the
-//! transaction that changes the row: no caller can forget one, and none is there without its change.
-
-use std::collections::BTreeMap;
+//! Events: what happened, in order. They are written by the database itself, in the transaction that changes the row
+//! that they are about: no caller can forget one, and none is there without its change.
 
 use async_trait::async_trait;
-use serde_json::Value;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::event::{Event, EventKind};
 
@@ -16,18 +13,6 @@ pub struct EventFilter {
     pub subject: Option<String>,
 }
 
-/// Something that happened, of which no other row tells.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NewEvent {
-    pub kind: EventKind,
-    pub subject: String,
-    /// What webhooks select by.
-    pub labels: BTreeMap<String, String>,
-    /// An object, in which `labels` is not.
-    pub data: Value,
-    pub at_ms: u64,
-}
-
 /// The first and last event that is remembered; both 0 if there never was one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EventRange {
@@ -37,8 +22,6 @@ pub struct EventRange {
 
 #[async_trait]
 pub trait EventLedger: Send + Sync + 'static {
-    /// Records an event, with the deliveries to those who are told of it.
-    async fn record_event(&self, event: &NewEvent) -> Result<(), StoreError>;
     /// At most `limit` after this one, oldest first.
     async fn events(
         &self,

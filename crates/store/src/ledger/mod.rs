@@ -33,7 +33,7 @@ use torpor_lifecycle::store::StoreError;
 pub use build_cache::{BuildCacheLedger, CachedStep, Outcome};
 pub use builds::BuildLedger;
 pub use edge::{DomainLedger, DomainRow, PreviewLedger, TokenRow};
-pub use events::{EventFilter, EventLedger, EventRange, NewEvent};
+pub use events::{EventFilter, EventLedger, EventRange};
 pub use hosting::{HostingLedger, ServiceRow};
 pub use images::{ImageLedger, ImageRow, LayerFacts, Removed};
 pub use invocations::{ClaimedInvocation, InvocationLedger};

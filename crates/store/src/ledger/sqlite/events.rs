@@ -1,14 +1,11 @@
-//! Rows of events. Most are written by triggers, which are in the migration.
+//! Rows of events. They are written by triggers, which are in the migration.
 
 use async_trait::async_trait;
-use serde_json::Value;
-use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::EventId;
 use torpor_protocol::event::{Event, EventKind};
 
-use super::super::{EventFilter, EventLedger, EventRange, NewEvent};
+use super::super::{EventFilter, EventLedger, EventRange};
 use super::{SqliteLedger, column, json, limit_of, parsed, time, to_column};
 
 /// Events that are forgotten in one statement: a sweep holds the writer no longer than a few milliseconds.
@@ -16,13 +13,6 @@ const FORGOTTEN_AT_ONCE: u32 = 1_000;
 
 #[async_trait]
 impl EventLedger for SqliteLedger {
-    async fn record_event(&self, event: &NewEvent) -> Result<(), StoreError> {
-        let action = "record an event";
-        let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
-        self.put_event(&mut transaction, event).await?;
-        transaction.commit().await.map_err(self.failed(action))
-    }
-
     async fn events(
         &self,
         filter: &EventFilter,
@@ -77,30 +67,6 @@ impl EventLedger for SqliteLedger {
                 return Ok(());
             }
         }
-    }
-}
-
-impl SqliteLedger {
-    /// For whoever records it together with something else.
-    pub(super) async fn put_event(
-        &self,
-        connection: &mut SqliteConnection,
-        event: &NewEvent,
-    ) -> Result<(), StoreError> {
-        let action = "record an event";
-        let mut data = event.data.clone();
-        if let Value::Object(data) = &mut data {
-            data.insert("labels".to_owned(), serde_json::json!(event.labels));
-        }
-        let query = sqlx::query(
-            "INSERT INTO events (id, kind, subject, data, at_ms) VALUES (?, ?, ?, ?, ?)",
-        )
-        .bind(EventId::random().to_string())
-        .bind(event.kind.as_str())
-        .bind(&event.subject)
-        .bind(data.to_string())
-        .bind(to_column(event.at_ms));
-        query.execute(connection).await.map(drop).map_err(self.failed(action))
     }
 }
 
