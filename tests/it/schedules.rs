@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use torpor_e2e::{World, wait_for};
+use torpor_lifecycle::fault::FIRING_POINTS;
 
 fn firings(world: &World, schedule: &str) -> Vec<Value> {
     let list: Value =
@@ -81,4 +82,44 @@ fn of_scheduled_snapshots_two_stay() {
     assert!(list.iter().any(|snapshot| snapshot["name"] == "mine"));
     let newest = &succeeded(&world, "keep")[0]["result"];
     assert!(list.iter().any(|snapshot| snapshot["id"] == *newest));
+}
+
+#[test]
+fn a_command_is_begun_once_and_found_again_at_whatever_step_the_daemon_is_killed() {
+    let mut world = World::start();
+    world.create_with("web", &["--memory", "256m"]);
+    for (place, state) in FIRING_POINTS.iter().zip(["interrupted", "succeeded", "succeeded"]) {
+        let name = place.replace('.', "-");
+        let script = format!("echo begun >>/tmp/{name}; sleep 3; echo well");
+        world.kill_daemon();
+        world.start_daemon_that_dies_at(place);
+        let create = ["schedule", "create", &name, "--after", "1s", "--sandbox", "web", "--"];
+        world.torpor(&[&create[..], &["sh", "-c", &script]].concat()).ok();
+        world.daemon_dies();
+        world.start_daemon();
+        let done = wait_for("its end", || {
+            firings(&world, &name).pop().filter(|one| one["state"] != "running")
+        });
+        assert_eq!(done["state"], state, "{place}: {done}");
+        let begun = world.sh("web", &format!("cat /tmp/{name} 2>/dev/null | wc -l")).ok();
+        assert_eq!(begun.trim() == "1", state == "succeeded", "{place}: {begun}");
+        assert_eq!(done["output"] == "well\n", state == "succeeded", "{place}: {done}");
+    }
+}
+
+#[test]
+fn a_job_begins_at_its_time_and_its_end_is_told() {
+    let world = World::start();
+    let job = "job create count --image torpor/base --memory 256m -- sh -c";
+    let mut words: Vec<_> = job.split(' ').collect();
+    words.push("echo $TORPOR_TASK_INDEX");
+    world.torpor(&words).ok();
+    let create = "schedule create nightly --after 1s --job count --count 2";
+    world.torpor(&create.split(' ').collect::<Vec<_>>()).ok();
+    let done = wait_for("its end", || succeeded(&world, "nightly").pop());
+    let id = done["result"].as_str().unwrap();
+    let told = world.torpor(&["events", "--type", "job.finished", "--subject", id, "--json"]).ok();
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let data = &told["events"][0]["data"];
+    assert_eq!((&data["job"], &data["state"]), (&"count".into(), &"succeeded".into()), "{told}");
 }

@@ -98,3 +98,6 @@ pub const TASK_POINTS: &[&str] = &[
     "task.settled",
     "task.deleted",
 ];
+
+/// Every place between the record of a schedule's command and its process.
+pub const FIRING_POINTS: &[&str] = &["firing.recorded", "firing.started", "firing.noted"];

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use torpor_daemon::ShutdownMode;
 
 use crate::client::PATIENCE;
+use crate::webhooks::next;
 use crate::world::World;
 
 fn shell(name: &str, when: Value, script: &str) -> Value {
@@ -76,7 +77,11 @@ async fn what_is_still_being_done_is_skipped_replaced_or_joined() {
     world.tell("/v1/schedules/replace/run").await.expect(202);
     world.fired("replace", |firings| !firings[0]["process"].is_null()).await;
     world.tell("/v1/schedules/replace/run").await.expect(202);
-    world.first_is("replace", "replaced").await;
+    let first = world.first_is("replace", "replaced").await;
+    let second = world.fired("replace", |firings| !firings[0]["process"].is_null()).await;
+    // The same clock, and the same way to write it.
+    let (ended, began) = (&first["ended_at"], &second[0]["process"]["started_at"]);
+    assert!(ended.as_str() <= began.as_str(), "it began at {began}, before {ended}");
     world.delete("/v1/schedules/replace").await.expect(204);
 
     let mut allow = spec;
@@ -185,4 +190,75 @@ async fn a_sandbox_that_is_not_there_is_said_in_the_history() {
     world.post("/v1/schedules", shell("lost", json!({"after_ms": 5}), "true")).await.expect(201);
     let fired = world.first_is("lost", "failed").await;
     assert!(fired["message"].as_str().unwrap().contains("web"), "{fired}");
+}
+
+#[tokio::test]
+async fn a_command_whose_sandbox_is_put_to_sleep_goes_on_and_is_waited_for() {
+    let world = World::with_sandbox().await;
+    let file = world.path("go");
+    let script = format!("until [ -e {file} ]; do sleep 0.05; done; echo done");
+    world.post("/v1/schedules", shell("long", json!({"after_ms": 20}), &script)).await.expect(201);
+    world
+        .fired("long", |firings| firings.first().is_some_and(|one| !one["process"].is_null()))
+        .await;
+    world.tell("/v1/sandboxes/web/sleep").await.expect(200);
+    world.wait("web", "wakes", json!(1)).await;
+    std::fs::write(&file, "").unwrap();
+    let fired = world.first_is("long", "succeeded").await;
+    assert_eq!(fired["output"], "done\n");
+}
+
+#[tokio::test]
+async fn a_job_begins_at_its_time_and_its_end_is_that_of_the_firing_and_an_event() {
+    let world = World::new().await;
+    for (name, script, state) in [
+        ("good", "true", "succeeded"),
+        ("bad", "exit 3", "failed"),
+        ("long", "sleep 1000", "cancelled"),
+    ] {
+        let spec = json!({
+            "sandbox": {"image": "torpor/base", "labels": {"team": "blue"}},
+            "command": ["sh", "-c", script],
+            "input_file": world.path("input-$"), "results": world.path("results"),
+        });
+        world.post("/v1/jobs", json!({"name": name, "spec": spec})).await.expect(201);
+        let action = json!({"job": {"job": name, "count": 2}});
+        let spec = json!({"name": name, "when": {"after_ms": 20}, "do": action});
+        world.post("/v1/schedules", spec).await.expect(201);
+        let begun =
+            |firings: &[Value]| firings.first().is_some_and(|one| one["result"].is_string());
+        let fired = world.fired(name, begun).await.pop().unwrap();
+        if state == "cancelled" {
+            world.delete("/v1/schedules/long").await.expect(204);
+        } else {
+            let fired = world.first_is(name, state).await;
+            assert_eq!(fired["message"].is_null(), state == "succeeded", "{fired}");
+        }
+        let id = fired["result"].as_str().unwrap();
+        let ended = format!("/v1/events/stream?after=0&type=job.finished&subject={id}");
+        let (_, event) = next(&mut world.open(&ended).await).await;
+        let data = &event["data"];
+        assert_eq!(
+            (&data["job"], &data["state"], &data["tasks"]),
+            (&json!(name), &json!(state), &json!(2))
+        );
+        assert_eq!(data["labels"]["team"], "blue", "{event}");
+        assert_eq!(world.get(&format!("/v1/executions/{id}")).await.expect(200)["state"], state);
+    }
+}
+
+#[tokio::test]
+async fn no_more_firings_are_under_way_than_may() {
+    let world = World::with_sandbox().await;
+    let mut spec = shell("many", json!({"cron": "0 0 1 1 *"}), "sleep 1000");
+    spec["overlap"] = json!("allow");
+    world.post("/v1/schedules", spec).await.expect(201);
+    for _ in 0..64 {
+        world.tell("/v1/schedules/many/run").await.expect(202);
+    }
+    let more = world.tell("/v1/schedules/many/run").await;
+    more.expect_error(503, "capacity_reached");
+    world.delete("/v1/schedules/many").await.expect(204);
+    world.post("/v1/schedules", shell("next", json!({"after_ms": 1}), "true")).await.expect(201);
+    world.first_is("next", "succeeded").await;
 }

@@ -1,7 +1,8 @@
-//! What a firing does.
+//! What a firing does: it begins something, and waits for its end.
 //!
-//! - A process is recorded with its number before it is waited for. It lives on its own, so a daemon that ends does
-//!   not end it, and the next one finds it.
+//! - A process has the name of its firing, and is recorded with its number before it is waited for. It lives on its own, so a
+//!   daemon that ends does not end it, and the next one finds it.
+//! - What was begun is known before it can be ended: beginning is never cut off.
 //! - The id of a snapshot follows from the firing: whoever takes it again takes the same one.
 
 use std::collections::VecDeque;
@@ -9,17 +10,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
+use torpor_lifecycle::fault;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::api::ExitReport;
+use torpor_protocol::api::{Command, ExitReport};
+use torpor_protocol::guest::{RestartPolicy, Supervision};
 use torpor_protocol::job::{BeginExecution, ExecutionState};
 use torpor_protocol::schedule::{
     Action, Firing, FiringState, ProcessMark, Schedule, ScheduledRun, ScheduledSnapshot,
 };
-use torpor_protocol::{SandboxRef, SnapshotRef};
+use torpor_protocol::{ErrorCode, ExecutionId, SandboxRef, SnapshotRef};
 
 use super::sandbox_ref;
 use crate::error::{Error, Result};
-use crate::processes::{self, Awake, Output, ProcessRef, Said};
+use crate::processes::{self, Awake, ProcessRef, Said};
 use crate::{Service, calls, jobs};
 
 /// A command that says nothing else is ended after so long.
@@ -32,8 +35,12 @@ const MESSAGE_MAX: usize = 500;
 const GRACE_MS: u64 = 5_000;
 /// How long the sandbox of one may take to take the order.
 const KILL_MAX: Duration = Duration::from_secs(30);
+/// How often a sandbox that was put to sleep under its command is woken again before it is given up.
+const WAKES_MAX: usize = 100;
 /// How often an execution is looked at.
 const LOOK: Duration = Duration::from_secs(1);
+const NOT_BEGUN: &str = "the daemon ended before it began";
+const LOST: &str = "its process is not there any more, and how it ended is not known";
 
 /// A firing that is over.
 pub(super) struct Ended {
@@ -42,11 +49,20 @@ pub(super) struct Ended {
 }
 
 /// How what was to be done went.
+#[derive(Clone, Copy)]
 enum Went {
     Well,
     Wrong,
-    /// An earlier daemon began it, and nobody knows how it ended.
-    Unknown,
+    /// Nobody knows, because of this.
+    Unknown(&'static str),
+}
+
+/// What a firing began.
+enum Begun {
+    Process(ProcessMark),
+    Execution(ExecutionId),
+    /// There is nothing to wait for.
+    Over(Went),
 }
 
 /// None: the daemon stops, and the next one goes on.
@@ -57,15 +73,20 @@ pub(super) async fn act(
     again: bool,
     end: &CancellationToken,
 ) -> Option<Ended> {
-    let went = {
-        let doing = async {
-            match &schedule.spec.action {
-                Action::Run(run) => self::run(service, run, &mut firing, again).await,
-                Action::Snapshot(take) => snapshot(service, schedule, take, &mut firing).await,
-                Action::Job(request) => job(service, request, &mut firing).await,
+    let went = match begin(service, schedule, &mut firing, again, end).await {
+        Ok(Some(begun)) => {
+            let went = tokio::select! {
+                biased;
+                went = wait(service, &begun, &mut firing) => Some(went),
+                () = end.cancelled() => None,
+            };
+            if went.is_none() && !service.stopping.is_cancelled() {
+                let _ = tokio::time::timeout(KILL_MAX, cancel(service, &begun)).await;
             }
-        };
-        end.run_until_cancelled(doing).await
+            went
+        }
+        Ok(None) => None,
+        Err(error) => Some(Err(error)),
     };
     if service.stopping.is_cancelled() {
         return None;
@@ -73,81 +94,160 @@ pub(super) async fn act(
     let state = match went {
         Some(Ok(Went::Well)) => FiringState::Succeeded,
         Some(Ok(Went::Wrong)) => FiringState::Failed,
-        Some(Ok(Went::Unknown)) => {
-            let text = "the daemon ended meanwhile, and how it went on is not known";
-            firing.outcome.message.get_or_insert_with(|| text.to_owned());
+        Some(Ok(Went::Unknown(why))) => {
+            firing.outcome.message.get_or_insert_with(|| why.to_owned());
             FiringState::Interrupted
         }
         Some(Err(error)) => {
-            firing.outcome.message = Some(clipped(error.describe().message));
+            firing.outcome.message = Some(in_words(&error));
             FiringState::Failed
         }
-        None => {
-            let _ = tokio::time::timeout(KILL_MAX, cancel(service, schedule, &firing)).await;
-            FiringState::Replaced
-        }
+        None => FiringState::Replaced,
     };
     Some(Ended { firing, state })
 }
 
+/// None: it was to end before it began.
+async fn begin(
+    service: &Arc<Service>,
+    schedule: &Schedule,
+    firing: &mut Firing,
+    again: bool,
+    end: &CancellationToken,
+) -> Result<Option<Begun>> {
+    if end.is_cancelled() && !again {
+        return Ok(None);
+    }
+    match &schedule.spec.action {
+        Action::Run(run) => self::run(service, run, firing, again).await.map(Some),
+        Action::Job(request) => job(service, request, firing).await.map(Some),
+        // The next daemon takes it anew.
+        Action::Snapshot(take) => {
+            let taking = snapshot(service, schedule, take, firing);
+            let taken = service.stopping.run_until_cancelled(taking).await;
+            taken.transpose().map(|went| went.map(Begun::Over))
+        }
+    }
+}
+
+async fn wait(service: &Service, begun: &Begun, firing: &mut Firing) -> Result<Went> {
+    match begun {
+        Begun::Process(mark) => process(service, mark, firing).await,
+        Begun::Execution(id) => execution(service, id, firing).await,
+        Begun::Over(went) => Ok(*went),
+    }
+}
+
+/// Ends what a firing began.
+async fn cancel(service: &Service, begun: &Begun) -> Result<()> {
+    match begun {
+        Begun::Process(mark) => kill(service, mark).await,
+        Begun::Execution(id) => jobs::cancel(service, id).await.map(drop),
+        Begun::Over(_) => Ok(()),
+    }
+}
+
+/// Records what was begun. Nobody waits for what can't be recorded, or whose schedule is gone: it is ended.
+async fn noted(service: &Service, firing: &Firing, begun: Begun) -> Result<Begun> {
+    let noted = service.ledger.update_firing(firing).await;
+    if !matches!(noted, Ok(true)) {
+        cancel(service, &begun).await?;
+    }
+    Ok(if noted? { begun } else { Begun::Over(Went::Wrong) })
+}
+
+/// Wakes the sandbox and starts the command there, unless an earlier daemon did.
 async fn run(
     service: &Service,
     run: &ScheduledRun,
     firing: &mut Firing,
     again: bool,
-) -> Result<Went> {
-    let mark = match (&firing.outcome.process, again) {
-        (Some(mark), _) => mark.clone(),
-        (None, true) => return Ok(Went::Unknown),
-        (None, false) => start(service, run, firing).await?,
-    };
-    let awake = awake(service, &SandboxRef::Id(mark.sandbox.clone())).await?;
-    let process = ProcessRef::Pid(mark.pid);
-    if again && !is_still(&awake, &mark).await {
-        return Ok(Went::Unknown);
+) -> Result<Begun> {
+    if let Some(mark) = &firing.outcome.process {
+        return Ok(Begun::Process(mark.clone()));
     }
-    let output = processes::attach(awake, &process, true, true).await?;
-    let (tail, exit) = follow(output).await?;
-    firing.outcome.output = Some(tail).filter(|tail| !tail.is_empty());
-    let Some(exit) = exit else { return Ok(Went::Unknown) };
-    Ok(judge(firing, exit))
-}
-
-/// Wakes the sandbox and starts the command there; that it did is recorded.
-async fn start(service: &Service, run: &ScheduledRun, firing: &mut Firing) -> Result<ProcessMark> {
+    fault::point("firing.recorded");
     let awake = awake(service, &sandbox_ref(&run.sandbox)?).await?;
-    let mut command = run.command.clone();
-    command.keep_awake = true;
-    command.timeout_ms = command.timeout_ms.or(Some(TIMEOUT_MS));
-    let process = processes::start(&awake, command).await?;
+    let name = firing.id.to_string();
+    let process = if again {
+        match processes::find(&awake, &ProcessRef::Name(name)).await {
+            Ok(process) => process,
+            Err(error) if error.code() == ErrorCode::ProcessNotFound => {
+                return Ok(Begun::Over(Went::Unknown(NOT_BEGUN)));
+            }
+            Err(error) => return Err(error),
+        }
+    } else {
+        processes::start(&awake, command(run, name)).await?
+    };
+    fault::point("firing.started");
     let sandbox = awake.sandbox.id().clone();
     let mark = ProcessMark { sandbox, pid: process.pid, started_at_ms: process.started_at_ms };
     firing.outcome.process = Some(mark.clone());
-    service.ledger.update_firing(firing).await?;
-    Ok(mark)
+    let begun = noted(service, firing, Begun::Process(mark)).await?;
+    fault::point("firing.noted");
+    Ok(begun)
+}
+
+/// A process that keeps its sandbox awake and is found by its name.
+fn command(run: &ScheduledRun, name: String) -> Command {
+    let name = Some(name);
+    Command {
+        keep_awake: true,
+        timeout_ms: run.command.timeout_ms.or(Some(TIMEOUT_MS)),
+        supervise: Some(Supervision { name, restart: RestartPolicy::Never, ..Default::default() }),
+        ..run.command.clone()
+    }
 }
 
 async fn awake(service: &Service, of: &SandboxRef) -> Result<Awake> {
     Awake::new(service, service.fleet.find(of)?).await
 }
 
-/// Whether the process of that number is the one that was started.
-async fn is_still(awake: &Awake, mark: &ProcessMark) -> bool {
-    let found = processes::find(awake, &ProcessRef::Pid(mark.pid)).await;
-    found.is_ok_and(|process| process.started_at_ms == mark.started_at_ms)
+async fn process(service: &Service, mark: &ProcessMark, firing: &mut Firing) -> Result<Went> {
+    for _ in 0..WAKES_MAX {
+        match follow(service, mark).await {
+            Ok(Some((tail, exit))) => {
+                firing.outcome.output = Some(tail).filter(|tail| !tail.is_empty());
+                return Ok(judge(firing, exit));
+            }
+            Ok(None) => return Ok(Went::Unknown(LOST)),
+            // Somebody put it to sleep: its process is as it was.
+            Err(error) if error.code() == ErrorCode::SandboxAsleep => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Went::Unknown("its sandbox was put to sleep again and again"))
 }
 
-/// Ends what a firing began.
-async fn cancel(service: &Service, schedule: &Schedule, firing: &Firing) -> Result<()> {
-    if let Some(mark) = &firing.outcome.process {
-        kill(service, mark).await?;
+/// The end of what it says, and how it ends; none if it is not there any more.
+async fn follow(service: &Service, mark: &ProcessMark) -> Result<Option<(String, ExitReport)>> {
+    let awake = awake(service, &SandboxRef::Id(mark.sandbox.clone())).await?;
+    let process = ProcessRef::Pid(mark.pid);
+    match processes::find(&awake, &process).await {
+        Ok(found) if found.started_at_ms == mark.started_at_ms => {}
+        // Its number is another one's by now.
+        Ok(_) => return Ok(None),
+        Err(error) if error.code() == ErrorCode::ProcessNotFound => return Ok(None),
+        Err(error) => return Err(error),
     }
-    if let (Action::Job(_), Some(id)) = (&schedule.spec.action, &firing.outcome.result)
-        && let Ok(id) = id.parse()
-    {
-        jobs::cancel(service, &id).await?;
+    let mut output = processes::attach(awake, &process, true, true).await?;
+    let mut tail = VecDeque::new();
+    while let Some(said) = output.next().await? {
+        match said {
+            Said::Bytes(_, bytes) => {
+                tail.extend(bytes);
+                let extra = tail.len().saturating_sub(OUTPUT_MAX);
+                tail.drain(..extra);
+            }
+            Said::Exited(exit) => {
+                let bytes: Vec<u8> = tail.into();
+                return Ok(Some((String::from_utf8_lossy(&bytes).into_owned(), exit)));
+            }
+            Said::Skipped(_) | Said::At(_) => {}
+        }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Whoever begins it again for the same firing gets the same execution.
@@ -155,17 +255,19 @@ async fn job(
     service: &Arc<Service>,
     request: &BeginExecution,
     firing: &mut Firing,
-) -> Result<Went> {
+) -> Result<Begun> {
     let begun = jobs::begin(service, request.clone(), Some(firing.id.as_str())).await?;
     firing.outcome.result = Some(begun.id.to_string());
-    service.ledger.update_firing(firing).await?;
+    noted(service, firing, Begun::Execution(begun.id)).await
+}
+
+async fn execution(service: &Service, id: &ExecutionId, firing: &mut Firing) -> Result<Went> {
     loop {
-        let execution = jobs::find(service, &begun.id).await?;
-        match execution.state {
+        match jobs::find(service, id).await?.state {
             ExecutionState::Running | ExecutionState::Cancelling => {}
             ExecutionState::Succeeded => return Ok(Went::Well),
-            ExecutionState::Failed | ExecutionState::Cancelled => {
-                let state = execution.state.as_str();
+            state @ (ExecutionState::Failed | ExecutionState::Cancelled) => {
+                let state = state.as_str();
                 firing.outcome.message = Some(format!("the execution ended as {state}"));
                 return Ok(Went::Wrong);
             }
@@ -177,24 +279,6 @@ async fn job(
 async fn kill(service: &Service, mark: &ProcessMark) -> Result<()> {
     let awake = awake(service, &SandboxRef::Id(mark.sandbox.clone())).await?;
     processes::kill(&awake, &ProcessRef::Pid(mark.pid), Some(GRACE_MS)).await
-}
-
-/// The end of what it says, and how it ends.
-async fn follow(mut output: Output) -> Result<(String, Option<ExitReport>)> {
-    let (mut tail, mut exit) = (VecDeque::new(), None);
-    while let Some(said) = output.next().await? {
-        match said {
-            Said::Bytes(_, bytes) => {
-                tail.extend(bytes);
-                let extra = tail.len().saturating_sub(OUTPUT_MAX);
-                tail.drain(..extra);
-            }
-            Said::Exited(report) => exit = Some(report),
-            Said::Skipped(_) | Said::At(_) => {}
-        }
-    }
-    let bytes: Vec<u8> = tail.into();
-    Ok((String::from_utf8_lossy(&bytes).into_owned(), exit))
 }
 
 /// What an exit means.
@@ -239,7 +323,7 @@ async fn remove_old(service: &Service, schedule: &Schedule, keep: u32) -> Result
         if service.fleet.find_snapshot(&of).await.is_ok()
             && let Err(error) = service.fleet.erase_snapshot(&of).await
         {
-            let why = Error::from(error).describe().message;
+            let why = in_words(&Error::from(error));
             stay = Some(clipped(format!("{old} could not be removed: {why}")));
             continue;
         }
@@ -254,6 +338,12 @@ async fn forget(
     old: &torpor_protocol::SnapshotId,
 ) -> std::result::Result<(), StoreError> {
     service.ledger.forget_scheduled_snapshot(&schedule.id, old).await
+}
+
+fn in_words(error: &Error) -> String {
+    let told = error.describe();
+    let hint = told.hint.map_or_else(String::new, |hint| format!(" ({hint})"));
+    clipped(format!("{}{hint}", told.message))
 }
 
 fn clipped(mut text: String) -> String {

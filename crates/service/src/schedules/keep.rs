@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::chain;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::schedule::{Firing, FiringState, Overlap, Schedule};
@@ -16,8 +17,8 @@ use crate::Service;
 
 /// How often schedules are looked at without a reason: clocks jump, and other nodes change them.
 const LOOK: Duration = Duration::from_secs(1);
-/// Firings under way of this daemon, besides those that somebody asked for. More wait.
-const OPEN_MAX: usize = 64;
+/// Firings under way of this daemon. More wait, and who asks for one is refused.
+pub(super) const OPEN_MAX: usize = 64;
 /// How often the end of a firing is tried to be recorded: a full disk gets room, or the next daemon finds it.
 const RECORD_TRIES: u32 = 60;
 
@@ -57,13 +58,12 @@ async fn go_on(service: &Arc<Service>) -> Result<(), StoreError> {
 
 /// Fires what is due; when there is something again, as far as that is known.
 async fn fire_due(service: &Arc<Service>) -> Result<Option<u64>, StoreError> {
-    let room = OPEN_MAX.saturating_sub(service.schedules.open.lock().len());
-    if room == 0 {
-        return Ok(None);
-    }
-    let due = service.ledger.due_schedules(now_ms(), room).await?;
     let mut waits = false;
-    for schedule in due {
+    // Those that wait until they have done what they do have it under way: they are not all that is seen.
+    for schedule in service.ledger.due_schedules(now_ms(), OPEN_MAX).await? {
+        if service.schedules.is_full() {
+            return Ok(None);
+        }
         waits |= !fire(service, schedule).await?;
     }
     if waits { Ok(None) } else { service.ledger.next_firing().await }
@@ -84,10 +84,6 @@ async fn fire(service: &Arc<Service>, schedule: Schedule) -> Result<bool, StoreE
     let busy = service.ledger.count_under_way(id).await? > 0;
     let Some(plan) = plan(&schedule, &times, now_ms(), busy) else { return Ok(false) };
     let Some(expected_at_ms) = schedule.next_at_ms else { return Ok(true) };
-    let begins = plan.firings.iter().any(|firing| firing.state == FiringState::Running);
-    if begins && overlap == Overlap::Replace {
-        service.schedules.end(id);
-    }
     let fire = Fire {
         schedule: id,
         expected_at_ms,
@@ -103,14 +99,23 @@ async fn fire(service: &Arc<Service>, schedule: Schedule) -> Result<bool, StoreE
     Ok(true)
 }
 
-/// Does what is recorded, and records how it ended. `again`: an earlier daemon began it.
+/// Does what is recorded, and records how it ended; what it replaces ends before it begins. `again`: an earlier daemon
+/// began it.
 pub(super) fn begin(service: &Arc<Service>, schedule: Schedule, firing: Firing, again: bool) {
-    let end = service.stopping.child_token();
-    let open = Open { schedule: schedule.id.clone(), end: end.clone() };
+    let before = match schedule.spec.overlap {
+        Overlap::Replace => service.schedules.end(&schedule.id),
+        Overlap::Skip | Overlap::Allow => Vec::new(),
+    };
+    let (end, over) = (service.stopping.child_token(), CancellationToken::new());
+    let open = Open { schedule: schedule.id.clone(), end: end.clone(), over: over.clone() };
     service.schedules.open.lock().insert(firing.id.clone(), open);
     let tasks = service.tasks.clone();
     let service = Arc::clone(service);
     tasks.spawn(async move {
+        let _over = over.drop_guard();
+        for one in before {
+            one.cancelled().await;
+        }
         let id = firing.id.clone();
         let ended = act(&service, &schedule, firing, again, &end).await;
         if let Some(ended) = ended {

@@ -43,14 +43,22 @@ pub struct Schedules {
 #[derive(Debug)]
 struct Open {
     schedule: ScheduleId,
+    /// Says that it is to end.
     end: CancellationToken,
+    /// Says that it is over.
+    over: CancellationToken,
 }
 
 impl Schedules {
-    /// Ends whatever a schedule does here.
-    fn end(&self, schedule: &ScheduleId) {
+    /// Ends whatever a schedule does here; gives what says that it is over.
+    fn end(&self, schedule: &ScheduleId) -> Vec<CancellationToken> {
         let open = self.open.lock();
-        open.values().filter(|open| open.schedule == *schedule).for_each(|open| open.end.cancel());
+        let its = open.values().filter(|open| open.schedule == *schedule);
+        its.inspect(|open| open.end.cancel()).map(|open| open.over.clone()).collect()
+    }
+
+    fn is_full(&self) -> bool {
+        self.open.lock().len() >= keep::OPEN_MAX
     }
 }
 
@@ -121,11 +129,13 @@ pub async fn resume(app: &Service, of: &ScheduleRef) -> Result<Schedule> {
 /// Fires it now, besides its times.
 pub async fn run(app: &std::sync::Arc<Service>, of: &ScheduleRef) -> Result<Firing> {
     let schedule = find(app, of).await?;
+    if app.schedules.is_full() {
+        let text = format!("{} firings are under way", keep::OPEN_MAX);
+        let hint = "ask again when one has ended; `torpor schedule ls` shows which are running";
+        return Err(Error::with_hint(ErrorCode::CapacityReached, text, hint));
+    }
     let now_ms = now_ms();
     let firing = plan::firing(now_ms, now_ms, true);
-    if schedule.spec.overlap == Overlap::Replace {
-        app.schedules.end(&schedule.id);
-    }
     let together = schedule.spec.overlap != Overlap::Skip;
     let recorded = app.ledger.record_firing(&schedule.id, &firing, together).await;
     let recorded = recorded.map_err(refused)?;
