@@ -32,6 +32,9 @@ use crate::error::{Error, Result};
 pub use keep::keep;
 use times::Times;
 
+/// Bytes of a schedule as JSON: a page of a thousand is read at once.
+const SPEC_MAX: usize = 64 * 1024;
+
 /// What is under way in this daemon. One per daemon.
 #[derive(Debug, Default)]
 pub struct Schedules {
@@ -157,6 +160,12 @@ pub async fn firings(
 }
 
 fn check(spec: &CreateSchedule) -> Result<()> {
+    if serde_json::to_vec(spec).map_or(usize::MAX, |json| json.len()) > SPEC_MAX {
+        return Err(Error::invalid(format!(
+            "a schedule has at most {SPEC_MAX} bytes as JSON: put long inputs into files, and what is said about \
+             tasks into a job"
+        )));
+    }
     let sandbox = match &spec.action {
         Action::Run(run) => {
             let command = &run.command;

@@ -2,6 +2,7 @@
 
 use torpor_protocol::ScheduleId;
 use torpor_protocol::api::Command;
+use torpor_protocol::job::BeginExecution;
 use torpor_protocol::schedule::{
     Action, CreateSchedule, Missed, Overlap, Schedule, ScheduledRun, ScheduledSnapshot, When,
 };
@@ -40,7 +41,9 @@ fn an_action_that_makes_no_sense_is_refused_when_it_is_made() {
     };
     let run = |command| Action::Run(ScheduledRun { sandbox: "web".to_owned(), command });
     let words = vec!["true".to_owned()];
+    let job = BeginExecution { tasks: Some(vec!["x".repeat(70_000).into()]), ..Default::default() };
     for (action, word) in [
+        (Action::Job(Box::new(job)), "65536"),
         (snapshot("../web", None), "sandbox"),
         (snapshot("web", Some(0)), "keep"),
         (run(Command::default()), "empty"),
