@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::output::{self, plain};
 use crate::units::{self, millis, parse_duration, parse_time};
 
-/// Manage schedules: commands and snapshots at times.
+/// Manage schedules: commands, jobs and snapshots at times.
 ///
 /// A command wakes its sandbox and keeps it awake while it runs. Times that pass while no daemon runs are made up for as
 /// --missed says.
@@ -28,6 +28,7 @@ use crate::units::{self, millis, parse_duration, parse_time};
 #[command(
     after_help = "Examples:\n  torpor schedule create backup --cron '0 3 * * *' --timezone Europe/Berlin --sandbox web -- ./backup\n  \
     torpor schedule create keep --every 1h --snapshot web --keep 24\n  \
+    torpor schedule create nightly --cron '0 2 * * *' --job resize --count 8\n  \
     torpor schedule create once --after 10m --sandbox web -- ./report\n  \
     torpor schedule ls\n  torpor schedule history backup"
 )]
@@ -116,25 +117,25 @@ struct Create {
     #[arg(long, group = "what", value_name = "JOB", conflicts_with = "command")]
     job: Option<Name>,
     /// How many tasks the execution has, without input [default: 1].
-    #[arg(long, value_name = "COUNT", requires = "job")]
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["sandbox", "snapshot"])]
     count: Option<usize>,
     /// Of the snapshots that it took, keep the newest so many [default: all].
-    #[arg(long, value_name = "COUNT", requires = "snapshot")]
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["sandbox", "job"])]
     keep: Option<u32>,
     /// Snapshots of files only.
-    #[arg(long, requires = "snapshot")]
+    #[arg(long, conflicts_with_all = ["sandbox", "job"])]
     files_only: bool,
     /// Variable of the command.
-    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_env)]
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_env, conflicts_with_all = ["snapshot", "job"])]
     env: Vec<(String, String)>,
     /// Directory of the command.
-    #[arg(short = 'w', long, value_name = "PATH")]
+    #[arg(short = 'w', long, value_name = "PATH", conflicts_with_all = ["snapshot", "job"])]
     cwd: Option<String>,
     /// User of the command.
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with_all = ["snapshot", "job"])]
     user: Option<String>,
     /// End the command after this long [default: 1h].
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, conflicts_with_all = ["snapshot", "job"])]
     timeout: Option<Duration>,
     /// If the time before is still being done.
     #[arg(long, value_enum, default_value_t = OverlapWord::Skip)]
@@ -386,4 +387,43 @@ fn history(firings: &[Firing]) -> String {
     };
     let header = ["TIME", "BY", "TOOK", "OUTCOME"];
     output::table(&header, firings.iter().map(row).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(subcommand)]
+        action: Action,
+    }
+
+    #[test]
+    fn what_nothing_would_come_of_is_refused() {
+        let parsed = |what: &str, about: &str| {
+            let line = format!("schedule create a --every 1h {about} {what}");
+            Line::try_parse_from(line.split_whitespace())
+        };
+        let (run, job, snapshot) = ("--sandbox web -- true", "--job b", "--snapshot web");
+        let [command, tasks, kept] = [
+            &["--env A=1", "--cwd /", "--user root", "--timeout 5m"][..],
+            &["--count 2"],
+            &["--keep 2", "--files-only"],
+        ];
+        for (what, fits, others) in [
+            (run, command, [tasks, kept]),
+            (job, tasks, [command, kept]),
+            (snapshot, kept, [command, tasks]),
+        ] {
+            parsed(what, &fits.join(" ")).unwrap();
+            for about in others.concat() {
+                parsed(what, about).unwrap_err();
+            }
+        }
+        parsed("--sandbox web", "").unwrap_err();
+        parsed(job, "--cron *").unwrap_err();
+    }
 }
