@@ -1,12 +1,16 @@
 //! Processes of a sandbox: list, read, feed, stop.
 
+use std::time::Duration;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use torpor_protocol::api::{LogEntry, OutputStream, Process};
+use torpor_protocol::guest::LogLine as Line;
 use torpor_protocol::time;
 use torpor_service::processes::{self, ProcessRef};
 use torpor_service::{Error, Result, Search, files};
@@ -18,6 +22,8 @@ use crate::tool::{Call, Effect, Tool};
 /// Lines in one answer.
 const LINES: usize = 200;
 const LINES_MAX: usize = 1000;
+/// How long a log may be looked through: less than clients wait.
+const SEARCH_DEADLINE: Duration = Duration::from_secs(20);
 /// Processes in one answer: those that run first.
 const LISTED_MAX: usize = 200;
 /// Characters of a command line that are shown.
@@ -158,35 +164,57 @@ impl Tool for ProcessLogs {
         let after = self.after.as_deref().map(|text| {
             text.parse().map_err(|_| Error::invalid("after is `next` of an earlier answer"))
         });
-        let after = after.transpose()?;
+        let after: Option<u64> = after.transpose()?;
         let search = Search {
             after_us: after.unwrap_or_default(),
-            limit: if self.process.is_some() { LINES_MAX } else { limit },
+            limit,
             newest: after.is_none(),
             text: self.contains,
-            stderr: None,
-            processes: Vec::new(),
+            ..Search::default()
         };
-        let mut lines = call.service.fleet.log(call.sandbox()?.id(), &search).await?;
-        let mut last = lines.last().map(|line| line.stamp_us.to_string());
-        if let Some(pid) = self.process {
-            lines.retain(|line| line.pid == pid);
-        }
-        let over = lines.len().saturating_sub(limit);
-        if after.is_none() {
-            lines.drain(..over);
-        } else if over > 0 {
-            lines.truncate(limit);
-            last = lines.last().map(|line| line.stamp_us.to_string());
-        }
+        let (lines, last) = match self.process {
+            Some(pid) => of_process(call, pid, search).await?,
+            None => {
+                let lines = call.service.fleet.log(call.sandbox()?.id(), &search).await?;
+                let last = lines.last().map(|line| line.stamp_us);
+                (lines, last)
+            }
+        };
         let lines: Vec<_> = lines.into_iter().map(|line| shown(line.into())).collect();
         let mut text: Vec<_> = lines.iter().map(|line| line.text.clone()).collect();
         if text.is_empty() {
             text.push("nothing was printed".to_owned());
         }
-        let next = last.or(self.after);
+        let next = last.map(|stamp| stamp.to_string()).or(self.after);
         Ok(Answer::new(text.join("\n"), &Logs { lines, next }))
     }
+}
+
+/// The lines of one process, and the last place that was looked at. Others may print a lot more than it does,
+/// so all of the log is looked through, a page at a time.
+async fn of_process(call: &Call, pid: u32, wanted: Search) -> Result<(Vec<Line>, Option<u64>)> {
+    let until = Instant::now() + SEARCH_DEADLINE;
+    let mut search = Search { limit: LINES_MAX, newest: false, ..wanted.clone() };
+    let (mut found, mut last) = (Vec::new(), None);
+    loop {
+        let page = call.service.fleet.log(call.sandbox()?.id(), &search).await?;
+        let more = page.len() == LINES_MAX;
+        last = page.last().map(|line| line.stamp_us).or(last);
+        found.extend(page.into_iter().filter(|line| line.pid == pid));
+        if wanted.newest {
+            found.drain(..found.len().saturating_sub(wanted.limit));
+        } else if found.len() >= wanted.limit {
+            found.truncate(wanted.limit);
+            last = found.last().map(|line| line.stamp_us);
+            break;
+        }
+        // What comes in faster than it is read is for the next call.
+        if !more || Instant::now() >= until {
+            break;
+        }
+        search.after_us = last.unwrap_or(search.after_us);
+    }
+    Ok((found, last))
 }
 
 fn shown(entry: LogEntry) -> LogLine {
