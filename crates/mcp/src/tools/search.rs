@@ -74,9 +74,16 @@ impl Tool for FindFiles {
         let limit = limited(self.limit)?;
         let path = checked(self.path)?;
         let awake = call.awake().await?;
-        let mut all = files::list(&awake, path.clone(), DEPTH).await?;
-        all.retain(|entry| matches(&self.pattern, &entry.path));
-        Ok(Listing::of(all, &path, limit).answer())
+        let all = files::list(&awake, path.clone(), DEPTH).await?;
+        // Many names take a while.
+        let compared = tokio::task::spawn_blocking(move || {
+            let found = all.into_iter().filter(|entry| matches(&self.pattern, &entry.path));
+            Listing::of(found.collect(), &path, limit)
+        });
+        let found = compared.await.map_err(|error| {
+            Error::new(ErrorCode::Internal, format!("names could not be compared: {error}"))
+        })?;
+        Ok(found.answer())
     }
 }
 
