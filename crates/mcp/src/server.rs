@@ -25,6 +25,7 @@ use crate::tool::{Call, Toolset};
 /// Calls that are under way in the daemon. Each may hold some hundred kilobytes of output.
 const CALLS_MAX: usize = 512;
 static CALLS: Semaphore = Semaphore::const_new(CALLS_MAX);
+const BUSY: &str = "too many calls are under way: call again in a moment";
 /// Tools change with the program only.
 const LIST_TTL: Duration = Duration::from_secs(5 * 60);
 
@@ -98,8 +99,7 @@ impl ServerHandler for Server {
         }
         let call = self.call(&context)?;
         let Ok(_permit) = CALLS.try_acquire() else {
-            let busy = "too many calls are under way: call again in a moment";
-            return Ok(failed(busy.to_owned()).into());
+            return Ok(failed(BUSY.to_owned()).into());
         };
         let arguments = request.arguments.unwrap_or_default();
         let answer = self.tools.call(&request.name, arguments, call.clone()).await;
@@ -112,6 +112,7 @@ impl ServerHandler for Server {
         context: RequestContext<RoleServer>,
     ) -> Result<GetTaskResult, ErrorData> {
         let call = self.call(&context)?;
+        let _permit = CALLS.try_acquire().map_err(|_| ErrorData::internal_error(BUSY, None))?;
         tasks::get(&call, &request.task_id).await.map_err(|error| refuse(&call, &error))
     }
 
@@ -132,6 +133,7 @@ impl ServerHandler for Server {
         context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
         let call = self.call(&context)?;
+        let _permit = CALLS.try_acquire().map_err(|_| ErrorData::internal_error(BUSY, None))?;
         tasks::cancel(&call, &request.task_id).await.map_err(|error| refuse(&call, &error))
     }
 }

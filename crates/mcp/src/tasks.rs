@@ -13,6 +13,7 @@ use rmcp::model::{
     TaskStatus,
 };
 use serde_json::{Value, json};
+use torpor_protocol::api::Process;
 use torpor_protocol::{ErrorCode, SandboxRef, time};
 use torpor_service::processes::{self, Awake, ProcessRef};
 use torpor_service::{Error, McpTask, McpTaskState, Result};
@@ -27,6 +28,8 @@ const TASKS_MAX: u32 = 256;
 const TTL: Duration = Duration::from_secs(48 * 60 * 60);
 /// How often a client should ask.
 const POLL: Duration = Duration::from_secs(2);
+/// Bytes of each stream in a result: the ledger keeps some hundred of them for a key.
+const OUTPUT_MAX: usize = 64 * 1024;
 /// Bytes of an id: nobody guesses it, though it would not help.
 const ID_BYTES: usize = 16;
 /// How long what is kept of a process that ended may take to be read.
@@ -50,7 +53,7 @@ pub(crate) async fn record(
         sandbox: call.sandbox()?.id().clone(),
         pid,
         started_at_ms,
-        output_max: output_max as u64,
+        output_max: output_max.min(OUTPUT_MAX) as u64,
         state: McpTaskState::Working,
         created_at_ms: now_ms,
         updated_at_ms: now_ms,
@@ -95,23 +98,23 @@ pub(crate) async fn get(call: &Call, id: &str) -> Result<GetTaskResult> {
     Ok(GetTaskResult::new(DetailedTask::new(shown, payload(&task.state))))
 }
 
-/// Kills the process of a task. One that ended stays as it was.
+/// Kills the process of a task. One that ended stays as it was, whether somebody saw that before or not.
 pub(crate) async fn cancel(call: &Call, id: &str) -> Result<()> {
     let task = find(call, id).await?;
     if task.state != McpTaskState::Working {
         return Ok(());
     }
-    let killed = async {
-        let awake = awake(call, &task).await?;
-        if is_there(&awake, &task).await? {
+    let state = match look(call, &task).await {
+        Ok(Some(state)) => state,
+        Ok(None) => {
+            let awake = awake(call, &task).await?;
             processes::kill(&awake, &ProcessRef::Pid(task.pid), None).await?;
+            McpTaskState::Cancelled
         }
-        Ok(())
+        Err(error) if is_final(&error) => McpTaskState::Cancelled,
+        Err(error) => return Err(error),
     };
-    match killed.await {
-        Err(error) if !is_final(&error) => Err(error),
-        Ok(()) | Err(_) => end(call, task, McpTaskState::Cancelled).await.map(drop),
-    }
+    end(call, task, state).await.map(drop)
 }
 
 async fn end(call: &Call, task: McpTask, state: McpTaskState) -> Result<McpTask> {
@@ -126,33 +129,35 @@ async fn awake(call: &Call, task: &McpTask) -> Result<Awake> {
     Awake::new(&call.service, sandbox).await
 }
 
-/// Whether the sandbox still knows the process.
-async fn is_there(awake: &Awake, task: &McpTask) -> Result<bool> {
+/// The process of a task, if the sandbox still knows it.
+async fn process_of(awake: &Awake, task: &McpTask) -> Result<Option<Process>> {
     match processes::find(awake, &ProcessRef::Pid(task.pid)).await {
-        Ok(process) => Ok(process.started_at_ms == task.started_at_ms),
-        Err(error) if error.code() == ErrorCode::ProcessNotFound => Ok(false),
+        Ok(process) => Ok(Some(process).filter(|it| it.started_at_ms == task.started_at_ms)),
+        Err(error) if error.code() == ErrorCode::ProcessNotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// How it ended, if it did. Wakes the sandbox: what sleeps gets no further.
+/// How it ended, if it did and that could be read. Wakes the sandbox: what sleeps gets no further.
 async fn look(call: &Call, task: &McpTask) -> Result<Option<McpTaskState>> {
     let awake = awake(call, task).await?;
-    let process = ProcessRef::Pid(task.pid);
-    if !is_there(&awake, task).await? {
+    let Some(process) = process_of(&awake, task).await? else {
         let reason = "the sandbox does not know the process any more: its machine was lost or started \
-                      anew, or it went back to a snapshot";
+                      anew, it went back to a snapshot, or hundreds of processes ended since";
         return Ok(Some(McpTaskState::Failed(reason.to_owned())));
-    }
-    if processes::find(&awake, &process).await?.running {
+    };
+    if process.running {
         return Ok(None);
     }
     let most = usize::try_from(task.output_max).unwrap_or(usize::MAX);
-    let ended = processes::find(&awake, &process).await?.ended_at_ms;
-    let mut run = Running::new(processes::attach(awake, &process, true, false).await?, most);
-    run.follow(call, READ_DEADLINE).await?;
+    let output = processes::attach(awake, &ProcessRef::Pid(task.pid), true, false).await?;
+    let mut run = Running::new(output, most);
+    if !run.follow(call, READ_DEADLINE).await? {
+        return Ok(None);
+    }
     let mut report = run.report();
-    report.duration_ms = ended.unwrap_or(task.started_at_ms).saturating_sub(task.started_at_ms);
+    let ended_at_ms = process.ended_at_ms.unwrap_or(task.started_at_ms);
+    report.duration_ms = ended_at_ms.saturating_sub(task.started_at_ms);
     Ok(Some(McpTaskState::Completed(result(&report))))
 }
 

@@ -91,6 +91,28 @@ async fn a_task_is_cancelled_with_its_process_and_stays_so() {
 }
 
 #[tokio::test]
+async fn a_task_that_ended_before_it_was_cancelled_keeps_its_result_within_bounds() {
+    let world = World::with_sandbox().await;
+    let command = "head -c 300000 /dev/zero | tr '\\0' x; sleep 1.5; echo end >&2; exit 6";
+    let mut run = run(command);
+    run["arguments"]["max_bytes"] = json!(524_288);
+    let task = world.with_tasks("tools/call", run).await.result();
+    let id = task["taskId"].as_str().unwrap();
+    until("it ends", async || {
+        let listed = world.web("process_list", json!({})).await.value();
+        (listed["processes"][0]["running"] == false).then_some(())
+    })
+    .await;
+    world.with_tasks("tasks/cancel", json!({"taskId": id})).await.result();
+    let task = get(&world, id).await;
+    assert_eq!(task["status"], "completed", "{task}");
+    let value = &task["result"]["structuredContent"];
+    assert_eq!((&value["exit_code"], &value["stderr"]), (&json!(6), &json!("end\n")));
+    assert_eq!((&value["stdout_bytes"], &value["truncated"]), (&json!(300_000), &json!(true)));
+    assert!(value["stdout"].as_str().unwrap().len() < 66_000);
+}
+
+#[tokio::test]
 async fn a_task_whose_machine_was_lost_failed_and_says_why() {
     let world = World::with_sandbox().await;
     let id = begin(&world, "sleep 600").await;
