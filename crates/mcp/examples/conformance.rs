@@ -15,7 +15,6 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, json};
-use tokio_util::sync::CancellationToken;
 
 /// One red pixel, and no sound at all.
 const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg==";
@@ -112,7 +111,7 @@ fn tools() -> Vec<Tool> {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> std::io::Result<()> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:0".to_owned());
-    let server = torpor_mcp::http::serve(Handler, &CancellationToken::new());
+    let server = torpor_mcp::http::serve(Handler);
     let answer = async move |request: Request| server.handle(request).await.map(Body::new);
     let listener = tokio::net::TcpListener::bind(address).await?;
     axum::serve(listener, Router::new().route("/mcp", any(answer))).await

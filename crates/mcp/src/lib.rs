@@ -83,14 +83,14 @@ impl Dialect for Mcp {
     }
 
     fn routes(&self, service: &Arc<Service>) -> Routes {
-        let of_sandbox = http::serve(Server::new(service, &tools::SANDBOX), &service.stopping);
-        let control = http::serve(Server::new(service, &tools::CONTROL), &service.stopping);
+        let of_sandbox = http::serve(Server::new(service, &tools::SANDBOX));
+        let control = http::serve(Server::new(service, &tools::CONTROL));
         let inside = async move |Named(sandbox): Named, mut request: Request| -> Response {
             request.extensions_mut().insert(OfSandbox(sandbox));
-            of_sandbox.handle(request).await.map(Body::new)
+            of_sandbox.handle(request.map(http::in_time)).await.map(Body::new)
         };
         let above = async move |request: Request| -> Response {
-            control.handle(request).await.map(Body::new)
+            control.handle(request.map(http::in_time)).await.map(Body::new)
         };
         let mut guarded = Router::new().route(OF_SANDBOX, any(inside));
         for path in CONTROL {

@@ -1,7 +1,8 @@
 //! Running a command for a client that waits: to its end, or until the client should hear something.
 //!
 //! - What runs is a process of the sandbox that outlives the request. Whoever waits no longer finds it by its
-//!   number, and with it what it printed; only a call that is cancelled takes its process along.
+//!   number, and with it what it printed; only a call that is cancelled takes its process along. A daemon that
+//!   stops answers as if the wait were over.
 //! - Output is read to its end and kept within bounds, so a command that prints without end costs no memory.
 
 use std::time::Duration;
@@ -56,7 +57,7 @@ pub(crate) struct Run {
     #[schemars(range(min = 1, max = 86400))]
     timeout: Option<u64>,
     /// Bytes of standard output and of standard error in the answer, each; of more, the beginning and the
-    /// end are kept. Default 32768, at most 524288.
+    /// end are kept. Default 32768, at most 524288, of a task 65536.
     #[serde(default)]
     #[schemars(range(min = 256, max = 524288))]
     max_bytes: Option<usize>,
@@ -182,7 +183,8 @@ impl Running {
         Self { output, stdout, stderr, exit: None, begun: Instant::now() }
     }
 
-    /// Reads until it ends, or for so long. Whether it ended; one that was put to sleep did not.
+    /// Reads until it ends, or for so long. Whether it ended; one that was put to sleep did not, and is not
+    /// waited for by a daemon that stops.
     pub(crate) async fn follow(&mut self, call: &Call, wait: Duration) -> Result<bool> {
         let until = self.begun + wait;
         let mut tell = tokio::time::interval(TELL_EVERY);
@@ -191,6 +193,7 @@ impl Running {
         loop {
             let said = tokio::select! {
                 biased;
+                () = call.service.stopping.cancelled() => return Ok(false),
                 () = call.cancelled.cancelled() => return Err(self.kill().await),
                 said = self.output.next() => said,
                 () = tokio::time::sleep_until(until) => return Ok(false),

@@ -1,6 +1,7 @@
 //! Commands: results, processes, progress, cancellation.
 
 use serde_json::{Value, json};
+use torpor_daemon::ShutdownMode;
 
 use crate::world::{WEB, World, modern, until};
 
@@ -126,4 +127,41 @@ async fn who_closes_the_stream_kills_the_command() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn a_daemon_that_stops_says_that_a_command_goes_on_and_does_not_kill_it() {
+    let mut world = World::with_sandbox().await;
+    // The answer has begun when the first progress was told.
+    let command = "echo begun; exec sleep 600";
+    let open = world.open(modern(WEB, "tools/call", with_token(command))).await;
+    world.restart(ShutdownMode::Running).await;
+    let ran = open.whole().await.value();
+    assert_eq!((&ran["running"], &ran["stdout"]), (&json!(true), &json!("begun\n")));
+    let listed = world.web("process_list", json!({})).await.value();
+    let it = &listed["processes"][0];
+    assert_eq!((&it["process"], &it["running"]), (&ran["process"], &json!(true)), "{listed}");
+}
+
+#[tokio::test]
+async fn a_process_that_printed_little_is_found_among_others_that_printed_a_lot() {
+    let world = World::with_sandbox().await;
+    let quiet = world.web("run", json!({"command": "echo one; echo two"})).await.value();
+    let loud = world.web("run", json!({"command": "seq 2500"})).await.value();
+    let logs = async |ask: Value| world.web("process_logs", ask).await.value();
+    let texts = |logs: &Value| -> Vec<String> {
+        let lines = logs["lines"].as_array().unwrap().iter();
+        lines.map(|line| line["text"].as_str().unwrap().to_owned()).collect()
+    };
+    until("all is in the journal", async || {
+        let last = logs(json!({"process": loud["process"], "limit": 2})).await;
+        (texts(&last) == ["2499", "2500"]).then_some(())
+    })
+    .await;
+    let all = logs(json!({"process": quiet["process"]})).await;
+    assert_eq!(texts(&all), ["one", "two"]);
+    let first = logs(json!({"process": quiet["process"], "after": "0", "limit": 1})).await;
+    assert_eq!(texts(&first), ["one"]);
+    let rest = json!({"process": quiet["process"], "after": first["next"]});
+    assert_eq!(texts(&logs(rest).await), ["two"]);
 }

@@ -111,7 +111,7 @@ impl Open {
         Some(String::from_utf8(data.to_vec()).unwrap())
     }
 
-    async fn whole(mut self) -> Answer {
+    pub(crate) async fn whole(mut self) -> Answer {
         let mut text = String::new();
         while let Some(piece) = self.piece().await {
             text.push_str(&piece);
