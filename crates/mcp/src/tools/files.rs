@@ -1,13 +1,22 @@
 //! Files of a sandbox: read, write, edit, list, delete.
+//!
+//! Who changes a file takes turns with others that do in the same sandbox: an edit is made of what was read, and
+//! clients call several tools at once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use torpor_protocol::ErrorCode;
+use tokio::sync::OwnedMutexGuard;
 use torpor_protocol::api::FileEntry;
+use torpor_protocol::{ErrorCode, SandboxId};
 use torpor_service::processes::Awake;
 use torpor_service::{Error, Result, files};
 
@@ -27,6 +36,28 @@ const EDIT_MAX: u64 = 8 * 1024 * 1024;
 const ENTRIES: usize = 500;
 const ENTRIES_MAX: usize = 5000;
 const DEPTH_MAX: u32 = 64;
+/// How long a change may wait for others in the same sandbox.
+const TURN_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Sandboxes in which files are being changed: as many as calls are under way.
+static TURNS: LazyLock<Mutex<HashMap<SandboxId, Weak<Turn>>>> = LazyLock::new(Mutex::default);
+type Turn = tokio::sync::Mutex<()>;
+
+/// Waits until nobody else changes files of this sandbox through tools.
+async fn turn(of: &SandboxId) -> Result<OwnedMutexGuard<()>> {
+    let turn = {
+        let mut turns = TURNS.lock();
+        turns.retain(|_, turn| turn.strong_count() > 0);
+        let known = turns.get(of).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let turn = Arc::<Turn>::default();
+            turns.insert(of.clone(), Arc::downgrade(&turn));
+            turn
+        })
+    };
+    let taken = tokio::time::timeout(TURN_DEADLINE, turn.lock_owned()).await;
+    taken.map_err(|_| Error::new(ErrorCode::Timeout, "other calls change files of this sandbox"))
+}
 
 /// A path that a kernel could take.
 pub(super) fn checked(path: String) -> Result<String> {
@@ -126,7 +157,9 @@ impl Tool for ReadFile {
             ));
         }
         let encoding = encoding.to_owned();
-        let (offset, size) = (self.offset, size.max(end));
+        // Files of /proc say that they are empty and are not.
+        let size = if count == 0 { size } else { size.max(end) };
+        let offset = self.offset;
         let value = FileContent { path, encoding, content, offset, bytes: count, size, truncated };
         Ok(Answer::new(text, &value))
     }
@@ -206,6 +239,7 @@ impl Tool for WriteFile {
         let write =
             files::Write { path: checked(self.path)?, append: self.append, mode, owner: None };
         let awake = call.awake().await?;
+        let _turn = turn(call.sandbox()?.id()).await?;
         let entry = replace(call, &awake, write, content).await?;
         let written = Written { path: entry.path, size: entry.size };
         Ok(Answer::new(format!("{} has {} bytes", written.path, written.size), &written))
@@ -253,7 +287,9 @@ impl Tool for EditFile {
             return Err(Error::invalid("old is empty, or the same as new"));
         }
         let path = checked(self.path)?;
-        let bytes = content(call, call.awake().await?, path.clone(), 0, EDIT_MAX + 1).await?;
+        let awake = call.awake().await?;
+        let _turn = turn(call.sandbox()?.id()).await?;
+        let bytes = content(call, awake, path.clone(), 0, EDIT_MAX + 1).await?;
         if bytes.len() as u64 > EDIT_MAX {
             let message = format!("{path} has more than {EDIT_MAX} bytes");
             return Err(Error::with_hint(ErrorCode::TooLarge, message, "edit it with sed in run"));

@@ -88,3 +88,18 @@ async fn snapshots_and_forks_are_made_by_name() {
     assert_eq!(made["errors"], json!([]));
     assert!(world.web("fork", json!({"count": 21})).await.complaint().contains("1 to 20"));
 }
+
+#[tokio::test]
+async fn edits_that_are_made_at_once_are_all_made() {
+    let world = World::with_sandbox().await;
+    let path = world.path("list");
+    let text: String = (10..30).map(|n| format!("item {n}\n")).collect();
+    world.web("write_file", json!({"path": path, "content": text})).await.value();
+    let edit = async |n: usize| {
+        let edit = json!({"path": path, "old": format!("item {n}"), "new": format!("done {n}")});
+        world.web("edit_file", edit).await.value()
+    };
+    futures_util::future::join_all((10..30).map(edit)).await;
+    let after = std::fs::read_to_string(world.dir.join("list")).unwrap();
+    assert_eq!(after, text.replace("item", "done"));
+}
