@@ -335,7 +335,7 @@ pub enum TaskFailure {
     TimedOut,
     /// It used up the memory of its sandbox.
     OutOfMemory,
-    /// Its command can't be started: not found, not executable, no such directory or user.
+    /// Its command can't be started (not found, not executable, no such directory or user), or its input not written.
     CannotStart,
     /// Its sandbox could not be made.
     NoSandbox,

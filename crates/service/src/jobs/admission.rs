@@ -129,20 +129,22 @@ pub(super) fn deadline(timeout_ms: u64) -> Result<u64> {
     Err(Error::invalid(format!("timeout_ms must be from 1 to {WEEK_MS}")))
 }
 
-/// Whether a command that could not be started never will.
-pub(super) fn is_about_command(code: FailureCode) -> bool {
+/// Whether an agent that says no to a command or its input means what is asked, and not the moment.
+pub(super) fn is_about_task(code: FailureCode) -> bool {
     match code {
-        FailureCode::CannotStart | FailureCode::NoSuchUser | FailureCode::Invalid => true,
-        FailureCode::NoSuchProcess
+        FailureCode::CannotStart
+        | FailureCode::NoSuchUser
+        | FailureCode::Invalid
         | FailureCode::NoSuchFile
         | FailureCode::NotADirectory
         | FailureCode::IsADirectory
-        | FailureCode::NotEmpty
-        | FailureCode::Exists
         | FailureCode::Denied
         | FailureCode::Io
+        | FailureCode::DiskFull => true,
+        FailureCode::NoSuchProcess
+        | FailureCode::NotEmpty
+        | FailureCode::Exists
         | FailureCode::Busy
-        | FailureCode::DiskFull
         | FailureCode::Limit
         | FailureCode::NotListening => false,
     }

@@ -15,7 +15,7 @@ use torpor_protocol::job::{OUTPUT_MAX, TaskFailure};
 use torpor_protocol::{ErrorCode, SandboxRef};
 use torpor_store::{AttemptEnd, TaskClaim, TaskProcess};
 
-use super::admission::is_about_command;
+use super::admission::is_about_task;
 use super::last_line::{LastLine, Lines};
 use super::{environment, results};
 use crate::Service;
@@ -26,6 +26,8 @@ use crate::processes::{self, Awake, Output, ProcessRef, Said};
 
 /// What a command may take to end by itself when it is told to (SIGTERM).
 const GRACE_MS: u64 = 10_000;
+/// How long it may take to read what a command said that had ended before: a few hundred kilobytes.
+const READ_MAX: Duration = Duration::from_secs(60);
 /// How often a sandbox that was put to sleep under its task is woken again before the task gives up.
 const WAKES_MAX: usize = 100;
 
@@ -168,14 +170,15 @@ impl Attempt<'_> {
             }
         }
         let input = self.claim.input.as_ref().map(ToString::to_string);
-        self.prepare(awake, input.as_deref()).await.map_err(|error| self.lost(&error))?;
+        let prepared = self.prepare(awake, input.as_deref()).await;
+        prepared.map_err(|error| self.refused("its input can't be written: ", &error))?;
         fault::point("task.prepared");
         let command = environment::command(self.claim, input.as_deref());
         let started = processes::start(awake, command).await;
         fault::point("task.started");
         match started {
             Ok(process) => Ok(self.started(awake, &process)),
-            Err(error) => Err(self.not_started(&error)),
+            Err(error) => Err(self.refused("", &error)),
         }
     }
 
@@ -194,10 +197,11 @@ impl Attempt<'_> {
         }
     }
 
-    fn not_started(&self, error: &Error) -> Trouble {
+    /// Why its command does not run.
+    fn refused(&self, what: &str, error: &Error) -> Trouble {
         match guest(error) {
-            Some(GuestError::Refused { code, message }) if is_about_command(*code) => {
-                Trouble::Failed(TaskFailure::CannotStart, message.to_string())
+            Some(GuestError::Refused { code, message }) if is_about_task(*code) => {
+                Trouble::Failed(TaskFailure::CannotStart, format!("{what}{message}"))
             }
             Some(_) | None => self.lost(error),
         }
@@ -252,7 +256,10 @@ impl Attempt<'_> {
         mut output: Output,
         process: &TaskProcess,
     ) -> crate::Result<Result<Ended>> {
-        let left = self.app.fleet.clock().until(process.timeout_at_ms);
+        // One that ended while no daemon looked was not late.
+        let ended_at_ms = output.started.ended_at_ms.filter(|_| output.started.exit.is_some());
+        let least = ended_at_ms.map_or(Duration::ZERO, |_| READ_MAX);
+        let left = self.app.fleet.clock().until(process.timeout_at_ms).max(least);
         let (time_up, mut lines) = (Instant::now() + left, Lines::default());
         loop {
             let said = tokio::select! {
@@ -271,8 +278,8 @@ impl Attempt<'_> {
                 Ok(Some(Said::Skipped(_))) => lines.tear(),
                 Ok(Some(Said::Bytes(OutputStream::Stderr, _) | Said::At(_))) => {}
                 Ok(Some(Said::Exited(exit))) => {
-                    let since = process.started_at_ms;
-                    let ran_ms = self.app.fleet.clock().now_ms().saturating_sub(since);
+                    let until = ended_at_ms.unwrap_or_else(|| self.app.fleet.clock().now_ms());
+                    let ran_ms = until.saturating_sub(process.started_at_ms);
                     return Ok(Ok(Ended { exit, ran_ms, line: lines.last() }));
                 }
                 Ok(None) => return Err(GuestError::protocol("a process without an end").into()),
