@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 
 use http::{HeaderValue, Method};
 use serde_json::{Value, json};
@@ -161,6 +162,19 @@ async fn a_task_that_fails_is_tried_again_unless_its_code_is_the_last_word() {
 }
 
 #[tokio::test]
+async fn a_task_whose_input_can_not_be_written_failed_and_was_not_lost() {
+    let world = World::new().await;
+    std::fs::write(world.path("file"), "").unwrap();
+    let spec = with(spec(&world, "true"), json!({"input_file": world.path("file/input")}));
+    let id = begin(&world, json!({"spec": spec, "tasks": [1]})).await;
+    assert_eq!(over(&world, &id).await["state"], "failed");
+    let done = task(&world, &id, 0).await;
+    assert_eq!((&done["reason"], &done["interruptions"]), (&json!("cannot_start"), &json!(0)));
+    assert!(done["message"].as_str().unwrap().starts_with("its input can't be written"), "{done}");
+    swept(&world).await;
+}
+
+#[tokio::test]
 async fn an_attempt_that_takes_too_long_is_ended() {
     let world = World::new().await;
     let spec = with(spec(&world, "exec sleep 1000"), json!({"timeout_ms": 50}));
@@ -221,6 +235,21 @@ async fn what_is_cancelled_or_late_ends_and_nothing_of_it_begins_any_more() {
 }
 
 #[tokio::test]
+async fn what_is_tried_again_can_be_cancelled_too() {
+    let world = World::with(limited(12)).await;
+    let began = world.path("began");
+    let script =
+        format!("[ $TORPOR_TASK_ATTEMPT -gt 3 ] || exit 1; echo x >>{began}; exec sleep 1000");
+    let again = json!({"retries": 3, "backoff": {"initial_ms": 0, "max_ms": 0}});
+    let id = run(&world, with(spec(&world, &script), again), 12).await;
+    until("all are at their last attempt", || lines(&began) == 12).await;
+    world.tell(&format!("/v1/executions/{id}/cancel")).await.expect(200);
+    let ended = tokio::time::timeout(PATIENCE, over(&world, &id)).await.expect("all are stopped");
+    assert_eq!(ended["counts"]["cancelled"], 12, "{ended}");
+    swept(&world).await;
+}
+
+#[tokio::test]
 async fn who_finds_the_host_full_waits_or_is_refused_as_they_said() {
     let world = World::with(limited(1)).await;
     let gate = world.path("gate");
@@ -263,6 +292,37 @@ async fn a_task_that_finds_no_room_waits_for_it_and_loses_no_attempt() {
     assert_eq!(over(&world, &id).await["state"], "succeeded");
     let done = task(&world, &id, 0).await;
     assert_eq!((&done["attempt"], &done["failures"]), (&json!(1), &json!(0)));
+}
+
+/// How many attempts found no room.
+async fn without_room(world: &World) -> usize {
+    let text = world.get("/metrics").await.text();
+    let mut lines = text.lines();
+    let count = lines
+        .find_map(|line| line.strip_prefix("torpor_task_attempts_total{outcome=\"no_room\"} "));
+    count.map_or(0, |count| count.parse().unwrap())
+}
+
+#[tokio::test]
+async fn a_long_queue_does_not_ask_a_full_host_over_and_over() {
+    let limits = Limits { sandboxes: 1, tasks: 2, ..Config::default().limits };
+    let world = World::with(Config { limits, ..Config::default() }).await;
+    let busy = json!({"name": "busy", "standby": {"idle_after_ms": null}});
+    world.create(busy).await.expect(201);
+    let begun = std::time::Instant::now();
+    let id = run(&world, spec(&world, "true"), 500).await;
+    let asked = async { while without_room(&world).await < 5 {} };
+    tokio::time::timeout(PATIENCE, asked).await.expect("it is asked for room");
+    // Two at once, and a second between them and the next.
+    assert!(begun.elapsed() >= Duration::from_secs(2), "after {:?}", begun.elapsed());
+    world.delete("/v1/sandboxes/busy").await.expect(204);
+    until_one_succeeded(&world, &id).await;
+}
+
+async fn until_one_succeeded(world: &World, id: &str) {
+    let path = format!("/v1/executions/{id}");
+    let done = async { while world.get(&path).await.expect(200)["counts"]["succeeded"] == 0 {} };
+    tokio::time::timeout(PATIENCE, done).await.expect("room that comes is used");
 }
 
 async fn begin_with_key(world: &World, key: &str, body: &Value) -> Answer {
@@ -309,6 +369,26 @@ async fn a_restart_costs_no_attempt_and_nothing_is_done_twice() {
         assert_eq!(task["output"], json!([index]), "{task}");
     }
     assert_eq!(lines(&began), 4);
+    swept(&world).await;
+}
+
+#[tokio::test]
+async fn what_ended_while_there_was_no_daemon_was_not_late() {
+    let mut world = World::new().await;
+    let (gate, done) = (world.path("gate"), world.path("done"));
+    let script = format!("until [ -e {gate} ]; do sleep 0.02; done; echo '[1]'; echo x >{done}");
+    let id = run(&world, with(spec(&world, &script), json!({"timeout_ms": 5000})), 1).await;
+    let noted = async { while !task(&world, &id, 0).await["sandbox"].is_string() {} };
+    tokio::time::timeout(PATIENCE, noted).await.expect("it runs");
+    let noted = std::time::Instant::now();
+    world.stop(ShutdownMode::Running).await.unwrap();
+    std::fs::write(&gate, "").unwrap();
+    until("it ended", || lines(&done) == 1).await;
+    until("its time is up", || noted.elapsed() > Duration::from_secs(5)).await;
+    world.begin_again().await;
+    assert_eq!(over(&world, &id).await["state"], "succeeded");
+    let done = task(&world, &id, 0).await;
+    assert_eq!((&done["output"], &done["attempt"]), (&json!([1]), &json!(1)), "{done}");
     swept(&world).await;
 }
 

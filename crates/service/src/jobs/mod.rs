@@ -22,9 +22,11 @@ mod work;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch as changes};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::fault;
 use torpor_lifecycle::ledger::Place;
@@ -61,6 +63,8 @@ pub struct Jobs {
     changed: changes::Sender<u64>,
     /// Stops attempts that are under way.
     attempts: Mutex<HashMap<(ExecutionId, u32), CancellationToken>>,
+    /// The last task found no room: until then no other is begun.
+    crowded_until: Mutex<Option<Instant>>,
 }
 
 impl Jobs {
@@ -71,7 +75,18 @@ impl Jobs {
             woken: Notify::new(),
             changed: changes::Sender::default(),
             attempts: Mutex::default(),
+            crowded_until: Mutex::default(),
         }
+    }
+
+    /// How long it is to be waited before another task is begun.
+    fn crowded(&self) -> Duration {
+        let until = *self.crowded_until.lock();
+        until.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
+    }
+
+    fn crowded_until(&self, until: Option<Instant>) {
+        *self.crowded_until.lock() = until;
     }
 
     fn changed(&self) {

@@ -30,6 +30,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const ROOM_PAUSE: Duration = Duration::from_secs(3);
 /// A task whose sandbox was lost more often loses it by itself.
 const INTERRUPTIONS_MAX: u32 = 10;
+/// For so long nothing is begun after one found no room, unless some comes: others would find none, either.
+const CROWDED: Duration = Duration::from_secs(1);
 /// How often it is looked for executions that need not be remembered.
 const FORGET_EVERY: Duration = Duration::from_secs(60);
 
@@ -141,6 +143,10 @@ async fn turn(
     }
     // It would get none: not asked.
     while workers.len() < app.jobs.at_once {
+        let crowded = app.jobs.crowded();
+        if !crowded.is_zero() {
+            return Ok(crowded);
+        }
         let (owner, now_ms) = (app.fleet.owner(), clock.now_ms());
         match app.ledger.claim_task(owner, app.jobs.at_once, now_ms).await? {
             Some(claim) => begin(app, workers, claim),
@@ -175,8 +181,9 @@ fn begin(app: &Arc<Service>, workers: &mut JoinSet<()>, claim: TaskClaim) {
                 async move { Attempt { app: &shared, claim: &with, stop: &stop }.run().await },
             );
         let ended = AbortOnDropHandle::new(attempt).await.unwrap_or(Err(Trouble::Lost));
-        Box::pin(finish(&app, &claim, ended)).await;
+        // Before it may be claimed again: what is there then stops the next attempt.
         app.jobs.attempts.lock().remove(&task);
+        Box::pin(finish(&app, &claim, ended)).await;
         app.jobs.changed();
     });
 }
@@ -196,10 +203,15 @@ async fn finish(app: &Arc<Service>, claim: &TaskClaim, ended: super::attempt::Re
     // The last one is an event.
     app.events.hint();
     app.metrics.task(outcome(&settled));
-    let kept = claim.spec.keep && over.is_some() && settlement != Settlement::Lost;
-    if !kept {
+    let kept = claim.spec.keep && settlement != Settlement::Lost;
+    // By now what is to be tried again may have another sandbox, under the same name if it had found no room.
+    if over.is_some() && !kept {
         remove(app, claim).await;
     }
+    app.jobs.crowded_until(match settled {
+        Settled::Later { .. } => Some(Instant::now() + CROWDED),
+        Settled::Over(..) | Settled::Again { .. } | Settled::Interrupted { .. } => None,
+    });
     fault::point("task.deleted");
 }
 
