@@ -43,14 +43,15 @@ pub(super) async fn record(
 /// the deploy goes on.
 pub async fn deploy_service(app: &Arc<Service>, request: DeployService) -> Result<HostedService> {
     let DeployService { name, public, prefix, scale, sticky, revision } = request;
-    let hosted = match app.hosting.find(&name) {
+    let (hosted, change) = match app.hosting.find(&name) {
         Ok(hosted) => {
             if prefix.is_some() {
                 return Err(Error::invalid("prefix: the address of a service stays as it is"));
             }
-            let sticky = sticky.map(Some);
-            update(app, &hosted, UpdateService { public, scale, sticky }).await?;
-            hosted
+            let change = UpdateService { public, scale, sticky: sticky.map(Some) };
+            // Refused before a deploy begins, and made when one did.
+            changed(hosted.row(), &change)?;
+            (hosted, Some(change))
         }
         Err(_) => {
             let scale = scale
@@ -72,11 +73,14 @@ pub async fn deploy_service(app: &Arc<Service>, request: DeployService) -> Resul
                 created_at_ms: now_ms,
                 updated_at_ms: now_ms,
             };
-            create(app, row).await?
+            (create(app, row).await?, None)
         }
     };
     deploy(app, &hosted, revision).await?;
-    address(app, &hosted, &hosted.row()).await?;
+    match change {
+        Some(change) => update(app, &hosted, change).await?,
+        None => address(app, &hosted, &hosted.row()).await?,
+    }
     Ok(show(app, &hosted))
 }
 
@@ -107,21 +111,14 @@ fn label(name: &Name) -> Result<PreviewLabel> {
 
 /// Begins a deploy; it is recorded when this returns.
 pub async fn deploy(app: &Arc<Service>, hosted: &Arc<Hosted>, deploy: Deploy) -> Result<Revision> {
+    none_under_way(hosted)?;
+    // It may pull an image: nobody waits for that who switches traffic meanwhile.
+    let revision = admit::revision(app, 0, deploy).await?;
     let _writing = hosted.writing.lock().await;
+    none_under_way(hosted)?;
     let row = hosted.row();
-    let unsettled = hosted.see(|known| {
-        known.revisions.values().find(|it| !it.state.is_settled()).map(|it| it.number)
-    });
-    if let Some(number) = unsettled {
-        let message = format!("revision {number} of service {} is being deployed", row.name);
-        let hint = format!(
-            "wait for it, or cancel it: torpor service rm {} --revision {number}",
-            row.name
-        );
-        return Err(Error::with_hint(ErrorCode::InUse, message, hint));
-    }
     let number = row.last_revision + 1;
-    let revision = admit::revision(app, number, deploy).await?;
+    let revision = Revision { number, ..revision };
     let row = ServiceRow { last_revision: number, ..row };
     record(app, hosted, row, Some(revision.clone())).await?;
     torpor_lifecycle::fault::point("deploy.recorded");
@@ -129,23 +126,24 @@ pub async fn deploy(app: &Arc<Service>, hosted: &Arc<Hosted>, deploy: Deploy) ->
     Ok(revision)
 }
 
+fn none_under_way(hosted: &Hosted) -> Result<()> {
+    let unsettled = hosted.see(|known| {
+        known.revisions.values().find(|it| !it.state.is_settled()).map(|it| it.number)
+    });
+    let Some(number) = unsettled else { return Ok(()) };
+    let name = hosted.name();
+    let message = format!("revision {number} of service {name} is being deployed");
+    let hint = format!("wait for it, or cancel it: torpor service rm {name} --revision {number}");
+    Err(Error::with_hint(ErrorCode::InUse, message, hint))
+}
+
 /// Changes what is not of a revision.
 pub async fn update(app: &Arc<Service>, hosted: &Arc<Hosted>, update: UpdateService) -> Result<()> {
-    let UpdateService { public, scale, sticky } = update;
     let (before, row) = {
         let _writing = hosted.writing.lock().await;
         let before = hosted.row();
-        let scale = scale.over(&before.scale);
-        admit::check_scale(&scale)?;
-        let sticky = sticky.unwrap_or_else(|| before.sticky.clone());
-        sticky.as_ref().map_or(Ok(()), admit::check_sticky)?;
-        let row = ServiceRow {
-            scale,
-            sticky,
-            public: public.unwrap_or(before.public),
-            updated_at_ms: app.fleet.clock().now_ms(),
-            ..before.clone()
-        };
+        let updated_at_ms = app.fleet.clock().now_ms();
+        let row = ServiceRow { updated_at_ms, ..changed(before.clone(), &update)? };
         record(app, hosted, row.clone(), None).await?;
         (before, row)
     };
@@ -163,6 +161,16 @@ pub async fn update(app: &Arc<Service>, hosted: &Arc<Hosted>, update: UpdateServ
         }
     }
     Ok(())
+}
+
+/// As it is to be then, if it can be.
+fn changed(before: ServiceRow, update: &UpdateService) -> Result<ServiceRow> {
+    let UpdateService { public, scale, sticky } = update;
+    let scale = scale.over(&before.scale);
+    admit::check_scale(&scale)?;
+    let sticky = sticky.clone().unwrap_or_else(|| before.sticky.clone());
+    sticky.as_ref().map_or(Ok(()), admit::check_sticky)?;
+    Ok(ServiceRow { scale, sticky, public: public.unwrap_or(before.public), ..before })
 }
 
 /// Switches the traffic, for every request from now on.
@@ -226,8 +234,9 @@ pub(super) async fn address(app: &Service, hosted: &Hosted, row: &ServiceRow) ->
         let prefix = if name.as_str() == MAIN_PREVIEW {
             Some(row.label.clone())
         } else {
-            // One that would be too long is random.
-            format!("{name}-{}", row.label).parse().ok()
+            // One that would be too long, or is somebody's, is random.
+            let wished = format!("{name}-{}", row.label).parse().ok();
+            wished.filter(|label: &PreviewLabel| app.previews.by_label(label.as_str()).is_none())
         };
         let wish = CreatePreview {
             name: Some(name),
@@ -311,8 +320,8 @@ pub async fn remove(app: &Service, hosted: &Hosted) -> Result<()> {
     let mine = instances(&app.fleet).into_iter().filter(|(service, ..)| *service == hosted.id);
     let ends = mine.filter_map(|(_, _, id)| app.fleet.find(&SandboxRef::Id(id)).ok());
     join_all(ends.map(|sandbox| async move { sandbox.delete().await })).await;
-    for revision in revisions.values() {
-        work::drop_snapshot(app, revision).await;
+    for number in revisions.keys() {
+        work::drop_snapshot(app, hosted, *number).await;
     }
     Ok(())
 }

@@ -115,10 +115,14 @@ async fn save(
     sandbox: &Sandbox,
     number: u32,
 ) -> Result<SnapshotId> {
-    // The same for a daemon that goes on with it.
-    let seed = hex::encode(Sha256::digest(format!("{}/{number}", hosted.id)));
+    let seed = seed(hosted, number);
     let taken = calls::snapshot(app, sandbox, None, SnapshotKind::Memory, Some(&seed)).await?;
     Ok(taken.done().await?.id)
+}
+
+/// What the id of its snapshot follows from: the same for a daemon that goes on with it.
+fn seed(hosted: &Hosted, number: u32) -> String {
+    hex::encode(Sha256::digest(format!("{}/{number}", hosted.id)))
 }
 
 /// The traffic switches in the same write that says that the revision is ready; or it is said why it is not.
@@ -129,7 +133,10 @@ async fn settle(
     ended: Result<(Sandbox, Revision)>,
 ) {
     let settled = match ended {
-        Ok((sandbox, revision)) => switch(app, hosted, &sandbox, revision).await,
+        Ok((sandbox, revision)) => match switch(app, hosted, &sandbox, revision).await {
+            Err(error) if is_under_way(hosted, number) => fail(app, hosted, number, &error).await,
+            switched => switched,
+        },
         Err(error) => fail(app, hosted, number, &error).await,
     };
     if let Err(error) = settled {
@@ -137,6 +144,10 @@ async fn settle(
         let service = hosted.name();
         tracing::error!(%service, revision = number, error = chain(&error), "deploy not recorded");
     }
+}
+
+fn is_under_way(hosted: &Hosted, number: u32) -> bool {
+    hosted.revision(number).is_ok_and(|revision| !revision.state.is_settled())
 }
 
 async fn switch(
@@ -151,6 +162,7 @@ async fn switch(
         if hosted.revision(number).is_err() {
             // It was given up in the last moment.
             sandbox.delete().await;
+            drop_snapshot(app, hosted, number).await;
             return Ok(());
         }
         let row = hosted.row();
@@ -207,6 +219,7 @@ async fn fail(app: &Service, hosted: &Hosted, number: u32, error: &Error) -> Res
             sandbox.delete().await;
         }
     }
+    drop_snapshot(app, hosted, number).await;
     Ok(())
 }
 
@@ -230,13 +243,14 @@ async fn prune(app: &Service, hosted: &Hosted) -> Result<()> {
 pub(super) async fn forget(app: &Service, hosted: &Hosted, revision: &Revision) -> Result<()> {
     app.ledger.erase_revision(app.fleet.owner(), &hosted.id, revision.number).await?;
     hosted.forget(revision.number);
-    drop_snapshot(app, revision).await;
+    drop_snapshot(app, hosted, revision.number).await;
     Ok(())
 }
 
-/// What cannot be removed now is an ordinary snapshot, which people can remove.
-pub(super) async fn drop_snapshot(app: &Service, revision: &Revision) {
-    let Some(snapshot) = &revision.snapshot else { return };
+/// Removes the snapshot that a revision took, if it did. What cannot be removed now is an ordinary snapshot, which
+/// people can remove.
+pub(super) async fn drop_snapshot(app: &Service, hosted: &Hosted, number: u32) {
+    let snapshot = SnapshotId::of_seed(seed(hosted, number).as_bytes());
     if let Err(error) = app.fleet.erase_snapshot(&SnapshotRef::Id(snapshot.clone())).await {
         let error = chain(&error);
         tracing::debug!(%snapshot, error, "the snapshot of a revision was not removed");

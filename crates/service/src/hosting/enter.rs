@@ -42,6 +42,8 @@ pub async fn enter(
         let (sandbox, seat) = seated(app, hosted, revision, end).await?;
         match app.fleet.awake(&sandbox, end).await {
             Ok(lease) => return Ok(Entered { sandbox, port, lease, seat, revision }),
+            // There is no room on the host for anybody, and nothing is wrong with this one.
+            Err(error) if is_full(&error) => return Err(error.into()),
             Err(error) if Instant::now() < end => {
                 tracing::debug!(sandbox = %sandbox.id(), %error, "instance did not wake");
                 // Another one is looked for, and this one is seen to.
@@ -50,6 +52,11 @@ pub async fn enter(
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Whether the host has no room to wake anybody now.
+pub(super) fn is_full(error: &torpor_lifecycle::Error) -> bool {
+    matches!(error, torpor_lifecycle::Error::Refused(refusal) if refusal.code() == ErrorCode::CapacityReached)
 }
 
 fn choose(hosted: &Hosted, preview: &Name, value: Option<&str>) -> Result<u32> {

@@ -100,6 +100,8 @@ impl Hosted {
         }
         drop(known);
         self.changed.notify_one();
+        // There may be more room at once: the concurrency may have changed.
+        self.with_groups(|groups| groups.values().for_each(|group| group.freed.notify_waiters()));
     }
 
     pub(super) fn forget(&self, revision: u32) {
@@ -207,5 +209,32 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.hosted.with_group(self.revision, |group| group.leave(&self.id, Instant::now()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn so_many_requests_wait_and_no_more_until_one_is_over() {
+        let row = ServiceRow {
+            id: ServiceId::random(),
+            name: "shop".parse().unwrap(),
+            label: torpor_protocol::PreviewLabel::random(),
+            public: true,
+            scale: Default::default(),
+            sticky: None,
+            traffic: Vec::new(),
+            last_revision: 1,
+            created_at_ms: 0,
+            updated_at_ms: 0,
+        };
+        let hosted = Arc::new(Hosted::new(row, Vec::new()));
+        let mut held: Vec<_> = (0..HELD_MAX).map(|_| hosted.hold(1).unwrap()).collect();
+        let refused = hosted.hold(1).err().unwrap();
+        assert_eq!(refused.code(), ErrorCode::CapacityReached);
+        held.pop();
+        hosted.hold(1).unwrap();
     }
 }

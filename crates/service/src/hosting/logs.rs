@@ -83,12 +83,16 @@ pub fn follow(
 ) -> impl Stream<Item = ServiceLogEntry> {
     let (stopping, gone) = (app.stopping.clone(), hosted.gone.clone());
     let state = (app, hosted, lines, None::<HashMap<SandboxId, u64>>);
-    let pages = stream::unfold(state, async |(app, hosted, lines, read)| {
+    let pages = stream::unfold(state, async |(app, hosted, mut lines, read)| {
         let Some(mut read) = read else {
             let first = lines.read(&app, &hosted).await.ok()?;
             let mut read = HashMap::new();
             for entry in &first {
                 read.insert(entry.instance.clone(), entry.line.at_us);
+            }
+            // Who wants the newest does not want what is older of others.
+            if let Some(last) = first.last().filter(|_| lines.search.newest) {
+                lines.search.after_us = last.line.at_us;
             }
             return Some((stream::iter(first), (app, hosted, lines, Some(read))));
         };

@@ -97,7 +97,10 @@ impl Hosting {
     fn forget(&self, hosted: &Hosted) {
         let mut known = self.known.write();
         known.by_id.remove(&hosted.id);
-        known.by_name.remove(&hosted.name());
+        // Another one may have its name by now.
+        if known.by_name.get(&hosted.name()) == Some(&hosted.id) {
+            known.by_name.remove(&hosted.name());
+        }
     }
 
     pub fn by_id(&self, id: &ServiceId) -> Option<Arc<Hosted>> {

@@ -48,6 +48,15 @@ struct TokenPath {
     token: TokenId,
 }
 
+/// Does it to its end, also if the client gives up: what is in the ledger is in memory, too.
+async fn to_its_end<T: Send + 'static>(
+    service: &Arc<Service>,
+    work: impl Future<Output = torpor_service::error::Result<T>> + Send + 'static,
+) -> Result<T> {
+    let done = service.tasks.spawn(tracing::Instrument::in_current_span(work)).await;
+    Ok(done.unwrap_or_else(|_| Err(torpor_service::error::Refusal::Stopping.into()))?)
+}
+
 fn main() -> Name {
     MAIN_PREVIEW.parse().expect("it is a name")
 }
@@ -64,7 +73,9 @@ async fn deploy(
     State(service): State<Arc<Service>>,
     Json(request): Json<DeployService>,
 ) -> Result<Response> {
-    Ok(with_status(StatusCode::ACCEPTED, hosting::deploy_service(&service, request).await?))
+    let app = Arc::clone(&service);
+    let work = async move { hosting::deploy_service(&app, request).await };
+    Ok(with_status(StatusCode::ACCEPTED, to_its_end(&service, work).await?))
 }
 
 /// List the services.
@@ -106,8 +117,12 @@ async fn update(
     Json(request): Json<UpdateService>,
 ) -> Answer<HostedService> {
     let hosted = service.hosting.find(&path.service)?;
-    hosting::update(&service, &hosted, request).await?;
-    Ok(Json(hosting::show(&service, &hosted)))
+    let app = Arc::clone(&service);
+    let work = async move {
+        hosting::update(&app, &hosted, request).await?;
+        Ok(hosting::show(&app, &hosted))
+    };
+    Ok(Json(to_its_end(&service, work).await?))
 }
 
 /// Delete a service with its revisions, instances and addresses.
@@ -121,10 +136,8 @@ async fn delete(
     Path(path): Path<ServicePath>,
 ) -> Result<Response> {
     let hosted = service.hosting.find(&path.service)?;
-    // To its end also if the client gives up.
-    let (app, tasks) = (Arc::clone(&service), service.tasks.clone());
-    let removed = tasks.spawn(async move { hosting::remove(&app, &hosted).await }).await;
-    removed.unwrap_or_else(|_| Err(torpor_service::error::Refusal::Stopping.into()))?;
+    let app = Arc::clone(&service);
+    to_its_end(&service, async move { hosting::remove(&app, &hosted).await }).await?;
     Ok(no_content())
 }
 
@@ -141,8 +154,12 @@ async fn set_traffic(
     Json(request): Json<SetTraffic>,
 ) -> Answer<HostedService> {
     let hosted = service.hosting.find(&path.service)?;
-    hosting::set_traffic(&service, &hosted, request).await?;
-    Ok(Json(hosting::show(&service, &hosted)))
+    let app = Arc::clone(&service);
+    let work = async move {
+        hosting::set_traffic(&app, &hosted, request).await?;
+        Ok(hosting::show(&app, &hosted))
+    };
+    Ok(Json(to_its_end(&service, work).await?))
 }
 
 /// Give all traffic to an earlier revision.
@@ -159,8 +176,12 @@ async fn rollback(
 ) -> Answer<HostedService> {
     let request = request.map(|Json(request)| request).unwrap_or_default();
     let hosted = service.hosting.find(&path.service)?;
-    hosting::rollback(&service, &hosted, request).await?;
-    Ok(Json(hosting::show(&service, &hosted)))
+    let app = Arc::clone(&service);
+    let work = async move {
+        hosting::rollback(&app, &hosted, request).await?;
+        Ok(hosting::show(&app, &hosted))
+    };
+    Ok(Json(to_its_end(&service, work).await?))
 }
 
 /// Make a token that opens a private service.

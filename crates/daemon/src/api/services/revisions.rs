@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 
 use super::super::page::{Cut, PageQuery};
 use super::super::{Answer, no_content, with_status};
-use super::ServicePath;
+use super::{ServicePath, to_its_end};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
     OpenApiRouter::new().routes(routes!(deploy, list)).routes(routes!(get, delete))
@@ -44,8 +44,9 @@ async fn deploy(
     Json(request): Json<Deploy>,
 ) -> Result<Response> {
     let hosted = service.hosting.find(&path.service)?;
-    let revision = hosting::deploy(&service, &hosted, request).await?;
-    Ok(with_status(StatusCode::ACCEPTED, revision))
+    let app = Arc::clone(&service);
+    let work = async move { hosting::deploy(&app, &hosted, request).await };
+    Ok(with_status(StatusCode::ACCEPTED, to_its_end(&service, work).await?))
 }
 
 /// List the revisions of a service.
@@ -103,6 +104,8 @@ async fn delete(
     Path(RevisionPath { service: name, revision }): Path<RevisionPath>,
 ) -> Result<Response> {
     let hosted = service.hosting.find(&name)?;
-    hosting::remove_revision(&service, &hosted, revision).await?;
+    let app = Arc::clone(&service);
+    let work = async move { hosting::remove_revision(&app, &hosted, revision).await };
+    to_its_end(&service, work).await?;
     Ok(no_content())
 }
