@@ -134,6 +134,8 @@ fn a_directory_becomes_a_service_that_sleeps_wakes_and_is_replaced_under_load() 
     assert!(revision["snapshot"].is_string(), "{revision}");
     wait_for("nobody awake", || (show(&world)["instances"][0]["state"] == "asleep").then_some(()));
     assert_eq!(version(&ask(world.address(), "/", "")), "one");
+    let later = ["service", "invoke", "shop", "/", "-X", "GET", "--wait"];
+    assert!(world.torpor(&later).ok().starts_with("one "), "run without anybody who waits");
     let mut socket = upgraded(&world, "/ws");
     echoed(&mut socket, "before");
 

@@ -67,6 +67,8 @@ kinds! {
     SnapshotCompleted = "snapshot.completed",
     /// All tasks of a job's execution have ended.
     JobFinished = "job.finished",
+    /// An invocation of a service is over: only its callback is told.
+    InvocationFinished = "invocation.finished",
     /// A webhook was tested: only it is told.
     WebhookTest = "webhook.test",
 }

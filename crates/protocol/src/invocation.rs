@@ -5,12 +5,15 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::InvocationId;
+use crate::id::{InvocationId, Name};
 use crate::page::page;
 use crate::time;
 
 /// On a request to a service: record it and answer 202 with its id; `true`.
 pub const ASYNC_HEADER: &str = "x-torpor-async";
+
+/// On a request that is an invocation: its id, the same in every attempt.
+pub const INVOCATION_HEADER: &str = "x-torpor-invocation";
 
 /// Longest body of a request and of an answer that is kept.
 pub const BODY_MAX: usize = 1 << 20;
@@ -37,6 +40,20 @@ pub struct Invoke {
     pub retries: u32,
     /// Longest time of one attempt.
     pub timeout_ms: u64,
+    /// Run by the revision with this tag; absent: as the traffic says.
+    pub tag: Option<Name>,
+    /// Who is told when it is over; absent: nobody.
+    pub callback: Option<Callback>,
+}
+
+/// A URL that an invocation is posted to when it is over, as Standard Webhooks says it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Callback {
+    pub url: String,
+    /// What it is signed with: `whsec_` and 24 to 64 bytes in base64. Never shown.
+    pub secret: String,
 }
 
 impl Default for Invoke {
@@ -49,6 +66,8 @@ impl Default for Invoke {
             base64: false,
             retries: 2,
             timeout_ms: 300_000,
+            tag: None,
+            callback: None,
         }
     }
 }
@@ -69,6 +88,9 @@ pub struct Invocation {
     /// The last answer, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<InvocationAnswer>,
+    /// The URL that is told when it is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub callback: Option<String>,
     #[serde(rename = "created_at", with = "time::instant")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at_ms: u64,

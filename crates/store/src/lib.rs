@@ -51,9 +51,9 @@ pub use ledger::{
     ImageRow, InvocationLedger, JobLedger, KeyHash, KeyLedger, KeyRow, LayerFacts, LayerLedger,
     Ledger, LoginLedger, McpGatewayLedger, McpServerRow, McpTask, McpTaskLedger, McpTaskState,
     NewDelivery, NewExecution, Next, NextTime, OriginRow, Outcome, PreviewLedger, QueueBounds,
-    QueueLength, Removed, RequestLedger, SaveLedger, ScheduleLedger, Seal, Sealed, SecretLedger,
-    ServiceRow, Settled, Settlement, SqliteLedger, Target, TaskClaim, TaskLease, TaskLedger,
-    TaskProcess, TokenRow, Unused, WebhookLedger, WebhookSecrets,
+    QueueLength, Removed, RequestLedger, SaveLedger, ScheduleLedger, Seal, Sealed, SealedCallback,
+    SecretLedger, ServiceRow, Settled, Settlement, SqliteLedger, Target, TaskClaim, TaskLease,
+    TaskLedger, TaskProcess, TokenRow, Unused, WebhookLedger, WebhookSecrets,
 };
 pub use results::{ResultsDraft, TaskResults};
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError, Walked, WalkedKind};

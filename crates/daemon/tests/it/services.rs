@@ -14,6 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use torpor_daemon::ShutdownMode;
 
 use crate::client::{Answer, PATIENCE, request, send};
+use crate::receiver::{Receiver, Reply};
 use crate::world::World;
 
 const SHOP: &str = "/v1/services/shop";
@@ -189,6 +190,10 @@ async fn a_deploy_that_does_not_get_healthy_leaves_the_traffic_and_says_why() {
     wait(&world, "alone", |shop| shop["instances"].as_array().unwrap().len() == 1).await;
     let no_image = json!({"image": "torpor/none", "port": 80, "command": ["x"]});
     world.post(&format!("{SHOP}/revisions"), no_image).await.expect_error(404, "image_not_found");
+    let all = json!({"name": "shop", "public": false, "scale": {"max": 9}, "revision": {"image": "torpor/none"}});
+    world.post("/v1/services", all).await.expect_error(404, "image_not_found");
+    let shop = world.get(SHOP).await.expect(200);
+    assert_eq!((&shop["public"], &shop["scale"]["max"]), (&json!(true), &json!(5)));
     let no_port = json!({"image": "torpor/base", "command": ["x"]});
     world.post(&format!("{SHOP}/revisions"), no_port).await.expect_error(400, "invalid_request");
 }
@@ -428,6 +433,89 @@ async fn what_instances_said_is_told_apart_by_revision() {
     assert_eq!(lines(&log), [(2, "two".to_owned())]);
     let mut follow = world.open(&format!("{SHOP}/logs?follow=true&revision=2")).await;
     assert_eq!(follow.event().await.unwrap()["text"], "two");
+}
+
+#[tokio::test]
+async fn the_end_of_an_invocation_is_told_to_its_callback_signed_with_the_secret_that_was_given() {
+    let mut config = torpor_daemon::Config::default();
+    config.egress.outgoing = vec!["127.0.0.0/8".parse().unwrap()];
+    let (mut world, server) = (World::with(config).await, Server::start().await);
+    shop(&world, json!({}), revision(server.port)).await;
+    let receiver = Receiver::new([Reply::Status(500)]).await;
+    let secret = format!("whsec_{}", "A".repeat(44));
+    let wish = |path: &str, url: &str, secret: &str| json!({"path": path, "retries": 0, "callback": {"url": url, "secret": secret}});
+    let path = format!("{SHOP}/invocations");
+    for (url, secret) in
+        [("http://10.0.0.1/", &*secret), (&*receiver.url(), "whsec_short"), ("no", &*secret)]
+    {
+        let refused = world.post(&path, wish("/", url, secret)).await;
+        refused.expect_error(400, "invalid_request");
+    }
+    let asked = world.post(&path, wish("/page", &receiver.url(), &secret)).await.expect(202);
+    assert_eq!(asked["callback"], receiver.url());
+    assert!(!asked.to_string().contains(&secret));
+    let told = receiver.told(2).await;
+    assert!(told.iter().all(|told| told.is_signed_with(&secret)));
+    assert_eq!(told[0].header("webhook-id"), told[1].header("webhook-id"));
+    let event = told[1].json();
+    assert_eq!((&event["type"], &event["subject"]), (&json!("invocation.finished"), &asked["id"]));
+    let invocation = &event["data"]["invocation"];
+    assert_eq!(
+        (&event["data"]["service"], &invocation["state"]),
+        (&json!("shop"), &json!("succeeded"))
+    );
+    assert_eq!(invocation["answer"]["body"], "/page");
+    // Of one that failed, too, and by the next daemon.
+    let slow = world.post(&path, wish("/slow", &receiver.url(), &secret)).await.expect(202);
+    wait(&world, "busy", |shop| shop["instances"][0]["requests"] == 1).await;
+    world.restart(ShutdownMode::Running).await;
+    server.slow.add_permits(2);
+    let told = receiver.told(3).await.pop().unwrap();
+    assert!(told.is_signed_with(&secret) && told.json()["subject"] == slow["id"], "{told:?}");
+    world.post(&path, wish("/sick", &receiver.url(), &secret)).await.expect(202);
+    let told = receiver.told(4).await.pop().unwrap();
+    assert_eq!(told.json()["data"]["invocation"]["state"], "failed");
+    let log = world.get("/v1/events/log?type=invocation.finished").await.expect(200);
+    assert_eq!(log["events"], json!([]), "only the callback is told");
+}
+
+#[tokio::test]
+async fn an_invocation_at_the_address_of_a_tag_is_run_by_its_revision() {
+    let (world, server) = (World::new().await, Server::start().await);
+    shop(&world, json!({}), revision(server.port)).await;
+    let taken = world.create(json!({"name": "web"})).await.expect(201);
+    assert_eq!(taken["name"], "web");
+    let taken = json!({"port": 80, "prefix": "next-shop", "public": true});
+    world.post("/v1/sandboxes/web/previews", taken).await.expect(201);
+    // What its address would be is somebody's: it gets another one.
+    let next = with(revision(free_port()), json!({"no_traffic": true, "tag": "next"}));
+    let next_server = Server::at(next["port"].as_u64().unwrap().try_into().unwrap()).await;
+    let shop = deploy(&world, next).await;
+    assert_eq!(shop["revisions"][0]["state"], "ready", "{shop:#}");
+    let url = shop["traffic"][0]["urls"][0].as_str().unwrap();
+    assert!(!url.contains("next-shop"), "{url}");
+    let host = url.strip_prefix("http://").unwrap().split('.').next().unwrap();
+    let mut asked = request(Method::POST, "/slow", "");
+    asked.headers_mut().insert("host", format!("{host}.localhost").parse().unwrap());
+    asked.headers_mut().insert("x-torpor-async", "true".parse().unwrap());
+    let accepted = send(world.address, asked).await.expect(202);
+    crate::world::until("it is there", || next_server.busy.load(Ordering::SeqCst) == 1).await;
+    assert_eq!(server.busy.load(Ordering::SeqCst), 0);
+    next_server.slow.add_permits(1);
+    settled_invocation(&world, accepted["id"].as_str().unwrap()).await;
+    let unknown = world.post(&format!("{SHOP}/invocations"), json!({"tag": "none"})).await;
+    unknown.expect_error(400, "invalid_request");
+}
+
+#[tokio::test]
+async fn a_request_that_nobody_can_answer_yet_is_told_when_to_come_again() {
+    let world = World::new().await;
+    let silent = with(revision(free_port()), json!({"health": {"timeout_ms": 30_000}}));
+    let body = json!({"name": "shop", "public": true, "prefix": "shop", "revision": silent});
+    world.post("/v1/services", body).await.expect(202);
+    let answer = ask(&world, "/").await;
+    assert_eq!(answer.header("retry-after"), "1");
+    answer.expect_error(503, "capacity_reached");
 }
 
 async fn settled_invocation(world: &World, id: &str) -> Value {

@@ -12,10 +12,14 @@ use hyper::body::Incoming;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use torpor_protocol::ErrorCode;
+use torpor_protocol::Name;
 use torpor_protocol::hosting::MAIN_PREVIEW;
-use torpor_protocol::invocation::{ASYNC_HEADER, BODY_MAX, InvocationAnswer, Invoke};
-use torpor_proxy::{Manner, Proxy};
-use torpor_service::hosting::{Hosted, invocations};
+use torpor_protocol::invocation::{
+    ASYNC_HEADER, BODY_MAX, INVOCATION_HEADER, InvocationAnswer, Invoke,
+};
+use torpor_proxy::{Destination, Manner, NotListening, Proxy};
+use torpor_service::hosting::invocations::Missed;
+use torpor_service::hosting::{self, Hosted, invocations};
 use torpor_service::{Error, Service};
 use torpor_store::ClaimedInvocation;
 
@@ -27,27 +31,16 @@ use super::{PreviewServer, instance};
 const RUNNING_MAX: usize = 64;
 /// How long a body of an invocation may take to arrive.
 const ARRIVES: Duration = Duration::from_secs(60);
-/// Headers that are about this connection, or ours.
-const LEFT_OUT: [&str; 8] = [
-    ASYNC_HEADER,
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "te",
-    "transfer-encoding",
-    "upgrade",
-];
-
 /// Whether a request wants no answer now.
 pub(super) fn is_asynchronous(headers: &HeaderMap) -> bool {
     headers.get(ASYNC_HEADER).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"))
 }
 
-/// Records a request, and answers with its id.
+/// Records a request, and answers with its id. `preview`: by which address it came.
 pub(super) async fn accept(
     service: &Service,
     hosted: &Hosted,
+    preview: &Name,
     request: Request<Incoming>,
 ) -> Instead<Response<Body>> {
     let refuse = |error: &Error| ErrorPage::of(error);
@@ -61,7 +54,7 @@ pub(super) async fn accept(
     };
     let body = body.map_err(too_large)?.to_bytes();
     let (body, base64) = invocations::text(body.into());
-    let headers = head.headers.iter().filter(|(name, _)| !LEFT_OUT.contains(&name.as_str()));
+    let headers = head.headers.iter().filter(|(name, _)| invocations::is_passed_on(name.as_str()));
     let headers = headers.filter_map(|(name, value)| {
         Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
     });
@@ -72,6 +65,7 @@ pub(super) async fn accept(
         headers: headers.collect(),
         body,
         base64,
+        tag: Some(preview.clone()).filter(|name| name.as_str() != MAIN_PREVIEW),
         ..Invoke::default()
     };
     let invocation =
@@ -87,6 +81,7 @@ pub(super) async fn accept(
 impl PreviewServer {
     /// Runs invocations until the daemon stops.
     pub async fn run_invocations(self: Arc<Self>) {
+        invocations::recover(&self.service).await;
         let places = Arc::new(Semaphore::new(RUNNING_MAX));
         loop {
             let place = Arc::clone(&places).acquire_owned().await;
@@ -96,13 +91,11 @@ impl PreviewServer {
             let tasks = self.service.tasks.clone();
             tasks.spawn(async move {
                 let _place = place;
-                let limit = Duration::from_millis(claimed.request.timeout_ms);
                 let ended = tokio::select! {
-                    ended = timeout(limit, attempt(&server.service, &server.proxy, &claimed)) => ended,
+                    ended = attempt(&server.service, &server.proxy, &claimed) => ended,
                     // The next daemon runs it again.
                     () = server.service.stopping.cancelled() => return,
                 };
-                let ended = ended.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")));
                 invocations::settle(&server.service, claimed, ended).await;
             });
         }
@@ -113,13 +106,39 @@ async fn attempt(
     service: &Arc<Service>,
     proxy: &Proxy,
     claimed: &ClaimedInvocation,
-) -> Result<InvocationAnswer, String> {
-    let hosted = service.hosting.by_id(&claimed.service).ok_or("the service is gone")?;
-    let mut request = request(claimed)?;
-    let main = MAIN_PREVIEW.parse().expect("it is a name");
-    let entered = instance::enter(service, &hosted, &main, &mut request).await;
-    let (to, _) = entered.map_err(|page| page.body.message.clone())?;
+) -> Result<InvocationAnswer, Missed> {
+    let no_place = |why: &str| Missed::NoPlace(why.to_owned());
+    let hosted = service.hosting.by_id(&claimed.service).ok_or(no_place("the service is gone"))?;
+    let mut request = request(claimed).map_err(Missed::Failed)?;
+    let main = || MAIN_PREVIEW.parse().expect("it is a name");
+    let preview = claimed.request.tag.clone().unwrap_or_else(main);
+    let entered = instance::enter(service, &hosted, &preview, &mut request).await;
+    let (to, revision) = entered.map_err(|page| no_place(&page.body.message))?;
+    let sandbox = to.sandbox.id().clone();
+    let limit = Duration::from_millis(claimed.request.timeout_ms);
+    let asked = timeout(limit, ask(proxy, to, request)).await;
+    match asked.unwrap_or_else(|_| Err(format!("no answer within {limit:?}"))) {
+        Ok(Some(answer)) => Ok(answer),
+        Ok(None) => {
+            if let Some(revision) = revision {
+                hosting::report_unhealthy(service, &hosted, revision, &sandbox);
+            }
+            Err(no_place("nothing listened in the instance"))
+        }
+        Err(why) => Err(Missed::Failed(why)),
+    }
+}
+
+/// The answer; none if nothing listens.
+async fn ask(
+    proxy: &Proxy,
+    to: Destination,
+    request: Request<Full<Bytes>>,
+) -> Result<Option<InvocationAnswer>, String> {
     let response = proxy.handle(to, request, None, Manner::default()).await;
+    if response.extensions().get::<NotListening>().is_some() {
+        return Ok(None);
+    }
     let (head, body) = response.into_parts();
     let (bytes, truncated) = kept(body).await?;
     let headers = head.headers.iter().filter_map(|(name, value)| {
@@ -127,7 +146,7 @@ async fn attempt(
     });
     let (body, base64) = invocations::text(bytes);
     let status = head.status.as_u16();
-    Ok(InvocationAnswer { status, headers: headers.collect(), body, base64, truncated })
+    Ok(Some(InvocationAnswer { status, headers: headers.collect(), body, base64, truncated }))
 }
 
 fn request(claimed: &ClaimedInvocation) -> Result<Request<Full<Bytes>>, String> {
@@ -138,7 +157,7 @@ fn request(claimed: &ClaimedInvocation) -> Result<Request<Full<Bytes>>, String> 
     for (name, value) in &wish.headers {
         request = request.header(name, value);
     }
-    let request = request.header("x-torpor-invocation", claimed.invocation.id.as_str());
+    let request = request.header(INVOCATION_HEADER, claimed.invocation.id.as_str());
     request.body(Full::from(bytes)).map_err(|error| error.to_string())
 }
 

@@ -100,7 +100,8 @@ impl Visitor<'_> {
         if let Place::Service(hosted) = &place
             && invocations::is_asynchronous(request.headers())
         {
-            return invocations::accept(&self.server.service, hosted, request).await;
+            let by = &entry.preview.name;
+            return invocations::accept(&self.server.service, hosted, by, request).await;
         }
         let (to, revision) = self.lead(entry, &place, &mut request, browser).await?;
         if self.secure {

@@ -18,7 +18,7 @@ use torpor_protocol::event::{
 };
 use torpor_protocol::spec::Pairs;
 use torpor_protocol::{DeliveryId, ErrorCode, EventId, WebhookId};
-use torpor_store::{Addressee, NewDelivery};
+use torpor_store::{Addressee, NewDelivery, SealedCallback};
 
 use crate::Service;
 use crate::admission::check_labels;
@@ -30,8 +30,6 @@ pub use deliver::deliver;
 const PREVIOUS_MS: u64 = 24 * 60 * 60 * 1000;
 /// Types that a webhook can name: more would name one twice.
 const TYPES_MAX: usize = EventKind::ALL.len();
-/// Bytes of a body that is sent once.
-const BODY_MAX: usize = 256 * 1024;
 
 pub async fn create(app: &Service, request: CreateWebhook) -> Result<NewWebhook> {
     let CreateWebhook { url, types, labels } = request;
@@ -149,38 +147,13 @@ pub async fn redeliver(app: &Service, id: &WebhookId, delivery: &DeliveryId) -> 
     again.ok_or_else(|| Error::new(ErrorCode::NotFound, text()))
 }
 
-/// Something that is sent once, to a URL that is no webhook: signed, tried again and given up like any delivery.
-/// When this returns it is sent for certain, at least once, or given up after a day of trying.
-pub struct Once<'a> {
-    pub url: &'a str,
-    /// `whsec_` and base64.
-    pub secret: &'a str,
-    pub kind: EventKind,
-    pub subject: &'a str,
-    /// JSON, most likely.
-    pub body: String,
-}
-
-/// Records what is to be sent once; gives the `webhook-id` that it will have.
-pub async fn enqueue(app: &Service, once: Once<'_>) -> Result<EventId> {
-    app.egress.outgoing().check(once.url).map_err(refused)?;
-    if once.body.len() > BODY_MAX {
-        return Err(Error::invalid(format!("what is sent has at most {BODY_MAX} bytes")));
-    }
-    let (id, event) = (DeliveryId::random(), EventId::random());
-    let secret = app.vault.seal_webhook_secret(id.as_str(), once.secret)?;
-    let delivery = NewDelivery {
-        id,
-        event: event.clone(),
-        kind: once.kind,
-        subject: once.subject.to_owned(),
-        body: once.body,
-        to: Addressee::Once { url: once.url.to_owned(), secret },
-        created_at_ms: app.fleet.clock().now_ms(),
-    };
-    app.ledger.record_delivery(&delivery).await?;
-    app.events.hint();
-    Ok(event)
+/// What is to be sent once, to a URL that is no webhook, signed with this secret: checked and sealed, long before it
+/// is known what.
+pub fn callback(app: &Service, url: &str, secret: &str) -> Result<SealedCallback> {
+    app.egress.outgoing().check(url).map_err(refused)?;
+    let delivery = DeliveryId::random();
+    let secret = app.vault.seal_webhook_secret(delivery.as_str(), secret)?;
+    Ok(SealedCallback { delivery, url: url.to_owned(), secret })
 }
 
 fn check(

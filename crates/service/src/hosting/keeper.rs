@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, interval, timeout};
 use torpor_lifecycle::{Lease, Sandbox, chain, wake_deadline};
 use torpor_protocol::hosting::{INSTANCE_LABEL, RevisionState};
-use torpor_protocol::{SandboxId, SandboxRef, ServiceId, State};
+use torpor_protocol::{ErrorCode, SandboxId, SandboxRef, ServiceId, State};
 
 use super::check::{self, Patience};
 use super::group::{Group, Role};
@@ -27,7 +27,6 @@ const DRAIN: Duration = Duration::from_secs(600);
 /// Looks after all services until the daemon stops.
 pub async fn look_after(app: Arc<Service>) {
     adopt(&app);
-    invocations::recover(&app).await;
     for hosted in app.hosting.all() {
         keep(&app, &hosted);
         if let Err(error) = calls::address(&app, &hosted, &hosted.row()).await {
@@ -280,11 +279,17 @@ fn recheck(app: &Arc<Service>, hosted: &Arc<Hosted>, number: u32, sandbox: &Sand
         let Ok(revision) = hosted.revision(number) else { return };
         let limit = Duration::from_millis(revision.health.timeout_ms) + check::SLACK;
         let check = check::until_healthy(&app, &sandbox, &revision, Patience::Restarts);
-        let healthy = tokio::select! {
-            checked = timeout(limit, check) => matches!(checked, Ok(Ok(()))),
+        let checked = tokio::select! {
+            checked = timeout(limit, check) => checked,
             () = app.stopping.cancelled() => return,
         };
-        if healthy {
+        let well = match checked {
+            Ok(Ok(())) => true,
+            // The host has no room to wake it: that says nothing of it, and the next request asks again.
+            Ok(Err(error)) => error.code() == ErrorCode::CapacityReached,
+            Err(_) => false,
+        };
+        if well {
             return hosted.with_group(number, |group| group.recovered(sandbox.id()));
         }
         let service = hosted.name();

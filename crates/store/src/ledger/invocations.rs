@@ -4,39 +4,55 @@ use async_trait::async_trait;
 use torpor_lifecycle::ledger::{Owner, Place};
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::invocation::{Invocation, Invoke};
-use torpor_protocol::{InvocationId, ServiceId};
+use torpor_protocol::{DeliveryId, InvocationId, ServiceId};
+
+use super::{NewDelivery, Sealed};
 
 /// An invocation that somebody works on.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct ClaimedInvocation {
     pub service: ServiceId,
     /// Grows with each claim: whoever has an older one writes nothing.
     pub attempt: u64,
     pub invocation: Invocation,
     pub request: Invoke,
+    pub callback: Option<SealedCallback>,
+}
+
+/// Who is told when an invocation is over; the secret is sealed for the delivery that it will be.
+#[derive(Debug)]
+pub struct SealedCallback {
+    pub delivery: DeliveryId,
+    pub url: String,
+    pub secret: Sealed,
 }
 
 #[async_trait]
 pub trait InvocationLedger: Send + Sync + 'static {
-    /// Queues one. Whether there was room: a service has at most `most` that are not settled.
+    /// Queues one. Whether there was room: a service has at most `most` that are not settled. The secret of the
+    /// request's callback is not recorded but as `callback` has it.
     async fn queue_invocation(
         &self,
         service: &ServiceId,
         invocation: &Invocation,
         request: &Invoke,
+        callback: Option<&SealedCallback>,
         most: usize,
     ) -> Result<bool, StoreError>;
-    /// Takes the one that has been due for longest, of the services of this owner.
+    /// Takes the one that has been due for longest, of the services of this owner of which fewer than `each` run.
     async fn claim_invocation(
         &self,
         owner: &Owner,
         now_ms: u64,
+        each: usize,
     ) -> Result<Option<ClaimedInvocation>, StoreError>;
-    /// Records what came of an attempt: it is over, or due again at that time. Whether it was still the claimer's.
+    /// Records what came of an attempt: it is over, or due again at that time. Whether it was still the claimer's;
+    /// then its callback is to be delivered from the same instant. The request of one that is over is forgotten.
     async fn settle_invocation(
         &self,
         claimed: &ClaimedInvocation,
         again_at_ms: Option<u64>,
+        callback: Option<&NewDelivery>,
     ) -> Result<bool, StoreError>;
     /// Those that an earlier daemon of this owner's node worked on are due again.
     async fn release_invocations(&self, owner: &Owner) -> Result<(), StoreError>;
@@ -52,6 +68,6 @@ pub trait InvocationLedger: Send + Sync + 'static {
         before: Option<&Place<InvocationId>>,
         limit: usize,
     ) -> Result<Vec<Invocation>, StoreError>;
-    /// Forgets those that were settled and are older than this.
-    async fn prune_invocations(&self, before_ms: u64) -> Result<(), StoreError>;
+    /// Forgets those that were settled and are older than this, and of each service all but the newest `remembered`.
+    async fn prune_invocations(&self, before_ms: u64, remembered: usize) -> Result<(), StoreError>;
 }

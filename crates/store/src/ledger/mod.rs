@@ -36,7 +36,7 @@ pub use edge::{DomainLedger, DomainRow, PreviewLedger, TokenRow};
 pub use events::{EventFilter, EventLedger, EventRange};
 pub use hosting::{HostingLedger, ServiceRow};
 pub use images::{ImageLedger, ImageRow, LayerFacts, Removed};
-pub use invocations::{ClaimedInvocation, InvocationLedger};
+pub use invocations::{ClaimedInvocation, InvocationLedger, SealedCallback};
 pub use jobs::{
     Admitted, AttemptEnd, ExecutionFilter, JobLedger, NewExecution, QueueBounds, QueueLength,
     Settled, Settlement, TaskClaim, TaskLease, TaskLedger, TaskProcess,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use torpor_client::Client;
 use torpor_protocol::Name;
-use torpor_protocol::invocation::{Invocation, InvocationState, Invoke as Wish};
+use torpor_protocol::invocation::{Callback, Invocation, InvocationState, Invoke as Wish};
 
 use super::of;
 use crate::commands::parse_pair;
@@ -22,6 +22,7 @@ const LOOK: Duration = Duration::from_millis(200);
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  torpor service invoke api /reports --data '{\"month\": 5}' --wait\n  \
+    TORPOR_CALLBACK_SECRET=whsec_… torpor service invoke api /reports --callback https://example.com/done\n  \
     torpor service invoke api --show inv-3b1kq…"
 )]
 pub(super) struct Invoke {
@@ -41,11 +42,20 @@ pub(super) struct Invoke {
     /// Further attempts after one that failed.
     #[arg(long, value_name = "N", default_value_t = 2)]
     retries: u32,
+    /// Run by the revision with this tag [default: as the traffic says].
+    #[arg(long)]
+    tag: Option<Name>,
+    /// Post how it ended to this URL, signed as Standard Webhooks says.
+    #[arg(long, value_name = "URL", requires = "callback_secret")]
+    callback: Option<String>,
+    /// What the callback is signed with: whsec_ and 24 to 64 bytes in base64.
+    #[arg(long, value_name = "SECRET", env = "TORPOR_CALLBACK_SECRET", hide_env_values = true)]
+    callback_secret: Option<String>,
     /// Wait for the answer and print its body; fails if all attempts did.
     #[arg(short, long)]
     wait: bool,
     /// Show an invocation instead of making one.
-    #[arg(long, value_name = "ID", conflicts_with_all = ["data", "header", "wait"])]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["data", "header", "wait", "tag", "callback"])]
     show: Option<String>,
     /// As JSON.
     #[arg(long)]
@@ -65,6 +75,11 @@ impl Invoke {
             headers: self.header.into_iter().collect(),
             body: self.data,
             retries: self.retries,
+            tag: self.tag,
+            callback: self
+                .callback
+                .zip(self.callback_secret)
+                .map(|(url, secret)| Callback { url, secret }),
             ..Wish::default()
         };
         let mut invocation: Invocation = client.post(&route, &wish).await?;
@@ -104,6 +119,9 @@ fn describe(invocation: &Invocation) -> String {
     ];
     if let Some(message) = &invocation.message {
         fields.push(("message", plain(message)));
+    }
+    if let Some(url) = &invocation.callback {
+        fields.push(("callback", plain(url)));
     }
     if let Some(answer) = &invocation.answer {
         fields.push(("status", answer.status.to_string()));

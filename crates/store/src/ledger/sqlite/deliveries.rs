@@ -13,31 +13,12 @@ use super::super::{
 };
 use super::events::read_kind;
 use super::webhooks::{read_last, read_secrets};
-use super::{LAST, SqliteLedger, column, limit_of, parsed, time, to_column};
+use super::{LAST, Query, SqliteLedger, column, limit_of, parsed, time, to_column};
 
 #[async_trait]
 impl DeliveryLedger for SqliteLedger {
     async fn record_delivery(&self, delivery: &NewDelivery) -> Result<(), StoreError> {
-        let (webhook, url, secret) = match &delivery.to {
-            Addressee::Webhook(id) => (Some(id.as_str()), None, None),
-            Addressee::Once { url, secret } => (None, Some(url.as_str()), Some(secret)),
-        };
-        let query = sqlx::query(
-            "INSERT INTO deliveries
-                 (id, webhook_id, event_id, kind, subject, body, url, nonce, sealed, created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        )
-        .bind(delivery.id.as_str())
-        .bind(webhook)
-        .bind(delivery.event.as_str())
-        .bind(delivery.kind.as_str())
-        .bind(&delivery.subject)
-        .bind(&delivery.body)
-        .bind(url)
-        .bind(secret.map(|secret| secret.nonce.as_slice()))
-        .bind(secret.map(|secret| secret.bytes.as_slice()))
-        .bind(to_column(delivery.created_at_ms));
-        match query.execute(&self.writer).await {
+        match insert_delivery(delivery).execute(&self.writer).await {
             Ok(_) => Ok(()),
             Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
                 Err(StoreError::Invalid("the webhook is gone".to_owned()))
@@ -224,6 +205,29 @@ impl DeliveryLedger for SqliteLedger {
         }
         transaction.commit().await.map_err(self.failed(action))
     }
+}
+
+/// Puts it into the outbox.
+pub(super) fn insert_delivery(delivery: &NewDelivery) -> Query<'_> {
+    let (webhook, url, secret) = match &delivery.to {
+        Addressee::Webhook(id) => (Some(id.as_str()), None, None),
+        Addressee::Once { url, secret } => (None, Some(url.as_str()), Some(secret)),
+    };
+    sqlx::query(
+        "INSERT INTO deliveries
+             (id, webhook_id, event_id, kind, subject, body, url, nonce, sealed, created_at_ms)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    )
+    .bind(delivery.id.as_str())
+    .bind(webhook)
+    .bind(delivery.event.as_str())
+    .bind(delivery.kind.as_str())
+    .bind(&delivery.subject)
+    .bind(&delivery.body)
+    .bind(url)
+    .bind(secret.map(|secret| secret.nonce.as_slice()))
+    .bind(secret.map(|secret| secret.bytes.as_slice()))
+    .bind(to_column(delivery.created_at_ms))
 }
 
 impl SqliteLedger {

@@ -38,6 +38,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0023_services",
     "0024_mcp_tasks",
     "0025_gateway",
+    "0026_callbacks",
 ];
 
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {

@@ -3,11 +3,18 @@
 use std::num::NonZeroU16;
 
 use torpor_protocol::hosting::{Health, Revision, RevisionState, Scale, Share};
+use torpor_protocol::invocation::{Callback, Invocation, InvocationState, Invoke};
 use torpor_protocol::preview::{Preview, PreviewLabel};
-use torpor_protocol::{Network, PreviewId, PreviewTarget, Resources, ServiceId};
+use torpor_protocol::{
+    DeliveryId, EventId, EventKind, InvocationId, Network, PreviewId, PreviewTarget, Resources,
+    ServiceId,
+};
 
 use super::*;
-use crate::{HostingLedger as _, PreviewLedger as _, ServiceRow};
+use crate::{
+    Addressee, Claiming, DeliveryLedger as _, HostingLedger as _, InvocationLedger as _,
+    NewDelivery, PreviewLedger as _, Sealed, SealedCallback, ServiceRow, Target,
+};
 
 fn service(name: &str) -> ServiceRow {
     ServiceRow {
@@ -141,4 +148,105 @@ async fn previews_and_revisions_go_with_their_service_and_images_are_held_by_tho
     assert!(ledger.revisions(&row.id).await.unwrap().is_empty());
     let orphan = ledger.record_preview(&preview(&row)).await;
     assert!(matches!(orphan, Err(StoreError::Invalid(_))), "{orphan:?}");
+}
+
+fn invocation(created_at_ms: u64) -> Invocation {
+    Invocation {
+        id: InvocationId::random(),
+        state: InvocationState::Queued,
+        method: "POST".to_owned(),
+        path: "/".to_owned(),
+        failures: 0,
+        message: None,
+        answer: None,
+        callback: None,
+        created_at_ms,
+        settled_at_ms: None,
+    }
+}
+
+fn sealed() -> Sealed {
+    Sealed { nonce: vec![7; 12], bytes: vec![8; 40] }
+}
+
+#[tokio::test]
+async fn the_end_of_an_invocation_and_its_callback_are_one_write_and_an_older_attempt_writes_neither()
+ {
+    let world = world().await;
+    let (ledger, old) = (&world.ledger, &world.owner);
+    let row = service("shop");
+    ledger.create_service(old, &row).await.unwrap();
+    let url = "https://a.example/".to_owned();
+    let secret = "whsec_plain".to_owned();
+    let request = Invoke {
+        callback: Some(Callback { url: url.clone(), secret }),
+        body: "x".to_owned(),
+        ..Invoke::default()
+    };
+    let callback =
+        SealedCallback { delivery: DeliveryId::random(), url: url.clone(), secret: sealed() };
+    let one = invocation(5);
+    let queued = ledger.queue_invocation(&row.id, &one, &request, Some(&callback), 1).await;
+    assert!(queued.unwrap());
+    let full = ledger.queue_invocation(&row.id, &invocation(5), &request, None, 1).await;
+    assert!(!full.unwrap(), "as many wait as may");
+    let first = ledger.claim_invocation(old, 5, 9).await.unwrap().unwrap();
+    assert_eq!((&first.request.body, &first.request.callback), (&"x".to_owned(), &None));
+    let new = ledger.take_over().await.unwrap();
+    ledger.release_invocations(&new).await.unwrap();
+    let mut second = ledger.claim_invocation(&new, 5, 9).await.unwrap().unwrap();
+    second.invocation.state = InvocationState::Succeeded;
+    let kept = second.callback.take().unwrap();
+    assert_eq!((&kept.delivery, &kept.url), (&callback.delivery, &url));
+    assert_eq!((kept.secret.nonce.len(), kept.secret.bytes.len()), (12, 40));
+    let told = NewDelivery {
+        id: kept.delivery,
+        event: EventId::random(),
+        kind: EventKind::InvocationFinished,
+        subject: second.invocation.id.to_string(),
+        body: "{}".to_owned(),
+        to: Addressee::Once { url: kept.url, secret: kept.secret },
+        created_at_ms: 6,
+    };
+    assert!(!ledger.settle_invocation(&first, None, Some(&told)).await.unwrap());
+    assert_eq!(ledger.next_delivery().await.unwrap(), None);
+    assert!(ledger.settle_invocation(&second, None, Some(&told)).await.unwrap());
+    let claiming = Claiming { now_ms: 7, lease_until_ms: 9, expires_at_ms: 99, each: 9, limit: 9 };
+    let [due] = &ledger.claim_deliveries(&claiming).await.unwrap()[..] else { panic!("one") };
+    assert!(matches!(&due.target, Target::Once { url: to, .. } if *to == url));
+    let found = ledger.find_invocation(&row.id, &second.invocation.id).await.unwrap().unwrap();
+    assert_eq!(found.state, InvocationState::Succeeded);
+}
+
+#[tokio::test]
+async fn so_many_invocations_of_one_service_run_at_a_time_and_so_many_are_remembered() {
+    let world = world().await;
+    let (ledger, owner) = (&world.ledger, &world.owner);
+    let (busy, other) = (service("busy"), service("other"));
+    for (row, times) in [(&busy, [1, 2, 3]), (&other, [4, 5, 6])] {
+        ledger.create_service(owner, row).await.unwrap();
+        for at in times {
+            let (one, wish) = (invocation(at), Invoke::default());
+            assert!(ledger.queue_invocation(&row.id, &one, &wish, None, 9).await.unwrap());
+        }
+    }
+    let mut claims = Vec::new();
+    while let Some(claimed) = ledger.claim_invocation(owner, 9, 2).await.unwrap() {
+        claims.push(claimed);
+    }
+    let of = |claimed: &crate::ClaimedInvocation| claimed.service.clone();
+    let services: Vec<_> = claims.iter().map(of).collect();
+    assert_eq!(services, [busy.id.clone(), busy.id.clone(), other.id.clone(), other.id.clone()]);
+    for mut claimed in claims {
+        claimed.invocation.state = InvocationState::Failed;
+        assert!(ledger.settle_invocation(&claimed, None, None).await.unwrap());
+    }
+    ledger.prune_invocations(0, 1).await.unwrap();
+    let left = async |of: &ServiceId| {
+        let left = ledger.invocations(of, None, 9).await.unwrap();
+        left.iter().map(|it| it.created_at_ms).collect::<Vec<_>>()
+    };
+    assert_eq!((left(&busy.id).await, left(&other.id).await), (vec![3, 2], vec![6, 5]));
+    ledger.prune_invocations(4, 9).await.unwrap();
+    assert_eq!(left(&busy.id).await, [3], "what waits is not forgotten");
 }
