@@ -6,6 +6,7 @@ mod domains;
 mod events;
 mod hosting;
 mod jobs;
+mod mcp_gateway;
 mod mcp_tasks;
 mod nodes;
 mod previews;
