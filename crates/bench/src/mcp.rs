@@ -32,6 +32,7 @@ pub(crate) async fn measure(bench: &Bench, client: &Client, report: &mut Report)
     let (runs, calls) = (Summary::of(&runs), Summary::of(&calls));
     report.figure("MCP − direct, p50", calls.p50 - runs.p50, "ms");
     report.figure("MCP / direct, p50", calls.p50 / runs.p50, "×");
+    report.figure("MCP − direct, p99", calls.p99 - runs.p99, "ms");
     report.latency("POST …/run of sh -c true, alternately", Start::Running, runs);
     report.latency("MCP run of true, alternately", Start::Running, calls);
     report.latency("MCP status, alternately", Start::Running, Summary::of(&looks));
