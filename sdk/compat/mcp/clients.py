@@ -9,8 +9,11 @@ import subprocess
 import sys
 import time
 
-from daemon import World
-from mcp import Client, StdioServerParameters
+# The gateway reaches servers on this host only if the operator says so.
+os.environ["TORPOR_EGRESS_OUTGOING"] = '["127.0.0.0/8"]'
+
+from daemon import World  # noqa: E402
+from mcp import Client, StdioServerParameters  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 NODE_DIR = pathlib.Path(sys.argv[1])
@@ -69,6 +72,16 @@ async def python_clients(world, web):
         say(f"Python client over torpor mcp, {mode}: {await python_client(bridge, mode)}")
 
 
+def through_the_gateway(world, web):
+    """Puts the sandbox's server behind the gateway; its address there."""
+    env = {**os.environ, "TORPOR_SERVER": world.daemon.url}
+    # Names are asked of the resolver of the host, which need not know this one.
+    web = web.replace("localhost", "127.0.0.1")
+    add = [os.environ["TORPOR_BIN"], "gateway", "add", "web", "--approve", "--url", web]
+    subprocess.run(add, env=env, check=True, stdout=subprocess.DEVNULL)
+    return f"{world.daemon.url}/v1/mcp/gateway"
+
+
 def node(script, url):
     say(f"{script}: {subprocess.run([NODE, script, url], cwd=NODE_DIR, check=True, capture_output=True, text=True).stdout.strip()}")
 
@@ -117,9 +130,12 @@ def main():
         asyncio.run(python_clients(world, web))
         for script in ["modern.mjs", "legacy.mjs"]:
             node(script, web)
+        gateway = through_the_gateway(world, web)
+        node("gateway.mjs", gateway)
         passed = []
         for era in ERAS:
             passed.append(suite("sandbox", web, era))
+            passed.append(suite("gateway", gateway, era))
             passed.append(with_handler(lambda url: suite("handler", url, era)))
         if not all(passed):
             raise SystemExit(1)
