@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http::{HeaderValue, Method};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use torpor_daemon::config::Limits;
 use torpor_daemon::{Config, ShutdownMode};
 
@@ -309,7 +310,7 @@ async fn a_long_queue_does_not_ask_a_full_host_over_and_over() {
     let world = World::with(Config { limits, ..Config::default() }).await;
     let busy = json!({"name": "busy", "standby": {"idle_after_ms": null}});
     world.create(busy).await.expect(201);
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     let id = run(&world, spec(&world, "true"), 500).await;
     let asked = async { while without_room(&world).await < 5 {} };
     tokio::time::timeout(PATIENCE, asked).await.expect("it is asked for room");
@@ -380,7 +381,7 @@ async fn what_ended_while_there_was_no_daemon_was_not_late() {
     let id = run(&world, with(spec(&world, &script), json!({"timeout_ms": 5000})), 1).await;
     let noted = async { while !task(&world, &id, 0).await["sandbox"].is_string() {} };
     tokio::time::timeout(PATIENCE, noted).await.expect("it runs");
-    let noted = std::time::Instant::now();
+    let noted = Instant::now();
     world.stop(ShutdownMode::Running).await.unwrap();
     std::fs::write(&gate, "").unwrap();
     until("it ended", || lines(&done) == 1).await;
