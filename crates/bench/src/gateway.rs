@@ -9,17 +9,17 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use torpor_client::{Client, Route, Server};
-use torpor_protocol::mcp_gateway::{
-    AddMcpServer, McpHttpServer, McpServer, McpServerSpec, McpTokens,
-};
+use torpor_protocol::mcp_gateway::{AddMcpServer, McpHttpServer, McpServer, McpServerSpec};
 
 use crate::Bench;
 use crate::error::{Error, Result};
-use crate::load::Summary;
+use crate::load::{Summary, in_turn};
 use crate::report::{Report, Start};
 
 /// Calls of one turn, and for each round asked for.
 const CALLS: u32 = 20;
+/// Calls a second, directly and through the gateway together, in the part with a schedule.
+const RATE: f64 = 400.0;
 /// Tools that the server has: each call is compared with a list of so many.
 const TOOLS: usize = 60;
 const BODY_MAX: usize = 1 << 20;
@@ -58,6 +58,7 @@ async fn compare(
 ) -> Result<()> {
     let upstream: Server = url.parse().map_err(|why: String| Error::failed(why))?;
     let direct = Client::new(upstream, None)?;
+    let gateway_tool = format!("{name}_echo");
     let (mut one, mut other) = (Vec::new(), Vec::new());
     for _ in 0..bench.rounds {
         for _ in 0..CALLS {
@@ -67,7 +68,7 @@ async fn compare(
         }
         for _ in 0..CALLS {
             let begun = Instant::now();
-            call(client, "/v1/mcp/gateway", &format!("{name}_echo")).await?;
+            call(client, "/v1/mcp/gateway", &gateway_tool).await?;
             other.push(begun.elapsed());
         }
     }
@@ -76,9 +77,18 @@ async fn compare(
     report.figure("MCP gateway, added to a call, p99", other.p99 - one.p99, "ms");
     report.latency("MCP call, directly", Start::Running, one);
     report.latency("MCP call, through the gateway", Start::Running, other);
-    let tokens: McpTokens = client.get(&Route::new("/v1/mcp/gateway/tokens")).await?;
-    report.figure("MCP tools listed, all", tokens.all_tools as f64, "tokens");
-    report.figure("MCP tools listed, search mode", tokens.search_mode as f64, "tokens");
+    let (one, other) = in_turn(RATE, bench.rounds.saturating_mul(CALLS), |through_it| {
+        let (client, direct, tool) = (client.clone(), direct.clone(), gateway_tool.clone());
+        async move {
+            match through_it {
+                true => call(&client, "/v1/mcp/gateway", &tool).await,
+                false => call(&direct, "/mcp", "echo").await,
+            }
+        }
+    })
+    .await?;
+    report.latency(format!("MCP call, directly, {RATE} a second of both"), Start::Running, one);
+    report.latency("MCP call, through the gateway, the same", Start::Running, other);
     Ok(())
 }
 

@@ -110,6 +110,25 @@ where
     all_well(at_times(&(0..count).map(due).collect::<Vec<_>>(), job).await?)
 }
 
+/// Starts jobs of two kinds in turn, `count` of each, at `rate` a second together: what the machine does
+/// meanwhile meets both.
+pub(crate) async fn in_turn<F>(
+    rate: f64,
+    count: u32,
+    job: impl Fn(bool) -> F,
+) -> Result<(Summary, Summary)>
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    let second = |number: usize| number % 2 == 1;
+    let times = on_schedule(rate, count.saturating_mul(2), |number| job(second(number))).await?;
+    let of = |which: bool| {
+        let times = times.iter().enumerate().filter(|(number, _)| second(*number) == which);
+        Summary::of(&times.map(|(_, time)| *time).collect::<Vec<_>>())
+    };
+    Ok((of(false), of(true)))
+}
+
 /// Starts `count` jobs at one instant.
 pub(crate) async fn at_once<F>(count: usize, job: impl Fn(usize) -> F) -> Result<Vec<Duration>>
 where

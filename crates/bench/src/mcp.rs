@@ -6,7 +6,7 @@ use torpor_protocol::api::{Command, RunResult};
 
 use crate::Bench;
 use crate::error::{Error, Result};
-use crate::load::{Summary, timed};
+use crate::load::{Summary, in_turn, timed};
 use crate::report::{Report, Start};
 
 /// Calls before the first one that counts: connections, page cache.
@@ -36,6 +36,19 @@ pub(crate) async fn measure(bench: &Bench, client: &Client, report: &mut Report)
     report.latency("POST …/run of sh -c true, alternately", Start::Running, runs);
     report.latency("MCP run of true, alternately", Start::Running, calls);
     report.latency("MCP status, alternately", Start::Running, Summary::of(&looks));
+    let (runs, calls) = in_turn(bench.rate, bench.rounds.saturating_mul(TIMES), |through_mcp| {
+        let (client, direct, mcp) = (client.clone(), direct.clone(), mcp.clone());
+        async move {
+            match through_mcp {
+                true => ask(&client, &mcp, "run", json!({"command": "true"})).await,
+                false => run(&client, &direct).await,
+            }
+        }
+    })
+    .await?;
+    let rate = bench.rate;
+    report.latency(format!("POST …/run, in turn, {rate} a second of both"), Start::Running, runs);
+    report.latency(format!("MCP run, in turn, {rate} a second of both"), Start::Running, calls);
     Ok(client.delete(&sandbox).await?)
 }
 
