@@ -1,6 +1,7 @@
 //! Services on a fake engine: deployed, entered, scaled, drained, and gone on with by the next daemon. What listens
 //! "inside" is a server of the test's.
 
+mod deploys;
 mod invocations;
 
 use std::sync::Arc;

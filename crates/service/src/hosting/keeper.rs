@@ -29,7 +29,7 @@ pub async fn look_after(app: Arc<Service>) {
     adopt(&app);
     for hosted in app.hosting.all() {
         keep(&app, &hosted);
-        if let Err(error) = calls::address(&app, &hosted, &hosted.row()).await {
+        if let Err(error) = calls::readdress(&app, &hosted).await {
             tracing::warn!(service = %hosted.name(), error = chain(&error), "no address");
         }
         let unsettled: Vec<_> = hosted.see(|known| {

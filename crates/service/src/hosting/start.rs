@@ -39,14 +39,15 @@ pub(super) async fn instance(
 pub(super) async fn begin(app: &Service, hosted: &Hosted, revision: &Revision) -> Result<Sandbox> {
     if let Some(snapshot) = &revision.snapshot {
         match fork(app, hosted, revision, snapshot).await {
-            Err(error) if is_unusable(&error) && revision.from.is_none() => {
+            Err(error) if is_unusable(&error) => {
                 let (service, error) = (hosted.name(), chain(&error));
                 tracing::warn!(%service, revision = revision.number, error,
-                    "snapshot unusable, starting from the image");
+                    "snapshot unusable, starting as the first instance did");
             }
             forked => return forked,
         }
-    } else if let Some(from) = &revision.from {
+    }
+    if let Some(from) = &revision.from {
         return fork(app, hosted, revision, from).await;
     }
     let begun = Instant::now();

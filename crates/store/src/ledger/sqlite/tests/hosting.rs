@@ -26,6 +26,7 @@ fn service(name: &str) -> ServiceRow {
         sticky: None,
         traffic: Vec::new(),
         last_revision: 0,
+        never_served: Default::default(),
         created_at_ms: 5,
         updated_at_ms: 6,
     }
