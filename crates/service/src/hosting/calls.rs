@@ -11,7 +11,7 @@ use torpor_lifecycle::{Sandbox, chain};
 use torpor_protocol::api::UpdateSandbox;
 use torpor_protocol::hosting::{
     Deploy, DeployService, HostedService, Instance, MAIN_PREVIEW, Revision, RevisionState,
-    Rollback, Scale, SetTraffic, Share, UpdateService,
+    Rollback, Scale, SetTraffic, Share, UpdateService, main_preview,
 };
 use torpor_protocol::preview::{CreatePreview, PreviewLabel, UpdatePreview};
 use torpor_protocol::{ErrorCode, Name, SandboxRef, ServiceId};
@@ -237,8 +237,7 @@ pub(super) async fn address(app: &Service, hosted: &Hosted, row: &ServiceRow) ->
             app.previews.update(&target, &preview.name, change).await?;
         }
     }
-    let main: Name = MAIN_PREVIEW.parse().expect("it is a name");
-    for name in std::iter::once(main).chain(tags) {
+    for name in std::iter::once(main_preview()).chain(tags) {
         if there.iter().any(|preview| preview.name == name) {
             continue;
         }
@@ -303,7 +302,7 @@ fn shown(hosted: &Hosted, revision: u32, sandbox: &Sandbox) -> Instance {
     let status = sandbox.status();
     let (ready, requests) = hosted.with_group(revision, |group| {
         let slot = group.slots().iter().find(|slot| slot.id == status.id);
-        slot.map_or((false, 0), |slot| (slot.ready, slot.busy))
+        slot.map_or((false, 0), |slot| (slot.ready(), slot.busy))
     });
     Instance {
         sandbox: status.id,

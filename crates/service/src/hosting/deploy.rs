@@ -11,6 +11,7 @@ use torpor_protocol::hosting::{Revision, RevisionState};
 use torpor_protocol::{ErrorCode, SnapshotId, SnapshotKind, SnapshotRef, State};
 
 use super::check::{self, Patience};
+use super::group::Health;
 use super::hosted::Hosted;
 use super::{calls as own, instances_of, start, traffic};
 use crate::Service;
@@ -177,7 +178,9 @@ async fn switch(
         // Its addresses are there when it is said to be ready.
         own::address(app, hosted, &row).await?;
         // Who comes after the switch finds it.
-        hosted.with_group(number, |group| group.add(sandbox.id().clone(), true, Instant::now()));
+        hosted.with_group(number, |group| {
+            group.add(sandbox.id().clone(), Health::Well, Instant::now())
+        });
         own::record(app, hosted, row, Some(revision)).await?;
     }
     fault::point("deploy.switched");

@@ -232,26 +232,32 @@ impl Drop for Seat {
     }
 }
 
+/// A service without revisions.
+#[cfg(test)]
+pub(super) fn hosted() -> Arc<Hosted> {
+    let row = ServiceRow {
+        id: ServiceId::random(),
+        name: "shop".parse().unwrap(),
+        label: torpor_protocol::PreviewLabel::random(),
+        public: true,
+        scale: Default::default(),
+        sticky: None,
+        traffic: Vec::new(),
+        last_revision: 1,
+        never_served: Default::default(),
+        created_at_ms: 0,
+        updated_at_ms: 0,
+    };
+    Arc::new(Hosted::new(row, Vec::new()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[tokio::test]
     async fn so_many_requests_wait_and_no_more_until_one_is_over() {
-        let row = ServiceRow {
-            id: ServiceId::random(),
-            name: "shop".parse().unwrap(),
-            label: torpor_protocol::PreviewLabel::random(),
-            public: true,
-            scale: Default::default(),
-            sticky: None,
-            traffic: Vec::new(),
-            last_revision: 1,
-            never_served: Default::default(),
-            created_at_ms: 0,
-            updated_at_ms: 0,
-        };
-        let hosted = Arc::new(Hosted::new(row, Vec::new()));
+        let hosted = hosted();
         let mut held: Vec<_> = (0..HELD_MAX).map(|_| hosted.hold(1).unwrap()).collect();
         let refused = hosted.hold(1).err().unwrap();
         assert_eq!(refused.code(), ErrorCode::CapacityReached);
