@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 use torpor_e2e::{Answer, World, request, wait_for};
+use torpor_lifecycle::fault::DEPLOY_POINTS;
 
 /// Answers with its version and a number that it drew at its start; streams events; echoes on an upgraded connection.
 const PROGRAM: &str = r#"
-import http.server, os, secrets, time
-VERSION, BORN = "VERSION_HERE", secrets.token_hex(4)
+import http.server, os, secrets, threading
+VERSION, BORN, GO = "VERSION_HERE", secrets.token_hex(4), threading.Event()
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_GET(self):
@@ -23,12 +24,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("content-type", "text/event-stream")
             self.send_header("connection", "close")
             self.end_headers()
-            for n in range(3):
-                self.wfile.write(b"data: %d\n\n" % n)
-                self.wfile.flush()
-                time.sleep(0.1)
+            self.wfile.write(b"data: first\n\n")
+            self.wfile.flush()
+            GO.wait(30)
+            self.wfile.write(b"data: second\n\n")
             self.close_connection = True
             return
+        if self.path == "/go":
+            GO.set()
         if self.path == "/ws":
             self.send_response(101)
             self.send_header("upgrade", "websocket")
@@ -38,7 +41,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.connection.sendall(data)
             self.close_connection = True
             return
-        body = (VERSION + " " + BORN).encode()
+        body = " ".join([VERSION, BORN, os.environ.get("MARK", "")]).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -72,23 +75,35 @@ fn version(answer: &Answer) -> String {
     answer.text().split(' ').next().unwrap().to_owned()
 }
 
-/// A connection for which `path` was asked with an upgrade, after the head of the answer.
-fn upgraded(world: &World, path: &str) -> TcpStream {
+/// A connection for which `path` was asked.
+fn opened(world: &World, path: &str, head: &str) -> TcpStream {
     let mut stream = TcpStream::connect(world.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nhost: shop.localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
-         sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-    )
-    .unwrap();
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: shop.localhost\r\n{head}\r\n").unwrap();
+    stream
+}
+
+/// What comes on it, up to and with `end`.
+fn read_to(stream: &mut TcpStream, end: &str) -> String {
+    let mut read = Vec::new();
+    while !read.ends_with(end.as_bytes()) {
         let mut byte = [0];
         stream.read_exact(&mut byte).unwrap();
-        head.push(byte[0]);
+        read.push(byte[0]);
     }
-    assert!(head.starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&head));
+    String::from_utf8(read).unwrap()
+}
+
+/// A connection for which `path` was asked with an upgrade, after the head of the answer.
+fn upgraded(world: &World, path: &str) -> TcpStream {
+    let mut stream = opened(
+        world,
+        path,
+        "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
+         sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
+    );
+    let head = read_to(&mut stream, "\r\n\r\n");
+    assert!(head.starts_with("HTTP/1.1 101"), "{head}");
     stream
 }
 
@@ -122,14 +137,19 @@ fn load(
 #[test]
 fn a_directory_becomes_a_service_that_sleeps_wakes_and_is_replaced_under_load() {
     let world = World::start();
-    let first =
-        deploy(&world, &directory(&world, "one"), &["--prefix", "shop", "--idle-after", "2s"]);
+    let more = ["--prefix", "shop", "--idle-after", "2s", "--env", "MARK=of the deploy"];
+    let first = deploy(&world, &directory(&world, "one"), &more);
     let (url, told) = (first.stdout.trim().to_owned(), first.stderr.clone());
     assert_eq!(first.code, 0, "{told}");
     assert!(url.starts_with("http://shop.localhost:") && told.contains("Python"), "{url} {told}");
-    assert_eq!(version(&ask(world.address(), "/", "")), "one");
-    let events = ask(world.address(), "/events", "");
-    assert_eq!(events.text(), "data: 0\n\ndata: 1\n\ndata: 2\n\n");
+    let answer = ask(world.address(), "/", "");
+    assert_eq!(version(&answer), "one");
+    assert!(answer.text().ends_with(" of the deploy"), "{answer:?}");
+    let mut events = opened(&world, "/events", "");
+    read_to(&mut events, "data: first\n\n");
+    // It came before there was a second one.
+    ask(world.address(), "/go", "");
+    read_to(&mut events, "data: second\n\n");
     let revision = &show(&world)["revisions"][0];
     assert!(revision["snapshot"].is_string(), "{revision}");
     wait_for("nobody awake", || (show(&world)["instances"][0]["state"] == "asleep").then_some(()));
@@ -196,30 +216,49 @@ fn instances_forked_under_load_were_one_program_and_a_bad_revision_is_refused_wi
 fn a_daemon_killed_at_any_step_of_a_deploy_is_followed_by_one_that_goes_on() {
     let mut world = World::start();
     deploy(&world, &directory(&world, "one"), &["--prefix", "shop"]).ok();
-    let mut number = 1;
-    for place in ["deploy.recorded", "deploy.started", "deploy.saved", "deploy.switched"] {
+    let (mut last, mut serving) = (1, 1);
+    for &place in DEPLOY_POINTS {
+        let image = show(&world)["revisions"][0]["image_id"].as_str().unwrap().to_owned();
         world.kill_daemon();
         world.start_daemon_that_dies_at(place);
-        let image = show(&world)["revisions"][0]["image_id"].as_str().unwrap().to_owned();
         // It is cut off, as the daemon is.
-        deploy(&world, &image, &[]);
+        let state = match place {
+            "service.erased" => break,
+            "deploy.failed" => {
+                deploy(&world, &image, &["--", "sh", "-c", "exit 7"]);
+                "failed"
+            }
+            _ => {
+                deploy(&world, &image, &[]);
+                "ready"
+            }
+        };
         world.daemon_dies();
         world.start_daemon();
-        number += 1;
+        let number = last + 1;
+        last = number;
         wait_for("the deploy to be over", || {
             let newest = &show(&world)["revisions"][0];
             assert_eq!(newest["number"], number, "{place}: {newest}");
-            (newest["state"] == "ready").then_some(())
+            (newest["state"] == state).then_some(())
         });
-        let answer = ask(world.address(), "/", "");
-        assert_eq!(version(&answer), "one", "{place}");
-        assert_eq!(show(&world)["traffic"][0]["revision"], number, "{place}");
+        if state == "ready" {
+            serving = number;
+        }
+        assert_eq!(version(&ask(world.address(), "/", "")), "one", "{place}");
+        assert_eq!(show(&world)["traffic"][0]["revision"], serving, "{place}");
     }
     wait_for("nobody left over", || {
         let shop = show(&world);
         let instances = shop["instances"].as_array().unwrap().clone();
-        instances.iter().all(|it| it["revision"] == number).then_some(())
+        instances.iter().all(|it| it["revision"] == serving).then_some(())
     });
-    world.torpor(&["service", "rm", "shop"]).ok();
-    assert_eq!(world.get("/v1/sandboxes").json()["sandboxes"].as_array().unwrap().len(), 0);
+    world.torpor(&["service", "rm", "shop"]);
+    world.daemon_dies();
+    world.start_daemon();
+    assert_eq!(world.get("/v1/services/shop").status, 404);
+    let list =
+        |what: &str| world.get(&format!("/v1/{what}")).json()[what].as_array().unwrap().len();
+    assert_eq!(list("snapshots"), 0);
+    wait_for("its instances to go", || (list("sandboxes") == 0).then_some(()));
 }

@@ -23,10 +23,17 @@ pub const SERVICE_LABEL: &str = "torpor.service";
 pub const REVISION_LABEL: &str = "torpor.revision";
 /// And which one: with the others, the key under which it was made, so that a label alone makes no instance.
 pub const INSTANCE_LABEL: &str = "torpor.instance";
+/// All of them: who makes or changes a sandbox does not write them.
+pub const INSTANCE_LABELS: [&str; 3] = [SERVICE_LABEL, REVISION_LABEL, INSTANCE_LABEL];
 /// The supervised process of an instance.
 pub const PROCESS_NAME: &str = "service";
 /// The preview of a service that traffic decides about; others are tags.
 pub const MAIN_PREVIEW: &str = "main";
+
+/// The name of it.
+pub fn main_preview() -> Name {
+    MAIN_PREVIEW.parse().expect("it is a name")
+}
 
 /// A long-lived program with a stable address.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -224,7 +231,7 @@ pub struct TrafficTarget {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Rollback {
-    /// Default: the ready one before the oldest that has traffic.
+    /// Default: of several that have traffic the oldest; else the newest one before that is ready and had traffic.
     pub revision: Option<u32>,
 }
 

@@ -24,7 +24,7 @@ use torpor_protocol::api::REQUEST_ID_HEADER;
 
 use crate::connect::Connector;
 use crate::error::Error;
-use crate::extensions::{Held, Until};
+use crate::extensions::{Held, Unsent, Until};
 use crate::headers;
 use crate::kept::{Kept, is_too_old};
 use crate::limiter::{Limiter, Permit};
@@ -99,9 +99,17 @@ impl Proxy {
         let mut request = request.map(|body| body.map_err(Into::into).boxed_unsync());
         let id = headers::request_id(request.headers_mut());
         let asked = request.headers().clone();
-        let mut response = match Box::pin(self.forward(to, request, peer, manner)).await {
+        let mut unsent = None;
+        let passed = Box::pin(self.forward(to, request, peer, manner, &mut unsent)).await;
+        let mut response = match passed {
             Ok(response) => response,
-            Err(error) => answer(&error, &asked),
+            Err(error) => {
+                let mut response = answer(&error, &asked);
+                if let Some(request) = unsent {
+                    response.extensions_mut().insert(Unsent::new(request));
+                }
+                response
+            }
         };
         response.headers_mut().entry(REQUEST_ID_HEADER).or_insert(id);
         response
@@ -113,6 +121,7 @@ impl Proxy {
         mut request: Request<Body>,
         peer: Option<SocketAddr>,
         manner: Manner,
+        unsent: &mut Option<Request<Body>>,
     ) -> Result<Response<Body>, Error> {
         torpor_headers::check(&request)?;
         let Destination { sandbox, port, lease } = to;
@@ -121,7 +130,13 @@ impl Proxy {
         let grpc = headers::is_grpc(&request);
         let protocol = torpor_headers::upgrade(&request);
         let keep = manner.keep_open && protocol.is_some();
-        let (mut lease, mut wire, keep) = enter(&inside, lease, keep).await?;
+        let (mut lease, mut wire, keep) = match enter(&inside, lease, keep).await {
+            Ok(entered) => entered,
+            Err(error) => {
+                *unsent = Some(request);
+                return Err(error);
+            }
+        };
         let client = protocol.as_ref().map(|_| hyper::upgrade::on(&mut request));
         let until = request.extensions_mut().remove::<Until>();
         let held = request.extensions_mut().remove::<Held>();

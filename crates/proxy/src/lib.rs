@@ -29,7 +29,7 @@ mod route;
 mod wire;
 
 pub use error::escape;
-pub use extensions::{Held, NotListening, Until};
+pub use extensions::{Held, NotListening, Unsent, Until};
 pub use forward::{Body, Destination, Manner, Proxy, refuse};
 pub use kept::{KEPT_FOR, Kept, is_too_old};
 pub use limiter::REQUESTS_MAX;

@@ -3,6 +3,7 @@
 //! machine is asked in [`crate::room`]; whether there are the secrets and the way out that a network
 //! names, in [`crate::calls`].
 
+mod labels;
 pub mod network;
 
 use torpor_protocol::api::{CreateSandbox, Resize, Standby, UpdateSandbox};
@@ -11,9 +12,9 @@ use torpor_protocol::{
     Hooks, ImageId, Lifetime, PortAccess, Resources, SandboxSpec, SnapshotKind, StandbyPolicy,
 };
 
-/// Labels of one sandbox, and the bytes of each name and value: enough to sort by, no database.
-const LABELS_MAX: usize = 64;
-const LABEL_BYTES_MAX: usize = 256;
+pub(crate) use labels::check_labels;
+use labels::check_not_ours;
+
 /// Bytes of all variables together; they travel with every start of a machine in one frame.
 const ENV_BYTES_MAX: usize = 64 * 1024;
 /// Nobody means more; a larger number is a mistake in units.
@@ -151,6 +152,7 @@ fn check_spec(spec: &SandboxSpec, terms: &Terms<'_>) -> Result<(), Inadmissible>
     check_host(&spec.resources, terms)?;
     check_env(&spec.env)?;
     check_labels(&spec.labels)?;
+    check_not_ours(&spec.labels, &Pairs::new())?;
     check_lifetime(&spec.lifetime, terms.now_ms)?;
     check_hooks(&spec.standby.hooks)?;
     check_words("entrypoint", &spec.entrypoint)?;
@@ -182,7 +184,8 @@ fn check_ports(ports: &PortAccess) -> Result<(), Inadmissible> {
 /// What may be asked for besides what a pool says.
 pub fn check_claim(request: &CreateSandbox) -> Result<(), Inadmissible> {
     check_env(&request.env)?;
-    check_labels(&request.labels)
+    check_labels(&request.labels)?;
+    check_not_ours(&request.labels, &Pairs::new())
 }
 
 /// Memory that was saved fits the machine it was saved from, and no other.
@@ -221,15 +224,19 @@ fn check_locked(
 /// Whether a sandbox may be changed so.
 pub fn check_update(
     update: &UpdateSandbox,
-    has: &Resources,
+    has: &SandboxSpec,
     terms: &Terms<'_>,
 ) -> Result<(), Inadmissible> {
     let UpdateSandbox { name: _, labels, lifetime, standby, network, ports, resources } = update;
-    labels.as_ref().map_or(Ok(()), check_labels)?;
+    if let Some(labels) = labels {
+        check_labels(labels)?;
+        check_not_ours(labels, &has.labels)?;
+    }
     lifetime.as_ref().map_or(Ok(()), |lifetime| check_lifetime(lifetime, terms.now_ms))?;
     network.as_ref().map_or(Ok(()), network::check)?;
     ports.as_ref().map_or(Ok(()), check_ports)?;
     if let Some(Resize { cpus, memory_mib, disk_mib }) = *resources {
+        let has = &has.resources;
         let wanted = Resources {
             cpus: cpus.unwrap_or(has.cpus),
             memory_mib: memory_mib.unwrap_or(has.memory_mib),
@@ -302,22 +309,6 @@ fn check_env(env: &Pairs) -> Result<(), Inadmissible> {
     Ok(())
 }
 
-pub(crate) fn check_labels(labels: &Pairs) -> Result<(), Inadmissible> {
-    if labels.len() > LABELS_MAX {
-        return invalid("labels", format!("there are {}, {LABELS_MAX} are allowed", labels.len()));
-    }
-    for (name, value) in labels {
-        if name.is_empty() || name.contains('=') || name.chars().any(char::is_control) {
-            return invalid("labels", format!("{:?} is no name of a label", clip(name)));
-        }
-        if name.len() > LABEL_BYTES_MAX || value.len() > LABEL_BYTES_MAX {
-            let why = format!("{:?} is longer than {LABEL_BYTES_MAX} bytes", clip(name));
-            return invalid("labels", why);
-        }
-    }
-    Ok(())
-}
-
 fn check_lifetime(lifetime: &Lifetime, now_ms: u64) -> Result<(), Inadmissible> {
     let Lifetime { max_age_ms, expire_idle_ms, expires_at_ms } = *lifetime;
     if max_age_ms == Some(0) || expire_idle_ms == Some(0) {
@@ -362,7 +353,8 @@ mod tests {
     }
 
     fn check(update: &UpdateSandbox) -> Result<(), Inadmissible> {
-        check_update(update, &Resources::default(), &terms(&Resources::default()))
+        let has = try_admit(CreateSandbox::default()).unwrap();
+        check_update(update, &has, &terms(&Resources::default()))
     }
 
     fn pairs(pairs: &[(&str, &str)]) -> Pairs {

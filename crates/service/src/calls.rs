@@ -17,6 +17,7 @@ use torpor_lifecycle::store::{PoolRecord, SnapshotRecord};
 use torpor_lifecycle::{Plan, Refusal, Sandbox, wake_deadline};
 use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, UpdateSandbox};
 use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork, Pool};
+use torpor_protocol::spec::Pairs;
 use torpor_protocol::{
     Name, SandboxId, SandboxRef, SandboxSpec, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
     SnapshotState, State, Status, Tier,
@@ -37,10 +38,16 @@ const POOL_MAX: usize = 1000;
 
 /// A sandbox that is recorded, and will run: [`started`] waits for it. A request that its client may
 /// repeat (`by`) makes it once.
-pub async fn create(
+pub async fn create(app: &Service, request: CreateSandbox, by: Option<&str>) -> Result<Sandbox> {
+    create_labelled(app, request, by, Pairs::new()).await
+}
+
+/// The same, with labels that nobody else may give it.
+pub(crate) async fn create_labelled(
     app: &Service,
     mut request: CreateSandbox,
     by: Option<&str>,
+    own: Pairs,
 ) -> Result<Sandbox> {
     if let Some(made) = made_by(app, by).await? {
         return Ok(made);
@@ -57,6 +64,7 @@ pub async fn create(
         (None, None) => (admit(app, request).await?, None),
     };
     know(app, &spec).await?;
+    spec.labels.extend(own);
     let plan = Plan { queued_until_ms, request: by.map(str::to_owned), ..Plan::default() };
     if !mounts.is_empty() {
         spec.mounts = Some(mounts);
@@ -205,7 +213,7 @@ impl Drop for Unanswered {
 /// Changes a sandbox while it lives: all that is asked for, or nothing.
 pub async fn update(app: &Service, sandbox: &Sandbox, update: UpdateSandbox) -> Result<()> {
     let status = sandbox.status();
-    admission::check_update(&update, &status.spec.resources, &app.terms())?;
+    admission::check_update(&update, &status.spec, &app.terms())?;
     if let Some(network) = &update.network {
         network::known(app, network).await?;
     }
@@ -291,9 +299,20 @@ pub async fn fork(
     fork: &Fork,
     by: Option<&str>,
 ) -> Result<Vec<Result<Sandbox>>> {
+    fork_labelled(app, of, fork, by, &Pairs::new()).await
+}
+
+/// The same, with labels that nobody else may give them.
+pub(crate) async fn fork_labelled(
+    app: &Service,
+    of: &SnapshotRef,
+    fork: &Fork,
+    by: Option<&str>,
+    own: &Pairs,
+) -> Result<Vec<Result<Sandbox>>> {
     let names = names(fork)?;
     let point = PinnedSave::of(app, of).await?;
-    begin(app, &point, fork, names, by).await
+    begin(app, &point, fork, names, by, own).await
 }
 
 /// Sandboxes that begin as another is now. It goes on; if it sleeps, it is not woken.
@@ -309,7 +328,7 @@ pub async fn copy(
     if ran {
         app.metrics.paused(point.about().pause_ms);
     }
-    begin(app, &point, fork, names, by).await
+    begin(app, &point, fork, names, by, &Pairs::new()).await
 }
 
 /// The names of all forks, known to be good before the first begins.
@@ -358,9 +377,11 @@ async fn begin(
     fork: &Fork,
     names: Vec<Option<Name>>,
     by: Option<&str>,
+    own: &Pairs,
 ) -> Result<Vec<Result<Sandbox>>> {
     // A fork that asks for another network says so itself, and is not held to what was saved.
-    let spec = point.admit(app, wish(fork, &point.about().spec))?;
+    let mut spec = point.admit(app, wish(fork, &point.about().spec))?;
+    spec.labels.extend(own.clone());
     know(app, &spec).await?;
     let mut room = app.fleet.reserve_forks(point, names.len()).await?;
     let begun = names.into_iter().enumerate().map(|(n, name)| {
@@ -465,35 +486,4 @@ async fn memory_point(app: &Service, snapshot: &str) -> Result<PinnedSave> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn try_names(count: usize, name: Option<&str>) -> Result<Vec<String>> {
-        let fork = Fork { count, name: name.map(str::to_owned), ..Fork::default() };
-        let names = names(&fork)?;
-        Ok(names.into_iter().map(|name| name.map_or_else(String::new, |n| n.to_string())).collect())
-    }
-
-    #[test]
-    fn forks_are_numbered_from_one() {
-        assert_eq!(try_names(3, Some("agent-{n}")).unwrap(), ["agent-1", "agent-2", "agent-3"]);
-        assert_eq!(try_names(1, Some("agent")).unwrap(), ["agent"]);
-        assert_eq!(try_names(2, None).unwrap(), ["", ""]);
-    }
-
-    #[test]
-    fn a_wrong_number_or_name_is_refused_before_anything_begins() {
-        for (count, name) in [
-            (0, None),
-            (FORKS_MAX + 1, None),
-            (10_000, None),
-            (2, Some("agent")),
-            (2, Some("{n}")),
-            (2, Some("Agent-{n}")),
-            (1, Some("../../etc")),
-            (1000, Some(&*format!("{}{{n}}", "a".repeat(60)))),
-        ] {
-            assert!(try_names(count, name).is_err(), "{count} {name:?}");
-        }
-    }
-}
+mod tests;

@@ -32,6 +32,7 @@ mod run;
 mod sandboxes;
 mod seat;
 mod secrets;
+mod services;
 mod snapshots;
 mod standby;
 mod stub;

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use http::Request;
 use http::header::{self, HeaderMap, HeaderName};
+use http::{Request, Response};
 use torpor_protocol::hosting::Sticky;
-use torpor_protocol::{ErrorCode, Name, SandboxId};
-use torpor_proxy::{Destination, Held};
+use torpor_protocol::{ErrorCode, Name};
+use torpor_proxy::{Body, Destination, Held, Manner, NotListening, Unsent};
 use torpor_service::hosting::{self, Entered, Hosted};
 use torpor_service::{Error, Service};
 
 use super::page::ErrorPage;
-use super::visit::Instead;
+use super::visit::{Instead, Visitor};
 
 /// On every answer of a service: which revision it is of.
 pub(super) const REVISION: HeaderName = HeaderName::from_static("x-torpor-revision");
@@ -48,17 +48,32 @@ fn value_of(headers: &HeaderMap, sticky: &Sticky) -> Option<String> {
     }
 }
 
-/// Nothing listens in an instance that was well before: it gets no requests until it is again.
-pub(super) fn silent(
-    service: &Arc<Service>,
+/// A request that nobody took, because nothing listened where it was led to: once more, to whoever is well.
+pub(super) async fn elsewhere(
+    visitor: &Visitor<'_>,
     hosted: &Arc<Hosted>,
-    revision: u32,
-    instance: &SandboxId,
-) -> Box<ErrorPage> {
-    hosting::report_unhealthy(service, hosted, revision, instance);
+    preview: &Name,
+    mut silent: Response<Body>,
+    manner: Manner,
+) -> Instead<(Response<Body>, Option<u32>)> {
+    let service = &visitor.server.service;
+    if let Some(mut request) = Unsent::take(&mut silent) {
+        // Its place with who did not answer.
+        request.extensions_mut().remove::<Held>();
+        let (to, revision) = enter(service, hosted, preview, &mut request).await?;
+        let sandbox = to.sandbox.id().clone();
+        let peer = Some(visitor.peer);
+        let response = visitor.server.proxy.handle(to, request, peer, manner).await;
+        if response.extensions().get::<NotListening>().is_none() {
+            return Ok((response, revision));
+        }
+        if let Some(revision) = revision {
+            hosting::report_unhealthy(service, hosted, revision, &sandbox);
+        }
+    }
     let message = format!("an instance of service {} did not answer", hosted.name());
     let hint = "ask again in a moment; `torpor service logs` says what it said";
-    ErrorPage::of(&Error::with_hint(ErrorCode::CapacityReached, message, hint))
+    Err(ErrorPage::of(&Error::with_hint(ErrorCode::CapacityReached, message, hint)))
 }
 
 #[cfg(test)]

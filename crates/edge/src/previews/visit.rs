@@ -17,7 +17,7 @@ use torpor_lifecycle::{self as lifecycle, Lease, Refusal, Sandbox, wake_deadline
 use torpor_protocol::api::REQUEST_ID_HEADER;
 use torpor_protocol::{ErrorCode, PreviewTarget, SandboxRef};
 use torpor_proxy::{Destination, Manner, NotListening, Until};
-use torpor_service::hosting::Hosted;
+use torpor_service::hosting::{self, Hosted};
 use torpor_service::previews::{Entry, Token};
 use torpor_service::{Error, Service};
 use torpor_web::{auth, request_id};
@@ -111,21 +111,24 @@ impl Visitor<'_> {
         request.extensions_mut().insert(Until(until.clone()));
         let (sandbox, port) = (to.sandbox.clone(), to.port);
         let manner = Manner { keep_open: entry.preview.keep_open };
-        let asked = self.server.proxy.handle(to, request, Some(self.peer), manner);
-        let mut response = tokio::select! {
-            response = asked => response,
+        let asked = async {
+            let response = self.server.proxy.handle(to, request, Some(self.peer), manner).await;
+            if response.extensions().get::<NotListening>().is_none() {
+                return Ok((response, revision));
+            }
+            let (Place::Service(hosted), Some(revision)) = (&place, revision) else {
+                return Err(self.nobody_listens(&sandbox, port.get()).await);
+            };
+            let service = &self.server.service;
+            hosting::report_unhealthy(service, hosted, revision, sandbox.id());
+            let elsewhere =
+                instance::elsewhere(self, hosted, &entry.preview.name, response, manner);
+            Box::pin(elsewhere).await
+        };
+        let (mut response, revision) = tokio::select! {
+            asked = asked => asked?,
             () = until.cancelled() => return Err(ErrorPage::locked(true)),
         };
-        if response.extensions().get::<NotListening>().is_some() {
-            return Err(match (&place, revision) {
-                (Place::Service(hosted), Some(revision)) => {
-                    instance::silent(&self.server.service, hosted, revision, sandbox.id())
-                }
-                (Place::Service(_) | Place::Sandbox(_), _) => {
-                    self.nobody_listens(&sandbox, port.get()).await
-                }
-            });
-        }
         if let Some(revision) = revision {
             response.headers_mut().insert(instance::REVISION, revision.into());
         }

@@ -170,6 +170,15 @@ impl SnapshotLedger for FakeStore {
         })?
     }
 
+    async fn update_snapshot(&self, record: &SnapshotRecord) -> Result<bool, StoreError> {
+        self.write(|state| {
+            state.check(record.save.as_ref())?;
+            let mut all = state.snapshots.iter_mut();
+            let found = all.find(|other| other.snapshot.id == record.snapshot.id);
+            Ok(found.map(|found| *found = record.clone()).is_some())
+        })?
+    }
+
     async fn erase_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
         self.write(|state| state.snapshots.retain(|record| record.snapshot.id != *id))
     }

@@ -185,11 +185,14 @@ impl Fleet {
         let recorded = async {
             // Copies that the sandbox has for itself are needed by more than it now.
             ledger.keep_volumes_of(&sandbox.id).await?;
-            ledger.record_snapshot(&record).await
+            let is_there = ledger.update_snapshot(&record).await?;
+            // Who erased it meanwhile does not want it any more.
+            let erased = || Refusal::NoSuchSnapshot(SnapshotRef::Id(record.snapshot.id.clone()));
+            is_there.then_some(()).ok_or_else(|| Error::from(erased()))
         };
         if let Err(error) = recorded.await {
             self.inner.world.saves.release(&save.id).await;
-            return Err(error.into());
+            return Err(error);
         }
         // The snapshot is there, whatever its sandbox makes of it.
         if let Err(error) = sandbox.note_parent(record.snapshot.id.clone()).await {
@@ -202,15 +205,15 @@ impl Fleet {
     /// the snapshot need not wait for it.
     async fn note_failed(&self, record: SnapshotRecord) {
         let world = Arc::clone(&self.inner.world);
-        if world.ledger.record_snapshot(&record).await.is_ok() {
+        if world.ledger.update_snapshot(&record).await.is_ok() {
             return;
         }
         self.inner.tasks.spawn(async move {
             let again = async {
                 loop {
                     tokio::time::sleep(RECORD_AGAIN).await;
-                    match world.ledger.record_snapshot(&record).await {
-                        Ok(()) => break,
+                    match world.ledger.update_snapshot(&record).await {
+                        Ok(_) => break,
                         Err(error) => {
                             tracing::error!(snapshot = %record.snapshot.id, error = chain(&error), "could not record");
                         }

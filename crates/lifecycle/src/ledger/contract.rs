@@ -212,9 +212,12 @@ pub async fn a_snapshot_is_found_by_its_id_and_by_its_name(subject: &impl Subjec
     ledger.record_snapshot(&snapshot(subject, None, 9)).await.unwrap();
     name_taken(ledger.record_snapshot(&snapshot(subject, Some("base"), 9)).await);
     base.save = Some(subject.save().await);
-    ledger.record_snapshot(&base).await.unwrap();
+    assert!(ledger.update_snapshot(&base).await.unwrap());
     let gone = SnapshotRecord { save: Some(SaveId::random()), ..snapshot(subject, None, 9) };
     let refused = ledger.record_snapshot(&gone).await;
+    assert!(matches!(refused, Err(StoreError::NoSuchSave(_))), "{refused:?}");
+    let gone = SnapshotRecord { save: gone.save, ..base.clone() };
+    let refused = ledger.update_snapshot(&gone).await;
     assert!(matches!(refused, Err(StoreError::NoSuchSave(_))), "{refused:?}");
 
     let (by_id, by_name) =
@@ -224,6 +227,7 @@ pub async fn a_snapshot_is_found_by_its_id_and_by_its_name(subject: &impl Subjec
     }
     ledger.erase_snapshot(&base.snapshot.id).await.unwrap();
     ledger.erase_snapshot(&base.snapshot.id).await.unwrap();
+    assert!(!ledger.update_snapshot(&base).await.unwrap(), "what is erased stays so");
     for reference in [&by_id, &by_name] {
         assert_eq!(ledger.find_snapshot(reference).await.unwrap(), None);
     }

@@ -80,6 +80,8 @@ pub trait SnapshotLedger: Send + Sync + 'static {
     /// Inserts or replaces a snapshot. [`StoreError::NameTaken`] if another one has its name,
     /// [`StoreError::NoSuchSave`] if its save is gone.
     async fn record_snapshot(&self, record: &SnapshotRecord) -> Result<(), StoreError>;
+    /// Replaces a snapshot, whose name stays; false if it was erased. [`StoreError::NoSuchSave`] if its save is gone.
+    async fn update_snapshot(&self, record: &SnapshotRecord) -> Result<bool, StoreError>;
     /// Forgets a snapshot, not its save; forgetting what is not there is fine.
     async fn erase_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError>;
     async fn find_snapshot(&self, of: &SnapshotRef) -> Result<Option<SnapshotRecord>, StoreError>;

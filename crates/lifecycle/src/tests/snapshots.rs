@@ -211,6 +211,24 @@ async fn a_snapshot_in_the_making_when_the_daemon_ends_has_failed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_snapshot_that_is_erased_while_it_is_taken_leaves_nothing() {
+    let world = World::new().await;
+    let sandbox = written(&world, "web", "base").await;
+    world.host.save_takes(Duration::from_secs(1000));
+    for fails in [0, 1] {
+        world.host.fail_saves(fails);
+        let kind = SnapshotKind::Memory;
+        let taking = world.fleet.take_snapshot(&reference("web"), None, kind).await.unwrap();
+        world.fleet.erase_snapshot(&SnapshotRef::Id(taking.snapshot.id.clone())).await.unwrap();
+        assert!(taking.done().await.is_err());
+        assert!(world.snapshots().await.is_empty());
+    }
+    assert_eq!(sandbox.status().parent, None);
+    sandbox.delete().await;
+    assert!(world.store.saves().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn snapshot_names_are_unique() {
     let world = World::new().await;
     written(&world, "web", "base").await;

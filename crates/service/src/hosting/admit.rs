@@ -164,7 +164,7 @@ fn exposed(ports: &[String]) -> Option<NonZeroU16> {
     ports.iter().find_map(tcp)
 }
 
-/// Under which key an instance is made: anybody may write its labels, and nobody else makes one under it.
+/// Under which key an instance is made: nobody else makes one under it.
 pub(super) fn key(service: &ServiceId, revision: u32, instance: &str) -> String {
     format!("instance-{service}-{revision}-{instance}")
 }
@@ -185,12 +185,7 @@ pub(super) fn standby(scale: &Scale) -> Standby {
 }
 
 /// What an instance from the image is asked to be. Its ports are reached through the service only.
-pub(super) fn instance(
-    service: &ServiceId,
-    revision: &Revision,
-    scale: &Scale,
-    instance: &str,
-) -> CreateSandbox {
+pub(super) fn instance(revision: &Revision, scale: &Scale) -> CreateSandbox {
     CreateSandbox {
         image: Some(revision.image_id.to_string()),
         engine: revision.engine.clone(),
@@ -199,7 +194,6 @@ pub(super) fn instance(
         disk_mib: Some(revision.resources.disk_mib),
         pids: Some(revision.resources.pids),
         env: revision.env.clone(),
-        labels: labels(service, revision.number, instance),
         network: revision.network.clone(),
         standby: standby(scale),
         secrets: revision.secrets.clone(),

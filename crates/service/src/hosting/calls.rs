@@ -1,20 +1,24 @@
 //! What can be asked of services, besides requests to them.
 
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
-use torpor_lifecycle::chain;
+use tokio::sync::MutexGuard;
+use tokio::time::timeout;
+use torpor_lifecycle::{Sandbox, chain};
 use torpor_protocol::api::UpdateSandbox;
 use torpor_protocol::hosting::{
     Deploy, DeployService, HostedService, Instance, MAIN_PREVIEW, Revision, RevisionState,
-    Rollback, Scale, SetTraffic, Share, TrafficTarget, UpdateService,
+    Rollback, Scale, SetTraffic, Share, UpdateService, main_preview,
 };
 use torpor_protocol::preview::{CreatePreview, PreviewLabel, UpdatePreview};
 use torpor_protocol::{ErrorCode, Name, SandboxRef, ServiceId};
 use torpor_store::ServiceRow;
 
 use super::hosted::{Hosted, Known};
-use super::{admit, deploy as work, instances, keeper, traffic};
+use super::{admit, deploy as work, instances, instances_of, keeper, traffic};
 use crate::Service;
 use crate::error::{Error, Result};
 
@@ -24,6 +28,8 @@ const SERVICES_MAX: usize = 1000;
 const RANDOM_LEN: usize = 8;
 /// Longest part of a name that goes into an address, less these letters and the dash.
 const PREFIX_MAX: usize = 39;
+/// How long a deploy that is given up may take to end: it deletes a sandbox, which may be saved just then.
+const ENDS: Duration = Duration::from_secs(60);
 
 /// Writes it down, then knows it.
 pub(super) async fn record(
@@ -70,6 +76,7 @@ pub async fn deploy_service(app: &Arc<Service>, request: DeployService) -> Resul
                 sticky,
                 traffic: Vec::new(),
                 last_revision: 0,
+                never_served: BTreeSet::new(),
                 created_at_ms: now_ms,
                 updated_at_ms: now_ms,
             };
@@ -79,7 +86,7 @@ pub async fn deploy_service(app: &Arc<Service>, request: DeployService) -> Resul
     deploy(app, &hosted, revision).await?;
     match change {
         Some(change) => update(app, &hosted, change).await?,
-        None => address(app, &hosted, &hosted.row()).await?,
+        None => readdress(app, &hosted).await?,
     }
     Ok(show(app, &hosted))
 }
@@ -145,17 +152,14 @@ pub async fn update(app: &Arc<Service>, hosted: &Arc<Hosted>, update: UpdateServ
         let updated_at_ms = app.fleet.clock().now_ms();
         let row = ServiceRow { updated_at_ms, ..changed(before.clone(), &update)? };
         record(app, hosted, row.clone(), None).await?;
+        address(app, hosted, &row).await?;
         (before, row)
     };
-    address(app, hosted, &row).await?;
     if before.scale.idle_after_ms != row.scale.idle_after_ms {
         let standby = Some(admit::standby(&row.scale));
         let change = UpdateSandbox { standby, ..UpdateSandbox::default() };
-        for (service, _, id) in instances(&app.fleet) {
-            if service == hosted.id
-                && let Ok(sandbox) = app.fleet.find(&SandboxRef::Id(id))
-                && let Err(error) = app.fleet.update(&sandbox, change.clone()).await
-            {
+        for (_, sandbox) in instances_of(&app.fleet, &hosted.id) {
+            if let Err(error) = app.fleet.update(&sandbox, change.clone()).await {
                 tracing::warn!(sandbox = %sandbox.id(), error = chain(&error), "idle time not changed");
             }
         }
@@ -175,14 +179,39 @@ fn changed(before: ServiceRow, update: &UpdateService) -> Result<ServiceRow> {
 
 /// Switches the traffic, for every request from now on.
 pub async fn set_traffic(app: &Service, hosted: &Hosted, request: SetTraffic) -> Result<()> {
-    {
-        let _writing = hosted.writing.lock().await;
-        let ready = ready(hosted);
-        let traffic = traffic::parse(&request.traffic, &ready)?;
-        let updated_at_ms = app.fleet.clock().now_ms();
-        record(app, hosted, ServiceRow { traffic, updated_at_ms, ..hosted.row() }, None).await?;
-    }
-    address(app, hosted, &hosted.row()).await
+    switch(app, hosted, |_, ready| traffic::parse(&request.traffic, ready)).await
+}
+
+/// All traffic back to an earlier revision; tags stay.
+pub async fn rollback(app: &Service, hosted: &Hosted, request: Rollback) -> Result<()> {
+    let back = |row: &ServiceRow, ready: &[u32]| {
+        let served = |number: &&u32| !row.never_served.contains(*number);
+        let served: Vec<_> = ready.iter().filter(served).copied().collect();
+        let to = request.revision.or_else(|| traffic::back(&row.traffic, &served));
+        let to = to.ok_or_else(|| {
+            let message = format!("service {} has no earlier revision that is ready", row.name);
+            Error::new(ErrorCode::NotFound, message)
+        })?;
+        if !ready.contains(&to) {
+            return Err(Error::invalid(format!("revision {to} is not ready")));
+        }
+        Ok(traffic::all_to(&row.traffic, to, None))
+    };
+    switch(app, hosted, back).await
+}
+
+/// To what is chosen by the service as it is and by the numbers of the revisions that are ready.
+async fn switch(
+    app: &Service,
+    hosted: &Hosted,
+    choose: impl FnOnce(&ServiceRow, &[u32]) -> Result<Vec<Share>>,
+) -> Result<()> {
+    let _writing = hosted.writing.lock().await;
+    let row = hosted.row();
+    let shares = choose(&row, &ready(hosted))?;
+    let row = traffic::given(row, shares, app.fleet.clock().now_ms());
+    record(app, hosted, row.clone(), None).await?;
+    address(app, hosted, &row).await
 }
 
 /// By number.
@@ -193,25 +222,7 @@ fn ready(hosted: &Hosted) -> Vec<u32> {
     })
 }
 
-/// All traffic back to an earlier revision; tags stay.
-pub async fn rollback(app: &Service, hosted: &Hosted, request: Rollback) -> Result<()> {
-    let (shares, ready) = (hosted.row().traffic, ready(hosted));
-    let oldest = shares.iter().filter(|share| share.percent > 0).map(|share| share.revision).min();
-    let before = || ready.iter().rev().find(|number| Some(**number) < oldest).copied();
-    let to = request.revision.or_else(before).ok_or_else(|| {
-        let message = format!("service {} has no earlier revision that is ready", hosted.name());
-        Error::new(ErrorCode::NotFound, message)
-    })?;
-    let target = |share: Share| TrafficTarget {
-        revision: torpor_protocol::hosting::RevisionRef::Number(share.revision),
-        percent: share.percent,
-        tag: share.tag,
-    };
-    let traffic = traffic::all_to(&shares, to, None).into_iter().map(target).collect();
-    set_traffic(app, hosted, SetTraffic { traffic }).await
-}
-
-/// Brings the addresses to what the service and its tags say.
+/// Brings the addresses to what the service and its tags say. Only one at a time does: who holds `writing`.
 pub(super) async fn address(app: &Service, hosted: &Hosted, row: &ServiceRow) -> Result<()> {
     let newest = |known: &Known| known.revisions.values().next_back().map(|it| it.port);
     let Some(port) = hosted.see(newest) else { return Ok(()) };
@@ -226,8 +237,7 @@ pub(super) async fn address(app: &Service, hosted: &Hosted, row: &ServiceRow) ->
             app.previews.update(&target, &preview.name, change).await?;
         }
     }
-    let main: Name = MAIN_PREVIEW.parse().expect("it is a name");
-    for name in std::iter::once(main).chain(tags) {
+    for name in std::iter::once(main_preview()).chain(tags) {
         if there.iter().any(|preview| preview.name == name) {
             continue;
         }
@@ -249,9 +259,19 @@ pub(super) async fn address(app: &Service, hosted: &Hosted, row: &ServiceRow) ->
     Ok(())
 }
 
+/// The same, for who does not write.
+pub(super) async fn readdress(app: &Service, hosted: &Hosted) -> Result<()> {
+    let _writing = hosted.writing.lock().await;
+    address(app, hosted, &hosted.row()).await
+}
+
 // === Show ===
 
 pub fn show(app: &Service, hosted: &Hosted) -> HostedService {
+    show_with(app, hosted, &instances_of(&app.fleet, &hosted.id))
+}
+
+fn show_with(app: &Service, hosted: &Hosted, instances: &[(u32, Sandbox)]) -> HostedService {
     let known = hosted.known();
     let previews = app.previews.list(Some(&hosted.target()));
     let urls = |name: &str| {
@@ -267,7 +287,7 @@ pub fn show(app: &Service, hosted: &Hosted) -> HostedService {
         urls: urls(MAIN_PREVIEW),
         traffic: row.traffic.iter().map(with_urls).collect(),
         revisions: known.revisions.into_values().rev().collect(),
-        instances: shown_instances(app, hosted),
+        instances: instances.iter().map(|(revision, it)| shown(hosted, *revision, it)).collect(),
         id: row.id,
         name: row.name,
         public: row.public,
@@ -278,64 +298,84 @@ pub fn show(app: &Service, hosted: &Hosted) -> HostedService {
     }
 }
 
-fn shown_instances(app: &Service, hosted: &Hosted) -> Vec<Instance> {
-    let mine = instances(&app.fleet).into_iter().filter(|(service, ..)| *service == hosted.id);
-    let shown = mine.filter_map(|(_, revision, id)| {
-        let status = app.fleet.find(&SandboxRef::Id(id.clone())).ok()?.status();
-        let (ready, requests) = hosted.with_group(revision, |group| {
-            let slot = group.slots().iter().find(|slot| slot.id == id);
-            slot.map_or((false, 0), |slot| (slot.ready, slot.busy))
-        });
-        Some(Instance {
-            sandbox: id,
-            revision,
-            state: status.state,
-            tier: status.tier,
-            ready,
-            requests,
-            created_at_ms: status.created_at_ms,
-        })
+fn shown(hosted: &Hosted, revision: u32, sandbox: &Sandbox) -> Instance {
+    let status = sandbox.status();
+    let (ready, requests) = hosted.with_group(revision, |group| {
+        let slot = group.slots().iter().find(|slot| slot.id == status.id);
+        slot.map_or((false, 0), |slot| (slot.ready(), slot.busy))
     });
-    shown.collect()
+    Instance {
+        sandbox: status.id,
+        revision,
+        state: status.state,
+        tier: status.tier,
+        ready,
+        requests,
+        created_at_ms: status.created_at_ms,
+    }
 }
 
 /// Sorted by name.
 pub fn list(app: &Service) -> Vec<HostedService> {
-    let mut all: Vec<_> = app.hosting.all().iter().map(|hosted| show(app, hosted)).collect();
+    let mut of: HashMap<ServiceId, Vec<_>> = HashMap::new();
+    for (service, revision, id) in instances(&app.fleet) {
+        if let Ok(sandbox) = app.fleet.find(&SandboxRef::Id(id)) {
+            of.entry(service).or_default().push((revision, sandbox));
+        }
+    }
+    let show = |hosted: &Arc<Hosted>| {
+        show_with(app, hosted, of.get(&hosted.id).map_or(&[], Vec::as_slice))
+    };
+    let mut all: Vec<_> = app.hosting.all().iter().map(show).collect();
     all.sort_by(|one, other| one.name.cmp(&other.name));
     all
 }
 
 // === Remove ===
 
+/// Ends the deploys of a service, or that of one revision; none begins while the answer is held.
+async fn end_deploys<'a>(hosted: &'a Hosted, of: Option<u32>) -> Result<MutexGuard<'a, ()>> {
+    let ended = async {
+        loop {
+            hosted.deploys_ended(of).await;
+            let writing = hosted.writing.lock().await;
+            if !hosted.deploys(of) {
+                return writing;
+            }
+        }
+    };
+    timeout(ENDS, ended).await.map_err(|_| {
+        let message =
+            format!("the deploy of service {} did not end within {ENDS:?}", hosted.name());
+        Error::with_hint(ErrorCode::Timeout, message, "ask again")
+    })
+}
+
 /// Forgets a service, then ends its instances.
 pub async fn remove(app: &Service, hosted: &Hosted) -> Result<()> {
-    let _writing = hosted.writing.lock().await;
-    let revisions = hosted.known().revisions;
+    let _writing = end_deploys(hosted, None).await?;
+    // Before the rows: afterwards nobody knows whose they are.
+    for number in hosted.known().revisions.keys() {
+        work::drop_snapshot(app, hosted, *number).await;
+    }
     app.ledger.erase_service(app.fleet.owner(), &hosted.id).await?;
     app.hosting.forget(hosted);
     app.previews.forget_all(&hosted.target());
     hosted.gone.cancel();
     torpor_lifecycle::fault::point("service.erased");
-    let mine = instances(&app.fleet).into_iter().filter(|(service, ..)| *service == hosted.id);
-    let ends = mine.filter_map(|(_, _, id)| app.fleet.find(&SandboxRef::Id(id)).ok());
-    join_all(ends.map(|sandbox| async move { sandbox.delete().await })).await;
-    for number in revisions.keys() {
-        work::drop_snapshot(app, hosted, *number).await;
-    }
+    let ends = instances_of(&app.fleet, &hosted.id).into_iter();
+    join_all(ends.map(|(_, sandbox)| async move { sandbox.delete().await })).await;
     Ok(())
 }
 
 /// Forgets a revision without traffic; ends its deploy, if that is under way.
 pub async fn remove_revision(app: &Service, hosted: &Hosted, number: u32) -> Result<()> {
-    let _writing = hosted.writing.lock().await;
-    let revision = hosted.revision(number)?;
+    hosted.revision(number)?;
+    let _writing = end_deploys(hosted, Some(number)).await?;
     if hosted.row().traffic.iter().any(|share| share.revision == number) {
         let message = format!("revision {number} has traffic or a tag");
         let hint = "give the traffic to others first: torpor service traffic";
         return Err(Error::with_hint(ErrorCode::InUse, message, hint));
     }
-    work::forget(app, hosted, &revision).await?;
-    hosted.cancel_deploy(number);
-    Ok(())
+    work::forget(app, hosted, number).await
 }

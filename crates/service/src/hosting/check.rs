@@ -44,12 +44,7 @@ pub(super) async fn until_healthy(
     let mut pause = STEPS.0;
     loop {
         let lease = app.fleet.awake(sandbox, wake_deadline()).await?;
-        let answer = timeout(ANSWER, ask(&lease, revision)).await;
-        let why = match answer {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(why)) => why,
-            Err(_) => format!("it did not answer within {ANSWER:?}"),
-        };
+        let Err(why) = once(&lease, revision).await else { return Ok(()) };
         if patience == Patience::FirstRun && !revision.command.is_empty() {
             expect_running(sandbox, lease).await?;
         }
@@ -61,6 +56,12 @@ pub(super) async fn until_healthy(
         sleep(pause).await;
         pause = (pause * 2).min(STEPS.1);
     }
+}
+
+/// Whether it is healthy now; why not, for people.
+pub(super) async fn once(lease: &Lease, revision: &Revision) -> std::result::Result<(), String> {
+    let answer = timeout(ANSWER, ask(lease, revision)).await;
+    answer.unwrap_or_else(|_| Err(format!("it did not answer within {ANSWER:?}")))
 }
 
 async fn expect_running(sandbox: &Sandbox, lease: Lease) -> Result<()> {
@@ -79,7 +80,6 @@ fn ended(exit: &ExitReport) -> String {
     }
 }
 
-/// Why not, for people.
 async fn ask(lease: &Lease, revision: &Revision) -> std::result::Result<(), String> {
     let port = revision.port.get();
     let explain = |error: GuestError| match error {

@@ -5,16 +5,15 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::store::Search;
 use torpor_lifecycle::{Sandbox, chain, fault};
 use torpor_protocol::hosting::{Revision, RevisionState};
-use torpor_protocol::{ErrorCode, SandboxRef, SnapshotId, SnapshotKind, SnapshotRef, State};
-use torpor_store::ServiceRow;
+use torpor_protocol::{ErrorCode, SnapshotId, SnapshotKind, SnapshotRef, State};
 
 use super::check::{self, Patience};
+use super::group::Health;
 use super::hosted::Hosted;
-use super::{calls as own, instances, start, traffic};
+use super::{calls as own, instances_of, start, traffic};
 use crate::Service;
 use crate::calls;
 use crate::error::{Error, Result};
@@ -22,13 +21,14 @@ use crate::error::{Error, Result};
 /// Lines of a program that failed that are kept with its revision, and bytes of each.
 const LINES_MAX: usize = 20;
 const LINE_BYTES_MAX: usize = 500;
-/// Revisions of one service that are kept, with their snapshots; those that have traffic or a tag besides.
-const REVISIONS_MAX: usize = 10;
+/// Revisions of one service that are kept without traffic or a tag: those that a rollback may go to, with their
+/// snapshots, and those that failed, for people to see why.
+const READY_MAX: usize = 10;
+const FAILED_MAX: usize = 5;
 
 /// Goes on with a deploy that is recorded, until it is over or the daemon stops.
 pub(super) fn set_off(app: &Arc<Service>, hosted: &Arc<Hosted>, number: u32) {
-    let cancel = CancellationToken::new();
-    hosted.begin_deploy(number, cancel.clone());
+    let cancel = hosted.begin_deploy(number).cancel;
     let (app, hosted) = (Arc::clone(app), Arc::clone(hosted));
     let tasks = app.tasks.clone();
     tasks.spawn(async move {
@@ -87,14 +87,15 @@ async fn run(app: &Arc<Service>, hosted: &Arc<Hosted>, number: u32) -> Result<(S
 
 /// What an earlier daemon began.
 fn first_instance(app: &Service, hosted: &Hosted, number: u32) -> Option<Sandbox> {
-    let mine = instances(&app.fleet).into_iter();
-    let mut mine =
-        mine.filter(|(service, revision, _)| *service == hosted.id && *revision == number);
-    mine.find_map(|(_, _, id)| {
-        let sandbox = app.fleet.find(&SandboxRef::Id(id)).ok()?;
+    of_revision(app, hosted, number).into_iter().find(|sandbox| {
         let state = sandbox.watch().borrow().state;
-        (state != State::Failed && state != State::Terminated).then_some(sandbox)
+        state != State::Failed && state != State::Terminated
     })
+}
+
+fn of_revision(app: &Service, hosted: &Hosted, number: u32) -> Vec<Sandbox> {
+    let all = instances_of(&app.fleet, &hosted.id).into_iter();
+    all.filter(|(of, _)| *of == number).map(|(_, sandbox)| sandbox).collect()
 }
 
 async fn step(
@@ -159,91 +160,88 @@ async fn switch(
     let number = revision.number;
     {
         let _writing = hosted.writing.lock().await;
-        if hosted.revision(number).is_err() {
-            // It was given up in the last moment.
-            sandbox.delete().await;
-            drop_snapshot(app, hosted, number).await;
-            return Ok(());
-        }
-        let row = hosted.row();
+        let mut row = hosted.row();
         let mut shares = row.traffic.clone();
         if let Some(tag) = &revision.tag {
             shares = traffic::tagged(&shares, number, tag);
         }
-        if !revision.no_traffic {
+        if revision.no_traffic {
+            row.never_served.retain(|number| hosted.revision(*number).is_ok());
+            row.never_served.insert(number);
+        } else {
             shares = traffic::all_to(&shares, number, None);
         }
         let now_ms = app.fleet.clock().now_ms();
-        let row = ServiceRow { traffic: shares, updated_at_ms: now_ms, ..row };
+        let row = traffic::given(row, shares, now_ms);
         let state = RevisionState::Ready;
         let revision = Revision { state, settled_at_ms: Some(now_ms), ..revision };
         // Its addresses are there when it is said to be ready.
         own::address(app, hosted, &row).await?;
         // Who comes after the switch finds it.
-        hosted.with_group(number, |group| group.add(sandbox.id().clone(), true, Instant::now()));
+        hosted.with_group(number, |group| {
+            group.add(sandbox.id().clone(), Health::Well, Instant::now())
+        });
         own::record(app, hosted, row, Some(revision)).await?;
     }
     fault::point("deploy.switched");
     tracing::info!(service = %hosted.name(), revision = number, "deployed");
-    own::address(app, hosted, &hosted.row()).await?;
+    own::readdress(app, hosted).await?;
     prune(app, hosted).await
 }
 
 async fn fail(app: &Service, hosted: &Hosted, number: u32, error: &Error) -> Result<()> {
-    let mine = instances(&app.fleet).into_iter();
-    let mine = mine.filter(|(service, revision, _)| *service == hosted.id && *revision == number);
-    let mine: Vec<_> = mine.map(|(_, _, id)| id).collect();
+    let mine = of_revision(app, hosted, number);
     let search = Search { newest: true, limit: LINES_MAX, ..Search::default() };
     let mut log = Vec::new();
-    for id in &mine {
-        let lines = app.fleet.log(id, &search).await.unwrap_or_default();
+    for sandbox in &mine {
+        let lines = app.fleet.log(sandbox.id(), &search).await.unwrap_or_default();
         let clip = |text: String| text.chars().take(LINE_BYTES_MAX).collect::<String>();
         log.extend(lines.into_iter().map(|line| clip(line.text)));
     }
     log.truncate(LINES_MAX);
+    drop_snapshot(app, hosted, number).await;
     {
         let _writing = hosted.writing.lock().await;
-        // One that was given up is forgotten already.
-        if let Ok(revision) = hosted.revision(number) {
-            let message = Some(error.describe().message);
-            let settled_at_ms = Some(app.fleet.clock().now_ms());
-            let state = RevisionState::Failed;
-            let revision = Revision { state, message, log, settled_at_ms, ..revision };
-            own::record(app, hosted, hosted.row(), Some(revision)).await?;
-        }
+        let revision = hosted.revision(number)?;
+        let message = Some(error.describe().message);
+        let settled_at_ms = Some(app.fleet.clock().now_ms());
+        let state = RevisionState::Failed;
+        let revision = Revision { state, message, log, settled_at_ms, ..revision };
+        own::record(app, hosted, hosted.row(), Some(revision)).await?;
     }
     fault::point("deploy.failed");
     tracing::warn!(service = %hosted.name(), revision = number, error = chain(error), "deploy failed");
-    for id in mine {
-        if let Ok(sandbox) = app.fleet.find(&SandboxRef::Id(id)) {
-            sandbox.delete().await;
-        }
+    for sandbox in mine {
+        sandbox.delete().await;
     }
-    drop_snapshot(app, hosted, number).await;
-    Ok(())
+    prune(app, hosted).await
 }
 
 /// Forgets the oldest revisions that nobody can come to.
 async fn prune(app: &Service, hosted: &Hosted) -> Result<()> {
-    let unused: Vec<_> = hosted.see(|known| {
-        let newest_first = known.revisions.values().rev();
-        let spare = newest_first.filter(|revision| {
-            let used = known.row.traffic.iter().any(|share| share.revision == revision.number);
-            revision.state.is_settled() && !used
-        });
-        spare.skip(REVISIONS_MAX).cloned().collect()
+    // Nobody gives one of them traffic meanwhile.
+    let _writing = hosted.writing.lock().await;
+    let unused = hosted.see(|known| {
+        let is_used = |number| known.row.traffic.iter().any(|share| share.revision == number);
+        let spare = |state: RevisionState, kept: usize| {
+            let newest_first = known.revisions.values().rev().filter(move |it| it.state == state);
+            newest_first.map(|it| it.number).filter(|number| !is_used(*number)).skip(kept)
+        };
+        let ready = spare(RevisionState::Ready, READY_MAX);
+        ready.chain(spare(RevisionState::Failed, FAILED_MAX)).collect::<Vec<_>>()
     });
-    for revision in unused {
-        forget(app, hosted, &revision).await?;
+    for number in unused {
+        forget(app, hosted, number).await?;
     }
     Ok(())
 }
 
-/// Forgets a revision; the keeper stops what is left of its instances.
-pub(super) async fn forget(app: &Service, hosted: &Hosted, revision: &Revision) -> Result<()> {
-    app.ledger.erase_revision(app.fleet.owner(), &hosted.id, revision.number).await?;
-    hosted.forget(revision.number);
-    drop_snapshot(app, hosted, revision.number).await;
+/// Forgets a revision, for who holds `writing`; the keeper stops what is left of its instances.
+pub(super) async fn forget(app: &Service, hosted: &Hosted, number: u32) -> Result<()> {
+    // Before the row: afterwards nobody knows whose it is.
+    drop_snapshot(app, hosted, number).await;
+    app.ledger.erase_revision(app.fleet.owner(), &hosted.id, number).await?;
+    hosted.forget(number);
     Ok(())
 }
 

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 use torpor_lifecycle::{Lease, Sandbox};
-use torpor_protocol::hosting::MAIN_PREVIEW;
+use torpor_protocol::hosting::{MAIN_PREVIEW, Revision};
 use torpor_protocol::{ErrorCode, Name, SandboxRef, State};
 
 use super::hosted::{Hosted, Seat};
-use super::{keeper, traffic};
+use super::{check, keeper, traffic};
 use crate::Service;
 use crate::error::{Error, Result};
 
@@ -35,23 +35,39 @@ pub async fn enter(
     preview: &Name,
     value: Option<&str>,
 ) -> Result<Entered> {
-    let revision = choose(hosted, preview, value)?;
-    let port = hosted.revision(revision)?.port;
+    let revision = hosted.revision(choose(hosted, preview, value)?)?;
+    let (number, port) = (revision.number, revision.port);
     let end = Instant::now() + HOLD;
     loop {
-        let (sandbox, seat) = seated(app, hosted, revision, end).await?;
+        let (sandbox, seat) = seated(app, hosted, number, end).await?;
         match app.fleet.awake(&sandbox, end).await {
-            Ok(lease) => return Ok(Entered { sandbox, port, lease, seat, revision }),
+            Ok(lease) if is_well(hosted, &revision, &sandbox, &lease).await => {
+                return Ok(Entered { sandbox, port, lease, seat, revision: number });
+            }
+            Ok(_) => keeper::report_unhealthy(app, hosted, number, sandbox.id()),
             // There is no room on the host for anybody, and nothing is wrong with this one.
             Err(error) if is_full(&error) => return Err(error.into()),
             Err(error) if Instant::now() < end => {
                 tracing::debug!(sandbox = %sandbox.id(), %error, "instance did not wake");
                 // Another one is looked for, and this one is seen to.
-                keeper::suspect(app, hosted, revision, sandbox.id());
+                keeper::report_unhealthy(app, hosted, number, sandbox.id());
             }
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Whether it passed a check, now or in the time of this daemon.
+async fn is_well(hosted: &Hosted, revision: &Revision, sandbox: &Sandbox, lease: &Lease) -> bool {
+    let (number, id) = (revision.number, sandbox.id());
+    if !hosted.with_group(number, |group| group.is_unchecked(id)) {
+        return true;
+    }
+    let checked = check::once(lease, revision).await;
+    if checked.is_ok() {
+        hosted.with_group(number, |group| group.is_well(id));
+    }
+    checked.is_ok()
 }
 
 /// Whether the host has no room to wake anybody now.
@@ -87,26 +103,37 @@ async fn seated(
     revision: u32,
     end: Instant,
 ) -> Result<(Sandbox, Seat)> {
-    if let Some(found) = try_seat(app, hosted, revision) {
+    let seat = in_turn(hosted, revision, || try_seat(app, hosted, revision));
+    tokio::select! {
+        seat = timeout_at(end, seat) => seat.unwrap_or_else(|_| Err(full(hosted))),
+        () = hosted.gone.cancelled() => Err(full(hosted)),
+        () = app.stopping.cancelled() => Err(full(hosted)),
+    }
+}
+
+/// What `take` gives, now or when there is a seat again: first who came first.
+async fn in_turn<T>(
+    hosted: &Arc<Hosted>,
+    revision: u32,
+    take: impl Fn() -> Option<T>,
+) -> Result<T> {
+    if !hosted.with_group(revision, |group| group.is_waited_for())
+        && let Some(found) = take()
+    {
         return Ok(found);
     }
     let _held = hosted.hold(revision)?;
-    let freed = hosted.with_group(revision, |group| Arc::clone(&group.freed));
+    let (turn, freed) =
+        hosted.with_group(revision, |group| (Arc::clone(&group.turn), Arc::clone(&group.freed)));
+    let _turn = turn.lock().await;
     loop {
         // Registered before the look, so that a seat that is freed in between is not missed.
         let mut again = std::pin::pin!(freed.notified());
         again.as_mut().enable();
-        if let Some(found) = try_seat(app, hosted, revision) {
+        if let Some(found) = take() {
             return Ok(found);
         }
-        let over = tokio::select! {
-            waited = timeout_at(end, again) => waited.is_err(),
-            () = hosted.gone.cancelled() => true,
-            () = app.stopping.cancelled() => true,
-        };
-        if over {
-            return Err(full(hosted));
-        }
+        again.await;
     }
 }
 
@@ -133,4 +160,40 @@ fn full(hosted: &Hosted) -> Error {
     let message = format!("no instance of service {} could take the request", hosted.name());
     let hint = "ask again in a moment; `torpor service show` says what its instances do";
     Error::with_hint(ErrorCode::CapacityReached, message, hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Waker};
+
+    use torpor_protocol::SandboxId;
+
+    use super::super::group::Health;
+    use super::super::hosted::hosted;
+    use super::*;
+
+    fn is_over(waits: Pin<&mut impl Future>) -> bool {
+        waits.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[tokio::test]
+    async fn who_waits_longer_is_served_before_who_comes_later() {
+        let (hosted, id, now) = (hosted(), SandboxId::random(), Instant::now());
+        hosted.with_group(1, |group| group.add(id.clone(), Health::Well, now));
+        let take = || hosted.with_group(1, |group| group.seat(1, |_| true, now));
+        let seat = || in_turn(&hosted, 1, take);
+        seat().await.unwrap();
+        let (mut first, mut second) = (std::pin::pin!(seat()), std::pin::pin!(seat()));
+        assert!(!is_over(first.as_mut()) && !is_over(second.as_mut()));
+        let leave = || hosted.with_group(1, |group| group.leave(&id, now));
+        leave();
+        let mut third = std::pin::pin!(seat());
+        assert!(!is_over(third.as_mut()) && !is_over(second.as_mut()));
+        assert!(is_over(first.as_mut()));
+        leave();
+        assert!(!is_over(third.as_mut()) && is_over(second.as_mut()));
+        leave();
+        assert!(is_over(third.as_mut()));
+    }
 }

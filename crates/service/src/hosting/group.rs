@@ -5,17 +5,19 @@
 //! - A request is seated with one instance that is ready, and no instance has more of them than it may.
 //! - The oldest instance that has room gets the next request, an awake one first: so no more instances stay
 //!   awake than the load needs, and the youngest go first.
-//! - There are never more instances than `max`, those that start included.
+//! - There are never more instances than `max`, those that start included. One that is not well for a moment gets
+//!   another one beside it, if `max` allows.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 use torpor_protocol::SandboxId;
 use torpor_protocol::hosting::Scale;
 
-/// First and longest pause after an instance that did not come up, or died.
+/// First and longest pause after an instance that did not come up, or died. Who is not well for the first of them
+/// does not count any more.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Instances beyond what is needed go when they had no request for so many times the idle time...
 const SURPLUS_IDLES: u32 = 4;
@@ -40,6 +42,8 @@ pub(super) struct Group {
     starting: u32,
     /// Requests without a seat.
     waiting: u32,
+    /// Theirs, in the order in which they came: who has it takes the next seat.
+    pub(super) turn: Arc<Mutex<()>>,
     failures: u32,
     not_before: Option<Instant>,
     retired_at: Option<Instant>,
@@ -50,8 +54,41 @@ pub(super) struct Group {
 pub(super) struct Slot {
     pub(super) id: SandboxId,
     pub(super) busy: u32,
-    pub(super) ready: bool,
+    health: Health,
     used: Instant,
+}
+
+/// What is known of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Health {
+    Well,
+    /// An earlier daemon left it asleep: it is checked when it wakes.
+    Unchecked,
+    /// It gets no requests.
+    Unwell {
+        since: Instant,
+    },
+}
+
+impl Slot {
+    pub(super) fn ready(&self) -> bool {
+        match self.health {
+            Health::Well | Health::Unchecked => true,
+            Health::Unwell { .. } => false,
+        }
+    }
+
+    fn has_room(&self, concurrency: u32) -> bool {
+        self.ready() && self.busy < concurrency
+    }
+
+    /// Whether it answers, or will in a moment.
+    fn counts(&self, now: Instant) -> bool {
+        match self.health {
+            Health::Well | Health::Unchecked => true,
+            Health::Unwell { since } => now < since + BACKOFF.0,
+        }
+    }
 }
 
 impl Group {
@@ -76,16 +113,11 @@ impl Group {
         awake: impl Fn(&SandboxId) -> bool,
         now: Instant,
     ) -> Option<SandboxId> {
-        let fits = |slot: &&mut Slot| slot.ready && slot.busy < concurrency;
-        let awake_one = self
-            .slots
-            .iter()
-            .position(|slot| slot.ready && slot.busy < concurrency && awake(&slot.id));
-        let slot = match awake_one {
-            Some(place) => self.slots.get_mut(place),
-            None => self.slots.iter_mut().find(fits),
-        };
-        let slot = slot?;
+        let awake_one =
+            self.slots.iter().position(|slot| slot.has_room(concurrency) && awake(&slot.id));
+        let any = || self.slots.iter().position(|slot| slot.has_room(concurrency));
+        let place = awake_one.or_else(any)?;
+        let slot = self.slots.get_mut(place)?;
         slot.busy += 1;
         slot.used = now;
         Some(slot.id.clone())
@@ -100,6 +132,10 @@ impl Group {
         self.freed.notify_one();
     }
 
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.waiting > 0
+    }
+
     pub(super) fn wait(&mut self) {
         self.waiting += 1;
     }
@@ -111,9 +147,9 @@ impl Group {
     // === Instances ===
 
     /// Somebody was there before this daemon, or comes from a deploy.
-    pub(super) fn add(&mut self, id: SandboxId, ready: bool, now: Instant) {
+    pub(super) fn add(&mut self, id: SandboxId, health: Health, now: Instant) {
         if !self.has(&id) {
-            self.slots.push(Slot { id, busy: 0, ready, used: now });
+            self.slots.push(Slot { id, busy: 0, health, used: now });
         }
         self.freed.notify_waiters();
     }
@@ -123,7 +159,7 @@ impl Group {
         self.starting = self.starting.saturating_sub(1);
         self.failures = 0;
         self.not_before = None;
-        self.add(id, true, now);
+        self.add(id, Health::Well, now);
     }
 
     /// One that was started is not there after all.
@@ -148,15 +184,22 @@ impl Group {
         self.slots.len() < before
     }
 
-    /// Gets no requests until it is ready again. Whether it was.
-    pub(super) fn suspect(&mut self, id: &SandboxId) -> bool {
-        let slot = self.slots.iter_mut().find(|slot| slot.id == *id);
-        slot.is_some_and(|slot| std::mem::replace(&mut slot.ready, false))
+    /// Gets no requests until it is well again. Whether it did.
+    pub(super) fn suspect(&mut self, id: &SandboxId, now: Instant) -> bool {
+        let mut slots = self.slots.iter_mut();
+        let Some(slot) = slots.find(|slot| slot.id == *id && slot.ready()) else { return false };
+        slot.health = Health::Unwell { since: now };
+        true
     }
 
-    pub(super) fn recovered(&mut self, id: &SandboxId) {
+    pub(super) fn is_unchecked(&self, id: &SandboxId) -> bool {
+        self.slots.iter().any(|slot| slot.id == *id && slot.health == Health::Unchecked)
+    }
+
+    /// It passed a check.
+    pub(super) fn is_well(&mut self, id: &SandboxId) {
         if let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == *id) {
-            slot.ready = true;
+            slot.health = Health::Well;
         }
         self.freed.notify_waiters();
     }
@@ -164,15 +207,22 @@ impl Group {
     // === How many ===
 
     /// How many there should be.
-    fn wanted(&self, role: Role, scale: &Scale) -> u32 {
+    fn wanted(&self, role: Role, scale: &Scale, now: Instant) -> u32 {
         let floor = match role {
             Role::Serving => scale.min.max(1),
             Role::Tagged => 1,
             Role::Retired => return 0,
         };
-        let busy: u32 = self.slots.iter().map(|slot| slot.busy).sum();
+        let counted = self.slots.iter().filter(|slot| slot.counts(now));
+        let busy: u32 = counted.map(|slot| slot.busy).sum();
         let load = (busy + self.waiting).div_ceil(scale.concurrency.max(1));
         load.max(floor).min(scale.max)
+    }
+
+    /// How many there are for the load.
+    fn counted(&self, now: Instant) -> u32 {
+        let counted = self.slots.iter().filter(|slot| slot.counts(now)).count();
+        u32::try_from(counted).unwrap_or(u32::MAX)
     }
 
     /// How many to start now; they count as starting from now on.
@@ -180,9 +230,11 @@ impl Group {
         if self.not_before.is_some_and(|at| now < at) {
             return 0;
         }
-        let have =
-            u32::try_from(self.slots.len()).unwrap_or(u32::MAX).saturating_add(self.starting);
-        let more = self.wanted(role, scale).saturating_sub(have);
+        let there = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+        let have = self.counted(now).saturating_add(self.starting);
+        let more = self.wanted(role, scale, now).saturating_sub(have);
+        let room = scale.max.saturating_sub(there.saturating_add(self.starting));
+        let more = more.min(room);
         // After a failure one alone shows whether it goes better.
         let more = if self.failures > 0 { more.min(1).saturating_sub(self.starting) } else { more };
         self.starting += more;
@@ -209,9 +261,12 @@ impl Group {
         let idle = Duration::from_millis(scale.idle_after_ms).saturating_mul(SURPLUS_IDLES);
         let idle = if idle.is_zero() { SURPLUS_AFTER } else { idle };
         let mut gone = Vec::new();
-        while u32::try_from(self.slots.len()).unwrap_or(u32::MAX) > self.wanted(role, scale) {
-            let unused = |slot: &Slot| slot.busy == 0 && slot.ready && slot.used + idle <= now;
+        loop {
             let over_max = self.slots.len() > scale.max as usize;
+            if !over_max && self.counted(now) <= self.wanted(role, scale, now) {
+                break;
+            }
+            let unused = |slot: &Slot| slot.busy == 0 && slot.ready() && slot.used + idle <= now;
             let place =
                 self.slots.iter().rposition(|slot| unused(slot) || (over_max && slot.busy == 0));
             let Some(place) = place else { break };
@@ -234,7 +289,7 @@ mod tests {
 
     fn group(ids: &[SandboxId], now: Instant) -> Group {
         let mut group = Group::default();
-        ids.iter().for_each(|id| group.add(id.clone(), true, now));
+        ids.iter().for_each(|id| group.add(id.clone(), Health::Well, now));
         group
     }
 
@@ -273,6 +328,24 @@ mod tests {
         assert_eq!(group.begin_starts(Role::Serving, &scale, now), 1);
         group.arrived(SandboxId::random(), now);
         assert_eq!(group.begin_starts(Role::Serving, &scale, now), 2, "all is well again");
+    }
+
+    #[tokio::test]
+    async fn one_that_is_not_well_for_a_moment_gets_another_one_beside_it_if_max_allows() {
+        let now = Instant::now();
+        let ids = [SandboxId::random()];
+        let (mut group, few, more) = (group(&ids, now), scale(1, 1, 1), scale(1, 2, 1));
+        assert!(group.suspect(&ids[0], now) && !group.suspect(&ids[0], now), "once");
+        assert_eq!(group.begin_starts(Role::Serving, &more, now), 0, "it may be well at once");
+        let later = now + BACKOFF.0;
+        assert_eq!(group.begin_starts(Role::Serving, &few, later), 0);
+        assert_eq!(group.begin_starts(Role::Serving, &more, later), 1);
+        group.arrived(SandboxId::random(), later);
+        assert_eq!(group.begin_starts(Role::Serving, &more, later), 0);
+        let much_later = later + Duration::from_secs(60);
+        assert!(group.take_surplus(Role::Serving, &more, DRAIN, much_later).is_empty());
+        group.is_well(&ids[0]);
+        assert_eq!(group.take_surplus(Role::Serving, &more, DRAIN, much_later).len(), 1);
     }
 
     #[tokio::test]
@@ -329,12 +402,12 @@ mod tests {
                 3 => {
                     let first = self.group.slots().first().map(|slot| slot.id.clone());
                     if let Some(id) = first {
-                        self.group.suspect(&id);
+                        self.group.suspect(&id, self.now);
                     }
                 }
                 _ => {
                     let ids: Vec<_> = self.group.slots().iter().map(|s| s.id.clone()).collect();
-                    ids.iter().for_each(|id| self.group.recovered(id));
+                    ids.iter().for_each(|id| self.group.is_well(id));
                 }
             }
         }
@@ -347,7 +420,7 @@ mod tests {
                     if let Some(id) = self.group.seat(concurrency, |_| true, self.now) {
                         *self.seated.entry(id).or_default() += 1;
                     } else {
-                        let full = |slot: &Slot| !slot.ready || slot.busy >= concurrency;
+                        let full = |slot: &Slot| !slot.has_room(concurrency);
                         assert!(self.group.slots().iter().all(full), "there was a seat");
                     }
                 }

@@ -25,8 +25,8 @@ pub struct Hosted {
     pub id: ServiceId,
     known: RwLock<Known>,
     groups: Mutex<BTreeMap<u32, Group>>,
-    /// Ends the deploys that are under way, by revision.
-    deploys: Mutex<HashMap<u32, CancellationToken>>,
+    /// Deploys that are under way, by revision.
+    deploys: Mutex<HashMap<u32, Deploying>>,
     held: AtomicUsize,
     /// Rings when there may be something to start or to stop.
     pub(super) changed: Notify,
@@ -34,6 +34,15 @@ pub struct Hosted {
     pub(super) writing: AsyncMutex<()>,
     /// The service is no more.
     pub(super) gone: CancellationToken,
+}
+
+/// A deploy that is under way.
+#[derive(Clone, Default)]
+pub(super) struct Deploying {
+    /// Gives it up.
+    pub(super) cancel: CancellationToken,
+    /// It is over, and nobody works on it.
+    over: CancellationToken,
 }
 
 /// As the ledger has it.
@@ -139,18 +148,29 @@ impl Hosted {
 
     // === Deploys ===
 
-    /// Whether none was under way.
-    pub(super) fn begin_deploy(&self, revision: u32, token: CancellationToken) {
-        self.deploys.lock().insert(revision, token);
+    pub(super) fn begin_deploy(&self, revision: u32) -> Deploying {
+        self.deploys.lock().entry(revision).or_default().clone()
     }
 
     pub(super) fn end_deploy(&self, revision: u32) {
-        self.deploys.lock().remove(&revision);
+        if let Some(deploying) = self.deploys.lock().remove(&revision) {
+            deploying.over.cancel();
+        }
     }
 
-    pub(super) fn cancel_deploy(&self, revision: u32) {
-        if let Some(token) = self.deploys.lock().get(&revision) {
-            token.cancel();
+    /// Whether one is under way; of one revision, or of any.
+    pub(super) fn deploys(&self, of: Option<u32>) -> bool {
+        self.deploys.lock().keys().any(|number| of.is_none_or(|of| of == *number))
+    }
+
+    /// Gives them up, and waits until they are over.
+    pub(super) async fn deploys_ended(&self, of: Option<u32>) {
+        let all = self.deploys.lock().clone();
+        for (_, deploying) in
+            all.into_iter().filter(|(number, _)| of.is_none_or(|of| of == *number))
+        {
+            deploying.cancel.cancel();
+            deploying.over.cancelled().await;
         }
     }
 
@@ -212,25 +232,32 @@ impl Drop for Seat {
     }
 }
 
+/// A service without revisions.
+#[cfg(test)]
+pub(super) fn hosted() -> Arc<Hosted> {
+    let row = ServiceRow {
+        id: ServiceId::random(),
+        name: "shop".parse().unwrap(),
+        label: torpor_protocol::PreviewLabel::random(),
+        public: true,
+        scale: Default::default(),
+        sticky: None,
+        traffic: Vec::new(),
+        last_revision: 1,
+        never_served: Default::default(),
+        created_at_ms: 0,
+        updated_at_ms: 0,
+    };
+    Arc::new(Hosted::new(row, Vec::new()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[tokio::test]
     async fn so_many_requests_wait_and_no_more_until_one_is_over() {
-        let row = ServiceRow {
-            id: ServiceId::random(),
-            name: "shop".parse().unwrap(),
-            label: torpor_protocol::PreviewLabel::random(),
-            public: true,
-            scale: Default::default(),
-            sticky: None,
-            traffic: Vec::new(),
-            last_revision: 1,
-            created_at_ms: 0,
-            updated_at_ms: 0,
-        };
-        let hosted = Arc::new(Hosted::new(row, Vec::new()));
+        let hosted = hosted();
         let mut held: Vec<_> = (0..HELD_MAX).map(|_| hosted.hold(1).unwrap()).collect();
         let refused = hosted.hold(1).err().unwrap();
         assert_eq!(refused.code(), ErrorCode::CapacityReached);

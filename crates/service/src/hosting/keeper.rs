@@ -11,7 +11,7 @@ use torpor_protocol::hosting::{INSTANCE_LABEL, RevisionState};
 use torpor_protocol::{ErrorCode, SandboxId, SandboxRef, ServiceId, State};
 
 use super::check::{self, Patience};
-use super::group::{Group, Role};
+use super::group::{Group, Health, Role};
 use super::hosted::Hosted;
 use super::{admit, calls, deploy, instances, invocations, start};
 use crate::Service;
@@ -29,7 +29,7 @@ pub async fn look_after(app: Arc<Service>) {
     adopt(&app);
     for hosted in app.hosting.all() {
         keep(&app, &hosted);
-        if let Err(error) = calls::address(&app, &hosted, &hosted.row()).await {
+        if let Err(error) = calls::readdress(&app, &hosted).await {
             tracing::warn!(service = %hosted.name(), error = chain(&error), "no address");
         }
         let unsettled: Vec<_> = hosted.see(|known| {
@@ -46,7 +46,7 @@ pub async fn look_after(app: Arc<Service>) {
     }
 }
 
-/// What earlier daemons left. Who runs is checked before the next request; who sleeps fell asleep as an instance.
+/// What earlier daemons left. Who runs is checked before the next request; who sleeps, when one wakes it.
 fn adopt(app: &Arc<Service>) {
     for (service, revision, id) in instances(&app.fleet) {
         let Some(hosted) = app.hosting.by_id(&service) else { continue };
@@ -64,13 +64,14 @@ fn adopt(app: &Arc<Service>) {
             | Err(_) => continue,
         }
         let state = sandbox.watch().borrow().state;
-        let ready = match state {
-            State::Asleep => true,
-            State::Creating | State::Running => false,
+        let now = Instant::now();
+        let health = match state {
+            State::Asleep => Health::Unchecked,
+            State::Creating | State::Running => Health::Unwell { since: now },
             State::Failed | State::Terminated => continue,
         };
-        hosted.with_group(revision, |group| group.add(id.clone(), ready, Instant::now()));
-        if !ready {
+        hosted.with_group(revision, |group| group.add(id.clone(), health, now));
+        if health != Health::Unchecked {
             recheck(app, &hosted, revision, &sandbox);
         }
     }
@@ -263,9 +264,10 @@ fn ids(group: &Group) -> Vec<SandboxId> {
     group.slots().iter().map(|slot| slot.id.clone()).collect()
 }
 
-/// Gets no requests until it passed a check again; if it does not, another one takes its place.
-pub(super) fn suspect(app: &Arc<Service>, hosted: &Arc<Hosted>, revision: u32, id: &SandboxId) {
-    let was_ready = hosted.with_group(revision, |group| group.suspect(id));
+/// It did not answer, or did not wake: it gets no requests until it passed a check again; if it does not, another
+/// one takes its place.
+pub fn report_unhealthy(app: &Arc<Service>, hosted: &Arc<Hosted>, revision: u32, id: &SandboxId) {
+    let was_ready = hosted.with_group(revision, |group| group.suspect(id, Instant::now()));
     let Ok(sandbox) = app.fleet.find(&SandboxRef::Id(id.clone())) else { return };
     if was_ready {
         recheck(app, hosted, revision, &sandbox);
@@ -278,7 +280,11 @@ fn recheck(app: &Arc<Service>, hosted: &Arc<Hosted>, number: u32, sandbox: &Sand
     tasks.spawn(async move {
         let Ok(revision) = hosted.revision(number) else { return };
         let limit = Duration::from_millis(revision.health.timeout_ms) + check::SLACK;
-        let check = check::until_healthy(&app, &sandbox, &revision, Patience::Restarts);
+        let check = async {
+            // Who began it may have been killed before its program ran.
+            start::run(&app, &sandbox, &revision).await?;
+            check::until_healthy(&app, &sandbox, &revision, Patience::Restarts).await
+        };
         let checked = tokio::select! {
             checked = timeout(limit, check) => checked,
             () = app.stopping.cancelled() => return,
@@ -290,7 +296,7 @@ fn recheck(app: &Arc<Service>, hosted: &Arc<Hosted>, number: u32, sandbox: &Sand
             Err(_) => false,
         };
         if well {
-            return hosted.with_group(number, |group| group.recovered(sandbox.id()));
+            return hosted.with_group(number, |group| group.is_well(sandbox.id()));
         }
         let service = hosted.name();
         tracing::warn!(%service, revision = number, sandbox = %sandbox.id(), "instance unhealthy");
@@ -299,9 +305,4 @@ fn recheck(app: &Arc<Service>, hosted: &Arc<Hosted>, number: u32, sandbox: &Sand
         }
         hosted.changed.notify_one();
     });
-}
-
-/// What a request found: nobody listened. For who passes it on.
-pub fn report_unhealthy(app: &Arc<Service>, hosted: &Arc<Hosted>, revision: u32, id: &SandboxId) {
-    suspect(app, hosted, revision, id);
 }

@@ -11,7 +11,7 @@ use torpor_protocol::SandboxId;
 use torpor_protocol::hosting::ServiceLogEntry;
 
 use super::hosted::Hosted;
-use super::instances;
+use super::instances_of;
 use crate::Service;
 use crate::error::Result;
 
@@ -32,8 +32,7 @@ impl Lines {
     /// Lines of all instances, by time; at most as many as were asked for.
     pub async fn read(&self, app: &Service, hosted: &Hosted) -> Result<Vec<ServiceLogEntry>> {
         let mut of: BTreeMap<SandboxId, u32> = self.living(app, hosted).into_iter().collect();
-        let ended = app.ledger.ended_instances(&hosted.id, ENDED_MAX).await?;
-        of.extend(ended.into_iter().filter(|(_, revision)| self.wants(*revision)));
+        of.extend(app.ledger.ended_instances(&hosted.id, self.revision, ENDED_MAX).await?);
         let mut lines = Vec::new();
         for (id, revision) in of {
             lines.extend(said(app, &id, revision, &self.search).await);
@@ -47,15 +46,10 @@ impl Lines {
         Ok(lines)
     }
 
-    fn wants(&self, revision: u32) -> bool {
-        self.revision.is_none_or(|wanted| wanted == revision)
-    }
-
     fn living(&self, app: &Service, hosted: &Hosted) -> Vec<(SandboxId, u32)> {
-        let all = instances(&app.fleet).into_iter();
-        let mine =
-            all.filter(|(service, revision, _)| *service == hosted.id && self.wants(*revision));
-        mine.map(|(_, revision, id)| (id, revision)).collect()
+        let all = instances_of(&app.fleet, &hosted.id).into_iter();
+        let mine = all.filter(|(of, _)| self.revision.is_none_or(|wanted| wanted == *of));
+        mine.map(|(revision, sandbox)| (sandbox.id().clone(), revision)).collect()
     }
 }
 

@@ -33,11 +33,11 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use tokio::sync::Notify;
-use torpor_lifecycle::Fleet;
 use torpor_lifecycle::ledger::{PAGE, everything};
 use torpor_lifecycle::store::StoreError;
+use torpor_lifecycle::{Fleet, Sandbox};
 use torpor_protocol::hosting::{REVISION_LABEL, SERVICE_LABEL};
-use torpor_protocol::{ErrorCode, Name, SandboxId, ServiceId, Status};
+use torpor_protocol::{ErrorCode, Name, SandboxId, SandboxRef, ServiceId, Status};
 use torpor_store::{Ledger, ServiceRow};
 
 use crate::error::{Error, Result};
@@ -141,4 +141,12 @@ fn instances(fleet: &Fleet) -> Vec<(ServiceId, u32, SandboxId)> {
     let mut found: Vec<_> = found.into_iter().flatten().collect();
     found.sort_by(|one, other| (one.0, &one.3).cmp(&(other.0, &other.3)));
     found.into_iter().map(|(_, service, revision, id)| (service, revision, id)).collect()
+}
+
+/// Those of one service with their revisions, the oldest first.
+fn instances_of(fleet: &Fleet, service: &ServiceId) -> Vec<(u32, Sandbox)> {
+    let mine = instances(fleet).into_iter().filter(|(of, ..)| of == service);
+    let found =
+        mine.map(|(_, revision, id)| Some((revision, fleet.find(&SandboxRef::Id(id)).ok()?)));
+    found.flatten().collect()
 }

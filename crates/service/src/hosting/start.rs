@@ -39,21 +39,23 @@ pub(super) async fn instance(
 pub(super) async fn begin(app: &Service, hosted: &Hosted, revision: &Revision) -> Result<Sandbox> {
     if let Some(snapshot) = &revision.snapshot {
         match fork(app, hosted, revision, snapshot).await {
-            Err(error) if is_unusable(&error) && revision.from.is_none() => {
+            Err(error) if is_unusable(&error) => {
                 let (service, error) = (hosted.name(), chain(&error));
                 tracing::warn!(%service, revision = revision.number, error,
-                    "snapshot unusable, starting from the image");
+                    "snapshot unusable, starting as the first instance did");
             }
             forked => return forked,
         }
-    } else if let Some(from) = &revision.from {
+    }
+    if let Some(from) = &revision.from {
         return fork(app, hosted, revision, from).await;
     }
     let begun = Instant::now();
     let name = SandboxId::random().to_string();
-    let wish = admit::instance(&hosted.id, revision, &hosted.row().scale, &name);
+    let wish = admit::instance(revision, &hosted.row().scale);
     let key = admit::key(&hosted.id, revision.number, &name);
-    let sandbox = calls::create(app, wish, Some(&key)).await?;
+    let labels = admit::labels(&hosted.id, revision.number, &name);
+    let sandbox = calls::create_labelled(app, wish, Some(&key), labels).await?;
     calls::started(app, &sandbox, begun).await?;
     Ok(sandbox)
 }
@@ -67,14 +69,14 @@ async fn fork(
     let name = SandboxId::random().to_string();
     let fork = Fork {
         env: revision.env.clone(),
-        labels: admit::labels(&hosted.id, revision.number, &name),
         network: Some(revision.network.clone()),
         standby: admit::standby(&hosted.row().scale),
         ..Fork::default()
     };
     let of = SnapshotRef::Id(snapshot.clone());
     let key = admit::key(&hosted.id, revision.number, &name);
-    let forks = calls::fork(app, &of, &fork, Some(&key)).await?;
+    let labels = admit::labels(&hosted.id, revision.number, &name);
+    let forks = calls::fork_labelled(app, &of, &fork, Some(&key), &labels).await?;
     let none = || Error::new(ErrorCode::Internal, "there was no fork");
     forks.into_iter().next().ok_or_else(none)?
 }

@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use sha2::{Digest, Sha256};
 use torpor_protocol::hosting::{MAIN_PREVIEW, RevisionRef, Share, TrafficTarget};
 use torpor_protocol::{Name, ServiceId};
+use torpor_store::ServiceRow;
 
 use crate::error::{Error, Result};
 
@@ -60,6 +61,25 @@ pub(super) fn all_to(traffic: &[Share], revision: u32, tag: Option<&Name>) -> Ve
     let tag = tag.or_else(|| before?.tag.as_ref()).cloned();
     shares.push(Share { revision, percent: 100, tag, urls: Vec::new() });
     sorted(shares)
+}
+
+/// Where a rollback goes: to the oldest revision of several that answer; else to the newest one before that
+/// answered once. `served`: those that are ready and had traffic.
+pub(super) fn back(traffic: &[Share], served: &[u32]) -> Option<u32> {
+    let answering = || traffic.iter().filter(|share| share.percent > 0).map(|it| it.revision);
+    let oldest = answering().min()?;
+    if answering().count() > 1 {
+        return Some(oldest);
+    }
+    served.iter().copied().filter(|number| *number < oldest).max()
+}
+
+/// The service with this traffic.
+pub(super) fn given(row: ServiceRow, traffic: Vec<Share>, now_ms: u64) -> ServiceRow {
+    let mut never_served = row.never_served;
+    let serving = |number| traffic.iter().any(|it| it.revision == number && it.percent > 0);
+    never_served.retain(|number| !serving(*number));
+    ServiceRow { traffic, never_served, updated_at_ms: now_ms, ..row }
 }
 
 /// A tag for a revision; its share stays as it is.
@@ -179,6 +199,18 @@ mod tests {
             assert!(error.contains(why), "{error}");
         }
         assert!(parse(&[target(Latest, 100, None)], &[]).is_err());
+    }
+
+    #[test]
+    fn a_rollback_ends_a_canary_and_else_goes_to_what_answered_before() {
+        let served = [1, 2, 3, 4];
+        let [one, four] = [3, 4].map(|number| all_to(&[], number, None));
+        let share = |revision, percent| Share { revision, percent, tag: None, urls: Vec::new() };
+        assert_eq!(back(&[share(4, 20), share(3, 80)], &served), Some(3));
+        assert_eq!(back(&[share(4, 20), share(3, 80), share(1, 0)], &[4]), Some(3));
+        assert_eq!(back(&one, &served), Some(2));
+        assert_eq!(back(&four, &[1, 4]), Some(1), "what never answered is passed over");
+        assert_eq!((back(&four, &[4, 5]), back(&[], &served)), (None, None));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Services and their revisions. A service belongs to the node that has its instances: its rows are owned, and
 //! whoever is not the [`Owner`] any more is refused with [`StoreError::NotOwner`].
 
+use std::collections::BTreeSet;
+
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use torpor_lifecycle::ledger::Owner;
@@ -22,6 +24,9 @@ pub struct ServiceRow {
     pub traffic: Vec<Share>,
     /// The number that the last revision got.
     pub last_revision: u32,
+    /// Revisions that are ready and had no part of the traffic yet.
+    #[serde(default)]
+    pub never_served: BTreeSet<u32>,
     pub created_at_ms: u64,
     pub updated_at_ms: u64,
 }
@@ -55,11 +60,12 @@ pub trait HostingLedger: Send + Sync + 'static {
     ) -> Result<Vec<ServiceRow>, StoreError>;
     /// By number.
     async fn revisions(&self, of: &ServiceId) -> Result<Vec<Revision>, StoreError>;
-    /// Sandboxes that were instances of it and are gone, with their revisions; at most `limit`, the last ended
-    /// first.
+    /// Sandboxes that were instances of it, or of one revision of it, and are gone, with their revisions; at most
+    /// `limit`, the last ended first.
     async fn ended_instances(
         &self,
         of: &ServiceId,
+        revision: Option<u32>,
         limit: usize,
     ) -> Result<Vec<(SandboxId, u32)>, StoreError>;
 }

@@ -10,8 +10,8 @@ use torpor_protocol::hosting::{
     Deploy as Wish, DeployService, Health, HostedService, Revision, RevisionState, ScaleChange,
     Sticky,
 };
-use torpor_protocol::preview::{CreatePreviewToken, PreviewLabel, PreviewToken};
-use torpor_protocol::{ErrorCode, Name, SecretName};
+use torpor_protocol::preview::{CreatePreviewToken, PreviewLabel, PreviewToken, PreviewTokenList};
+use torpor_protocol::{Name, SecretName};
 
 use super::{route, source};
 use crate::commands::parse_env;
@@ -118,12 +118,6 @@ impl Deploy {
             self.source.clone()
         };
         let request = self.request(image);
-        let first = client.get::<HostedService>(&route().part(name.as_str())).await;
-        let is_new = match first {
-            Ok(_) => false,
-            Err(error) if error.code() == Some(ErrorCode::NotFound) => true,
-            Err(error) => return Err(error.into()),
-        };
         let progress = Progress::waiting("recording the deploy");
         let begun: HostedService = client.post(&route(), &request).await?;
         let number = begun.revisions.first().map_or(1, |revision| revision.number);
@@ -131,7 +125,7 @@ impl Deploy {
         if json {
             return output::json(&service);
         }
-        let address = address(client, &service, is_new).await?;
+        let address = address(client, &service).await?;
         output::line(&plain(&address))
     }
 
@@ -212,13 +206,13 @@ fn failed(name: &Name, revision: &Revision, others: bool) -> Error {
     }
 }
 
-/// Where it is found; of a new private one with a token.
-async fn address(client: &Client, service: &HostedService, is_new: bool) -> Result<String> {
+/// Where it is found; of a private one that has no token with one.
+async fn address(client: &Client, service: &HostedService) -> Result<String> {
     let unknown = || Error::failed("the daemon does not say where it is");
-    if service.public || !is_new {
+    let tokens = route().part(service.name.as_str()).then("/tokens");
+    if service.public || !client.list::<PreviewTokenList>(&tokens).await?.tokens.is_empty() {
         return service.urls.first().cloned().ok_or_else(unknown);
     }
-    let tokens = route().part(service.name.as_str()).then("/tokens");
     let token: PreviewToken = client.post(&tokens, &CreatePreviewToken::default()).await?;
     output::note("keep it: its token is not shown again; with --public everybody may come");
     token.urls.first().cloned().ok_or_else(unknown)

@@ -59,7 +59,7 @@ enum Action {
     /// Give all traffic to an earlier revision.
     Rollback {
         name: Name,
-        /// Default: the one that was ready before.
+        /// Default: the older one of a canary, else the one that had the traffic before.
         #[arg(long, value_name = "N")]
         revision: Option<u32>,
         /// As JSON.

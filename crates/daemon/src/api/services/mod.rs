@@ -11,7 +11,7 @@ use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
 use torpor_protocol::hosting::{
-    DeployService, HostedService, MAIN_PREVIEW, Rollback, ServiceList, SetTraffic, UpdateService,
+    DeployService, HostedService, Rollback, ServiceList, SetTraffic, UpdateService, main_preview,
 };
 use torpor_protocol::preview::{CreatePreviewToken, PreviewToken, PreviewTokenList};
 use torpor_protocol::{Name, TokenId};
@@ -55,10 +55,6 @@ async fn to_its_end<T: Send + 'static>(
 ) -> Result<T> {
     let done = service.tasks.spawn(tracing::Instrument::in_current_span(work)).await;
     Ok(done.unwrap_or_else(|_| Err(torpor_service::error::Refusal::Stopping.into()))?)
-}
-
-fn main() -> Name {
-    MAIN_PREVIEW.parse().expect("it is a name")
 }
 
 /// Deploy a service: make it with a first revision, or give one that exists another one.
@@ -200,7 +196,7 @@ async fn create_token(
 ) -> Result<Response> {
     let request = request.map(|Json(request)| request).unwrap_or_default();
     let target = service.hosting.find(&path.service)?.target();
-    let token = service.previews.create_token(&target, &main(), request).await?;
+    let token = service.previews.create_token(&target, &main_preview(), request).await?;
     Ok(with_status(StatusCode::CREATED, token))
 }
 
@@ -217,7 +213,7 @@ async fn tokens(
 ) -> Answer<PreviewTokenList> {
     let cut = Cut::try_from(query)?;
     let target = service.hosting.find(&path.service)?.target();
-    let tokens = service.previews.tokens(&target, &main())?;
+    let tokens = service.previews.tokens(&target, &main_preview())?;
     Ok(Json(cut.of(tokens, |token| dated(token.created_at_ms, &token.id))))
 }
 
@@ -235,6 +231,6 @@ async fn delete_token(
     Path(TokenPath { service: name, token }): Path<TokenPath>,
 ) -> Result<Response> {
     let target = service.hosting.find(&name)?.target();
-    service.previews.revoke(&target, &main(), &token).await?;
+    service.previews.revoke(&target, &main_preview(), &token).await?;
     Ok(no_content())
 }

@@ -140,14 +140,17 @@ impl HostingLedger for SqliteLedger {
     async fn ended_instances(
         &self,
         of: &ServiceId,
+        revision: Option<u32>,
         limit: usize,
     ) -> Result<Vec<(SandboxId, u32)>, StoreError> {
         let query = sqlx::query(
             "SELECT id, json_extract(spec, '$.labels.\"torpor.revision\"') AS revision FROM archive
-             WHERE json_extract(spec, '$.labels.\"torpor.service\"') = ?
-             ORDER BY ended_at_ms DESC LIMIT ?",
+             WHERE json_extract(spec, '$.labels.\"torpor.service\"') = ?1 AND (?2 IS NULL
+                 OR json_extract(spec, '$.labels.\"torpor.revision\"') = ?2)
+             ORDER BY ended_at_ms DESC LIMIT ?3",
         )
         .bind(of.as_str())
+        .bind(revision.map(|revision| revision.to_string()))
         .bind(limit_of(limit));
         let read = |row: &SqliteRow| {
             let revision: Option<String> = column(row, "revision")?;

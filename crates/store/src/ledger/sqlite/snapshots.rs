@@ -38,6 +38,24 @@ impl SnapshotLedger for SqliteLedger {
         }
     }
 
+    async fn update_snapshot(&self, record: &SnapshotRecord) -> Result<bool, StoreError> {
+        let action = "record a snapshot in the ledger";
+        let SnapshotRecord { snapshot, save } = record;
+        let text = serde_json::to_string(snapshot).map_err(StoreError::failed(action))?;
+        let query = sqlx::query("UPDATE snapshots SET save_id = ?, snapshot = ? WHERE id = ?")
+            .bind(save.as_ref().map(|save| save.as_str()))
+            .bind(text)
+            .bind(snapshot.id.as_str());
+        match query.execute(&self.writer).await {
+            Ok(done) => Ok(done.rows_affected() > 0),
+            Err(sqlx::Error::Database(error)) if error.is_foreign_key_violation() => {
+                let save = save.as_ref().map(|save| save.to_string());
+                Err(StoreError::NoSuchSave(save.unwrap_or_default()))
+            }
+            Err(error) => Err(self.failed(action)(error)),
+        }
+    }
+
     async fn erase_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
         let query = sqlx::query("DELETE FROM snapshots WHERE id = ?").bind(id.as_str());
         let done = query.execute(&self.writer).await;

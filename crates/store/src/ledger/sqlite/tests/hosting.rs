@@ -26,6 +26,7 @@ fn service(name: &str) -> ServiceRow {
         sticky: None,
         traffic: Vec::new(),
         last_revision: 0,
+        never_served: Default::default(),
         created_at_ms: 5,
         updated_at_ms: 6,
     }
@@ -103,6 +104,28 @@ async fn the_traffic_and_the_revision_that_gets_it_change_in_one_write() {
     let unknown = revision(&image_row('b').id, 2, RevisionState::Starting);
     let refused = ledger.record_service(owner, &row, Some(&unknown)).await;
     assert!(matches!(refused, Err(StoreError::NoSuchImage(_))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn the_last_instances_that_are_gone_are_those_of_one_revision_if_it_is_asked_for() {
+    let (world, image) = with_image().await;
+    let service = ServiceId::random();
+    let mut gone = Vec::new();
+    for (at_ms, revision) in [(1, 1), (2, 2), (3, 1), (4, 2)] {
+        let mut ended = record(&image, None).ended(at_ms, None);
+        let labels =
+            [("torpor.service", service.to_string()), ("torpor.revision", revision.to_string())];
+        ended.spec.labels = labels.map(|(name, value)| (name.to_owned(), value)).into();
+        world.archive(&ended).await.unwrap();
+        gone.push((ended.id, revision));
+    }
+    gone.reverse();
+    let of = async |revision, limit| {
+        world.ledger.ended_instances(&service, revision, limit).await.unwrap()
+    };
+    assert_eq!(of(None, 3).await, gone[..3]);
+    assert_eq!(of(Some(1), 2).await, [gone[1].clone(), gone[3].clone()]);
+    assert_eq!(of(Some(3), 2).await, []);
 }
 
 #[tokio::test]
