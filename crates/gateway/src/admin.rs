@@ -146,8 +146,7 @@ impl Gateway {
 
     pub async fn approve(&self, name: &Name, wanted: &DecideMcpItems) -> Result<McpServer> {
         let taken = self.taken(name);
-        self.decide_on(name, |row| Ok((pins::approve(row, &taken, wanted)?, row.rejected.clone())))
-            .await
+        self.decide_on(name, |row| pins::approve(row, &taken, wanted)).await
     }
 
     pub async fn reject(&self, name: &Name, wanted: &DecideMcpItems) -> Result<McpServer> {
