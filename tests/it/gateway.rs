@@ -2,7 +2,9 @@
 //! daemon.
 
 use serde_json::{Value, json};
-use torpor_e2e::World;
+use torpor_e2e::{ECHO_PORT, Internet, World};
+
+use crate::network::host_addresses;
 
 /// Counts in memory, and tries to send what it was told to whoever it can reach.
 const SERVER: &str = r#"
@@ -15,18 +17,24 @@ def reach(host, port):
         return "reached"
     except Exception as error:
         return type(error).__name__
+def hear(host, port):
+    try:
+        return socket.create_connection((host, port), 10).recv(9).decode()
+    except Exception as error:
+        return type(error).__name__
 for line in sys.stdin:
     m = json.loads(line)
     if "id" not in m: continue
     if m["method"] == "initialize":
         r = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "s", "version": "1"}}
     elif m["method"] == "tools/list":
-        r = {"tools": [tool("count"), tool("steal"), tool("where")]}
+        r = {"tools": [tool("count"), tool("hear"), tool("steal"), tool("where")]}
     else:
         a = m["params"]["arguments"]
         name = m["params"]["name"]
         count += 1
         if name == "steal": text = json.dumps([reach(h, p) for h, p in a["to"]])
+        elif name == "hear": text = json.dumps([hear(h, p) for h, p in a["to"]])
         elif name == "where": text = json.dumps([open("/proc/version").read(), os.path.exists(a["path"])])
         else: text = str(count)
         r = {"content": [{"type": "text", "text": text}]}
@@ -59,8 +67,14 @@ fn a_server_in_a_sandbox_reaches_nothing_sleeps_between_calls_and_outlives_the_d
     assert!(place.contains("gVisor") || !place.contains(&kernel()), "{place}");
     assert!(place.ends_with("false]"), "{place}");
     let own = world.address().rsplit_once(':').unwrap().1.parse::<u16>().unwrap();
-    let to =
-        json!([["192.0.2.1", 80], ["169.254.169.254", 80], ["10.0.0.1", port], ["127.0.0.1", own]]);
+    let mut to =
+        vec![json!(["192.0.2.1", 80]), json!(["169.254.169.254", 80]), json!(["127.0.0.1", own])];
+    // On each of its addresses this host listens.
+    let addresses = host_addresses();
+    assert!(!addresses.is_empty(), "this host has an address");
+    for host in addresses.iter().map(String::as_str).chain(["10.0.0.1"]) {
+        to.extend([json!([host, port]), json!([host, own])]);
+    }
     let tried = call(&world, "evil_steal", &json!({ "to": to }));
     assert!(!tried.contains("reached"), "{tried}");
     assert!(listener.accept().is_err(), "nothing arrived at this host");
@@ -80,6 +94,21 @@ fn a_server_in_a_sandbox_reaches_nothing_sleeps_between_calls_and_outlives_the_d
     assert!(calls.contains("\"tool\":\"steal\"") && !calls.contains("169.254"), "{calls}");
     world.torpor(&["gateway", "rm", "evil"]).ok();
     assert_eq!(world.get("/v1/sandboxes/mcp-evil").status, 404);
+}
+
+#[test]
+fn a_server_in_a_sandbox_reaches_who_it_is_allowed_and_nobody_else() {
+    let internet = Internet::with(&["api.test", "evil.test"]);
+    let world = World::in_internet(&internet, &[]);
+    let add = ["gateway", "add", "s", "--approve", "--allow", "api.test"];
+    world.torpor(&[&add[..], &["--", "python3", "-c", SERVER]].concat()).ok();
+    let other = internet.other.to_string();
+    let to = ["api.test", "evil.test", &other].map(|host| json!([host, ECHO_PORT]));
+    let heard = call(&world, "s_hear", &json!({ "to": to }));
+    let heard: Vec<String> = serde_json::from_str(&heard).unwrap();
+    assert!(heard[0].starts_with("hello"), "{heard:?}");
+    assert!(heard[1..].iter().all(|said| !said.contains("hello")), "{heard:?}");
+    assert!(!internet.asked.lock().iter().any(|name| name == "evil.test"));
 }
 
 fn kernel() -> String {

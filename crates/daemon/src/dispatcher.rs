@@ -70,8 +70,9 @@ impl Dispatcher {
     ) -> Self {
         let proxy = Proxy::new(service.fleet.clone());
         let previews = PreviewServer::new(Arc::clone(service), proxy.clone());
+        let mcp: Arc<dyn Dialect> = Arc::new(api::McpEndpoint { gateway: Arc::clone(gateway) });
         let own: Arc<dyn Dialect> = Arc::new(api::Native { gateway: Arc::clone(gateway) });
-        let all = dialects.into_iter().chain([own]);
+        let all = dialects.into_iter().chain([mcp, own]);
         Self {
             service: Arc::clone(service),
             dialects: all.map(|it| (Arc::clone(&it), dialect::router(service, &it))).collect(),

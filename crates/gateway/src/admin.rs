@@ -146,8 +146,7 @@ impl Gateway {
 
     pub async fn approve(&self, name: &Name, wanted: &DecideMcpItems) -> Result<McpServer> {
         let taken = self.taken(name);
-        self.decide_on(name, |row| Ok((pins::approve(row, &taken, wanted)?, row.rejected.clone())))
-            .await
+        self.decide_on(name, |row| pins::approve(row, &taken, wanted)).await
     }
 
     pub async fn reject(&self, name: &Name, wanted: &DecideMcpItems) -> Result<McpServer> {
@@ -203,7 +202,7 @@ impl Gateway {
             return Err(Error::invalid(format!("a policy has at most {POLICY_MAX} bytes")));
         }
         let _writing = self.version.writing().await;
-        if key != ROOT && !self.is_key(key).await? {
+        if key != ROOT && !self.service.keys.is_there(key).await? {
             let message = format!("there is no API key {key}; `torpor key ls` shows their ids");
             return Err(Error::new(ErrorCode::NotFound, message));
         }
@@ -229,15 +228,6 @@ impl Gateway {
         Ok(client)
     }
 
-    async fn is_key(&self, id: &str) -> Result<bool> {
-        use torpor_lifecycle::ledger::{PAGE, everything};
-        let keys = &self.service.keys;
-        let page =
-            |after: Option<(u64, String)>| async move { keys.list(after.as_ref(), PAGE).await };
-        let all = everything(page, |row| (row.created_at_ms, row.id.clone())).await?;
-        Ok(all.iter().any(|row| row.id == id))
-    }
-
     pub fn clients(&self) -> Vec<McpClient> {
         let all: BTreeMap<_, _> = self
             .clients
@@ -254,13 +244,25 @@ impl Gateway {
     }
 
     pub async fn remove_client(&self, key: &str) -> Result<()> {
-        let _writing = self.version.writing().await;
-        if !self.service.ledger.drop_mcp_client(key).await? {
-            return Err(no_policy(key));
+        match self.forget_client(key).await? {
+            true => Ok(()),
+            false => Err(no_policy(key)),
         }
+    }
+
+    /// A key that is not valid any more when this returns goes with its policy; the key first: without its policy
+    /// it would open everything.
+    pub async fn revoke(&self, key: &str) -> Result<()> {
+        self.service.keys.revoke(key).await?;
+        self.forget_client(key).await.map(drop)
+    }
+
+    async fn forget_client(&self, key: &str) -> Result<bool> {
+        let _writing = self.version.writing().await;
+        let was_there = self.service.ledger.drop_mcp_client(key).await?;
         self.clients.write().remove(key);
         self.confine();
-        Ok(())
+        Ok(was_there)
     }
 
     pub fn tokens(&self, key: &str) -> McpTokens {

@@ -25,7 +25,8 @@ const BATCH: usize = 256;
 const BEHIND: usize = 1024;
 /// So long calls gather before they are written.
 const GATHER: Duration = Duration::from_millis(50);
-/// Characters of a shape, and of a reason.
+/// Characters of a name, of a shape, and of a reason.
+const NAME_MAX: usize = 160;
 const SHAPE_MAX: usize = 1000;
 const REASON_MAX: usize = 500;
 /// Levels of a shape.
@@ -58,8 +59,11 @@ impl Calls {
         self.feed.subscribe()
     }
 
-    fn note(&self, call: McpCall, known: bool) {
+    fn note(&self, call: McpCall, known: bool, kept: bool) {
         self.service.metrics.mcp_called(&call, known);
+        if !kept {
+            return;
+        }
         // Nobody may be following.
         let _ = self.feed.send(Arc::new(call.clone()));
         if self.queue.try_send(Order::Write(Box::new(call))).is_err() {
@@ -91,13 +95,12 @@ impl Calls {
         arguments: &Value,
     ) -> Noted<'a> {
         let hash = self.service.vault.seal("torpor mcp arguments", &[&canonical::text(arguments)]);
-        let cut = |text: &str| suspicion::shown(&text.chars().take(160).collect::<String>());
         let call = McpCall {
             id: 0,
             at_ms: self.service.fleet.clock().now_ms(),
             key: key.to_owned(),
-            server: cut(server),
-            tool: cut(tool),
+            server: cut(server, NAME_MAX),
+            tool: cut(tool, NAME_MAX),
             arguments: shape(arguments),
             arguments_hash: hash,
             result_bytes: 0,
@@ -106,7 +109,7 @@ impl Calls {
             reason: None,
             revision: None,
         };
-        Noted { calls: self, call, known: false, begun: Instant::now() }
+        Noted { calls: self, call, known: false, kept: true, begun: Instant::now() }
     }
 }
 
@@ -116,6 +119,8 @@ pub(crate) struct Noted<'a> {
     pub(crate) call: McpCall,
     /// Whether it is of something that was approved.
     pub(crate) known: bool,
+    /// Whether it is remembered, and not only counted.
+    pub(crate) kept: bool,
     begun: Instant,
 }
 
@@ -129,7 +134,7 @@ impl Noted<'_> {
 impl Drop for Noted<'_> {
     fn drop(&mut self) {
         self.call.took_us = u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.calls.note(self.call.clone(), self.known);
+        self.calls.note(self.call.clone(), self.known, self.kept);
     }
 }
 
@@ -167,10 +172,17 @@ async fn write(service: Arc<Service>, mut orders: mpsc::Receiver<Order>) {
 fn shape(arguments: &Value) -> String {
     let mut out = String::new();
     write_shape(&mut out, arguments, 0);
-    if out.chars().count() > SHAPE_MAX {
-        out = out.chars().take(SHAPE_MAX).collect::<String>() + "…";
+    cut(&out, SHAPE_MAX)
+}
+
+/// So many characters of a text as it is shown. Cut at last: what is written out takes more room.
+fn cut(text: &str, most: usize) -> String {
+    let some: String = text.chars().take(most + 1).collect();
+    let shown = suspicion::shown(&some);
+    match shown.char_indices().nth(most) {
+        Some((end, _)) => format!("{}…", &shown[..end]),
+        None => shown,
     }
-    suspicion::shown(&out)
 }
 
 fn write_shape(out: &mut String, value: &Value, level: usize) {
@@ -215,5 +227,11 @@ mod tests {
         let many: serde_json::Map<_, _> =
             (0..5000).map(|n| (format!("field{n}"), json!(1))).collect();
         assert!(shape(&Value::Object(many)).len() < 2 * SHAPE_MAX);
+        // One character that is written out as eight.
+        let hidden: serde_json::Map<_, _> =
+            (0..5000).map(|n| ("\u{e0041}".repeat(60) + &n.to_string(), json!(1))).collect();
+        assert!(shape(&Value::Object(hidden)).chars().count() <= SHAPE_MAX + 1);
+        assert_eq!(cut(&"\u{e0041}".repeat(NAME_MAX), NAME_MAX).chars().count(), NAME_MAX + 1);
+        assert_eq!(cut("name", 4), "name");
     }
 }

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use torpor_protocol::mcp_gateway::{McpItem, McpItemKind, McpOutcome, McpServerTokens, McpTokens};
+use torpor_store::McpServerRow;
 
 use crate::audit::Noted;
 use crate::policy::Rule;
 use crate::servers::Server;
-use crate::upstream::{Bounds, UpstreamError};
+use crate::upstream::{Bounds, Pinned, UpstreamError};
 use crate::{Client, Gateway, canonical, pins, search, suspicion};
 
 /// A server whose connection is made anew all the time is given up after so many.
@@ -19,25 +20,32 @@ const TRIES: usize = 3;
 pub(crate) struct Failure {
     pub(crate) outcome: McpOutcome,
     pub(crate) reason: String,
+    /// What of it is remembered, if not all.
+    noted: Option<String>,
     /// There is nothing of this name for this client.
     pub(crate) unknown: bool,
 }
 
 impl Failure {
-    fn new(outcome: McpOutcome, reason: impl Into<String>) -> Self {
-        Self { outcome, reason: reason.into(), unknown: false }
+    pub(crate) fn new(outcome: McpOutcome, reason: impl Into<String>) -> Self {
+        Self { outcome, reason: reason.into(), noted: None, unknown: false }
     }
 
     fn unknown(name: &str) -> Self {
         let name: String = name.chars().take(160).collect();
         let reason = format!("there is no {}", suspicion::shown(&name));
-        Self { outcome: McpOutcome::Refused, reason, unknown: true }
+        Self { unknown: true, ..Self::new(McpOutcome::Refused, reason) }
     }
 
     fn of(server: &str, error: &UpstreamError) -> Self {
-        Self::new(error.outcome(), format!("server {server}: {error}"))
+        let noted = Some(format!("server {server}: {}", error.noted()));
+        Self { noted, ..Self::new(error.outcome(), format!("server {server}: {error}")) }
     }
 }
+
+/// Calls of what is not there that are written down, of one client in a minute: more would push out what others
+/// called.
+const UNKNOWN_PER_MINUTE: u32 = 60;
 
 /// What a call is about.
 #[derive(Debug, Clone, Copy)]
@@ -151,7 +159,15 @@ impl Gateway {
             }
             search::CALL => {
                 let none = Value::Object(Map::new());
-                let arguments = arguments.get("arguments").unwrap_or(&none);
+                // As of a call by its own name: what is no object has nothing that a rule could look at.
+                let arguments = match arguments.get("arguments") {
+                    None | Some(Value::Null) => &none,
+                    Some(arguments) if arguments.is_object() => arguments,
+                    Some(_) => {
+                        let reason = "the arguments of call_tool must be an object";
+                        return Err(Failure::new(McpOutcome::Refused, reason));
+                    }
+                };
                 let name = text("name");
                 self.pass_on(client, Asked { kind, name, arguments }).await
             }
@@ -173,7 +189,13 @@ impl Gateway {
         match &done {
             Ok(result) if result["isError"] == true => noted.ended(McpOutcome::ToolError, None),
             Ok(_) => noted.ended(McpOutcome::Ok, None),
-            Err(failure) => noted.ended(failure.outcome, Some(&failure.reason)),
+            Err(failure) => {
+                let who = (client.key.clone(), usize::MAX, String::new());
+                noted.kept =
+                    !failure.unknown || self.throttles.take(who, UNKNOWN_PER_MINUTE).is_ok();
+                let reason = failure.noted.as_deref().unwrap_or(&failure.reason);
+                noted.ended(failure.outcome, Some(reason));
+            }
         }
         done
     }
@@ -210,6 +232,11 @@ impl Gateway {
                 Failure::new(McpOutcome::RateLimited, reason)
             })?;
         }
+        let (Ok(_of_all), Ok(_of_server)) = (self.seats.try_acquire(), found.seats.try_acquire())
+        else {
+            let reason = "too many calls are under way: call again in a moment";
+            return Err(Failure::new(McpOutcome::RateLimited, reason));
+        };
         let asking = tokio::time::timeout(rule.timeout, ask(&found, asked, item, rule));
         let late = |_| Failure::of(server, &UpstreamError::Timeout(rule.timeout));
         let result = asking.await.map_err(late)??;
@@ -224,7 +251,8 @@ async fn ask(server: &Server, asked: Asked<'_>, item: &str, rule: &Rule) -> Resu
     for _ in 0..TRIES {
         let generation =
             server.listed().await.map_err(|error| Failure::of(name.as_str(), &error))?;
-        check_pinned(server, asked, item)?;
+        let row = server.row();
+        let pinned = pinned(&row, asked, item)?;
         let method = match asked.kind {
             McpItemKind::Prompt => "prompts/get",
             McpItemKind::Tool | McpItemKind::Identity | McpItemKind::Instructions => "tools/call",
@@ -232,8 +260,9 @@ async fn ask(server: &Server, asked: Asked<'_>, item: &str, rule: &Rule) -> Resu
         let params = json!({ "name": item, "arguments": asked.arguments });
         let bounds =
             Bounds { bytes: rule.result_max, within: rule.timeout + Duration::from_secs(1) };
-        match server.upstream.ask(method, params, bounds, Some(generation)).await {
-            Ok(result) => return bounded(result, rule.result_max, name.as_str()),
+        let pinned = Pinned { generation, schema: pinned.value.get("inputSchema") };
+        match server.upstream.ask(method, params, bounds, Some(pinned)).await {
+            Ok(result) => return bounded(server, result, rule.result_max),
             Err(UpstreamError::Reconnected) => {}
             Err(error) => return Err(Failure::of(name.as_str(), &error)),
         }
@@ -241,17 +270,16 @@ async fn ask(server: &Server, asked: Asked<'_>, item: &str, rule: &Rule) -> Resu
     Err(Failure::of(name.as_str(), &UpstreamError::Reconnected))
 }
 
-fn check_pinned(server: &Server, asked: Asked<'_>, item: &str) -> Result<(), Failure> {
-    let row = server.row();
+fn pinned<'a>(row: &'a McpServerRow, asked: Asked<'_>, item: &str) -> Result<&'a McpItem, Failure> {
     let is_it = |other: &&McpItem| other.kind == asked.kind && other.name == item;
-    if pins::usable(&row).any(|other| is_it(&other)) {
-        return Ok(());
+    if let Some(found) = pins::usable(row).find(is_it) {
+        return Ok(found);
     }
     let refused = |reason: String| Err(Failure::new(McpOutcome::Refused, reason));
     let name = &row.name;
-    if pins::is_another(&row) {
+    if pins::is_another(row) {
         return refused(format!(
-            "the server {name} says that it is another one, and is held back until an operator approves it (torpor gateway diff {name})"
+            "the server {name} says that it is another one than was approved, and is held back until an operator approves it (torpor gateway diff {name})"
         ));
     }
     match (row.approved.iter().any(|it| is_it(&it)), row.seen.iter().any(|it| is_it(&it))) {
@@ -271,18 +299,18 @@ fn check_pinned(server: &Server, asked: Asked<'_>, item: &str) -> Result<(), Fai
 }
 
 /// A result as it is passed on: data of the server, whatever it says.
-fn bounded(mut result: Value, limit: usize, server: &str) -> Result<Value, Failure> {
+fn bounded(server: &Server, mut result: Value, limit: usize) -> Result<Value, Failure> {
+    let failed = |error: UpstreamError| Failure::of(server.row().name.as_str(), &error);
     let whole = result["resultType"].as_str().is_none_or(|kind| kind == "complete");
     if !whole {
-        let error =
-            UpstreamError::BadAnswer("it wants something that the gateway does not do".to_owned());
-        return Err(Failure::of(server, &error));
+        let why = "it wants something that the gateway does not do";
+        return Err(failed(UpstreamError::BadAnswer(why.to_owned())));
     }
     if let Some(fields) = result.as_object_mut() {
         fields.remove("resultType");
     }
-    if result.to_string().len() > limit {
-        return Err(Failure::of(server, &UpstreamError::TooLong(limit)));
+    if !server.upstream.is_within(&result, limit) {
+        return Err(failed(UpstreamError::TooLong(limit)));
     }
     Ok(result)
 }

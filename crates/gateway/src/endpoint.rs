@@ -22,6 +22,8 @@ const PARSE_ERROR: i64 = -32700;
 const INVALID_REQUEST: i64 = -32600;
 const NO_METHOD: i64 = -32601;
 const INVALID_PARAMS: i64 = -32602;
+/// The request is as it should be; it was refused, or its server failed.
+const NOT_DONE: i64 = -32000;
 const HEADER_MISMATCH: i64 = -32020;
 const BAD_VERSION: i64 = -32022;
 
@@ -176,7 +178,11 @@ impl Gateway {
         let (name, arguments) = named(params)?;
         let asked = Asked { kind: McpItemKind::Prompt, name, arguments: &arguments };
         let done = self.pass_on(client, asked).await;
-        done.map_err(|failure| Refused::new(200, INVALID_PARAMS, failure.reason))
+        done.map_err(|failure| {
+            let code = if failure.unknown { INVALID_PARAMS } else { NOT_DONE };
+            let data = json!({ "outcome": failure.outcome.as_str() });
+            Refused { data: Some(data), ..Refused::new(200, code, failure.reason) }
+        })
     }
 }
 
@@ -325,8 +331,10 @@ mod tests {
     #[test]
     fn an_error_of_a_server_is_told_apart_from_ours() {
         let text = |outcome, reason: &str| {
-            let failure = Failure { outcome, reason: reason.to_owned(), unknown: false };
-            failed(&failure)["content"][0]["text"].as_str().unwrap().to_owned()
+            failed(&Failure::new(outcome, reason))["content"][0]["text"]
+                .as_str()
+                .unwrap()
+                .to_owned()
         };
         assert_eq!(text(McpOutcome::UpstreamError, "server a: it broke"), "server a: it broke");
         assert_eq!(text(McpOutcome::RateLimited, "retry in 3 s"), "gateway: retry in 3 s");

@@ -29,13 +29,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use tokio::sync::Semaphore;
 use torpor_lifecycle::chain;
 use torpor_lifecycle::ledger::{Aggregate, CacheVersion, PAGE, REFRESH, everything};
 use torpor_lifecycle::store::StoreError;
+use torpor_protocol::Name;
 use torpor_protocol::mcp_gateway::McpClient;
-use torpor_protocol::{ErrorCode, Name};
 use torpor_service::keys::Caller;
-use torpor_service::{Error, Result, Service};
+use torpor_service::{Result, Service};
 
 pub use audit::CallFeed;
 pub use endpoint::{Headers, Reply};
@@ -45,6 +46,9 @@ use policy::Policy;
 use servers::Server;
 use throttle::Throttles;
 use upstream::Upstream;
+
+/// Calls that are under way in the daemon, as of the servers of sandboxes.
+const CALLS_MAX: usize = 512;
 
 /// Stands for the key of the configuration, and for everybody where no key is needed.
 pub const ROOT: &str = "root";
@@ -65,6 +69,8 @@ pub struct Gateway {
     version: CacheVersion,
     calls: Calls,
     throttles: Throttles,
+    /// Of calls that are under way.
+    seats: Semaphore,
 }
 
 /// A client as it was written, and understood.
@@ -95,6 +101,7 @@ impl Gateway {
             version: CacheVersion::now(changes, Aggregate::McpGateway).await?,
             calls: Calls::new(service),
             throttles: Throttles::default(),
+            seats: Semaphore::new(CALLS_MAX),
         });
         gateway.load().await?;
         Ok(gateway)
@@ -156,15 +163,8 @@ impl Gateway {
 
     /// Who this is, and what it may.
     async fn client(&self, caller: &Caller) -> Result<Client> {
-        let key = match caller {
-            Caller::Anybody => ROOT.to_owned(),
-            Caller::Key(_) if self.service.keys.is_fixed(caller) => ROOT.to_owned(),
-            Caller::Key(digest) => match self.service.ledger.key_by_hash(digest).await? {
-                Some(row) => row.id,
-                None => return Err(Error::new(ErrorCode::Unauthenticated, "this key was revoked")),
-            },
-        };
-        Ok(self.client_of(&key))
+        let key = self.service.keys.id_of(caller).await?;
+        Ok(self.client_of(key.as_deref().unwrap_or(ROOT)))
     }
 
     fn client_of(&self, key: &str) -> Client {

@@ -5,7 +5,8 @@
 //! - An item is our own serialisation of what was understood: what is pinned is what is forwarded, and a field
 //!   that we do not know is neither.
 //! - Clients can use what is approved and shown now with the same digest. What changed, what is new and what
-//!   is gone is not there for them; the rest goes on. Of a server that says it is another one, nothing does.
+//!   is gone is not there for them; the rest goes on. Of a server that says it is another one, or of which nobody
+//!   approved who it says it is, nothing does.
 //! - Approving names the digest of all that was shown when it was looked at.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,14 +86,20 @@ pub(crate) fn digest_of(seen: &[McpItem]) -> String {
     canonical::digest(&Value::from(all))
 }
 
-/// Whether the server says that it is another one than was approved: its name is another, or what it says was
-/// rejected. Another version of it is a difference, and its tools are looked at one by one.
+/// Whether the server says that it is another one than was approved: its name is another, what it says was
+/// rejected, or who it is was never approved. Another version of it is a difference, and its tools are looked
+/// at one by one.
 pub(crate) fn is_another(row: &McpServerRow) -> bool {
-    let identity =
-        |items: &[McpItem]| items.iter().find(|item| item.kind == McpItemKind::Identity).cloned();
     let Some(now) = identity(&row.seen) else { return false };
-    let differs = |before: McpItem| before.value["name"] != now.value["name"];
-    row.rejected.contains(&now.digest) || identity(&row.approved).is_some_and(differs)
+    let differs = match identity(&row.approved) {
+        Some(before) => before.value["name"] != now.value["name"],
+        None => !row.approved.is_empty(),
+    };
+    differs || row.rejected.contains(&now.digest)
+}
+
+fn identity(items: &[McpItem]) -> Option<&McpItem> {
+    items.iter().find(|item| item.kind == McpItemKind::Identity)
 }
 
 /// What clients can use.
@@ -183,13 +190,22 @@ fn flags(row: &McpServerRow, item: &McpItem, taken: &Taken) -> Vec<McpFlag> {
     flags
 }
 
-/// What is approved when these differences are.
+/// What is approved and what stays rejected, by digest, when these differences are approved. With the first of
+/// them goes who the server says it is.
 pub(crate) fn approve(
     row: &McpServerRow,
     taken: &Taken,
     wanted: &DecideMcpItems,
-) -> Result<Vec<McpItem>> {
-    let chosen = chosen(row, taken, wanted)?;
+) -> Result<(Vec<McpItem>, Vec<String>)> {
+    let nobody = identity(&row.approved).is_none();
+    let chosen = looked_at(row, taken, wanted)?.into_iter().filter(|it| {
+        let identity = nobody && it.kind == McpItemKind::Identity;
+        // What was rejected is approved by its name only.
+        let meant = (wanted.names.is_empty() || identity) && !it.rejected;
+        meant || wanted.names.contains(&it.name)
+    });
+    let chosen: Vec<_> = chosen.collect();
+    refuse_unknown(row, wanted, chosen.iter().map(|it| it.name.as_str()))?;
     let mut approved: BTreeMap<_, _> =
         row.approved.iter().map(|item| ((item.kind, item.name.clone()), item.clone())).collect();
     for difference in &chosen {
@@ -209,29 +225,47 @@ pub(crate) fn approve(
             }),
         }
     }
-    Ok(approved.into_values().collect())
+    let approved: Vec<_> = approved.into_values().collect();
+    let is_approved = |digest: &String| approved.iter().any(|item| item.digest == *digest);
+    let rejected = row.rejected.iter().filter(|digest| !is_approved(digest)).cloned().collect();
+    Ok((approved, rejected))
 }
 
-/// What is rejected, by digest, and what stays approved.
+/// What stays approved and what is rejected, by digest. Who a server was approved as stays, when it says that it
+/// is another one and that is rejected: else that one could say another thing, and be let through.
 pub(crate) fn reject(
     row: &McpServerRow,
     taken: &Taken,
     wanted: &DecideMcpItems,
 ) -> Result<(Vec<McpItem>, Vec<String>)> {
-    let names: BTreeSet<_> =
-        chosen(row, taken, wanted)?.into_iter().map(|it| (it.kind, it.name)).collect();
-    let is_chosen = |item: &McpItem| names.contains(&(item.kind, suspicion::shown(&item.name)));
+    let differing: BTreeSet<_> =
+        looked_at(row, taken, wanted)?.into_iter().map(|it| (it.kind, it.name)).collect();
+    let is_chosen = |item: &&McpItem| {
+        let name = suspicion::shown(&item.name);
+        match wanted.names.is_empty() {
+            true => differing.contains(&(item.kind, name)),
+            false => wanted.names.contains(&name),
+        }
+    };
+    let chosen: Vec<_> = row.seen.iter().chain(&row.approved).filter(is_chosen).collect();
+    let names: Vec<_> = chosen.iter().map(|item| suspicion::shown(&item.name)).collect();
+    refuse_unknown(row, wanted, names.iter().map(String::as_str))?;
     let mut rejected = row.rejected.clone();
-    rejected.extend(row.seen.iter().filter(|item| is_chosen(item)).map(|item| item.digest.clone()));
+    rejected.extend(row.seen.iter().filter(is_chosen).map(|item| item.digest.clone()));
     rejected.sort();
     rejected.dedup();
     // No more than can be shown at a time: older ones were of items that are gone.
     rejected.retain(|digest| row.seen.iter().any(|item| item.digest == *digest));
-    let approved = row.approved.iter().filter(|item| !is_chosen(item)).cloned().collect();
+    let stays = |item: &&McpItem| {
+        let another = item.kind == McpItemKind::Identity && !rejected.contains(&item.digest);
+        !is_chosen(item) || another
+    };
+    let approved = row.approved.iter().filter(stays).cloned().collect();
     Ok((approved, rejected))
 }
 
-fn chosen(
+/// What differs, if that is what the digest was of.
+fn looked_at(
     row: &McpServerRow,
     taken: &Taken,
     wanted: &DecideMcpItems,
@@ -242,15 +276,22 @@ fn chosen(
         let hint = format!("look again: torpor gateway diff {}", row.name);
         return Err(Error::with_hint(ErrorCode::InUse, message, hint));
     }
-    let named = |it: &McpDifference| wanted.names.is_empty() || wanted.names.contains(&it.name);
-    let known: BTreeSet<_> = now.differences.iter().map(|it| it.name.as_str()).collect();
-    if let Some(name) = wanted.names.iter().find(|name| !known.contains(name.as_str())) {
-        return Err(Error::new(
-            ErrorCode::NotFound,
-            format!("nothing called {name} differs at {}", row.name),
-        ));
+    Ok(now.differences)
+}
+
+fn refuse_unknown<'a>(
+    row: &McpServerRow,
+    wanted: &DecideMcpItems,
+    chosen: impl Iterator<Item = &'a str>,
+) -> Result<()> {
+    let chosen: BTreeSet<_> = chosen.collect();
+    match wanted.names.iter().find(|name| !chosen.contains(name.as_str())) {
+        None => Ok(()),
+        Some(name) => {
+            let message = format!("there is nothing called {name} to decide about at {}", row.name);
+            Err(Error::new(ErrorCode::NotFound, message))
+        }
     }
-    Ok(now.differences.into_iter().filter(named).collect())
 }
 
 fn refuse_flagged(of: &McpDifference, flag: &McpFlag, wanted: &DecideMcpItems) -> Result<()> {

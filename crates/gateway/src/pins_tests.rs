@@ -59,23 +59,87 @@ fn what_changed_and_what_is_new_is_held_back_and_the_rest_goes_on() {
     );
 }
 
+fn named(name: &str, version: &str) -> Vec<McpItem> {
+    let identity = json!({"name": name, "version": version});
+    let tools = vec![tool("echo", "says it")];
+    Listing { identity, tools, ..Listing::default() }.into_items().unwrap()
+}
+
+fn only(name: &str, row: &McpServerRow) -> DecideMcpItems {
+    DecideMcpItems { names: vec![name.into()], ..all_of(row) }
+}
+
+/// The row after a decision.
+fn decided(row: &McpServerRow, done: Result<(Vec<McpItem>, Vec<String>)>) -> McpServerRow {
+    let (approved, rejected) = done.unwrap();
+    McpServerRow { approved, rejected, ..row.clone() }
+}
+
+fn approving(row: &McpServerRow, wanted: &DecideMcpItems) -> McpServerRow {
+    decided(row, approve(row, &Taken::default(), wanted))
+}
+
+fn rejecting(row: &McpServerRow, wanted: &DecideMcpItems) -> McpServerRow {
+    decided(row, reject(row, &Taken::default(), wanted))
+}
+
 #[test]
 fn of_a_server_that_says_it_is_another_one_nothing_goes_on() {
-    let named = |name: &str, version: &str| {
-        let identity = json!({"name": name, "version": version});
-        let tools = vec![tool("echo", "says it")];
-        Listing { identity, tools, ..Listing::default() }.into_items().unwrap()
-    };
     let mut row = row("a", &[], &[]);
     (row.approved, row.seen) = (named("s", "1"), named("s", "2"));
     assert_eq!(usable_names(&row), ["echo"], "another version is looked at tool by tool");
     row.seen = named("other", "1");
     assert!(usable(&row).next().is_none());
-    let (approved, rejected) = reject(&row, &Taken::default(), &all_of(&row)).unwrap();
-    let rejecting = McpServerRow { approved, rejected, ..row.clone() };
-    assert!(usable(&rejecting).next().is_none());
-    row.approved = approve(&row, &Taken::default(), &all_of(&row)).unwrap();
-    assert_eq!(usable_names(&row), ["echo"]);
+    assert_eq!(usable_names(&approving(&row, &all_of(&row))), ["echo"]);
+}
+
+#[test]
+fn who_was_rejected_stays_out_with_another_version_and_comes_in_when_it_is_approved() {
+    let mut row = row("a", &[], &[]);
+    (row.approved, row.seen) = (named("s", "1"), named("other", "1"));
+    let mut row = rejecting(&row, &all_of(&row));
+    assert!(usable(&row).next().is_none());
+    assert!(row.approved.iter().any(|item| item.value["name"] == "s"), "who it was stays");
+    row.seen = named("other", "2");
+    assert!(usable(&row).next().is_none(), "the impostor only counted on");
+    let back = McpServerRow { seen: named("s", "1"), ..row.clone() };
+    assert_eq!(usable_names(&back), ["echo"]);
+
+    let again = rejecting(&row, &all_of(&row));
+    let all = approving(&again, &all_of(&again));
+    assert!(usable(&all).next().is_none(), "what was rejected is approved by name only");
+    let row = approving(&again, &only("identity", &again));
+    assert_eq!((usable_names(&row), row.rejected.len()), (vec!["echo"], 0));
+}
+
+#[test]
+fn the_first_tool_that_is_approved_approves_who_the_server_is() {
+    let mut row = row("a", &[], &[("one", "1"), ("two", "2")]);
+    row = approving(&row, &only("one", &row));
+    assert_eq!((usable_names(&row), row.approved.len()), (vec!["one"], 2));
+    // Without it, nothing goes on.
+    row.approved.retain(|item| item.kind != McpItemKind::Identity);
+    assert!(usable(&row).next().is_none());
+    let refused = rejecting(&row, &only("identity", &row));
+    let held = approving(&refused, &only("two", &refused));
+    assert!(usable(&held).next().is_none(), "a tool does not approve who was rejected");
+}
+
+#[test]
+fn what_is_approved_and_did_not_change_is_taken_back_by_name() {
+    let mut row = row("a", &[("one", "1"), ("two", "2")], &[("one", "1"), ("two", "2")]);
+    row = rejecting(&row, &only("one", &row));
+    assert_eq!(usable_names(&row), ["two"]);
+    let told = diff(&row, &Taken::default());
+    assert!(told.differences.len() == 1 && told.differences[0].rejected, "{told:?}");
+    assert_eq!(usable_names(&approving(&row, &all_of(&row))), ["two"], "it was rejected");
+    row = approving(&row, &only("one", &row));
+    assert_eq!((usable_names(&row), row.rejected.len()), (vec!["one", "two"], 0));
+    // Also who it is, and then nothing goes on.
+    row = rejecting(&row, &only("identity", &row));
+    assert!(usable(&row).next().is_none());
+    row = approving(&row, &only("identity", &row));
+    assert_eq!(usable_names(&row), ["one", "two"]);
 }
 
 #[test]
@@ -91,20 +155,18 @@ fn approving_what_is_not_shown_any_more_is_refused() {
     row.seen = items(&[("echo", "b")]);
     let error = approve(&row, &Taken::default(), &wanted).unwrap_err();
     assert_eq!(error.code(), ErrorCode::InUse);
-    row.approved = approve(&row, &Taken::default(), &all_of(&row)).unwrap();
+    row = approving(&row, &all_of(&row));
     assert_eq!(usable_names(&row), ["echo"]);
 }
 
 #[test]
 fn one_tool_is_approved_and_another_rejected() {
     let mut row = row("a", &[("old", "o")], &[("one", "1"), ("two", "2")]);
-    let only =
-        |name: &str, row: &McpServerRow| DecideMcpItems { names: vec![name.into()], ..all_of(row) };
-    row.approved = approve(&row, &Taken::default(), &only("one", &row)).unwrap();
+    row = approving(&row, &only("one", &row));
     assert_eq!(usable_names(&row), ["one"]);
-    let (approved, rejected) = reject(&row, &Taken::default(), &only("two", &row)).unwrap();
-    assert_eq!((approved.len(), rejected.len()), (row.approved.len(), 1));
-    row.rejected = rejected;
+    let before = row.approved.len();
+    row = rejecting(&row, &only("two", &row));
+    assert_eq!((row.approved.len(), row.rejected.len()), (before, 1));
     let told = diff(&row, &Taken::default());
     assert!(told.differences.iter().any(|it| it.name == "two" && it.rejected), "{told:?}");
     let error = approve(&row, &Taken::default(), &only("three", &row)).unwrap_err();
@@ -129,7 +191,7 @@ fn what_hides_something_or_looks_like_another_is_approved_only_on_purpose() {
     // Cyrillic: it can't be passed on at all.
     let other = row("evil", &[], &[("send_еmail", "a"), ("fine", "b")]);
     let allowed = DecideMcpItems { allow_lookalikes: true, ..all_of(&other) };
-    let approved = approve(&other, &taken, &allowed).unwrap();
+    let (approved, _) = approve(&other, &taken, &allowed).unwrap();
     assert!(!approved.iter().any(|item| item.name.starts_with("send")), "{approved:?}");
     let named = DecideMcpItems { names: vec!["send_еmail".into()], ..allowed };
     assert!(approve(&other, &taken, &named).is_err());

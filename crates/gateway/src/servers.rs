@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Mutex as Turn;
+use tokio::sync::{Mutex as Turn, Semaphore};
 use tokio::time::Instant;
 use torpor_protocol::mcp_gateway::{McpItem, McpItemKind, McpServer, McpServerSpec};
 use torpor_service::{Result, Service};
@@ -22,7 +22,13 @@ const FRESH_RANGE: (Duration, Duration) = (Duration::from_secs(5), Duration::fro
 /// A server whose lists change while they are read is believed after so many times.
 const TRIES: usize = 3;
 
+/// Calls of one server that are under way. Each may hold its arguments and a result; a server that does not
+/// answer must leave some to the others.
+const CALLS_MAX: usize = 64;
+
 pub(crate) struct Server {
+    /// Of calls that are under way.
+    pub(crate) seats: Semaphore,
     service: Arc<Service>,
     row: RwLock<Arc<McpServerRow>>,
     pub(crate) upstream: Upstream,
@@ -39,6 +45,7 @@ struct Listed {
 impl Server {
     pub(crate) fn new(service: &Arc<Service>, row: McpServerRow) -> Self {
         Self {
+            seats: Semaphore::new(CALLS_MAX),
             upstream: Upstream::new(service, &row.name, &row.spec),
             service: Arc::clone(service),
             row: RwLock::new(Arc::new(row)),
@@ -87,10 +94,14 @@ impl Server {
         let mut generation = self.upstream.generation();
         let mut tries = 1;
         let listing = loop {
-            let listing = self.upstream.list().await?;
+            let listing = self.upstream.list().await;
             let now = self.upstream.generation();
-            if now == generation || tries == TRIES {
-                break listing;
+            match listing {
+                // A session that the server forgot is begun anew by the next try.
+                Err(UpstreamError::Reconnected) if tries < TRIES => {}
+                Err(error) => return Err(error),
+                Ok(listing) if now == generation || tries == TRIES => break listing,
+                Ok(_) => {}
             }
             (generation, tries) = (now, tries + 1);
         };

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 /// Buckets at the same time; one more forgets those that are full again, or all.
 const BUCKETS_MAX: usize = 16_384;
 
-/// Client, number of the rule, and tool.
+/// Client, number of the rule (or none that there is, for what is not there), and tool.
 type Who = (String, usize, String);
 
 #[derive(Debug, Default)]

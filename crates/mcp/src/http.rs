@@ -1,23 +1,15 @@
-//! MCP over HTTP: the SDK's settings as they have to be, and refusals in the protocol's words.
+//! MCP over HTTP: the SDK's settings as they have to be.
 //!
 //! - One endpoint serves the stateless revision and those before it; nobody gets a session.
-//! - What the protocol says about `Origin` is checked before anybody is asked for a key.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
-use http::HeaderValue;
-use http::header::WWW_AUTHENTICATE;
 use rmcp::ServerHandler;
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
-use serde_json::json;
-use torpor_protocol::ErrorCode;
-use torpor_service::Error;
-use torpor_web::error::status_of;
 
 /// Largest request: a file of [`crate::tools`] in base64 fits.
 const BODY_MAX: usize = 4 * 1024 * 1024;
@@ -25,8 +17,6 @@ const BODY_MAX: usize = 4 * 1024 * 1024;
 const BODY_DEADLINE: Duration = Duration::from_secs(60);
 /// A comment on a silent stream, so that nobody in between takes it for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// JSON-RPC: something that the server decides.
-const SERVER_ERROR: i32 = -32000;
 
 pub type HttpServer<S> = StreamableHttpService<S, NeverSessionManager>;
 
@@ -50,25 +40,6 @@ where
 /// A body that ends when its time is up: what is half there is no JSON, and refused.
 pub(crate) fn in_time(body: Body) -> Body {
     Body::from_stream(body.into_data_stream().take_until(tokio::time::sleep(BODY_DEADLINE)))
-}
-
-/// A request that no MCP server saw, as JSON-RPC says it. A key is asked for as `Bearer` and without a place
-/// to get one: keys are made by the operator, and there is no authorization server to be sent to.
-pub fn refused(error: &Error, request_id: &str) -> Response {
-    let body = error.to_body(request_id);
-    let (code, status) = (body.code, status_of(body.code));
-    let message = match &body.hint {
-        Some(hint) => format!("{}: {hint}", body.message),
-        None => body.message.clone(),
-    };
-    let error = json!({"code": SERVER_ERROR, "message": message, "data": body});
-    let answer = json!({"jsonrpc": "2.0", "id": null, "error": error});
-    let mut response = (status, axum::Json(answer)).into_response();
-    if code == ErrorCode::Unauthenticated {
-        let asked = HeaderValue::from_static("Bearer realm=\"torpor\"");
-        response.headers_mut().insert(WWW_AUTHENTICATE, asked);
-    }
-    response
 }
 
 #[cfg(test)]

@@ -37,6 +37,7 @@ use torpor_web::auth;
 use torpor_web::dialect::{Asked, Dialect, Routes};
 use torpor_web::error::ApiError;
 use torpor_web::extract::Named;
+use torpor_web::jsonrpc::refused;
 use torpor_web::origin::check_origin;
 
 use server::{OfSandbox, Server};
@@ -79,7 +80,7 @@ impl Dialect for Mcp {
     }
 
     fn word_error(&self, error: &Error, request_id: &str) -> Response {
-        http::refused(error, request_id)
+        refused(error, request_id)
     }
 
     fn routes(&self, service: &Arc<Service>) -> Routes {

@@ -75,7 +75,7 @@ pub(crate) struct Run {
 /// How a run ended, or how far it is.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct RunOutput {
-    /// Number of the process, for `process_logs`, `process_input` and `process_stop`.
+    /// Number of the process in the sandbox.
     pub(crate) process: u32,
     /// It goes on in the sandbox.
     pub(crate) running: bool,
@@ -129,7 +129,7 @@ impl Tool for Run {
             }
         }
         let report = run.report();
-        Ok(Answer::new(report.text(), &report))
+        Ok(Answer::new(report.text(call.above), &report))
     }
 }
 
@@ -257,13 +257,15 @@ impl Running {
 }
 
 impl RunOutput {
-    /// What a reader without structured output needs to know.
-    pub(crate) fn text(&self) -> String {
+    /// What a reader without structured output needs to know. The tools that are named are those of a sandbox,
+    /// which the server above all sandboxes does not have.
+    pub(crate) fn text(&self, above: bool) -> String {
+        let more = match above {
+            true => "tools of the sandbox's own MCP server show what it prints, and end it",
+            false => "process_logs shows what it prints, process_stop ends it",
+        };
         let mut text = match (self.running, self.exit_code, self.signal) {
-            (true, _, _) => format!(
-                "process {} is running; process_logs shows what it prints, process_stop ends it",
-                self.process
-            ),
+            (true, _, _) => format!("process {} is running; {more}", self.process),
             (false, _, _) if self.timed_out => "timed out and was killed".to_owned(),
             (false, Some(code), _) => format!("exit code {code}"),
             (false, None, Some(signal)) => format!("ended by signal {signal}"),

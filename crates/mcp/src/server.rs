@@ -52,10 +52,12 @@ impl Server {
         let request_id = head.extensions.get::<RequestId>().map(|RequestId(id)| Arc::clone(id));
         let capabilities = context.client_capabilities();
         let token = context.meta.get_progress_token();
+        let sandbox = head.extensions.get::<OfSandbox>().map(|OfSandbox(sandbox)| sandbox.clone());
         Ok(Call {
             service: Arc::clone(&self.service),
             caller: *caller,
-            sandbox: head.extensions.get::<OfSandbox>().map(|OfSandbox(sandbox)| sandbox.clone()),
+            above: sandbox.is_none(),
+            sandbox,
             cancelled: context.ct.clone(),
             progress: token.map(|token| Progress { peer: context.peer.clone(), token }),
             tasks: capabilities.is_some_and(|capabilities| capabilities.supports_tasks()),

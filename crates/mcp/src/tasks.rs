@@ -168,7 +168,7 @@ fn is_final(error: &Error) -> bool {
 }
 
 fn result(report: &RunOutput) -> String {
-    let mut result = CallToolResult::success(vec![ContentBlock::text(report.text())]);
+    let mut result = CallToolResult::success(vec![ContentBlock::text(report.text(false))]);
     result.structured_content = serde_json::to_value(report).ok();
     serde_json::to_string(&result).unwrap_or_default()
 }

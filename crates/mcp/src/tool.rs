@@ -73,6 +73,8 @@ pub(crate) struct Call {
     pub(crate) caller: Caller,
     /// Whose server was asked; of the server above all sandboxes none.
     pub(crate) sandbox: Option<Sandbox>,
+    /// The server above all sandboxes was asked.
+    pub(crate) above: bool,
     /// Nobody waits for the answer any more.
     pub(crate) cancelled: CancellationToken,
     pub(crate) progress: Option<Progress>,

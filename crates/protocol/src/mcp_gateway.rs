@@ -229,7 +229,8 @@ pub struct McpDiff {
 pub struct DecideMcpItems {
     /// Of the diff that was looked at.
     pub digest: String,
-    /// Names of items; empty: all that differ.
+    /// Names of items; empty: all that differ. What was rejected is approved by name only; what is approved and
+    /// did not change is rejected by name only.
     pub names: Vec<String>,
     /// Also what has invisible characters in it.
     pub allow_invisible: bool,

@@ -140,12 +140,31 @@ impl Keyring {
             || self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether this is the key of the configuration.
-    pub fn is_fixed(&self, who: &Caller) -> bool {
-        match who {
-            Caller::Key(digest) => self.fixed.as_ref() == Some(digest),
-            Caller::Anybody => false,
+    /// The id of the key of somebody who was let in; of the one of the configuration, and where none is needed,
+    /// none.
+    pub async fn id_of(&self, who: &Caller) -> Result<Option<String>> {
+        let hash = match who {
+            Caller::Key(hash) if self.fixed.as_ref() != Some(hash) => hash,
+            Caller::Key(_) | Caller::Anybody => return Ok(None),
+        };
+        if let Some(id) = self.seen_lately(hash) {
+            return Ok(Some(id));
         }
+        match self.ledger.key_by_hash(hash).await? {
+            Some(row) => Ok(Some(row.id)),
+            None => Err(Error::new(ErrorCode::Unauthenticated, "this API key was revoked")),
+        }
+    }
+
+    fn seen_lately(&self, hash: &Digest) -> Option<String> {
+        let seen = self.seen.lock();
+        let (id, at) = seen.at.get(hash)?;
+        (at.elapsed() < BELIEVED).then(|| id.clone())
+    }
+
+    /// Whether there is a key of this id.
+    pub async fn is_there(&self, id: &str) -> Result<bool> {
+        Ok(self.ledger.has_key(id).await?)
     }
 
     pub async fn create(&self, label: &str) -> Result<(KeyRow, String)> {
@@ -205,15 +224,10 @@ impl Keyring {
         if self.fixed.is_some_and(|fixed| fixed.ct_eq(&hash).into()) {
             return Ok(Some(String::new()));
         }
-        let (seen, revocations) = {
-            let seen = self.seen.lock();
-            (seen.at.get(&hash).cloned(), seen.revocations)
-        };
-        if let Some((id, at)) = seen
-            && at.elapsed() < BELIEVED
-        {
+        if let Some(id) = self.seen_lately(&hash) {
             return Ok(Some(id));
         }
+        let revocations = self.seen.lock().revocations;
         let Some(KeyRow { id, .. }) = self.ledger.find_key(secret).await? else {
             self.seen.lock().at.remove(&hash);
             return Ok(None);

@@ -9,6 +9,7 @@ pub mod auth;
 pub mod dialect;
 pub mod error;
 pub mod extract;
+pub mod jsonrpc;
 mod observe;
 pub mod origin;
 mod request_id;

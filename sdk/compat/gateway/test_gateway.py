@@ -1,6 +1,7 @@
 """The official client, in both eras, and published servers through the gateway."""
 
 import asyncio
+import contextlib
 import traceback
 
 import pytest
@@ -33,8 +34,41 @@ def python(module):
     return ["--image", "servers", "--env", "PYTHONPATH=/srv/python", "--", "python3", "-m", module]
 
 
-def test_a_published_server_that_drifts_is_held_back_until_approved(gateway):
-    gateway.add("every", "--image", "everything-2025", "--", *EVERYTHING)
+@pytest.fixture
+def every(gateway):
+    """The server with a bit of everything, in its older version."""
+    with added(gateway, "every", "--image", "everything-2025", "--", *EVERYTHING):
+        yield gateway
+
+
+@pytest.fixture
+def daemon(gateway):
+    """The daemon itself, as an HTTP API."""
+    # Names are asked of the resolver of the host, which need not know this one.
+    url = gateway.world.daemon.url.replace("localhost", "127.0.0.1")
+    with added(gateway, "torpor", "--url", url, "--openapi", f"{url}/openapi.json"):
+        yield gateway
+
+
+@pytest.fixture
+def five(every, daemon):
+    with contextlib.ExitStack() as stack:
+        for name in ["git", "time", "fetch"]:
+            stack.enter_context(added(every, name, *python(f"mcp_server_{name}")))
+        yield every
+
+
+@contextlib.contextmanager
+def added(gateway, name, *args):
+    gateway.add(name, *args)
+    try:
+        yield
+    finally:
+        gateway.run("gateway", "rm", name)
+
+
+def test_a_published_server_that_drifts_is_held_back_until_approved(every):
+    gateway = every
     before = names(gateway)
     assert "every_echo" in before and len(before) >= 8, before
     for mode in ERAS:
@@ -42,8 +76,8 @@ def test_a_published_server_that_drifts_is_held_back_until_approved(gateway):
         assert "hello" in said.content[0].text, said
 
     # The same command in an image with the newer package.
-    added = gateway.json("gateway", "add", "every", "--replace", "--image", "everything-2026", "--", *EVERYTHING)
-    assert added["problem"] is None and added["held"] > 0, added
+    newer = gateway.json("gateway", "add", "every", "--replace", "--image", "everything-2026", "--", *EVERYTHING)
+    assert newer["problem"] is None and newer["held"] > 0, newer
     held = names(gateway)
     assert "every_echo" not in held and len(held) < len(before), held
     refused = call(gateway, "every_echo", {"message": "hello"})
@@ -60,22 +94,13 @@ def test_a_published_server_that_drifts_is_held_back_until_approved(gateway):
 def test_a_secret_is_not_in_the_environment_of_a_server(gateway):
     gateway.run("secret", "set", "UPSTREAM", "--host", "api.example.com", stdin="s3cr3t-value")
     env = ["--env", "TOKEN={{SECRET:UPSTREAM}}", "--grant", "UPSTREAM"]
-    # Its tools are called like those of the other one.
-    added = gateway.json("gateway", "add", "leak", "--image", "everything-2026", *env, "--", *EVERYTHING)
-    assert added["problem"] is None, added
-    gateway.run("gateway", "approve", "leak", "--allow-lookalikes")
-    listed = call(gateway, "leak_get-env", {})
+    with added(gateway, "leak", "--image", "everything-2026", *env, "--", *EVERYTHING):
+        listed = call(gateway, "leak_get-env", {})
     assert "{{SECRET:UPSTREAM}}" in str(listed.content) and "s3cr3t-value" not in str(listed.content)
-    gateway.run("gateway", "rm", "leak")
 
 
-def test_five_servers_cost_less_in_search_mode(gateway):
-    gateway.add("git", *python("mcp_server_git"))
-    gateway.add("time", *python("mcp_server_time"))
-    gateway.add("fetch", *python("mcp_server_fetch"))
-    # Names are asked of the resolver of the host, which need not know this one.
-    url = gateway.world.daemon.url.replace("localhost", "127.0.0.1")
-    gateway.add("torpor", "--url", url, "--openapi", f"{url}/openapi.json")
+def test_five_servers_cost_less_in_search_mode(five):
+    gateway = five
     tokens = gateway.json("gateway", "tokens")
     print(gateway.run("gateway", "tokens"))
     assert len(tokens["by_server"]) == 5, tokens
@@ -92,11 +117,11 @@ def test_five_servers_cost_less_in_search_mode(gateway):
         gateway.run("gateway", "client", "rm", "root")
 
 
-def test_the_daemon_itself_is_tools_from_its_openapi_document(gateway):
-    made = call(gateway, "torpor_createSandbox", {"body": {"name": "from-a-tool"}})
+def test_the_daemon_itself_is_tools_from_its_openapi_document(daemon):
+    made = call(daemon, "torpor_createSandbox", {"body": {"name": "from-a-tool"}})
     assert made.structured_content["name"] == "from-a-tool", made
     run = {"path": {"sandbox": "from-a-tool"}, "body": {"command": ["uname"]}}
-    ran = call(gateway, "torpor_runCommand", run)
+    ran = call(daemon, "torpor_runCommand", run)
     assert ran.structured_content["stdout"] == "Linux\n", ran
 
 
@@ -109,6 +134,7 @@ def test_errors_are_errors_of_the_client(gateway, mode):
     assert "there is no every_nothing" in told, told
 
 
-def test_every_call_is_in_the_audit_without_values(gateway):
-    calls = gateway.run("gateway", "tail", "-n", "100", "--json")
+def test_every_call_is_in_the_audit_without_values(every):
+    call(every, "every_echo", {"message": "hello"})
+    calls = every.run("gateway", "tail", "-n", "100", "--json")
     assert '"tool":"echo"' in calls and "hello" not in calls and "string(5)" in calls, calls

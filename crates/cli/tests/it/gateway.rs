@@ -25,7 +25,7 @@ fn an_api_is_added_looked_at_approved_and_given_to_a_client() {
     world.torpor(approve).ok();
     world.torpor(["gateway", "reject", "shop", "--tool", "remove_pets"]).ok();
     let shown = world.torpor(["gateway", "show", "shop", "--json"]).json();
-    assert_eq!((&shown["approved"], &shown["held"]), (&1.into(), &2.into()), "{shown}");
+    assert_eq!((&shown["approved"], &shown["held"]), (&2.into(), &1.into()), "{shown}");
     let (code, why) = world.torpor(["gateway", "approve", "shop", "--digest", "other"]).failed();
     assert!(code != 0 && why.contains("torpor gateway diff shop"), "{why}");
     assert!(world.torpor(["gateway", "ls"]).ok().contains("Shop 1"));

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
+use torpor_gateway::Gateway;
 use torpor_protocol::api::{ApiKey, CreateKey, KeyList};
 use torpor_service::Service;
 use torpor_store::KeyRow;
@@ -58,7 +60,10 @@ async fn list(
     delete, path = "/v1/keys/{key}", params(("key" = String, Path, description = "Id of the key")),
     responses((status = 204, description = "It is not valid any more."))
 )]
-async fn delete(State(service): State<Arc<Service>>, Path(key): Path<String>) -> Result<Response> {
-    service.keys.revoke(&key).await?;
+async fn delete(
+    Extension(gateway): Extension<Arc<Gateway>>,
+    Path(key): Path<String>,
+) -> Result<Response> {
+    gateway.revoke(&key).await?;
     Ok(no_content())
 }

@@ -1,19 +1,15 @@
-//! The MCP gateway: upstream servers, what of them is approved, what keys may call, what was called; and the
-//! address that MCP clients speak to.
+//! The MCP gateway: upstream servers, what of them is approved, what keys may call, what was called.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::body::Bytes;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt as _;
-use http::header::CONTENT_TYPE;
-use http::{HeaderMap, StatusCode, Uri};
+use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::RecvError;
-use torpor_gateway::{CallFeed, Gateway, Headers};
+use torpor_gateway::{CallFeed, Gateway};
 use torpor_protocol::mcp_gateway::{
     AddMcpServer, DecideMcpItems, McpCall, McpCallList, McpClient, McpClientList, McpClientPolicy,
     McpDiff, McpServer, McpServerList, McpTokens,
@@ -23,7 +19,6 @@ use torpor_service::Service;
 use torpor_service::keys::Caller;
 use torpor_web::error::{ApiError, Result};
 use torpor_web::extract::{Json, Path, Query};
-use torpor_web::origin::check_origin;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -31,9 +26,6 @@ use utoipa_axum::routes;
 use super::ndjson::ndjson;
 use super::page::{Cut, PageQuery};
 use super::{Answer, no_content, with_status};
-
-/// Where MCP clients connect.
-pub(super) const ENDPOINT: &str = "/v1/mcp/gateway";
 
 type Shared = Extension<Arc<Gateway>>;
 
@@ -49,34 +41,6 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Service>> {
         .routes(routes!(client, set_client, delete_client))
         .routes(routes!(tokens))
         .routes(routes!(calls))
-}
-
-// === Clients of MCP ===
-
-/// One message of MCP, in either era. Pages of other sites may not ask.
-pub(super) async fn endpoint(
-    Extension(gateway): Shared,
-    Extension(caller): Extension<Caller>,
-    State(service): State<Arc<Service>>,
-    uri: Uri,
-    headers: HeaderMap,
-    body: Bytes,
-) -> Result<Response> {
-    check_origin(&uri, &headers, service.keys.required()).map_err(ApiError)?;
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let about = Headers {
-        version: text("mcp-protocol-version"),
-        method: text("mcp-method"),
-        name: text("mcp-name"),
-    };
-    let reply = gateway.answer(&caller, about, &body).await?;
-    let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::OK);
-    Ok(match reply.body {
-        Some(body) => {
-            (status, [(CONTENT_TYPE, "application/json")], body.to_string()).into_response()
-        }
-        None => status.into_response(),
-    })
 }
 
 // === Servers ===

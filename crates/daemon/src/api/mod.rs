@@ -23,6 +23,7 @@ mod images;
 mod jobs;
 mod keys;
 mod logs;
+mod mcp_endpoint;
 mod mcp_gateway;
 mod ndjson;
 mod operations;
@@ -51,7 +52,7 @@ use async_trait::async_trait;
 use axum::body::Body;
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::get;
 use axum::{Extension, Router};
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
@@ -64,6 +65,8 @@ use torpor_web::dialect::{Asked, Dialect, Routes};
 use torpor_web::error::{ApiError, Result, status_of};
 use torpor_web::extract::Json;
 use utoipa_axum::router::OpenApiRouter;
+
+pub(crate) use mcp_endpoint::McpEndpoint;
 
 /// Our own API, for whatever nobody else claims.
 pub(crate) struct Native {
@@ -90,11 +93,7 @@ impl Dialect for Native {
         service: &Service,
         head: &mut Parts,
     ) -> std::result::Result<(), Response> {
-        let admitted = if head.uri.path() == mcp_gateway::ENDPOINT {
-            auth::admit_client(&service.keys, &head.uri, &head.headers).await
-        } else {
-            auth::admit(&service.keys, &head.uri, &head.headers).await
-        };
+        let admitted = auth::admit(&service.keys, &head.uri, &head.headers).await;
         let caller = admitted.map_err(|error| ApiError(error).into_response())?;
         head.extensions.insert(caller);
         Ok(())
@@ -113,7 +112,6 @@ impl Dialect for Native {
         let guarded = described
             .layer(once)
             .route("/metrics", get(system::metrics))
-            .route(mcp_gateway::ENDPOINT, post(mcp_gateway::endpoint))
             .layer(Extension(Arc::clone(&self.gateway)));
         Routes { guarded, open }
     }

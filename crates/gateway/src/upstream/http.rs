@@ -4,6 +4,7 @@
 //! - A redirect is not followed: whatever is behind it was not chosen by the operator.
 //! - The modern era is tried first; a server that does not know it is asked to initialize.
 
+mod headers;
 mod old;
 
 use std::sync::Arc;
@@ -14,9 +15,11 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper::http::header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue};
-use hyper::http::{Method, Request, Response, StatusCode, Uri};
+use hyper::http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use serde_json::Value;
+use tokio::runtime::Handle;
 use tokio::sync::Mutex;
+use tokio::time::timeout;
 use torpor_egress::outgoing::{self, SendError};
 use torpor_protocol::mcp_gateway::McpHttpServer;
 use torpor_service::{Error, Result, Service};
@@ -24,11 +27,15 @@ use torpor_service::{Error, Result, Service};
 use super::oauth::Tokens;
 use super::rpc::{self, Era, Message};
 use super::sse::Parser;
-use super::{Bounds, Hello, UpstreamError, secrets};
+use super::{Bounds, Hello, Pinned, UpstreamError, secrets};
 
 const SESSION: &str = "mcp-session-id";
 /// Bytes of an answer to a greeting.
 const HELLO: Bounds = Bounds { bytes: 256 * 1024, within: Duration::from_secs(30) };
+/// How long a server may take for a word that nobody waits for.
+const WORD: Duration = Duration::from_secs(5);
+/// Requests of a server in one stream that are answered: a sign of life now and then.
+const ASKED_MAX: usize = 64;
 /// Headers of one server.
 const HEADERS_MAX: usize = 32;
 
@@ -46,6 +53,35 @@ struct Session {
     era: Era,
     id: Option<HeaderValue>,
     hello: Hello,
+}
+
+/// A message, and what it is sent with.
+struct Posted<'a> {
+    message: &'a Value,
+    /// Of the arguments, those that stand in headers as well.
+    promoted: HeaderMap,
+    session: Option<&'a Arc<Session>>,
+}
+
+impl<'a> Posted<'a> {
+    fn of(message: &'a Value) -> Self {
+        Self { message, promoted: HeaderMap::new(), session: None }
+    }
+}
+
+/// Says so when nobody waits for the answer to a request any more.
+struct Waiting<'a> {
+    http: &'a Arc<Http>,
+    session: &'a Arc<Session>,
+    id: Option<u64>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.http.say(self.session, rpc::cancelled(id));
+        }
+    }
 }
 
 /// What of an answer's head says how to go on.
@@ -96,7 +132,7 @@ impl Http {
         }
     }
 
-    pub(super) async fn hello(&self) -> std::result::Result<Hello, UpstreamError> {
+    pub(super) async fn hello(self: &Arc<Self>) -> std::result::Result<Hello, UpstreamError> {
         if self.spec.sse {
             let mut stream = self.open_stream().await?;
             return stream.greet(self).await;
@@ -107,11 +143,11 @@ impl Http {
     }
 
     pub(super) async fn ask(
-        &self,
+        self: &Arc<Self>,
         method: &str,
         params: Value,
         bounds: Bounds,
-        generation: Option<u64>,
+        pinned: Option<Pinned<'_>>,
     ) -> std::result::Result<Value, UpstreamError> {
         if self.spec.sse {
             let mut stream = self.open_stream().await?;
@@ -121,12 +157,23 @@ impl Http {
                 .await;
         }
         let session = self.session().await?;
-        if generation.is_some_and(|wanted| wanted != self.generation.load(Ordering::Acquire)) {
+        let generation = self.generation.load(Ordering::Acquire);
+        if pinned.is_some_and(|pinned| pinned.generation != generation) {
             return Err(UpstreamError::Reconnected);
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let schema = pinned.and_then(|pinned| pinned.schema);
+        let promoted = match session.era {
+            Era::Modern => headers::promoted(schema, &params["arguments"]),
+            Era::Legacy(_) => HeaderMap::new(),
+        };
         let request = rpc::request(id, method, params, &session.era);
-        match self.post(&request, id, Some(&session), bounds).await? {
+        let asked = Posted { message: &request, promoted, session: Some(&session) };
+        let mut waiting = Waiting { http: self, session: &session, id: Some(id) };
+        let answered = self.post(&asked, id, bounds).await;
+        // Told, or failed: it is not taken back any more.
+        waiting.id = waiting.id.filter(|_| matches!(answered, Err(UpstreamError::Timeout(_))));
+        match answered? {
             Answered::Message(outcome, _) => outcome,
             Answered::Status(StatusCode::NOT_FOUND) if session.id.is_some() => {
                 *self.session.lock().await = None;
@@ -136,19 +183,19 @@ impl Http {
         }
     }
 
-    async fn session(&self) -> std::result::Result<Arc<Session>, UpstreamError> {
+    async fn session(self: &Arc<Self>) -> std::result::Result<Arc<Session>, UpstreamError> {
         let mut held = self.session.lock().await;
         if let Some(session) = &*held {
             return Ok(Arc::clone(session));
         }
-        let session = Arc::new(self.greet().await?);
+        let session = self.greet().await?;
         *held = Some(Arc::clone(&session));
         Ok(session)
     }
 
-    async fn greet(&self) -> std::result::Result<Session, UpstreamError> {
+    async fn greet(self: &Arc<Self>) -> std::result::Result<Arc<Session>, UpstreamError> {
         let discover = rpc::request(0, "server/discover", serde_json::json!({}), &Era::Modern);
-        match self.post(&discover, 0, None, HELLO).await? {
+        match self.post(&Posted::of(&discover), 0, HELLO).await? {
             Answered::Message(Ok(result), _) => {
                 let hello = rpc::hello(&result, &Era::Modern);
                 return Ok(self.begun(Era::Modern, None, hello));
@@ -166,35 +213,35 @@ impl Http {
             }
             Answered::Status(_) => {}
         }
-        let (result, id) = match self.post(&rpc::initialize(0), 0, None, HELLO).await? {
+        let (result, id) = match self.post(&Posted::of(&rpc::initialize(0)), 0, HELLO).await? {
             Answered::Message(result, id) => (result?, id),
             Answered::Status(status) => return Err(refused(status)),
         };
         let era = rpc::agreed(&result);
         let session = self.begun(era.clone(), id, rpc::hello(&result, &era));
-        self.post_only(&rpc::initialized(), Some(&session)).await?;
+        let initialized = rpc::initialized();
+        self.post_only(&Posted { session: Some(&session), ..Posted::of(&initialized) }).await?;
         Ok(session)
     }
 
-    fn begun(&self, era: Era, id: Option<HeaderValue>, hello: Hello) -> Session {
+    fn begun(&self, era: Era, id: Option<HeaderValue>, hello: Hello) -> Arc<Session> {
         // Without a session there is nothing that could be made anew.
         if id.is_some() {
             self.changed();
         }
-        Session { era, id, hello }
+        Arc::new(Session { era, id, hello })
     }
 
     /// Posts a message and reads what is answered to this id.
     async fn post(
-        &self,
-        message: &Value,
+        self: &Arc<Self>,
+        asked: &Posted<'_>,
         id: u64,
-        session: Option<&Session>,
         bounds: Bounds,
     ) -> std::result::Result<Answered, UpstreamError> {
-        let mut response = self.send(message, session, bounds.within).await?;
+        let mut response = self.send(asked, bounds.within).await?;
         if response.status() == StatusCode::UNAUTHORIZED && self.tokens.forget().await {
-            response = self.send(message, session, bounds.within).await?;
+            response = self.send(asked, bounds.within).await?;
         }
         let kind = response
             .headers()
@@ -205,7 +252,7 @@ impl Http {
             (kind.starts_with("text/event-stream"), kind.starts_with("application/json"));
         let (status, session_id) = (response.status(), response.headers().get(SESSION).cloned());
         if streamed && status.is_success() {
-            let outcome = self.read_events(response.into_body(), id, bounds).await;
+            let outcome = self.read_events(response.into_body(), id, bounds, asked.session).await;
             return Ok(Answered::Message(outcome, session_id));
         }
         if !json {
@@ -220,18 +267,15 @@ impl Http {
         if !status.is_success() && message.get("error").is_none_or(|error| !error.is_object()) {
             return Ok(Answered::Status(status));
         }
-        if status == StatusCode::NOT_FOUND && session.is_some_and(|session| session.id.is_some()) {
+        let in_session = asked.session.is_some_and(|session| session.id.is_some());
+        if status == StatusCode::NOT_FOUND && in_session {
             return Ok(Answered::Status(status));
         }
         Ok(Answered::Message(rpc::outcome(&mut message), session_id))
     }
 
-    async fn post_only(
-        &self,
-        message: &Value,
-        session: Option<&Session>,
-    ) -> std::result::Result<(), UpstreamError> {
-        let response = self.send(message, session, HELLO.within).await?;
+    async fn post_only(&self, asked: &Posted<'_>) -> std::result::Result<(), UpstreamError> {
+        let response = self.send(asked, HELLO.within).await?;
         match response.status() {
             status if status.is_success() => Ok(()),
             status => Err(refused(status)),
@@ -240,43 +284,43 @@ impl Http {
 
     async fn send(
         &self,
-        message: &Value,
-        session: Option<&Session>,
+        asked: &Posted<'_>,
         within: Duration,
     ) -> std::result::Result<Response<Incoming>, UpstreamError> {
-        self.send_to(&self.spec.url, message, session.map(|it| (&it.era, it.id.as_ref())), within)
-            .await
+        let method = asked.message["method"].as_str().unwrap_or_default();
+        let mut headers = asked.promoted.clone();
+        let era = match asked.session {
+            Some(session) => Some(&session.era),
+            None if method == "initialize" => None,
+            None => Some(&Era::Modern),
+        };
+        if let Some(era) = era {
+            headers.insert("mcp-protocol-version", headers::value(era.version()));
+            if *era == Era::Modern {
+                headers.insert("mcp-method", headers::value(method));
+                if let Some(name) = asked.message["params"]["name"].as_str() {
+                    headers.insert("mcp-name", headers::value(name));
+                }
+            }
+        }
+        if let Some(id) = asked.session.and_then(|session| session.id.as_ref()) {
+            headers.insert(SESSION, id.clone());
+        }
+        self.send_to(&self.spec.url, asked.message, headers, within).await
     }
 
     async fn send_to(
         &self,
         url: &str,
         message: &Value,
-        session: Option<(&Era, Option<&HeaderValue>)>,
+        more: HeaderMap,
         within: Duration,
     ) -> std::result::Result<Response<Incoming>, UpstreamError> {
         let mut request = self.request(Method::POST, url, Bytes::from(message.to_string())).await?;
         let headers = request.headers_mut();
+        headers.extend(more);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
-        let method = message["method"].as_str().unwrap_or_default();
-        let era = match session {
-            Some((era, _)) => Some(era),
-            None if method == "initialize" => None,
-            None => Some(&Era::Modern),
-        };
-        if let Some(era) = era {
-            put(headers, "mcp-protocol-version", era.version());
-            if *era == Era::Modern {
-                put(headers, "mcp-method", method);
-                if let Some(name) = message["params"]["name"].as_str() {
-                    put(headers, "mcp-name", name);
-                }
-            }
-        }
-        if let Some((_, Some(id))) = session {
-            headers.insert(SESSION, id.clone());
-        }
         self.service.egress.outgoing().send(request, within).await.map_err(unsent)
     }
 
@@ -320,12 +364,13 @@ impl Http {
 
     /// What a stream answers to this id; what else it says is heard on the way.
     async fn read_events(
-        &self,
+        self: &Arc<Self>,
         mut body: Incoming,
         id: u64,
         bounds: Bounds,
+        session: Option<&Arc<Session>>,
     ) -> std::result::Result<Value, UpstreamError> {
-        let (mut parser, mut bytes) = (Parser::new(bounds.bytes), 0);
+        let (mut parser, mut bytes, mut asked) = (Parser::new(bounds.bytes), 0, 0);
         let too_long = || UpstreamError::TooLong(bounds.bytes);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| UpstreamError::BadAnswer(error.to_string()))?;
@@ -339,7 +384,11 @@ impl Http {
                 match rpc::understand(message) {
                     Message::Answer(answered, outcome) if answered == id => return outcome,
                     Message::ListChanged => self.changed(),
-                    // Whoever is asked in a stream answers by a post of its own, which nobody waits for.
+                    // Whoever is asked in a stream answers by a post of its own.
+                    Message::Asked(answer) if asked < ASKED_MAX => {
+                        asked += 1;
+                        session.inspect(|session| self.say(session, answer));
+                    }
                     Message::Asked(_) | Message::Answer(..) | Message::Other => {}
                 }
             }
@@ -347,19 +396,19 @@ impl Http {
         Err(UpstreamError::BadAnswer("the server ended its stream without an answer".to_owned()))
     }
 
+    /// A word that nobody waits for. The newest revision has none: there, closing a request says enough.
+    fn say(self: &Arc<Self>, session: &Arc<Session>, word: Value) {
+        let (Era::Legacy(_), Ok(runtime)) = (&session.era, Handle::try_current()) else { return };
+        let (http, session) = (Arc::clone(self), Arc::clone(session));
+        runtime.spawn(async move {
+            let posted = Posted { session: Some(&session), ..Posted::of(&word) };
+            let _ = timeout(WORD, http.post_only(&posted)).await;
+        });
+    }
+
     fn changed(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
     }
-}
-
-pub(super) fn put(headers: &mut hyper::HeaderMap, name: &'static str, value: &str) {
-    use base64::Engine as _;
-    let value = HeaderValue::try_from(value).unwrap_or_else(|_| {
-        let encoded = base64::engine::general_purpose::STANDARD.encode(value);
-        HeaderValue::try_from(format!("=?base64?{encoded}?="))
-            .unwrap_or(HeaderValue::from_static(""))
-    });
-    headers.insert(name, value);
 }
 
 fn refused(status: StatusCode) -> UpstreamError {

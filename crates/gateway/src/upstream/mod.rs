@@ -66,6 +66,18 @@ impl UpstreamError {
         }
     }
 
+    /// For the audit: without a text of the server, which may repeat what it was told.
+    pub(crate) fn noted(&self) -> String {
+        match self {
+            Self::Refused { code, .. } => format!("the server answered with error {code}"),
+            Self::Unreachable(_)
+            | Self::BadAnswer(_)
+            | Self::Timeout(_)
+            | Self::TooLong(_)
+            | Self::Reconnected => self.to_string(),
+        }
+    }
+
     /// What of ours is in the way of asking it.
     fn ours(error: &Error) -> Self {
         let told = error.describe();
@@ -83,6 +95,15 @@ pub(crate) struct Bounds {
     pub(crate) within: Duration,
 }
 
+/// What a request relies on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pinned<'a> {
+    /// It is sent on a connection of this generation only.
+    pub(crate) generation: u64,
+    /// Of the arguments of the tool that is called.
+    pub(crate) schema: Option<&'a Value>,
+}
+
 /// One server.
 pub(crate) struct Upstream {
     kind: Kind,
@@ -90,7 +111,7 @@ pub(crate) struct Upstream {
 }
 
 enum Kind {
-    Http(http::Http),
+    Http(Arc<http::Http>),
     Stdio(stdio::Stdio),
     Openapi(openapi::Openapi),
 }
@@ -110,7 +131,8 @@ impl Upstream {
         let generation = Arc::new(AtomicU64::new(1));
         let kind = match spec {
             McpServerSpec::Http(spec) => {
-                Kind::Http(http::Http::new(service, spec.clone(), Arc::clone(&generation)))
+                let http = http::Http::new(service, spec.clone(), Arc::clone(&generation));
+                Kind::Http(Arc::new(http))
             }
             McpServerSpec::Stdio(spec) => {
                 Kind::Stdio(stdio::Stdio::new(service, name, spec.clone(), Arc::clone(&generation)))
@@ -203,23 +225,33 @@ impl Upstream {
         Err(UpstreamError::BadAnswer(format!("{what}/list has more than {PAGES_MAX} pages")))
     }
 
-    /// Asks it for something. With a generation: only on a connection of that one.
+    /// Asks it for something.
     pub(crate) async fn ask(
         &self,
         method: &str,
         params: Value,
         bounds: Bounds,
-        generation: Option<u64>,
+        pinned: Option<Pinned<'_>>,
     ) -> Result<Value, UpstreamError> {
+        let generation = pinned.map(|pinned| pinned.generation);
         let asking = async {
             match &self.kind {
-                Kind::Http(http) => http.ask(method, params, bounds, generation).await,
+                Kind::Http(http) => http.ask(method, params, bounds, pinned).await,
                 Kind::Stdio(stdio) => stdio.ask(method, params, bounds, generation).await,
                 Kind::Openapi(openapi) => openapi.call(&params, bounds, generation).await,
             }
         };
         let asked = tokio::time::timeout(bounds.within, asking).await;
         asked.map_err(|_| UpstreamError::Timeout(bounds.within))?
+    }
+
+    /// Whether a result has at most so many bytes. The answer of an HTTP API was bounded when it was read; a result
+    /// may have it twice.
+    pub(crate) fn is_within(&self, result: &Value, limit: usize) -> bool {
+        match &self.kind {
+            Kind::Openapi(_) => true,
+            Kind::Http(_) | Kind::Stdio(_) => result.to_string().len() <= limit,
+        }
     }
 
     /// Removes what it has on this host.

@@ -2,63 +2,64 @@
 //!
 //! - It is started when somebody asks, goes on while the sandbox sleeps, and is attached to again by the next
 //!   call: nobody holds a lease between calls.
-//! - One that ended is started again by the next call, not at once if it ends all the time.
+//! - One that ended is started again by the next call, not at once if it ends all the time. A start that was
+//!   begun is ended, whoever went away meanwhile: it may take longer than a call may.
 //! - Its sandbox is of its specification: one that was made for another, or that failed, is made anew.
 //! - Nothing of it runs on the host, also not to look whether it works.
 
-use std::collections::{BTreeMap, HashMap};
+mod wire;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde_json::{Value, json};
-use tokio::runtime::Handle;
-use tokio::sync::{Mutex as Turn, oneshot};
+use serde_json::Value;
+use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 use tokio::time::{Instant, timeout};
-use tokio_util::task::AbortOnDropHandle;
-use torpor_protocol::api::{Command, CreateSandbox, OutputStream};
-use torpor_protocol::guest::Request;
+use tokio_util::sync::CancellationToken;
+use torpor_protocol::api::{Command, CreateSandbox};
 use torpor_protocol::mcp_gateway::McpStdioServer;
-use torpor_protocol::{ErrorCode, Name, Network, SandboxRef, State};
-use torpor_service::processes::{self, Awake, Output, ProcessRef, Said};
-use torpor_service::{Error, Result, Sandbox, Sender, Service, calls};
+use torpor_protocol::{Name, Network, SandboxRef, State};
+use torpor_service::processes::{self, Awake, ProcessRef};
+use torpor_service::{Error, Result, Sandbox, Service, calls};
 
-use super::lines::{Line, Lines};
-use super::rpc::{self, Era, Message};
+use super::rpc::{self, Era};
 use super::{Bounds, Hello, UpstreamError, packages};
 use crate::canonical;
+use wire::Attached;
 
 /// Sandboxes of servers have it, with the server's name.
 const LABEL: &str = "torpor.mcp-server";
 /// And the digest of what it was made from: a daemon may have died between another specification and its sandbox.
 const SPEC_LABEL: &str = "torpor.mcp-server-spec";
-/// Longest line that is read.
-const LINE_MAX: usize = 4 << 20;
-/// Nobody asked for so long: the process is let go of, and its sandbox may sleep.
-const IDLE: Duration = Duration::from_secs(5);
 /// How long a program may take to say who it is: a package may be installed before.
-const HELLO: Bounds = Bounds { bytes: LINE_MAX, within: Duration::from_secs(110) };
+const HELLO: Duration = Duration::from_secs(110);
+/// How long a start may take in all: an image may be pulled before.
+const START: Duration = Duration::from_secs(600);
 /// A program that ended soon after its start is started again after so long, and twice so long each time.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 /// One that ran so long ended for another reason.
 const SETTLED: Duration = Duration::from_secs(30);
 const COMMAND_MAX: usize = 64;
-/// How long a program may take to read a word of ours that nobody waits for.
-const WORD: Duration = Duration::from_secs(5);
-
 type Answer = std::result::Result<Value, UpstreamError>;
 
 pub(super) struct Stdio {
+    home: Arc<Home>,
+    next_id: AtomicU64,
+    program: Arc<Turn<Option<Program>>>,
+}
+
+/// What a program is started from, and where.
+struct Home {
     service: Arc<Service>,
     name: Name,
     spec: McpStdioServer,
     generation: Arc<AtomicU64>,
-    next_id: AtomicU64,
-    program: Turn<Option<Program>>,
     failures: Mutex<(u32, Option<Instant>)>,
     /// Whoever still calls must not make its sandbox again.
-    removed: AtomicBool,
+    removed: CancellationToken,
 }
 
 /// A process that was greeted.
@@ -68,21 +69,6 @@ struct Program {
     hello: Hello,
     attached: Attached,
     started: Instant,
-}
-
-/// The way to a process, until nobody asked for a while.
-struct Attached {
-    sender: Sender,
-    pending: Arc<Mutex<Pending>>,
-    _reader: AbortOnDropHandle<()>,
-}
-
-#[derive(Default)]
-struct Pending {
-    waiting: HashMap<u64, oneshot::Sender<Answer>>,
-    /// Nobody reads any more; and whether the process ended.
-    closed: bool,
-    ended: bool,
 }
 
 pub(super) fn check(spec: &McpStdioServer) -> Result<()> {
@@ -102,21 +88,20 @@ impl Stdio {
         spec: McpStdioServer,
         generation: Arc<AtomicU64>,
     ) -> Self {
-        Self {
+        let home = Home {
             service: Arc::clone(service),
             name: name.clone(),
             spec,
             generation,
-            next_id: AtomicU64::new(1),
-            program: Turn::default(),
             failures: Mutex::default(),
-            removed: AtomicBool::new(false),
-        }
+            removed: CancellationToken::new(),
+        };
+        Self { home: Arc::new(home), next_id: AtomicU64::new(1), program: Arc::default() }
     }
 
     pub(super) async fn hello(&self) -> std::result::Result<Hello, UpstreamError> {
-        let mut program = self.program.lock().await;
-        Ok(self.running(&mut program).await?.hello.clone())
+        let held = self.running().await?;
+        held.as_ref().map(|program| program.hello.clone()).ok_or(UpstreamError::Reconnected)
     }
 
     pub(super) async fn ask(
@@ -127,20 +112,16 @@ impl Stdio {
         generation: Option<u64>,
     ) -> Answer {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let (pending, sender, request) = {
-            let mut program = self.program.lock().await;
-            let program = self.running(&mut program).await?;
-            if generation.is_some_and(|wanted| wanted != self.generation.load(Ordering::Acquire)) {
+        let (wire, request) = {
+            let held = self.running().await?;
+            let program = held.as_ref().ok_or(UpstreamError::Reconnected)?;
+            let now = self.home.generation.load(Ordering::Acquire);
+            if generation.is_some_and(|wanted| wanted != now) {
                 return Err(UpstreamError::Reconnected);
             }
-            let attached = &program.attached;
-            (
-                Arc::clone(&attached.pending),
-                attached.sender.clone(),
-                rpc::request(id, method, params, &program.era),
-            )
+            (program.attached.wire.clone(), rpc::request(id, method, params, &program.era))
         };
-        let answer = exchange(&pending, &sender, id, &request).await?;
+        let answer = wire.exchange(id, &request).await?;
         match answer.to_string().len() > bounds.bytes {
             true => Err(UpstreamError::TooLong(bounds.bytes)),
             false => Ok(answer),
@@ -148,65 +129,83 @@ impl Stdio {
     }
 
     pub(super) fn sandbox(&self) -> Option<String> {
-        self.found().ok().flatten().map(|sandbox| sandbox.id().to_string())
+        self.home.found().ok().flatten().map(|sandbox| sandbox.id().to_string())
     }
 
     pub(super) async fn remove(&self) {
-        self.removed.store(true, Ordering::Release);
+        self.home.removed.cancel();
         *self.program.lock().await = None;
-        if let Ok(Some(sandbox)) = self.found()
-            && self.is_of_its_spec(&sandbox)
+        if let Ok(Some(sandbox)) = self.home.found()
+            && self.home.is_of_its_spec(&sandbox)
         {
             sandbox.delete().await;
         }
     }
 
+    /// The program, attached to; started or started again if need be, by a task of its own.
+    async fn running(
+        &self,
+    ) -> std::result::Result<OwnedMutexGuard<Option<Program>>, UpstreamError> {
+        let gone = || UpstreamError::Unreachable("it was removed, or replaced".to_owned());
+        let mut held = Arc::clone(&self.program).lock_owned().await;
+        if self.home.removed.is_cancelled() {
+            return Err(gone());
+        }
+        if held.as_ref().is_some_and(|program| program.attached.wire.is_open()) {
+            return Ok(held);
+        }
+        let home = Arc::clone(&self.home);
+        let begun = tokio::spawn(async move {
+            tokio::select! {
+                done = home.revive(&mut held) => done.map(|()| held),
+                () = home.removed.cancelled() => Err(gone()),
+                () = home.service.stopping.cancelled() => {
+                    Err(UpstreamError::Unreachable("the daemon stops".to_owned()))
+                }
+            }
+        });
+        let broken =
+            |error| UpstreamError::Unreachable(format!("it could not be started: {error}"));
+        begun.await.map_err(broken)?
+    }
+}
+
+impl Home {
     // === The process ===
 
-    /// The program, attached to; started or started again if need be.
-    async fn running<'a>(
+    async fn revive(&self, held: &mut Option<Program>) -> std::result::Result<(), UpstreamError> {
+        if let Some(program) = held
+            && !program.attached.wire.has_ended()
+            && self.attached_again(program).await?
+        {
+            return Ok(());
+        }
+        self.note_end(held.take());
+        self.wait_for_its_turn()?;
+        let started = timeout(START, self.start()).await;
+        let started = started.unwrap_or(Err(UpstreamError::Timeout(START)));
+        if started.is_err() {
+            self.failed();
+        }
+        *held = Some(started?);
+        Ok(())
+    }
+
+    /// Whether it was still there.
+    async fn attached_again(
         &self,
-        held: &'a mut Option<Program>,
-    ) -> std::result::Result<&'a Program, UpstreamError> {
-        if self.removed.load(Ordering::Acquire) {
-            return Err(UpstreamError::Unreachable("it was removed, or replaced".to_owned()));
+        program: &mut Program,
+    ) -> std::result::Result<bool, UpstreamError> {
+        let awake = self.awake().await.map_err(|error| UpstreamError::ours(&error))?;
+        let torn = program.attached.wire.is_torn();
+        let Ok(attached) = self.attach(awake, program.pid, false).await else { return Ok(false) };
+        if torn {
+            attached.wire.end_line();
         }
-        let (usable, again) = match held {
-            None => (false, None),
-            Some(program) => {
-                let pending = program.attached.pending.lock();
-                match (pending.closed, pending.ended) {
-                    (false, false) => (true, None),
-                    (true, false) => (false, Some(program.pid)),
-                    (_, true) => (false, None),
-                }
-            }
-        };
-        if !usable {
-            let awake = self.awake().await.map_err(|error| UpstreamError::ours(&error))?;
-            let reattached = match (held.as_mut(), again) {
-                (Some(program), Some(pid)) => match self.attach(awake, pid, false).await {
-                    Ok(attached) => {
-                        program.attached = attached;
-                        // That its lists changed may have been said to nobody.
-                        self.generation.fetch_add(1, Ordering::AcqRel);
-                        true
-                    }
-                    Err(_) => false,
-                },
-                (Some(_) | None, _) => false,
-            };
-            if !reattached {
-                self.note_end(held.take());
-                self.wait_for_its_turn()?;
-                let started = self.start().await;
-                if started.is_err() {
-                    self.failed();
-                }
-                *held = Some(started?);
-            }
-        }
-        held.as_ref().ok_or(UpstreamError::Reconnected)
+        program.attached = attached;
+        // That its lists changed may have been said to nobody.
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        Ok(true)
     }
 
     fn note_end(&self, program: Option<Program>) {
@@ -254,8 +253,8 @@ impl Stdio {
             Ok::<_, Error>((pid, self.attach(awake, pid, true).await?))
         };
         let (pid, attached) = starting.await.map_err(|error| UpstreamError::ours(&error))?;
-        let greeted = timeout(HELLO.within, self.greet(&attached)).await;
-        let (era, hello) = greeted.map_err(|_| UpstreamError::Timeout(HELLO.within))??;
+        let greeted = timeout(HELLO, attached.wire.greet()).await;
+        let (era, hello) = greeted.map_err(|_| UpstreamError::Timeout(HELLO))??;
         self.generation.fetch_add(1, Ordering::AcqRel);
         Ok(Program { pid, era, hello, attached, started: Instant::now() })
     }
@@ -271,36 +270,7 @@ impl Stdio {
     }
 
     async fn attach(&self, awake: Awake, pid: u32, replay: bool) -> Result<Attached> {
-        let request = Request::Attach { pid, replay, follow: true, stamps: false };
-        let output = Output::open(awake, &request, None).await?;
-        let sender = output.stream.sender();
-        let pending = Arc::new(Mutex::new(Pending::default()));
-        let reader = Reader {
-            output,
-            sender: sender.clone(),
-            pending: Arc::clone(&pending),
-            generation: Arc::clone(&self.generation),
-            lines: Lines::new(LINE_MAX),
-        };
-        let reader = AbortOnDropHandle::new(tokio::spawn(reader.run()));
-        Ok(Attached { sender, pending, _reader: reader })
-    }
-
-    async fn greet(&self, to: &Attached) -> std::result::Result<(Era, Hello), UpstreamError> {
-        match exchange(&to.pending, &to.sender, 0, &rpc::initialize(0)).await {
-            Ok(result) => {
-                let era = rpc::agreed(&result);
-                send(&to.sender, &rpc::initialized()).await?;
-                Ok((era.clone(), rpc::hello(&result, &era)))
-            }
-            // It may know the modern era only.
-            Err(UpstreamError::Refused { .. }) => {
-                let discover = rpc::request(0, "server/discover", json!({}), &Era::Modern);
-                let result = exchange(&to.pending, &to.sender, 0, &discover).await?;
-                Ok((Era::Modern, rpc::hello(&result, &Era::Modern)))
-            }
-            Err(error) => Err(error),
-        }
+        Attached::open(awake, pid, replay, Arc::clone(&self.generation)).await
     }
 
     // === The sandbox ===
@@ -390,135 +360,4 @@ pub(super) async fn sweep(service: &Service, is_there: impl Fn(&str) -> bool) {
 
 fn named_after(server: &str) -> String {
     format!("mcp-{server}")
-}
-
-async fn send(sender: &Sender, message: &Value) -> std::result::Result<(), UpstreamError> {
-    let sent = sender.send(format!("{message}\n").as_bytes()).await;
-    sent.map_err(|error| {
-        UpstreamError::Unreachable(format!("the program can't be written to: {error}"))
-    })
-}
-
-/// Takes its place among those who wait, as long as somebody does.
-struct Place<'a> {
-    pending: &'a Mutex<Pending>,
-    sender: &'a Sender,
-    id: u64,
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        // Who gave up before the answer came says so; a greeting (0) can't be taken back.
-        if self.pending.lock().waiting.remove(&self.id).is_some() && self.id > 0 {
-            let (sender, word) = (self.sender.clone(), rpc::cancelled(self.id));
-            if let Ok(runtime) = Handle::try_current() {
-                runtime.spawn(async move { timeout(WORD, send(&sender, &word)).await });
-            }
-        }
-    }
-}
-
-async fn exchange(pending: &Mutex<Pending>, sender: &Sender, id: u64, request: &Value) -> Answer {
-    let (tell, told) = oneshot::channel();
-    {
-        let mut pending = pending.lock();
-        if pending.closed {
-            return Err(UpstreamError::Reconnected);
-        }
-        pending.waiting.insert(id, tell);
-    }
-    let _place = Place { pending, sender, id };
-    send(sender, request).await?;
-    told.await.unwrap_or_else(|_| Err(UpstreamError::Unreachable("the program ended".to_owned())))
-}
-
-/// Reads what a process says, for all who wait.
-struct Reader {
-    output: Output,
-    sender: Sender,
-    pending: Arc<Mutex<Pending>>,
-    generation: Arc<AtomicU64>,
-    lines: Lines,
-}
-
-impl Reader {
-    async fn run(mut self) {
-        let mut idle_since = Instant::now();
-        let ended = loop {
-            let said = timeout(IDLE, self.output.next()).await;
-            if self.is_idle(&mut idle_since) {
-                break false;
-            }
-            let said = match said {
-                Ok(Ok(Some(said))) => said,
-                // Also when it was put to sleep: whoever waits is told, and the next one wakes it.
-                Ok(Ok(None)) => break true,
-                Ok(Err(error)) => break error.code() != ErrorCode::SandboxAsleep,
-                Err(_) => continue,
-            };
-            match said {
-                Said::Bytes(OutputStream::Stdout, bytes) => self.hear(&bytes).await,
-                Said::Bytes(OutputStream::Stderr, _) | Said::At(_) => {}
-                Said::Skipped(_) => {
-                    self.lines.gap();
-                    self.all_failed(&UpstreamError::TooLong(LINE_MAX));
-                }
-                Said::Exited(_) => break true,
-            }
-        };
-        {
-            let mut pending = self.pending.lock();
-            pending.closed = true;
-            pending.ended = ended;
-        }
-        self.all_failed(&UpstreamError::Unreachable("the program ended".to_owned()));
-    }
-
-    /// Whether nobody asked for a while, however much the program says.
-    fn is_idle(&self, since: &mut Instant) -> bool {
-        let mut pending = self.pending.lock();
-        if !pending.waiting.is_empty() {
-            *since = Instant::now();
-        } else if since.elapsed() >= IDLE {
-            // Before anybody else can take a place.
-            pending.closed = true;
-            return true;
-        }
-        false
-    }
-
-    async fn hear(&mut self, bytes: &[u8]) {
-        for line in self.lines.push(bytes) {
-            let line = match line {
-                Line::Whole(line) => line,
-                Line::TooLong => {
-                    self.all_failed(&UpstreamError::TooLong(LINE_MAX));
-                    continue;
-                }
-            };
-            // What is no JSON is a word to people that should have gone to standard error.
-            let Ok(message) = serde_json::from_slice(&line) else { continue };
-            match rpc::understand(message) {
-                Message::Answer(id, outcome) => {
-                    let waiting = self.pending.lock().waiting.remove(&id);
-                    // Whoever gave up waiting needs no answer.
-                    let _ = waiting.map(|tell| tell.send(outcome));
-                }
-                Message::ListChanged => {
-                    self.generation.fetch_add(1, Ordering::AcqRel);
-                }
-                // A program that asks and does not read is not waited for.
-                Message::Asked(answer) => drop(timeout(WORD, send(&self.sender, &answer)).await),
-                Message::Other => {}
-            }
-        }
-    }
-
-    /// Whose answer it was that is lost nobody can say.
-    fn all_failed(&self, error: &UpstreamError) {
-        let waiting = std::mem::take(&mut self.pending.lock().waiting);
-        for tell in waiting.into_values() {
-            let _ = tell.send(Err(error.clone()));
-        }
-    }
 }

@@ -305,6 +305,11 @@ impl Tool for EditFile {
             let hint = "give more of the text around it, or set replace_all";
             return Err(Error::with_hint(ErrorCode::InvalidRequest, message, hint));
         }
+        // Before it is there: what one byte becomes, a whole file of them becomes as well.
+        if length_after(before.len(), found, &self.old, &self.new).is_none() {
+            let message = format!("{path} would have more than {EDIT_MAX} bytes");
+            return Err(Error::with_hint(ErrorCode::TooLarge, message, "edit it with sed in run"));
+        }
         let line = before[..at].matches('\n').count() + 1;
         let after = before.replace(&self.old, &self.new);
         let write = files::Write { path, ..files::Write::default() };
@@ -314,6 +319,13 @@ impl Tool for EditFile {
         let times = if found == 1 { String::new() } else { format!(" {found} times") };
         Ok(Answer::new(format!("{} changed{times}, first at line {line}", edited.path), &edited))
     }
+}
+
+/// Bytes of a file in which a text was replaced so often; none if it is too large to be edited again.
+fn length_after(before: usize, found: usize, old: &str, new: &str) -> Option<u64> {
+    let kept = before.checked_sub(found.checked_mul(old.len())?)?;
+    let after = u64::try_from(kept.checked_add(found.checked_mul(new.len())?)?).ok()?;
+    (after <= EDIT_MAX).then_some(after)
 }
 
 // === list_files ===
@@ -429,6 +441,16 @@ impl Tool for DeleteFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_length_of_what_an_edit_makes_is_known_before_and_bounded() {
+        assert_eq!(length_after(10, 2, "ab", "abc"), Some(12));
+        assert_eq!(length_after(10, 5, "ab", ""), Some(0));
+        let largest = EDIT_MAX as usize;
+        assert_eq!(length_after(largest, 1, "a", "b"), Some(EDIT_MAX));
+        assert_eq!(length_after(largest, 1, "a", "bb"), None);
+        assert_eq!(length_after(largest, usize::MAX, "a", "bb"), None);
+    }
 
     #[test]
     fn a_part_of_a_text_ends_with_a_whole_character() {

@@ -32,7 +32,7 @@ pub(crate) struct CreatePreview {
     /// Port that a server in the sandbox listens on.
     #[schemars(range(min = 1))]
     port: u16,
-    /// Everybody may come. Otherwise the URL carries a token that is valid for an hour.
+    /// Everybody may come. Otherwise the URL carries a token, a new one with each call, that is valid for an hour.
     #[serde(default)]
     public: bool,
 }
@@ -52,8 +52,9 @@ impl Tool for CreatePreview {
     const NAME: &'static str = "preview";
     const TITLE: &'static str = "Give a port a URL";
     const ABOUT: &'static str = "Give a port of the sandbox a URL, for a browser or another program. It \
-        stays: who comes wakes the sandbox. The same port has the same URL each time.";
-    const EFFECT: Effect = Effect::Settles;
+        stays: who comes wakes the sandbox. The same port has the same address each time; a URL that is not \
+        public has a new token in it, which is valid for an hour.";
+    const EFFECT: Effect = Effect::Adds;
     type Output = Address;
 
     async fn call(self, call: &Call) -> Result<Answer> {
@@ -61,15 +62,23 @@ impl Tool for CreatePreview {
             NonZeroU16::new(self.port).ok_or_else(|| Error::invalid("port is 1 to 65535"))?;
         let (service, sandbox) = (&call.service, call.sandbox()?);
         let target = PreviewTarget::Sandbox(sandbox.id().clone());
-        let known = service.previews.list(Some(&target));
-        let known = known.into_iter().find(|it| it.port == port && it.public == self.public);
-        let preview = match known {
+        let known = || {
+            let all = service.previews.list(Some(&target));
+            all.into_iter().find(|it| it.port == port && it.public == self.public)
+        };
+        let preview = match known() {
             Some(preview) => preview,
             None => {
                 let name = format!("mcp-{}-{port}", if self.public { "public" } else { "private" });
                 let name = name.parse().ok();
                 let request = Request { public: self.public, name, ..Request::new(port) };
-                service.previews.create(target, request).await?
+                match service.previews.create(target.clone(), request).await {
+                    // Another call made it meanwhile.
+                    Err(error) if error.code() == ErrorCode::AlreadyExists => {
+                        known().ok_or(error)?
+                    }
+                    made => made?,
+                }
             }
         };
         let Some(mut url) = preview.urls.first().cloned() else {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{Command, OutputStream};
 use torpor_service::processes::{self, Output, Said};
@@ -30,6 +31,9 @@ const SEARCH_DEADLINE: Duration = Duration::from_secs(40);
 /// Exit code of grep when something went wrong.
 const GREP_FAILED: i32 = 2;
 const COMPLAINT_MAX: usize = 1000;
+/// Names that are compared before somebody looks whether that is still wanted: the worst take some milliseconds
+/// each.
+const LOOK_EACH: usize = 256;
 
 fn root() -> String {
     "/".to_owned()
@@ -75,53 +79,97 @@ impl Tool for FindFiles {
         let path = checked(self.path)?;
         let awake = call.awake().await?;
         let all = files::list(&awake, path.clone(), DEPTH).await?;
+        let pattern = Pattern::new(&self.pattern);
+        let (until, cancelled) = (Instant::now() + SEARCH_DEADLINE, call.cancelled.clone());
         // Many names take a while.
-        let compared = tokio::task::spawn_blocking(move || {
-            let found = all.into_iter().filter(|entry| matches(&self.pattern, &entry.path));
-            Listing::of(found.collect(), &path, limit)
+        let compared = tokio::task::spawn_blocking(move || -> Result<Listing> {
+            let mut found = Vec::new();
+            for (at, entry) in all.into_iter().enumerate() {
+                if at % LOOK_EACH == 0 {
+                    go_on(until, &cancelled)?;
+                }
+                if pattern.matches(&entry.path) {
+                    found.push(entry);
+                }
+            }
+            Ok(Listing::of(found, &path, limit))
         });
         let found = compared.await.map_err(|error| {
             Error::new(ErrorCode::Internal, format!("names could not be compared: {error}"))
         })?;
-        Ok(found.answer())
+        Ok(found?.answer())
     }
 }
 
-/// `path` is below the directory that is looked through.
-fn matches(pattern: &str, path: &str) -> bool {
-    if !pattern.contains('/') {
-        return name_matches(pattern, path.rsplit('/').next().unwrap_or_default());
+fn go_on(until: Instant, cancelled: &CancellationToken) -> Result<()> {
+    if cancelled.is_cancelled() {
+        return Err(Error::invalid("the call was cancelled"));
     }
-    let split = |text: &str| -> Vec<String> {
-        text.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect()
-    };
-    path_matches(&split(pattern), &split(path))
+    if Instant::now() >= until {
+        let message = format!("stopped after {} s", SEARCH_DEADLINE.as_secs());
+        let hint = "look in a smaller part, or for a simpler pattern";
+        return Err(Error::with_hint(ErrorCode::Timeout, message, hint));
+    }
+    Ok(())
+}
+
+/// What names look like.
+enum Pattern {
+    /// Compared with the name.
+    Name(Vec<char>),
+    /// Compared with the path below the directory that is looked through.
+    Path(Vec<Part>),
+}
+
+enum Part {
+    /// Any number of directories.
+    Any,
+    Name(Vec<char>),
+}
+
+impl Pattern {
+    fn new(text: &str) -> Self {
+        if !text.contains('/') {
+            return Self::Name(text.chars().collect());
+        }
+        let parts = text.split('/').filter(|part| !part.is_empty()).map(|part| match part {
+            "**" => Part::Any,
+            name => Part::Name(name.chars().collect()),
+        });
+        Self::Path(parts.collect())
+    }
+
+    fn matches(&self, path: &str) -> bool {
+        match self {
+            Self::Name(pattern) => {
+                name_matches(pattern, path.rsplit('/').next().unwrap_or_default())
+            }
+            Self::Path(pattern) => path_matches(pattern, path),
+        }
+    }
 }
 
 /// Which beginnings of the pattern fit the path so far: never more work than pattern times path.
-fn path_matches(pattern: &[String], path: &[String]) -> bool {
-    let any = |part: &String| part == "**";
+fn path_matches(pattern: &[Part], path: &str) -> bool {
     let mut fits = vec![false; pattern.len() + 1];
     fits[0] = true;
-    for at in 0..pattern.len() {
-        fits[at + 1] = fits[at] && any(&pattern[at]);
+    for (at, part) in pattern.iter().enumerate() {
+        fits[at + 1] = fits[at] && matches!(part, Part::Any);
     }
-    for name in path {
+    for name in path.split('/').filter(|name| !name.is_empty()) {
         let before = std::mem::replace(&mut fits, vec![false; pattern.len() + 1]);
         for (at, part) in pattern.iter().enumerate() {
-            fits[at + 1] = if any(part) {
-                before[at + 1] || fits[at] || before[at]
-            } else {
-                before[at] && name_matches(part, name)
+            fits[at + 1] = match part {
+                Part::Any => before[at + 1] || fits[at] || before[at],
+                Part::Name(part) => before[at] && name_matches(part, name),
             };
         }
     }
     fits[pattern.len()]
 }
 
-fn name_matches(pattern: &str, name: &str) -> bool {
-    let (pattern, name): (Vec<char>, Vec<char>) =
-        (pattern.chars().collect(), name.chars().collect());
+fn name_matches(pattern: &[char], name: &str) -> bool {
+    let name: Vec<char> = name.chars().collect();
     let (mut p, mut n) = (0, 0);
     // The last star, and the character that it was last tried at.
     let mut star: Option<(usize, usize)> = None;
@@ -326,6 +374,10 @@ fn parse(line: &str) -> Option<Match> {
 mod tests {
     use super::*;
 
+    fn name_fits(pattern: &str, name: &str) -> bool {
+        name_matches(&pattern.chars().collect::<Vec<_>>(), name)
+    }
+
     #[test]
     fn names_are_compared_as_shells_do() {
         for (pattern, name) in [
@@ -336,21 +388,18 @@ mod tests {
             ("?ä?", "xäy"),
             ("[x]", "[x]"),
         ] {
-            assert!(name_matches(pattern, name), "{pattern} {name}");
+            assert!(name_fits(pattern, name), "{pattern} {name}");
         }
         for (pattern, name) in [("*.rs", "main.rc"), ("?", ""), ("a*b", "ab c"), ("", "x")] {
-            assert!(!name_matches(pattern, name), "{pattern} {name}");
+            assert!(!name_fits(pattern, name), "{pattern} {name}");
         }
         let (pattern, name) = ("*a".repeat(400) + "b", "a".repeat(4000));
-        assert!(!name_matches(&pattern, &name), "without taking for ever");
+        assert!(!name_fits(&pattern, &name), "without taking for ever");
     }
 
     #[test]
     fn paths_are_compared_part_by_part() {
-        let fits = |pattern: &str, path: &str| {
-            let parts = |text: &str| text.split('/').map(str::to_owned).collect::<Vec<_>>();
-            path_matches(&parts(pattern), &parts(path))
-        };
+        let fits = |pattern: &str, path: &str| Pattern::new(pattern).matches(path);
         for (pattern, path) in [
             ("src/**/*.rs", "src/a/b/c.rs"),
             ("src/**/*.rs", "src/c.rs"),
@@ -364,6 +413,17 @@ mod tests {
             assert!(!fits(pattern, path), "{pattern} {path}");
         }
         assert!(!fits(&"**/a/".repeat(200), &"a/".repeat(2000)[..3999].replace("a/a", "a/b")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_search_that_takes_too_long_or_that_nobody_wants_any_more_ends() {
+        let (until, cancelled) = (Instant::now() + SEARCH_DEADLINE, CancellationToken::new());
+        assert!(go_on(until, &cancelled).is_ok());
+        cancelled.cancel();
+        assert!(go_on(until, &cancelled).is_err());
+        tokio::time::advance(SEARCH_DEADLINE).await;
+        let late = go_on(until, &CancellationToken::new()).unwrap_err();
+        assert_eq!(late.code(), ErrorCode::Timeout);
     }
 
     #[test]

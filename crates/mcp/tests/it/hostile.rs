@@ -39,7 +39,9 @@ async fn bad_paths_and_arguments_are_refused_by_name() {
     let complaint = async |name: &str, arguments| world.web(name, arguments).await.complaint();
     assert!(complaint("read_file", json!({"path": "/a\0b"})).await.contains("NUL"));
     assert!(complaint("read_file", json!({"path": "../x"})).await.contains("absolute"));
-    assert!(complaint("read_file", json!({"path": "/x/../no/such"})).await.contains("/"));
+    assert!(
+        complaint("read_file", json!({"path": "/x/../no/such"})).await.contains("no such file")
+    );
     assert!(
         complaint("write_file", json!({"path": "/tmp/x", "content": 5})).await.contains("a string")
     );
@@ -56,6 +58,18 @@ async fn bad_paths_and_arguments_are_refused_by_name() {
     assert!(complaint("preview", json!({"port": 0})).await.contains("65535"));
     let blob = json!({"path": world.path("x"), "content": "x".repeat(3_000_000)});
     assert!(complaint("write_file", blob).await.contains("bytes"));
+}
+
+#[tokio::test]
+async fn an_edit_that_makes_much_of_little_is_refused_before_it_is_made() {
+    let world = World::with_sandbox().await;
+    let path = world.path("many");
+    std::fs::write(world.dir.join("many"), "a".repeat(8 << 20)).unwrap();
+    let edit = json!({"path": path, "old": "a", "new": "b".repeat(1 << 20), "replace_all": true});
+    let refused = world.web("edit_file", edit).await.complaint();
+    assert!(refused.contains("would have more than 8388608 bytes"), "{refused}");
+    let same = json!({"path": path, "old": "a", "new": "b", "replace_all": true});
+    assert_eq!(world.web("edit_file", same).await.value()["size"], 8 << 20);
 }
 
 #[tokio::test]

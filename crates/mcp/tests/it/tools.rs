@@ -79,6 +79,14 @@ async fn a_port_has_the_same_address_each_time() {
 }
 
 #[tokio::test]
+async fn a_port_that_several_ask_for_at_once_has_one_address() {
+    let world = World::with_sandbox().await;
+    let ask = async |_| world.web("preview", json!({"port": 3000, "public": true})).await.value();
+    let all = futures_util::future::join_all((0..8).map(ask)).await;
+    assert!(all.iter().all(|one| one["url"] == all[0]["url"]), "{all:?}");
+}
+
+#[tokio::test]
 async fn snapshots_and_forks_are_made_by_name() {
     let world = World::with_sandbox().await;
     let taken = world.web("snapshot", json!({"name": "before"})).await.value();

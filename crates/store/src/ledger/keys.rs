@@ -37,6 +37,7 @@ pub type KeyHash = [u8; 32];
 pub trait KeyLedger: Send + Sync + 'static {
     async fn insert_key(&self, row: &KeyRow, hash: &KeyHash) -> Result<(), StoreError>;
     async fn key_by_hash(&self, hash: &KeyHash) -> Result<Option<KeyRow>, StoreError>;
+    async fn has_key(&self, id: &str) -> Result<bool, StoreError>;
     async fn note_key_use(&self, id: &str, at_ms: u64) -> Result<(), StoreError>;
     /// At most `limit` after this place, oldest first.
     async fn keys(

@@ -76,3 +76,30 @@ async fn names_that_a_client_makes_up_are_no_labels_and_use_no_room_for_limits()
     assert!(metrics.contains("torpor_mcp_call_seconds"), "{metrics}");
     assert!(!metrics.contains("made-up"), "{metrics}");
 }
+
+#[tokio::test]
+async fn calls_of_what_is_not_there_do_not_push_out_what_others_called() {
+    let keyed = Keyed::new().await;
+    keyed.set(json!({"rules": [{}]})).await;
+    assert_eq!(text(&keyed.call("a_read", "one").await), "one");
+    for n in 0..70 {
+        keyed.call(&format!("a_none{n}"), "x").await;
+    }
+    assert_eq!(text(&keyed.call("a_read", "two").await), "two");
+    let calls = keyed.root(Method::GET, "/v1/mcp/gateway/calls", json!({})).await.expect(200);
+    let calls = calls["calls"].as_array().unwrap();
+    let of = |outcome: &str| calls.iter().filter(|call| call["outcome"] == outcome).count();
+    assert!(of("ok") == 2 && (60..65).contains(&of("refused")), "{}", of("refused"));
+}
+
+#[tokio::test]
+async fn the_policy_of_a_key_goes_with_it() {
+    let keyed = Keyed::new().await;
+    keyed.set(json!({"rules": [{}]})).await;
+    let key = format!("/v1/keys/{}", keyed.id);
+    keyed.root(Method::DELETE, &key, json!({})).await.expect(204);
+    let clients = keyed.root(Method::GET, "/v1/mcp/gateway/clients", json!({})).await.expect(200);
+    assert_eq!(clients["clients"], json!([]));
+    let refused = keyed.list(&[("authorization", keyed.bearer.as_str())]).await;
+    assert_eq!(refused.status, 401);
+}

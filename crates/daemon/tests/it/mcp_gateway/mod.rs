@@ -136,7 +136,7 @@ async fn tools_are_held_back_until_they_are_approved_and_then_called_in_both_era
     );
     let foreign =
         world.mcp_with("tools/list", json!({}), &[("origin", "https://evil.example")]).await;
-    assert_eq!(foreign.status, StatusCode::UNAUTHORIZED, "without a key no page asks");
+    assert_eq!(foreign.status, StatusCode::FORBIDDEN, "without a key no page asks");
 }
 
 #[tokio::test]
@@ -358,7 +358,10 @@ impl Keyed {
 async fn who_has_no_key_gets_nothing_and_no_token_goes_to_a_server() {
     let keyed = Keyed::new().await;
     for forged in [&[("authorization", "Bearer forged")][..], &[][..]] {
-        assert_eq!(keyed.list(forged).await.status, StatusCode::UNAUTHORIZED);
+        let refused = keyed.list(forged).await;
+        assert_eq!(refused.status, StatusCode::UNAUTHORIZED);
+        assert_eq!(refused.headers["www-authenticate"], "Bearer realm=\"torpor\"");
+        assert_eq!(refused.json()["error"]["data"]["code"], "unauthenticated");
     }
     let root = format!("Bearer {ROOT_KEY}");
     let listed = keyed.list(&[("authorization", root.as_str())]).await.expect(200);
@@ -367,6 +370,8 @@ async fn who_has_no_key_gets_nothing_and_no_token_goes_to_a_server() {
     assert!(names(&keyed.list(&[agent]).await.expect(200)).is_empty());
     let page = keyed.list(&[agent, ("origin", "https://evil.example")]).await;
     assert_eq!(page.status, StatusCode::FORBIDDEN);
+    let page = keyed.list(&[("origin", "https://evil.example")]).await;
+    assert_eq!(page.status, StatusCode::FORBIDDEN, "whoever has no key is told the same");
     // A secret that is not bound to the host does not leave.
     let secret = json!({"value": "unbound"});
     keyed.root(Method::PUT, "/v1/secrets/TOKEN", secret).await.expect(200);
@@ -428,6 +433,10 @@ async fn in_search_mode_tools_are_found_described_and_called() {
     assert_eq!(described["result"]["structuredContent"]["inputSchema"]["type"], "object");
     let arguments = json!({"name": "a_weather", "arguments": {"text": "sunny"}});
     assert_eq!(text(&world.call("call_tool", arguments).await), "sunny");
+    let calls = upstream.calls();
+    let no_object = json!({"name": "a_weather", "arguments": ["sunny"]});
+    let refused = world.call("call_tool", no_object).await;
+    assert!(text(&refused).contains("must be an object") && upstream.calls() == calls, "{refused}");
     let denied = json!({"name": "a_thing59", "arguments": {}});
     assert_eq!(world.call("call_tool", denied).await["error"]["code"], -32602);
     let tokens = world.get("/v1/mcp/gateway/tokens").await.expect(200);

@@ -116,6 +116,107 @@ async fn a_call_that_nobody_waits_for_any_more_is_taken_back() {
     tokio::time::timeout(crate::client::PATIENCE, told).await.expect("the program is told");
 }
 
+/// Says how many bytes it was told, and who it was for. Does not begin, and does not read on, until a file is
+/// there; writes down that it was started.
+const SLOW: &str = r#"
+import json, os, sys, time
+began, go = sys.argv[1], sys.argv[2]
+def wait():
+    while not os.path.exists(go): time.sleep(0.01)
+with open(began, "a") as log: log.write("started\n")
+wait()
+for line in sys.stdin.buffer:
+    m = json.loads(line)
+    if "id" not in m: continue
+    if m["method"] == "initialize":
+        r = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "s", "version": "1"}}
+    elif m["method"] == "tools/list":
+        r = {"tools": [{"name": n, "inputSchema": {"type": "object"}} for n in ["die", "hold", "say"]]}
+    else:
+        a = m["params"]["arguments"]
+        if m["params"]["name"] == "die": sys.exit(3)
+        if m["params"]["name"] == "hold":
+            os.remove(go)
+            wait()
+        r = {"content": [{"type": "text", "text": a.get("of", "") + str(len(a.get("text", "")))}]}
+    print(json.dumps({"jsonrpc": "2.0", "id": m["id"], "result": r}), flush=True)
+"#;
+
+/// [`SLOW`] behind the gateway, with calls that may take so long and have large arguments.
+async fn slow(timeout_ms: u64) -> (World, std::path::PathBuf, std::path::PathBuf) {
+    let world = World::with_gateway().await;
+    let dir = world.make_dir("slow");
+    let (began, go) = (dir.join("began"), dir.join("go"));
+    std::fs::write(&go, "").unwrap();
+    let command = json!(["python3", "-c", SLOW, began, go]);
+    let spec = json!({"kind": "stdio", "command": command});
+    let added = world.post(SERVERS, json!({"name": "s", "spec": spec, "approve": true})).await;
+    assert_eq!(added.expect(201)["problem"], Value::Null);
+    let rules = json!({"rules": [
+        {"tool": "hold"}, {"arguments_max_bytes": 1_000_000, "timeout_ms": timeout_ms},
+    ]});
+    world.put_json("/v1/mcp/gateway/clients/root", rules).await.expect(200);
+    (world, began, go)
+}
+
+fn large(of: &str) -> Value {
+    json!({"of": of, "text": "x".repeat(900_000)})
+}
+
+#[tokio::test]
+async fn large_calls_at_the_same_time_do_not_mix() {
+    let (world, _, _) = slow(50_000).await;
+    let names: Vec<_> = (0..8).map(|n| format!("{n}: ")).collect();
+    let calls = names.iter().map(|name| world.call("s_say", large(name)));
+    for (answer, name) in futures_util::future::join_all(calls).await.iter().zip(&names) {
+        assert_eq!(text(answer), format!("{name}900000"));
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_is_given_up_while_it_is_sent_breaks_no_other() {
+    let (world, began, go) = slow(1000).await;
+    let held = world.call("s_hold", json!({}));
+    let cut = async {
+        while go.exists() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        // More than is under way at a time: the program reads none of it.
+        let calls = (0..4).map(|_| world.call("s_say", large("")));
+        for answer in futures_util::future::join_all(calls).await {
+            assert!(text(&answer).contains("did not answer"), "{answer}");
+        }
+        std::fs::write(&go, "").unwrap();
+    };
+    let (held, ()) = tokio::join!(held, cut);
+    assert_eq!(text(&held), "0");
+    let said = async { while text(&world.call("s_say", json!({"of": "on"})).await) != "on0" {} };
+    tokio::time::timeout(crate::client::PATIENCE, said).await.expect("it goes on");
+    assert_eq!(std::fs::read_to_string(began).unwrap(), "started\n", "it is the same program");
+}
+
+#[tokio::test]
+async fn a_program_that_starts_slower_than_a_call_may_take_starts_once_and_for_all() {
+    let (world, began, go) = slow(300).await;
+    std::fs::remove_file(&go).unwrap();
+    world.call("s_die", json!({})).await;
+    // It begins again, and waits.
+    let mut late = 0;
+    let begins = async {
+        while late < 3 {
+            let answer = world.call("s_say", json!({})).await;
+            let why = text(&answer);
+            late += usize::from(why.contains("did not answer"));
+            assert!(late > 0 || why.contains("ended"), "{answer}");
+        }
+    };
+    tokio::time::timeout(crate::client::PATIENCE, begins).await.expect("it is started again");
+    std::fs::write(&go, "").unwrap();
+    let said = async { while text(&world.call("s_say", json!({})).await) != "0" {} };
+    tokio::time::timeout(crate::client::PATIENCE, said).await.expect("it comes up");
+    assert_eq!(std::fs::read_to_string(began).unwrap(), "started\n".repeat(2));
+}
+
 #[tokio::test]
 async fn a_program_that_talks_all_the_time_does_not_keep_its_sandbox_awake() {
     let world = World::with_gateway().await;

@@ -3,11 +3,13 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
+use futures_util::StreamExt as _;
 use http::StatusCode;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -15,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::upstream::{Upstream, result, tool, usual};
+use super::upstream::{Upstream, error, result, silent, tool, usual};
 use super::{SERVERS, text};
 use crate::world::World;
 
@@ -36,6 +38,131 @@ async fn a_server_of_the_newest_revision_is_asked_in_its_own_way_for_a_client_of
     let meta = &message["params"]["_meta"];
     assert_eq!(meta["io.modelcontextprotocol/protocolVersion"], "2026-07-28");
     assert!(seen.iter().all(|(_, _, message)| message["method"] != "initialize"));
+}
+
+#[tokio::test]
+async fn arguments_that_a_server_wants_in_headers_are_sent_there_as_well() {
+    let world = World::with_gateway().await;
+    let annotated = json!({"type": "object", "properties": {
+        "text": {"type": "string", "x-mcp-header": "Said"}, "more": {"type": "string"},
+    }});
+    let say = json!({"name": "say", "description": "Says it", "inputSchema": annotated});
+    let upstream = Upstream::start(vec![say]).await;
+    upstream.shared.modern.store(true, Ordering::Relaxed);
+    upstream.acts(|shared, message| {
+        let seen = shared.seen.lock();
+        let (_, headers, _) = seen.last().unwrap();
+        let there = headers.get("mcp-param-said").is_some_and(|value| value == "=?base64?w7w=?=");
+        drop(seen);
+        match message["method"] == "tools/call" && !there {
+            true => error(message, -32020, StatusCode::BAD_REQUEST),
+            false => usual(shared, message),
+        }
+    });
+    world.add("a", &upstream).await;
+    let arguments = json!({"text": "\u{fc}", "more": "x"});
+    assert_eq!(text(&world.call("a_say", arguments).await), "\u{fc}");
+    let seen = upstream.shared.seen.lock();
+    assert!(seen.last().unwrap().1.get("mcp-param-more").is_none());
+}
+
+#[tokio::test]
+async fn a_session_that_is_forgotten_while_the_lists_are_read_is_begun_anew() {
+    let world = World::with_gateway().await;
+    let upstream = Upstream::start(vec![tool("say", "Says it")]).await;
+    *upstream.shared.session.lock() = Some("one");
+    world.add("a", &upstream).await;
+    *upstream.shared.session.lock() = Some("two");
+    let shown = world.refreshed("a").await;
+    assert_eq!((&shown["problem"], &shown["approved"]), (&Value::Null, &json!(2)), "{shown}");
+}
+
+#[tokio::test]
+async fn what_a_server_says_in_an_error_is_told_and_not_remembered() {
+    let world = World::with_gateway().await;
+    let upstream = Upstream::start(vec![tool("say", "Says it")]).await;
+    world.add("a", &upstream).await;
+    upstream.acts(|shared, message| match message["method"] == "tools/call" {
+        true => {
+            let why = format!("can't say {}", message["params"]["arguments"]["text"]);
+            let error = json!({"code": -32000, "message": why});
+            let body = json!({"jsonrpc": "2.0", "id": message["id"], "error": error});
+            ([("content-type", "application/json")], body.to_string()).into_response()
+        }
+        false => usual(shared, message),
+    });
+    let answer = world.call("a_say", json!({"text": "hunter2"})).await;
+    assert!(text(&answer).contains("error -32000: can't say \"hunter2\""), "{answer}");
+    let last = world.last_call().await;
+    assert!(last["reason"].as_str().unwrap().ends_with("error -32000"), "{last}");
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_answer_takes_so_many_calls_and_no_more() {
+    let world = World::with_gateway().await;
+    let slow = Upstream::start(vec![tool("say", "Says it")]).await;
+    let other = Upstream::start(vec![tool("tell", "Tells it")]).await;
+    world.add("a", &slow).await;
+    world.add("b", &other).await;
+    slow.acts(|shared, message| match message["method"] == "tools/call" {
+        true => silent(),
+        false => usual(shared, message),
+    });
+    let waiting = (0..64).map(|_| world.call("a_say", json!({})));
+    let waiting = futures_util::future::join_all(waiting);
+    let one_more = async {
+        while slow.calls() < 64 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let refused = world.call("a_say", json!({})).await;
+        assert!(text(&refused).contains("too many calls are under way"), "{refused}");
+        assert_eq!(text(&world.call("b_tell", json!({"text": "on"})).await), "on");
+    };
+    tokio::select! {
+        answers = waiting => panic!("{answers:?}"),
+        done = tokio::time::timeout(crate::client::PATIENCE, one_more) => done.expect("they are asked"),
+    }
+}
+
+#[tokio::test]
+async fn a_server_is_told_that_a_call_was_given_up_and_hears_that_we_live() {
+    let world = World::with_gateway().await;
+    let upstream = Upstream::start(vec![tool("say", "Says it")]).await;
+    world.add("a", &upstream).await;
+    let rules = json!({"rules": [{"timeout_ms": 500}]});
+    world.put_json("/v1/mcp/gateway/clients/root", rules).await.expect(200);
+    // It asks in its answer whether somebody is there, and does not go on.
+    upstream.acts(|shared, message| match message["method"].as_str() {
+        Some("tools/call") => {
+            let ping = json!({"jsonrpc": "2.0", "id": "p", "method": "ping"});
+            let first = Ok::<_, Infallible>(Bytes::from(format!("data: {ping}\n\n")));
+            let events = futures_util::stream::iter([first]);
+            let events = events.chain(futures_util::stream::pending());
+            ([("content-type", "text/event-stream")], Body::from_stream(events)).into_response()
+        }
+        Some("tools/list") => usual(shared, message),
+        _ => StatusCode::ACCEPTED.into_response(),
+    });
+    let late = world.call("a_say", json!({})).await;
+    assert!(text(&late).contains("did not answer"), "{late}");
+    let told = async {
+        loop {
+            let seen: Vec<_> =
+                upstream.shared.seen.lock().iter().map(|(_, _, message)| message.clone()).collect();
+            let call = seen.iter().find(|message| message["method"] == "tools/call").unwrap();
+            let is_word = |message: &&Value| message["method"] == "notifications/cancelled";
+            let word = seen.iter().find(is_word);
+            let lives = seen.iter().any(|it| it["id"] == "p" && it["result"] == json!({}));
+            if let Some(word) = word
+                && lives
+            {
+                assert_eq!(word["params"]["requestId"], call["id"]);
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(crate::client::PATIENCE, told).await.expect("it is told");
 }
 
 #[tokio::test]
@@ -71,6 +198,9 @@ async fn prompts_are_pinned_and_passed_on_as_tools_are() {
     world.refreshed("a").await;
     let held = world.mcp("prompts/get", json!({"name": "a_greet"})).await;
     assert!(held["error"]["message"].as_str().unwrap().contains("held back"), "{held}");
+    assert_eq!(held["error"]["code"], -32000, "{held}");
+    let unknown = world.mcp("prompts/get", json!({"name": "a_none"})).await;
+    assert_eq!(unknown["error"]["code"], -32602, "{unknown}");
 }
 
 #[tokio::test]

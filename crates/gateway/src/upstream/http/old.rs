@@ -1,18 +1,19 @@
 //! The old transport: a stream of events that says where messages are posted. A connection for each request.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper::http::header::{ACCEPT, HeaderValue};
-use hyper::http::{Method, Uri};
+use hyper::http::{HeaderMap, Method, Uri};
 use serde_json::Value;
 
 use super::super::rpc::{self, Era, Message};
 use super::super::sse::{Event, Parser};
 use super::super::{Bounds, Hello, PAGE_MAX, UpstreamError};
-use super::{HELLO, Http, refused, unsent};
+use super::{HELLO, Http, headers, refused, unsent};
 
 impl Http {
     pub(super) async fn open_stream(&self) -> Result<OldStream, UpstreamError> {
@@ -26,7 +27,7 @@ impl Http {
         let mut stream = OldStream {
             body: response.into_body(),
             parser: Parser::new(PAGE_MAX),
-            due: Vec::new(),
+            due: VecDeque::new(),
             post_to: String::new(),
             era: Era::Legacy(rpc::LEGACY.to_owned()),
         };
@@ -45,7 +46,7 @@ impl Http {
 pub(super) struct OldStream {
     body: Incoming,
     parser: Parser,
-    due: Vec<Event>,
+    due: VecDeque<Event>,
     post_to: String,
     pub(super) era: Era,
 }
@@ -87,8 +88,9 @@ impl OldStream {
         message: &Value,
         within: Duration,
     ) -> Result<(), UpstreamError> {
-        let response =
-            http.send_to(&self.post_to, message, Some((&self.era, None)), within).await?;
+        let mut headers = HeaderMap::new();
+        headers.insert("mcp-protocol-version", headers::value(self.era.version()));
+        let response = http.send_to(&self.post_to, message, headers, within).await?;
         match response.status() {
             status if status.is_success() => Ok(()),
             status => Err(refused(status)),
@@ -97,15 +99,16 @@ impl OldStream {
 
     async fn next(&mut self) -> Result<Event, UpstreamError> {
         loop {
-            if !self.due.is_empty() {
-                return Ok(self.due.remove(0));
+            if let Some(event) = self.due.pop_front() {
+                return Ok(event);
             }
             let Some(frame) = self.body.frame().await else {
                 return Err(UpstreamError::BadAnswer("the server ended its stream".to_owned()));
             };
             let frame = frame.map_err(|error| UpstreamError::BadAnswer(error.to_string()))?;
             if let Ok(data) = frame.into_data() {
-                self.due = self.parser.push(&data).map_err(|_| UpstreamError::TooLong(PAGE_MAX))?;
+                let events = self.parser.push(&data);
+                self.due = events.map_err(|_| UpstreamError::TooLong(PAGE_MAX))?.into();
             }
         }
     }

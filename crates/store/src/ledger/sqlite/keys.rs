@@ -35,6 +35,12 @@ impl KeyLedger for SqliteLedger {
         read_key(&row).map(Some)
     }
 
+    async fn has_key(&self, id: &str) -> Result<bool, StoreError> {
+        let query = sqlx::query("SELECT 1 FROM api_keys WHERE id = ?").bind(id);
+        let row = query.fetch_optional(&self.readers).await;
+        Ok(row.map_err(self.failed("look up an API key"))?.is_some())
+    }
+
     async fn note_key_use(&self, id: &str, at_ms: u64) -> Result<(), StoreError> {
         let query = sqlx::query("UPDATE api_keys SET last_used_at_ms = ? WHERE id = ?")
             .bind(to_column(at_ms))
