@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::api::{CreateSandbox, ExitReport};
 use crate::id::{ExecutionId, Name, SandboxId};
+use crate::json::JsonText;
 use crate::page::page;
 use crate::time;
 use crate::volume::GuestPath;
@@ -412,7 +413,8 @@ pub struct Task {
     pub exit: Option<ExitReport>,
     /// The last line that it printed on standard output, if that is JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub output: Option<Value>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Value>))]
+    pub output: Option<JsonText>,
     /// Why its last attempt failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<TaskFailure>,

@@ -53,7 +53,7 @@ pub use ledger::{
     NewDelivery, NewExecution, Next, NextTime, OriginRow, Outcome, PreviewLedger, QueueBounds,
     QueueLength, Removed, RequestLedger, SaveLedger, ScheduleLedger, Seal, Sealed, SealedCallback,
     SecretLedger, ServiceRow, Settled, Settlement, SqliteLedger, Target, TaskClaim, TaskLease,
-    TaskLedger, TaskProcess, TokenRow, Unused, WebhookLedger, WebhookSecrets,
+    TaskLedger, TaskPage, TaskProcess, TokenRow, Unused, WebhookLedger, WebhookSecrets,
 };
 pub use results::{ResultsDraft, TaskResults};
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError, Walked, WalkedKind};

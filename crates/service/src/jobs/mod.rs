@@ -37,7 +37,7 @@ use torpor_protocol::job::{
     TaskState,
 };
 use torpor_protocol::{ErrorCode, ExecutionId, Name};
-use torpor_store::{Admitted, ExecutionFilter, NewExecution, QueueBounds, TaskResults};
+use torpor_store::{Admitted, ExecutionFilter, NewExecution, QueueBounds, TaskPage, TaskResults};
 
 use crate::Service;
 use crate::error::{Error, Result};
@@ -265,7 +265,7 @@ pub async fn tasks(
     state: Option<TaskState>,
     after: Option<u32>,
     limit: usize,
-) -> Result<Vec<Task>> {
+) -> Result<TaskPage> {
     find(app, id).await?;
     Ok(app.ledger.tasks(id, state, after, limit).await?)
 }

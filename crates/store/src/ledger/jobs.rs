@@ -14,7 +14,7 @@ use torpor_protocol::job::{
     CancelReason, Execution, ExecutionState, Interruption, Job, JobSpec, Task, TaskFailure,
     TaskState,
 };
-use torpor_protocol::{ExecutionId, Name, SandboxId};
+use torpor_protocol::{ExecutionId, JsonText, Name, SandboxId};
 
 /// An execution that is to be recorded, with a task for each of its inputs.
 #[derive(Debug, Clone)]
@@ -98,7 +98,7 @@ pub struct TaskProcess {
 pub struct AttemptEnd {
     pub exit: Option<ExitReport>,
     pub ran_ms: Option<u64>,
-    pub output: Option<Value>,
+    pub output: Option<JsonText>,
     pub reason: Option<TaskFailure>,
     pub message: Option<String>,
     pub results_bytes: Option<u64>,
@@ -124,6 +124,14 @@ pub enum Settlement {
     Task(TaskState),
     /// The attempt is not theirs any more.
     Lost,
+}
+
+/// Some tasks of an execution: as many as were asked for, or as fit into a page.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TaskPage {
+    pub tasks: Vec<Task>,
+    /// There are others after them.
+    pub more: bool,
 }
 
 /// Tasks of all executions that are not over.
@@ -235,7 +243,7 @@ pub trait TaskLedger: Send + Sync + 'static {
         state: Option<TaskState>,
         after: Option<u32>,
         limit: usize,
-    ) -> Result<Vec<Task>, StoreError>;
+    ) -> Result<TaskPage, StoreError>;
     /// At most `limit` of those that are over after this place, as they became so, with their places.
     async fn tasks_over(
         &self,

@@ -173,5 +173,24 @@ async fn an_execution_is_recorded_once_and_within_bounds() {
     assert_eq!(begin(&one, ANY).await, Admitted::Known);
     assert_eq!(begin(&new(1, 1, 2), QueueBounds { executions: 1, ..ANY }).await, Admitted::Full);
     assert_eq!(begin(&new(1, 1, 2), QueueBounds { at_once: Some(3), ..ANY }).await, Admitted::Full);
-    assert_eq!(world.ledger.tasks(&one.id, None, Some(0), 9).await.unwrap().len(), 2);
+    assert_eq!(world.ledger.tasks(&one.id, None, Some(0), 9).await.unwrap().tasks.len(), 2);
+}
+
+#[tokio::test]
+async fn a_page_of_tasks_ends_where_they_have_said_much() {
+    let world = world().await;
+    let id = world.begin(4, 9, 1).await;
+    // A page has room for two.
+    let said = format!("\"{}\"", "x".repeat(4 * 1024 * 1024));
+    while let Some(claim) = world.claim(1).await {
+        let end = AttemptEnd { output: Some(said.parse().unwrap()), ..AttemptEnd::default() };
+        world.settle(&claim, Settled::Over(TaskState::Succeeded, end)).await;
+    }
+    let page = async |after, limit| {
+        let page = world.ledger.tasks(&id, None, after, limit).await.unwrap();
+        (page.tasks.iter().map(|task| task.index).collect::<Vec<_>>(), page.more)
+    };
+    assert_eq!(page(None, 1000).await, (vec![0, 1], true));
+    assert_eq!(page(Some(1), 1000).await, (vec![2, 3], false));
+    assert_eq!(page(Some(1), 1).await, (vec![2], true));
 }
