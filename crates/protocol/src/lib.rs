@@ -23,6 +23,7 @@ pub mod invocation;
 pub mod job;
 pub mod json;
 pub mod mcp_gateway;
+mod named;
 pub mod network;
 pub mod page;
 pub mod pattern;
