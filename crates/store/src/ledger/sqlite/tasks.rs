@@ -86,9 +86,9 @@ impl TaskLedger for SqliteLedger {
                  SELECT deadline_ms AS due FROM executions
                      WHERE ended_at_ms IS NULL AND state = 'running'
                  UNION ALL
-                 SELECT (SELECT t.not_before_ms FROM tasks t
-                         WHERE t.execution = e.id AND t.state = 'queued' AND t.not_before_ms > ?1
-                         ORDER BY t.not_before_ms LIMIT 1)
+                 SELECT max(e.not_before_ms, (SELECT t.not_before_ms FROM tasks t
+                         WHERE t.execution = e.id AND t.state = 'queued' AND (t.not_before_ms > ?1 OR e.not_before_ms > ?1)
+                         ORDER BY t.not_before_ms LIMIT 1))
                      FROM executions e WHERE e.ended_at_ms IS NULL AND e.state = 'running')
              WHERE due > ?1",
         )
