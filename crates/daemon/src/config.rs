@@ -133,6 +133,8 @@ pub struct Limits {
     pub connections: usize,
     /// Of jobs, at the same time; 0: some for each core.
     pub tasks: usize,
+    /// Of what all tasks left, together.
+    pub results_mib: u64,
     /// Of each key; 0: any number.
     pub requests_per_sec: u32,
 }
@@ -199,6 +201,7 @@ impl Default for Config {
                 sandboxes: 10_000,
                 connections: 10_000,
                 tasks: 0,
+                results_mib: 10 * 1024,
                 requests_per_sec: 0,
             },
             standby: StandbyConfig::default(),

@@ -24,7 +24,6 @@ mod memory;
 mod parts;
 pub mod telemetry;
 
-use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,10 +39,8 @@ use torpor_edge::tls;
 use torpor_egress::Settings;
 use torpor_gateway::Gateway;
 use torpor_lifecycle::engine::EngineError;
-use torpor_lifecycle::ledger::{PAGE, everything};
 use torpor_lifecycle::store::StoreError;
 use torpor_lifecycle::{Fleet, Policy};
-use torpor_protocol::SandboxId;
 use torpor_service::builds::jobs::Jobs;
 use torpor_service::domains::{self, Domains};
 use torpor_service::events::{self, Events};
@@ -52,7 +49,9 @@ use torpor_service::keys::Keyring;
 use torpor_service::metrics::Metrics;
 use torpor_service::previews::{self, Previews};
 use torpor_service::schedules::{self, Schedules};
-use torpor_service::{Registries, Service, admission, audit, caches, hooks, jobs, pulls, tally};
+use torpor_service::{
+    Registries, Service, admission, audit, caches, hooks, jobs, journals, pulls, tally,
+};
 use torpor_store::{AuditLog, Images, Journals, Layout, Ledger, Saves, TaskResults, Vault};
 use torpor_volumes::{Dirs, VolumeStore};
 use torpor_web::dialect::Dialect;
@@ -213,6 +212,7 @@ async fn serve_at(
         tokio::spawn(events::look_after(Arc::clone(&service))),
         tokio::spawn(hooks::deliver(Arc::clone(&service))),
         tokio::spawn(jobs::look_after(Arc::clone(&service))),
+        tokio::spawn(journals::look_after(Arc::clone(&service))),
         tokio::spawn(hosting::look_after(Arc::clone(&service))),
         tokio::spawn(schedules::keep(Arc::clone(&service))),
     ];
@@ -266,11 +266,12 @@ fn idle_awake_max(config: &Config) -> usize {
 /// A task mostly waits for something elsewhere, as an agent does for its model.
 const TASKS_PER_CORE: usize = 8;
 
-fn tasks_at_once(config: &Config) -> usize {
-    match config.limits.tasks {
+fn task_bounds(config: &Config) -> jobs::Bounds {
+    let at_once = match config.limits.tasks {
         0 => cores() * TASKS_PER_CORE,
         most => most,
-    }
+    };
+    jobs::Bounds { at_once, results_bytes: config.limits.results_mib.saturating_mul(1 << 20) }
 }
 
 /// Brings the sandboxes back and puts everything together.
@@ -281,7 +282,6 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
     let host = admission::Host::here();
     let fleet = recover(&parts, config, host, &metrics).await?;
     fleet.retain_builds().await?;
-    parts.journals.sweep(&remembered(&fleet, &ledger).await?).await?;
     let resolver = Arc::new(Resolver::new(config.egress.resolver));
     let own = config.own_names();
     let domains = Arc::new(Domains::open(ledger.clone(), own, resolver, fleet.clock()).await?);
@@ -299,7 +299,7 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
         registries: Registries::open(config.registries(), parts.vault.clone())?,
         builds: Jobs::open(ledger.clone()).await?,
         events: Events::open(&ledger).await?,
-        jobs: jobs::Jobs::open(parts.results, tasks_at_once(config)),
+        jobs: jobs::Jobs::open(parts.results, task_bounds(config)),
         schedules: Schedules::default(),
         ledger,
         images: parts.images,
@@ -308,6 +308,7 @@ async fn open(parts: Parts, config: &Config, exposed: bool) -> Result<Arc<Servic
         volumes: parts.volumes,
         egress: parts.egress,
         audit: parts.audit,
+        journals: parts.journals,
         metrics,
         host,
         started: Instant::now(),
@@ -353,17 +354,6 @@ async fn recover(
         policy: policy(config, host),
     });
     Ok(fleet.await?)
-}
-
-/// Sandboxes that are there or are remembered, by themselves or as those of tasks: whose log is kept.
-async fn remembered(fleet: &Fleet, ledger: &Ledger) -> Result<HashSet<SandboxId>, StoreError> {
-    // In this order: one that ends meanwhile is in both.
-    let mut known: HashSet<_> = fleet.survey(|status| status.id.clone()).into_iter().collect();
-    known.extend(ledger.archived_ids().await?);
-    let page =
-        |after: Option<SandboxId>| async move { ledger.task_sandboxes(after.as_ref(), PAGE).await };
-    known.extend(everything(page, SandboxId::clone).await?);
-    Ok(known)
 }
 
 /// Ends every machine of the installation and removes what they have on this host; gives how many

@@ -8,6 +8,8 @@ use serde_json::Value;
 
 use crate::api::{CreateSandbox, ExitReport};
 use crate::id::{ExecutionId, Name, SandboxId};
+use crate::json::JsonText;
+use crate::named::named;
 use crate::page::page;
 use crate::time;
 use crate::volume::GuestPath;
@@ -166,34 +168,6 @@ pub enum IfFull {
     Queue,
     /// It is refused (`capacity_reached`).
     Refuse,
-}
-
-/// Names of the variants of a closed list, as they are on the wire and in the ledger.
-macro_rules! named {
-    ($type:ident { $($variant:ident = $text:literal),* $(,)? }) => {
-        impl $type {
-            pub const ALL: &[Self] = &[$(Self::$variant),*];
-
-            pub fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $text,)*
-                }
-            }
-        }
-
-        impl std::str::FromStr for $type {
-            type Err = String;
-            fn from_str(text: &str) -> Result<Self, String> {
-                match text {
-                    $($text => Ok(Self::$variant),)*
-                    other => Err(format!(
-                        "{other:.40} is none of {}",
-                        [$($text),*].join(", ")
-                    )),
-                }
-            }
-        }
-    };
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -412,7 +386,8 @@ pub struct Task {
     pub exit: Option<ExitReport>,
     /// The last line that it printed on standard output, if that is JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub output: Option<Value>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Value>))]
+    pub output: Option<JsonText>,
     /// Why its last attempt failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<TaskFailure>,

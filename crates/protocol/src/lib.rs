@@ -21,7 +21,9 @@ pub mod hosting;
 pub mod id;
 pub mod invocation;
 pub mod job;
+pub mod json;
 pub mod mcp_gateway;
+mod named;
 pub mod network;
 pub mod page;
 pub mod pattern;
@@ -45,6 +47,7 @@ pub use id::{
     NodeId, PreviewId, SandboxId, SandboxRef, SaveId, ScheduleId, ScheduleRef, SecretName,
     ServiceId, SnapshotId, SnapshotRef, TokenId, VolumeId, WebhookId,
 };
+pub use json::JsonText;
 pub use network::{
     AddressRange, Destination, HostBinding, HostPattern, Network, NetworkLimits, Route, WebRule,
 };

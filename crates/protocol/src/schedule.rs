@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::Command;
 use crate::id::{FiringId, Name, ScheduleId};
 use crate::job::BeginExecution;
+use crate::named::named;
 use crate::page::page;
 use crate::snapshot::SnapshotKind;
 use crate::time::{self, Instant};
@@ -148,52 +149,36 @@ page! {
         schedules: Schedule }
 }
 
-macro_rules! states {
-    ($($(#[$doc:meta])* $state:ident = $text:literal,)*) => {
-        /// How a firing stands, or ended.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-        #[serde(rename_all = "snake_case")]
-        pub enum FiringState {
-            $($(#[$doc])* $state,)*
-        }
-
-        impl FiringState {
-            pub fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$state => $text,)*
-                }
-            }
-        }
-
-        impl std::str::FromStr for FiringState {
-            type Err = String;
-            fn from_str(text: &str) -> Result<Self, String> {
-                match text {
-                    $($text => Ok(Self::$state),)*
-                    _ => Err(format!("{text:.80} is no state of a firing")),
-                }
-            }
-        }
-    };
-}
-
-states! {
+/// How a firing stands, or ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum FiringState {
     /// It is being done.
-    Running = "running",
+    Running,
     /// It was done: a command exited with 0, a snapshot is complete.
-    Succeeded = "succeeded",
+    Succeeded,
     /// `message` says why, or `exit`.
-    Failed = "failed",
+    Failed,
     /// The time before was still being done.
-    Skipped = "skipped",
+    Skipped,
     /// It was too late for it.
-    Missed = "missed",
+    Missed,
     /// The next time came and ended it.
-    Replaced = "replaced",
+    Replaced,
     /// The daemon ended meanwhile, and nothing can be said of how it went on.
-    Interrupted = "interrupted",
+    Interrupted,
 }
+
+named!(FiringState {
+    Running = "running",
+    Succeeded = "succeeded",
+    Failed = "failed",
+    Skipped = "skipped",
+    Missed = "missed",
+    Replaced = "replaced",
+    Interrupted = "interrupted",
+});
 
 /// One time that a schedule fired, or should have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -296,8 +281,8 @@ mod tests {
 
     #[test]
     fn a_state_is_written_the_same_in_text_and_json() {
-        for state in [FiringState::Running, FiringState::Missed, FiringState::Interrupted] {
-            assert_eq!(state.as_str().parse(), Ok(state));
+        for state in FiringState::ALL {
+            assert_eq!(state.as_str().parse().as_ref(), Ok(state));
             assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
         }
     }

@@ -48,6 +48,21 @@ impl Error {
         Self::new(ErrorCode::InvalidRequest, message)
     }
 
+    /// What the agent says, or what became of the way to it, if the error is about that.
+    pub(crate) fn guest(&self) -> Option<&GuestError> {
+        match self {
+            Self::Guest(guest) | Self::Lifecycle(lifecycle::Error::Guest(guest)) => Some(guest),
+            Self::Lifecycle(
+                lifecycle::Error::Refused(_)
+                | lifecycle::Error::Engine(_)
+                | lifecycle::Error::Store(_),
+            )
+            | Self::Store(_)
+            | Self::RateLimited(_)
+            | Self::Refused { .. } => None,
+        }
+    }
+
     /// What the client is told.
     pub fn to_body(&self, request_id: &str) -> ErrorBody {
         let Description { code, message, hint } = self.describe();

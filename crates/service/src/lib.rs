@@ -27,6 +27,7 @@ pub mod hosting;
 #[path = "../../../fuzz/input.rs"]
 mod input;
 pub mod jobs;
+pub mod journals;
 pub mod keys;
 pub mod metrics;
 pub mod pinned_save;
@@ -49,7 +50,7 @@ use tokio_util::task::TaskTracker;
 use torpor_egress::Egress;
 use torpor_lifecycle::Fleet;
 use torpor_protocol::Resources;
-use torpor_store::{AuditLog, Images, Ledger, Saves, Vault};
+use torpor_store::{AuditLog, Images, Journals, Ledger, Saves, Vault};
 use torpor_volumes::VolumeStore;
 
 // What calls take and give of the crates below: who asks needs no other.
@@ -97,6 +98,8 @@ pub struct Service {
     pub egress: Egress,
     /// What sandboxes sent out, on disk.
     pub audit: AuditLog,
+    /// What the processes of sandboxes said.
+    pub journals: Journals,
     /// Where images are pulled from and pushed to.
     pub registries: Registries,
     /// Images in the making that nobody need wait for.

@@ -2,6 +2,7 @@
 
 mod command;
 mod output;
+mod patience;
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -14,6 +15,7 @@ use crate::Service;
 use crate::error::{Error, Result};
 pub use command::{ProcessRef, interactive};
 pub use output::{Output, Said};
+pub(crate) use patience::Patience;
 
 /// Bytes of output in one answer; more is read and cut, so that the process is not stopped by it.
 const OUTPUT_MAX: usize = 16 * 1024 * 1024;
@@ -29,6 +31,14 @@ impl Awake {
     pub async fn new(service: &Service, sandbox: Sandbox) -> Result<Self> {
         let lease = service.fleet.awake(&sandbox, wake_deadline()).await?;
         Ok(Self { sandbox, lease })
+    }
+
+    /// The same also if requests do not wake it.
+    pub(crate) async fn woken(service: &Service, sandbox: Sandbox) -> Result<Self> {
+        if sandbox.if_awake().is_none() {
+            service.fleet.wake(&sandbox, wake_deadline()).await?;
+        }
+        Self::new(service, sandbox).await
     }
 }
 

@@ -52,8 +52,8 @@ pub use ledger::{
     Ledger, LoginLedger, McpGatewayLedger, McpServerRow, McpTask, McpTaskLedger, McpTaskState,
     NewDelivery, NewExecution, Next, NextTime, OriginRow, Outcome, PreviewLedger, QueueBounds,
     QueueLength, Removed, RequestLedger, SaveLedger, ScheduleLedger, Seal, Sealed, SealedCallback,
-    SecretLedger, ServiceRow, Settled, Settlement, SqliteLedger, Target, TaskClaim, TaskLease,
-    TaskLedger, TaskProcess, TokenRow, Unused, WebhookLedger, WebhookSecrets,
+    SecretLedger, ServiceRow, Settled, Settlement, SqliteLedger, TASK_LABEL, Target, TaskClaim,
+    TaskLease, TaskLedger, TaskPage, TaskProcess, TokenRow, Unused, WebhookLedger, WebhookSecrets,
 };
 pub use results::{ResultsDraft, TaskResults};
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError, Walked, WalkedKind};

@@ -25,6 +25,8 @@ use crate::{Layout, Stage};
 #[derive(Debug, Clone)]
 pub struct TaskResults {
     layout: Arc<Layout>,
+    /// What they leave free on the disk.
+    free_min: u64,
 }
 
 /// An archive in the making; gone when dropped.
@@ -34,20 +36,28 @@ pub struct ResultsDraft {
     stage: Stage,
     file: File,
     bytes: u64,
+    free_min: u64,
 }
 
+/// Bytes that results leave free: without room the ledger can't be written, and no sandbox saved.
+const FREE_MIN: u64 = 1 << 30;
+/// The disk is looked at whenever a draft has so many bytes more.
+const LOOK_EVERY: u64 = 16 << 20;
 const DRAFT: &str = "results.tar";
 
 impl TaskResults {
     pub fn open(layout: Arc<Layout>) -> Self {
-        Self { layout }
+        Self { layout, free_min: FREE_MIN }
     }
 
+    /// [`StoreError::DiskFull`] if others need what is free.
     pub async fn draft(&self) -> Result<ResultsDraft, StoreError> {
         let layout = Arc::clone(&self.layout);
         let stage = blocking(move || layout.stage()).await?;
+        check_room(stage.path(), self.free_min)?;
         let file = File::create_new(stage.path().join(DRAFT)).await.map_err(failed(WRITE))?;
-        Ok(ResultsDraft { layout: Arc::clone(&self.layout), stage, file, bytes: 0 })
+        let (layout, free_min) = (Arc::clone(&self.layout), self.free_min);
+        Ok(ResultsDraft { layout, stage, file, bytes: 0, free_min })
     }
 
     /// The archive of a task, and how long it is.
@@ -63,6 +73,16 @@ impl TaskResults {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(failed("read the results of a task")(error)),
+        }
+    }
+
+    /// Removes those of a task that are not its results any more, if there are any.
+    pub async fn erase_task(&self, execution: &ExecutionId, index: u32) -> Result<(), StoreError> {
+        match tokio::fs::remove_file(self.layout.task_results(execution, index)).await {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(failed("remove the results of a task")(error))
+            }
+            Ok(()) | Err(_) => Ok(()),
         }
     }
 
@@ -93,7 +113,11 @@ const WRITE: &str = "write the results of a task";
 
 impl ResultsDraft {
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        let before = self.bytes;
         self.bytes += bytes.len() as u64;
+        if self.bytes / LOOK_EVERY > before / LOOK_EVERY {
+            check_room(self.stage.path(), self.free_min)?;
+        }
         self.file.write_all(bytes).await.map_err(failed(WRITE))
     }
 
@@ -115,6 +139,17 @@ impl ResultsDraft {
         })
         .await
     }
+}
+
+fn check_room(dir: &Path, free_min: u64) -> Result<(), StoreError> {
+    let disk =
+        rustix::fs::statvfs(dir).map_err(io::Error::from).map_err(failed("look at the disk"))?;
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if free < free_min {
+        let told = format!("results need {} MiB of room, {} are free", free_min >> 20, free >> 20);
+        return Err(StoreError::DiskFull(told));
+    }
+    Ok(())
 }
 
 fn place(from: &Path, to: &Path, dirs: [&PathBuf; 2]) -> io::Result<()> {
@@ -144,8 +179,23 @@ mod tests {
             assert_eq!(length, text.len() as u64);
         }
         assert_eq!(results.executions().await.unwrap(), std::slice::from_ref(&execution));
+        results.erase_task(&execution, 3).await.unwrap();
+        results.erase_task(&execution, 3).await.unwrap();
+        assert!(results.read(&execution, 3).await.unwrap().is_none());
         results.erase(&execution).await.unwrap();
         results.erase(&execution).await.unwrap();
         assert!(results.read(&execution, 3).await.unwrap().is_none());
+    }
+    #[tokio::test]
+    async fn results_leave_the_disk_the_room_that_others_need() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Arc::new(Layout::open(dir.path()).unwrap());
+        let results = TaskResults { free_min: u64::MAX, ..TaskResults::open(layout) };
+        assert!(matches!(results.draft().await, Err(StoreError::DiskFull(_))));
+        let mut draft = TaskResults { free_min: 0, ..results }.draft().await.unwrap();
+        draft.free_min = u64::MAX;
+        draft.write(b"small").await.unwrap();
+        let large = vec![0; 16 << 20];
+        assert!(matches!(draft.write(&large).await, Err(StoreError::DiskFull(_))));
     }
 }

@@ -30,6 +30,7 @@ mod queue;
 mod reference;
 mod run;
 mod sandboxes;
+mod schedules;
 mod seat;
 mod secrets;
 mod services;

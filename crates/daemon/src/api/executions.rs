@@ -183,7 +183,7 @@ struct TasksQuery {
 #[utoipa::path(
     get, path = "/v1/executions/{execution}/tasks",
     params(("execution" = String, Path, description = "Id of the execution"), TasksQuery),
-    responses((status = 200, description = "In their order, without their inputs.", body = TaskList))
+    responses((status = 200, description = "In their order, without their inputs: fewer than `limit` where they are long.", body = TaskList))
 )]
 async fn tasks(
     State(service): State<Arc<Service>>,
@@ -192,8 +192,10 @@ async fn tasks(
 ) -> Answer<TaskList> {
     let cut = Cut::new(query.limit, query.cursor)?;
     let after = cut.parsed()?;
-    let found = jobs::tasks(&service, &execution, query.state, after, cut.rows()).await?;
-    Ok(Json(cut.page(found, |task| task.index.to_string())))
+    let page = jobs::tasks(&service, &execution, query.state, after, cut.limit).await?;
+    let last = page.tasks.last().filter(|_| page.more);
+    let next_cursor = last.map(|task| task.index.to_string());
+    Ok(Json(TaskList { tasks: page.tasks, next_cursor }))
 }
 
 /// Get a task, with its input.

@@ -62,7 +62,7 @@ async fn list(
     Query(query): Query<PageQuery>,
 ) -> Answer<JobList> {
     let cut = Cut::try_from(query)?;
-    let found = service.ledger.jobs(cut.parsed()?.as_ref(), cut.rows()).await?;
+    let found = jobs::jobs(&service, cut.parsed()?.as_ref(), cut.rows()).await?;
     Ok(Json(cut.page(found, |job| job.name.to_string())))
 }
 

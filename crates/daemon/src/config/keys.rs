@@ -134,6 +134,12 @@ pub const KEYS: &[Key] = &[
                processor core.",
     },
     Key {
+        name: "limits.results_mib",
+        default: "10240",
+        help: "What the files that tasks of jobs left may take on disk. Beyond it, those of the execution that \
+               ended first go.",
+    },
+    Key {
         name: "limits.requests_per_sec",
         default: "0",
         help: "Requests to the API that each key may make in a second, after a burst of twice as many. \

@@ -14,7 +14,7 @@ use crate::client::{self, Answer, PATIENCE};
 use crate::world::{World, until};
 
 /// A shell command as a specification, whose files of tasks are in the test's directory.
-fn spec(world: &World, script: &str) -> Value {
+pub(crate) fn spec(world: &World, script: &str) -> Value {
     json!({
         "sandbox": {"image": "torpor/base"},
         "command": ["sh", "-c", script],
@@ -23,24 +23,24 @@ fn spec(world: &World, script: &str) -> Value {
     })
 }
 
-fn with(mut spec: Value, more: Value) -> Value {
+pub(crate) fn with(mut spec: Value, more: Value) -> Value {
     for (key, value) in more.as_object().unwrap() {
         spec[key] = value.clone();
     }
     spec
 }
 
-async fn begin(world: &World, request: Value) -> String {
+pub(crate) async fn begin(world: &World, request: Value) -> String {
     let begun = world.post("/v1/executions", request).await.expect(201);
     begun["id"].as_str().unwrap().to_owned()
 }
 
 /// Runs a specification without a name.
-async fn run(world: &World, spec: Value, count: usize) -> String {
+pub(crate) async fn run(world: &World, spec: Value, count: usize) -> String {
     begin(world, json!({"spec": spec, "count": count})).await
 }
 
-async fn over(world: &World, id: &str) -> Value {
+pub(crate) async fn over(world: &World, id: &str) -> Value {
     let mut watch = world.open(&format!("/v1/executions/{id}/watch")).await;
     while let Some(event) = watch.event().await {
         if event["event"] == "ended" {
@@ -56,7 +56,7 @@ async fn tasks(world: &World, id: &str) -> Vec<Value> {
     list["tasks"].as_array().unwrap().clone()
 }
 
-async fn task(world: &World, id: &str, index: usize) -> Value {
+pub(crate) async fn task(world: &World, id: &str, index: usize) -> Value {
     world.get(&format!("/v1/executions/{id}/tasks/{index}")).await.expect(200)
 }
 
@@ -64,10 +64,19 @@ async fn sandboxes(world: &World) -> usize {
     world.get("/v1/sandboxes").await.expect(200)["sandboxes"].as_array().unwrap().len()
 }
 
+/// Waits for an answer with a deadline.
+async fn so(what: &str, holds: impl AsyncFn() -> bool) {
+    let poll = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, poll).await.expect(what);
+}
+
 /// Waits until no sandbox is left.
-async fn swept(world: &World) {
-    let poll = async { while sandboxes(world).await > 0 {} };
-    tokio::time::timeout(PATIENCE, poll).await.expect("every sandbox of a task is removed");
+pub(crate) async fn swept(world: &World) {
+    so("every sandbox of a task is removed", async || sandboxes(world).await == 0).await;
 }
 
 fn limited(tasks: usize) -> Config {
@@ -278,15 +287,9 @@ async fn a_task_that_finds_no_room_waits_for_it_and_loses_no_attempt() {
     world.create(busy).await.expect(201);
     let id = run(&world, spec(&world, "true"), 1).await;
     let path = format!("/v1/executions/{id}/tasks/0");
-    let waits = async {
-        loop {
-            let task = world.get(&path).await.expect(200);
-            if task["message"].is_string() {
-                return task;
-            }
-        }
-    };
-    let waits = tokio::time::timeout(PATIENCE, waits).await.expect("it says why it waits");
+    let waits = async || world.get(&path).await.expect(200);
+    so("it says why it waits", async || waits().await["message"].is_string()).await;
+    let waits = waits().await;
     assert_eq!((&waits["state"], &waits["attempt"]), (&json!("queued"), &json!(0)));
     assert!(waits["message"].as_str().unwrap().contains("this host has its 1"), "{waits}");
     world.delete("/v1/sandboxes/busy").await.expect(204);
@@ -312,8 +315,7 @@ async fn a_long_queue_does_not_ask_a_full_host_over_and_over() {
     world.create(busy).await.expect(201);
     let begun = Instant::now();
     let id = run(&world, spec(&world, "true"), 500).await;
-    let asked = async { while without_room(&world).await < 5 {} };
-    tokio::time::timeout(PATIENCE, asked).await.expect("it is asked for room");
+    so("it is asked for room", async || without_room(&world).await >= 5).await;
     // Two at once, and a second between them and the next.
     assert!(begun.elapsed() >= Duration::from_secs(2), "after {:?}", begun.elapsed());
     world.delete("/v1/sandboxes/busy").await.expect(204);
@@ -322,8 +324,8 @@ async fn a_long_queue_does_not_ask_a_full_host_over_and_over() {
 
 async fn until_one_succeeded(world: &World, id: &str) {
     let path = format!("/v1/executions/{id}");
-    let done = async { while world.get(&path).await.expect(200)["counts"]["succeeded"] == 0 {} };
-    tokio::time::timeout(PATIENCE, done).await.expect("room that comes is used");
+    let done = async || world.get(&path).await.expect(200)["counts"]["succeeded"] != 0;
+    so("room that comes is used", done).await;
 }
 
 async fn begin_with_key(world: &World, key: &str, body: &Value) -> Answer {
@@ -356,12 +358,8 @@ async fn a_restart_costs_no_attempt_and_nothing_is_done_twice() {
     let id = run(&world, spec(&world, &script), 4).await;
     until("two run", || lines(&began) == 2).await;
     // They are told to the ledger, so that they are known.
-    let noted = async {
-        while tasks(&world, &id).await.iter().filter(|task| task["sandbox"].is_string()).count() < 2
-        {
-        }
-    };
-    tokio::time::timeout(PATIENCE, noted).await.unwrap();
+    let known = |tasks: Vec<Value>| tasks.iter().filter(|one| one["sandbox"].is_string()).count();
+    so("both are noted", async || known(tasks(&world, &id).await) == 2).await;
     world.restart(ShutdownMode::Running).await;
     std::fs::write(&gate, "").unwrap();
     assert_eq!(over(&world, &id).await["counts"]["succeeded"], 4);
@@ -379,8 +377,7 @@ async fn what_ended_while_there_was_no_daemon_was_not_late() {
     let (gate, done) = (world.path("gate"), world.path("done"));
     let script = format!("until [ -e {gate} ]; do sleep 0.02; done; echo '[1]'; echo x >{done}");
     let id = run(&world, with(spec(&world, &script), json!({"timeout_ms": 5000})), 1).await;
-    let noted = async { while !task(&world, &id, 0).await["sandbox"].is_string() {} };
-    tokio::time::timeout(PATIENCE, noted).await.expect("it runs");
+    so("it runs", async || task(&world, &id, 0).await["sandbox"].is_string()).await;
     let noted = Instant::now();
     world.stop(ShutdownMode::Running).await.unwrap();
     std::fs::write(&gate, "").unwrap();

@@ -14,6 +14,7 @@ mod files;
 mod forks;
 mod idempotency;
 mod images;
+mod job_bounds;
 mod jobs;
 mod kept;
 mod keys;

@@ -1,15 +1,22 @@
 //! What is done at times.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use torpor_daemon::ShutdownMode;
 
 use crate::client::PATIENCE;
 use crate::webhooks::next;
-use crate::world::World;
+use crate::world::{World, until};
 
 fn shell(name: &str, when: Value, script: &str) -> Value {
     let command = json!({"command": ["sh", "-c", script]});
     json!({"name": name, "when": when, "do": {"run": {"sandbox": "web", "command": command}}})
+}
+
+fn now_ms() -> u64 {
+    let since = std::time::UNIX_EPOCH.elapsed().unwrap();
+    u64::try_from(since.as_millis()).unwrap()
 }
 
 impl World {
@@ -26,7 +33,7 @@ impl World {
                 if like(&firings) {
                     return firings;
                 }
-                tokio::task::yield_now().await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         let Ok(found) = tokio::time::timeout(PATIENCE, found).await else {
@@ -58,6 +65,15 @@ async fn a_command_runs_at_its_time_in_a_sandbox_that_sleeps() {
     assert_eq!(listed["schedules"][0]["id"], made["id"]);
     world.delete("/v1/schedules/tidy").await.expect(204);
     world.get("/v1/schedules/tidy").await.expect_error(404, "not_found");
+}
+
+#[tokio::test]
+async fn a_command_wakes_a_sandbox_that_requests_do_not_wake() {
+    let world = World::new().await;
+    world.create(json!({"name": "web", "standby": {"auto_wake": false}})).await.expect(201);
+    world.tell("/v1/sandboxes/web/sleep").await.expect(200);
+    world.post("/v1/schedules", shell("tidy", json!({"after_ms": 5}), "true")).await.expect(201);
+    world.first_is("tidy", "succeeded").await;
 }
 
 #[tokio::test]
@@ -101,7 +117,7 @@ async fn what_is_still_being_done_is_skipped_replaced_or_joined() {
             if list["processes"].as_array().unwrap().iter().filter(running).count() == 0 {
                 return;
             }
-            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     tokio::time::timeout(PATIENCE, gone).await.expect("the processes end");
@@ -129,7 +145,9 @@ async fn a_pause_misses_nothing_and_a_time_that_is_over_never_comes() {
     world.post("/v1/schedules", never).await.expect_error(400, "invalid_request");
     let twice = shell("tick", json!({"every_ms": 1000}), "true");
     world.post("/v1/schedules", twice).await.expect_error(409, "already_exists");
-    for when in [json!({}), json!({"every_ms": 1}), json!({"cron": "often"}), json!("daily")] {
+    let late = json!({"after_ms": 11_u64 * 365 * 24 * 60 * 60 * 1000});
+    for when in [json!({}), late, json!({"every_ms": 1}), json!({"cron": "often"}), json!("daily")]
+    {
         let bad = shell("bad", when, "true");
         world.post("/v1/schedules", bad).await.expect_error(400, "invalid_request");
     }
@@ -166,22 +184,26 @@ async fn the_next_daemon_goes_on_with_what_runs_and_makes_up_for_one_time() {
     let file = world.path("go");
     let script = format!("until [ -e {file} ]; do sleep 0.05; done; echo done");
     world.post("/v1/schedules", shell("long", json!({"after_ms": 20}), &script)).await.expect(201);
-    let mut tick = shell("tick", json!({"every_ms": 1000}), "true");
-    tick["missed"] = json!("none");
-    world.post("/v1/schedules", tick).await.expect(201);
+    // Its time comes while there is no daemon.
+    let once = world.path("once");
+    let soon = now_ms() + 3000;
+    let when = json!({"at": torpor_protocol::time::text(soon)});
+    let missed = shell("missed", when, &format!("echo x >>{once}"));
+    world.post("/v1/schedules", missed).await.expect(201);
     world
         .fired("long", |firings| firings.first().is_some_and(|one| !one["process"].is_null()))
         .await;
-    world.restart(ShutdownMode::Running).await;
+    assert!(world.firings("missed").await.is_empty(), "its time has not come");
+    world.stop(ShutdownMode::Running).await.unwrap();
+    until("its time has passed", || now_ms() > soon).await;
     std::fs::write(&file, "").unwrap();
+    world.begin_again().await;
     let fired = world.first_is("long", "succeeded").await;
     assert_eq!(fired["output"], "done\n");
     assert_eq!(world.firings("long").await.len(), 1);
-    let fired = world.fired("tick", |firings| firings.len() >= 2).await;
-    let mut times: Vec<_> = fired.iter().map(|one| one["fire_at"].to_string()).collect();
-    times.sort();
-    times.dedup();
-    assert_eq!(times.len(), fired.len(), "nothing fired twice");
+    world.first_is("missed", "succeeded").await;
+    assert_eq!(world.firings("missed").await.len(), 1);
+    assert_eq!(std::fs::read_to_string(&once).unwrap(), "x\n", "it was done once");
 }
 
 #[tokio::test]
@@ -250,15 +272,25 @@ async fn a_job_begins_at_its_time_and_its_end_is_that_of_the_firing_and_an_event
 #[tokio::test]
 async fn no_more_firings_are_under_way_than_may() {
     let world = World::with_sandbox().await;
-    let mut spec = shell("many", json!({"cron": "0 0 1 1 *"}), "sleep 1000");
-    spec["overlap"] = json!("allow");
-    world.post("/v1/schedules", spec).await.expect(201);
-    for _ in 0..64 {
-        world.tell("/v1/schedules/many/run").await.expect(202);
+    let create = async |name: &str| {
+        let mut spec = shell(name, json!({"cron": "0 0 1 1 *"}), "sleep 1000");
+        spec["overlap"] = json!("allow");
+        world.post("/v1/schedules", spec).await.expect(201);
+    };
+    let run = async |name: &str| world.tell(&format!("/v1/schedules/{name}/run")).await;
+    let names: Vec<_> = (0..8).map(|n| format!("many-{n}")).collect();
+    for name in &names {
+        create(name).await;
+        for _ in 0..8 {
+            run(name).await.expect(202);
+        }
+        run(name).await.expect_error(503, "capacity_reached");
     }
-    let more = world.tell("/v1/schedules/many/run").await;
-    more.expect_error(503, "capacity_reached");
-    world.delete("/v1/schedules/many").await.expect(204);
+    create("other").await;
+    run("other").await.expect_error(503, "capacity_reached");
+    for name in &names {
+        world.delete(&format!("/v1/schedules/{name}")).await.expect(204);
+    }
     world.post("/v1/schedules", shell("next", json!({"after_ms": 1}), "true")).await.expect(201);
     world.first_is("next", "succeeded").await;
 }

@@ -1,14 +1,12 @@
 //! Which jobs may be: what is wrong with one is said when it is written, and not by each of its tasks.
 
+use torpor_protocol::Name;
 use torpor_protocol::api::CreateSandbox;
 use torpor_protocol::guest::FailureCode;
 use torpor_protocol::job::{JobSpec, TASKS_MAX};
-use torpor_protocol::{ImageId, Name};
 
-use crate::Service;
-use crate::admission::{self, Origin, Resolved};
 use crate::error::{Error, Result};
-use crate::pinned_save::{PinnedSave, parse};
+use crate::{Service, calls};
 
 /// Stands for the number of a task.
 pub(super) const NUMBER: &str = "{n}";
@@ -28,24 +26,7 @@ pub(super) async fn check(app: &Service, spec: &JobSpec) -> Result<()> {
     check_numbers(spec)?;
     check_sandbox(&spec.sandbox)?;
     check_names(spec, 1)?;
-    let asked = spec.sandbox.clone();
-    match (&asked.pool, &asked.snapshot) {
-        (Some(pool), _) => {
-            app.fleet.pool(pool)?;
-            Ok(admission::check_claim(&asked)?)
-        }
-        (None, Some(snapshot)) => {
-            let point = PinnedSave::of(app, &parse(snapshot)?).await?;
-            point.admit(app, asked).map(drop)
-        }
-        (None, None) => {
-            // Which image it is does not matter to what is checked.
-            let id: ImageId = "0".repeat(64).parse().map_err(|_| Error::invalid("image"))?;
-            let name = asked.image.clone().unwrap_or_default();
-            let origin = Origin::Image(Resolved { name, id });
-            Ok(admission::admit(asked, origin, &app.terms()).map(drop)?)
-        }
-    }
+    calls::check(app, spec.sandbox.clone()).await
 }
 
 fn check_command(spec: &JobSpec) -> Result<()> {

@@ -8,11 +8,12 @@ use futures_util::StreamExt;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::guest::GuestError;
-use torpor_lifecycle::{self as lifecycle, Sandbox, fault};
+use torpor_lifecycle::store::Journal as _;
+use torpor_lifecycle::{self as lifecycle, Refusal, Sandbox, fault};
 use torpor_protocol::api::{ExitReport, OutputStream};
 use torpor_protocol::guest::Request;
 use torpor_protocol::job::{OUTPUT_MAX, TaskFailure};
-use torpor_protocol::{ErrorCode, SandboxRef};
+use torpor_protocol::{ErrorCode, SandboxRef, State};
 use torpor_store::{AttemptEnd, TaskClaim, TaskProcess};
 
 use super::admission::is_about_task;
@@ -22,20 +23,21 @@ use crate::Service;
 use crate::calls;
 use crate::error::Error;
 use crate::files::{self, Write};
-use crate::processes::{self, Awake, Output, ProcessRef, Said};
+use crate::processes::{self, Awake, Output, Patience, ProcessRef, Said};
 
 /// What a command may take to end by itself when it is told to (SIGTERM).
 const GRACE_MS: u64 = 10_000;
 /// How long it may take to read what a command said that had ended before: a few hundred kilobytes.
 const READ_MAX: Duration = Duration::from_secs(60);
-/// How often a sandbox that was put to sleep under its task is woken again before the task gives up.
-const WAKES_MAX: usize = 100;
 
 /// Why an attempt ended without an exit of its command.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// No room now.
-    Full(String),
+    /// No room now: on the host, or in its pool.
+    Full {
+        of_pool: bool,
+        told: String,
+    },
     /// What it ran in is gone.
     Lost,
     Failed(TaskFailure, String),
@@ -68,17 +70,17 @@ impl Attempt<'_> {
     pub(super) async fn run(&self) -> Result<AttemptEnd> {
         fault::point("task.claimed");
         let sandbox = Box::pin(self.sandbox()).await?;
-        let awake = self.enter(&sandbox).await?;
-        fault::point("task.awake");
-        let process = self.process(&awake).await?;
+        let (awake, process) = self.begun(&sandbox).await?;
         let noted = self.app.ledger.note_process(&self.claim.lease, &process).await;
         if !noted.map_err(|error| self.unrecorded(&error))? {
             return Err(Trouble::NotOurs);
         }
         self.app.jobs.changed();
         fault::point("task.noted");
-        let ended = self.follow(&sandbox, awake, &process).await?;
+        let ended = self.follow(&sandbox, awake, &process).await;
         fault::point("task.ended");
+        self.note_lines(&sandbox, &ended).await;
+        let ended = ended?;
         let kept = self.results(&sandbox).await;
         fault::point("task.collected");
         self.end(ended, kept)
@@ -99,6 +101,10 @@ impl Attempt<'_> {
         let made = calls::create(app, asked, Some(&key)).await;
         let sandbox = made.map_err(|error| self.no_sandbox(&error))?;
         fault::point("task.created");
+        // It was put to sleep before its command began: it is woken when it is entered.
+        if sandbox.status().state == State::Asleep {
+            return Ok(sandbox);
+        }
         let started = tokio::select! {
             started = calls::started(app, &sandbox, begun) => started,
             () = self.stop.cancelled() => return Err(Trouble::Cancelled),
@@ -113,7 +119,8 @@ impl Attempt<'_> {
             return Trouble::Stopping;
         }
         if told.code == ErrorCode::CapacityReached {
-            return Trouble::Full(told.message);
+            let of_pool = matches!(error.refusal(), Some(Refusal::PoolFull { .. }));
+            return Trouble::Full { of_pool, told: told.message };
         }
         if self.claim.taken_over {
             return Trouble::Lost;
@@ -132,12 +139,21 @@ impl Attempt<'_> {
     }
 
     /// Keeps it awake while this is held.
-    async fn enter(&self, sandbox: &Sandbox) -> Result<Awake> {
+    async fn enter(&self, patience: &Patience<'_>) -> Result<Awake> {
         let entered = tokio::select! {
-            entered = Awake::new(self.app, sandbox.clone()) => entered,
+            entered = patience.enter() => entered,
             () = self.stop.cancelled() => return Err(Trouble::Cancelled),
         };
         entered.map_err(|error| self.lost(&error))
+    }
+
+    /// The way to it broke: returns when it may be tried again.
+    async fn after(&self, patience: &mut Patience<'_>, broke: Error) -> Result<()> {
+        let again = tokio::select! {
+            again = patience.after(broke) => again,
+            () = self.stop.cancelled() => return Err(Trouble::Cancelled),
+        };
+        again.map_err(|error| self.lost(&error))
     }
 
     /// What became of a sandbox that ran.
@@ -156,29 +172,44 @@ impl Attempt<'_> {
 
     // === The command ===
 
-    /// The process of this attempt, which is started if it was not.
-    async fn process(&self, awake: &Awake) -> Result<TaskProcess> {
-        if self.claim.taken_over {
+    /// Inside, with the process of this attempt.
+    async fn begun(&self, sandbox: &Sandbox) -> Result<(Awake, TaskProcess)> {
+        let mut patience = Patience::new(self.app, sandbox);
+        loop {
+            let awake = self.enter(&patience).await?;
+            fault::point("task.awake");
+            let may_run = self.claim.taken_over || patience.tried();
+            match Box::pin(self.process(&awake, may_run)).await {
+                Ok(process) => return Ok((awake, process?)),
+                Err(broke) => self.after(&mut patience, broke).await?,
+            }
+        }
+    }
+
+    /// The process of this attempt, which is started if it was not. `Err`: the way to it broke.
+    async fn process(&self, awake: &Awake, may_run: bool) -> crate::Result<Result<TaskProcess>> {
+        if may_run {
             match processes::find(awake, &self.name()).await {
-                Ok(found) => return Ok(self.started(awake, &found)),
+                Ok(found) => return Ok(Ok(self.started(awake, &found))),
                 Err(error) if error.code() == ErrorCode::ProcessNotFound => {}
-                Err(error) => return Err(self.lost(&error)),
+                Err(error) => return Err(error),
             }
             // It ran, and its machine is not the one it ran in any more.
             if self.claim.process.is_some() {
-                return Err(Trouble::Lost);
+                return Ok(Err(Trouble::Lost));
             }
         }
         let input = self.claim.input.as_ref().map(ToString::to_string);
-        let prepared = self.prepare(awake, input.as_deref()).await;
-        prepared.map_err(|error| self.refused("its input can't be written: ", &error))?;
+        if let Err(error) = self.prepare(awake, input.as_deref()).await {
+            return refused("its input can't be written: ", error).map(Err);
+        }
         fault::point("task.prepared");
         let command = environment::command(self.claim, input.as_deref());
         let started = processes::start(awake, command).await;
         fault::point("task.started");
         match started {
-            Ok(process) => Ok(self.started(awake, &process)),
-            Err(error) => Err(self.refused("", &error)),
+            Ok(process) => Ok(Ok(self.started(awake, &process))),
+            Err(error) => refused("", error).map(Err),
         }
     }
 
@@ -194,16 +225,6 @@ impl Attempt<'_> {
             pid: process.pid,
             started_at_ms: process.started_at_ms,
             timeout_at_ms: known.unwrap_or(now_ms + self.claim.spec.timeout_ms),
-        }
-    }
-
-    /// Why its command does not run.
-    fn refused(&self, what: &str, error: &Error) -> Trouble {
-        match guest(error) {
-            Some(GuestError::Refused { code, message }) if is_about_task(*code) => {
-                Trouble::Failed(TaskFailure::CannotStart, format!("{what}{message}"))
-            }
-            Some(_) | None => self.lost(error),
         }
     }
 
@@ -232,22 +253,19 @@ impl Attempt<'_> {
         mut awake: Awake,
         process: &TaskProcess,
     ) -> Result<Ended> {
-        for _ in 0..WAKES_MAX {
+        let mut patience = Patience::new(self.app, sandbox);
+        loop {
             let output = processes::attach(awake, &self.name(), true, true).await;
-            let broken = match output {
+            let broke = match output {
                 Ok(output) => match Box::pin(self.read(output, process)).await {
                     Ok(ended) => return ended,
-                    Err(broken) => broken,
+                    Err(broke) => broke,
                 },
                 Err(error) => error,
             };
-            // Somebody put it to sleep: its process is as it was.
-            if broken.code() != ErrorCode::SandboxAsleep {
-                return Err(self.lost(&broken));
-            }
-            awake = self.enter(sandbox).await?;
+            self.after(&mut patience, broke).await?;
+            awake = self.enter(&patience).await?;
         }
-        Err(Trouble::Lost)
     }
 
     /// `Err`: the way to it broke.
@@ -304,10 +322,42 @@ impl Attempt<'_> {
     // === What it left ===
 
     async fn results(&self, sandbox: &Sandbox) -> Result<Option<u64>> {
-        let awake = self.enter(sandbox).await?;
-        tokio::select! {
-            kept = Box::pin(results::keep(self.app, self.claim, awake)) => kept,
-            () = self.stop.cancelled() => Err(Trouble::Cancelled),
+        let mut patience = Patience::new(self.app, sandbox);
+        let kept = async {
+            loop {
+                let awake = self.enter(&patience).await?;
+                let kept = tokio::select! {
+                    kept = Box::pin(results::keep(self.app, self.claim, awake)) => kept,
+                    () = self.stop.cancelled() => return Err(Trouble::Cancelled),
+                };
+                match kept {
+                    Ok(kept) => return kept,
+                    Err(broke) => self.after(&mut patience, broke).await?,
+                }
+            }
+        };
+        let kept = tokio::time::timeout(results::DEADLINE, kept).await;
+        kept.unwrap_or_else(|_| Err(results::late()))
+    }
+
+    /// What it said, before it goes with its sandbox, which waits for nobody. One that sleeps has said it.
+    async fn note_lines(&self, sandbox: &Sandbox, ended: &Result<Ended>) {
+        match ended {
+            Ok(_) | Err(Trouble::Failed(..) | Trouble::Cancelled) => {}
+            Err(Trouble::Full { .. } | Trouble::Lost | Trouble::Stopping | Trouble::NotOurs) => {
+                return;
+            }
+        }
+        let Some(lease) = sandbox.if_awake() else { return };
+        let (journals, id) = (&self.app.journals, sandbox.id());
+        let noted: crate::Result<()> = async {
+            let lines = lease.guest().lines(journals.last(id).await?).await?;
+            Ok(journals.append(id, &lines).await?)
+        }
+        .await;
+        if let Err(error) = noted {
+            let task = environment::title(self.claim, Some(id));
+            tracing::warn!(task, error = lifecycle::chain(&error), "what it said is not kept");
         }
     }
 
@@ -343,24 +393,21 @@ impl Attempt<'_> {
     }
 }
 
+/// Why its command does not run, if that is about the task; else the error.
+fn refused(what: &str, error: Error) -> crate::Result<Trouble> {
+    match error.guest() {
+        Some(GuestError::Refused { code, message }) if is_about_task(*code) => {
+            Ok(Trouble::Failed(TaskFailure::CannotStart, format!("{what}{message}")))
+        }
+        Some(_) | None => Err(error),
+    }
+}
+
 fn exit_in_words(exit: &ExitReport) -> String {
     match (exit.exit_code, exit.signal) {
         (Some(code), _) => format!("it exited with {code}"),
         (None, Some(signal)) => format!("signal {signal} ended it"),
         (None, None) => "it was ended".to_owned(),
-    }
-}
-
-/// What the agent says, if the error is about that.
-pub(super) fn guest(error: &Error) -> Option<&GuestError> {
-    match error {
-        Error::Guest(guest) | Error::Lifecycle(lifecycle::Error::Guest(guest)) => Some(guest),
-        Error::Lifecycle(
-            lifecycle::Error::Refused(_) | lifecycle::Error::Engine(_) | lifecycle::Error::Store(_),
-        )
-        | Error::Store(_)
-        | Error::RateLimited(_)
-        | Error::Refused { .. } => None,
     }
 }
 

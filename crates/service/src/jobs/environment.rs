@@ -5,13 +5,12 @@ use std::collections::BTreeMap;
 use torpor_protocol::api::{Command, CreateSandbox};
 use torpor_protocol::guest::{RestartPolicy, Supervision};
 use torpor_protocol::{ExecutionId, SandboxId};
-use torpor_store::{TaskClaim, TaskLease};
+use torpor_store::{TASK_LABEL, TaskClaim, TaskLease};
 
 use super::admission::NUMBER;
 use crate::error::{Error, Result};
 
-/// A label of sandboxes of tasks: which attempt, and whether they stay when it is over.
-const LABEL: &str = "torpor.task";
+/// The end of a label of one that stays when its attempt is over.
 const KEPT: &str = "kept";
 /// A longer input is in its file only: a variable is copied whenever a process starts another.
 const INPUT_MAX: usize = 16 * 1024;
@@ -34,7 +33,7 @@ impl Mark {
 
     /// What the labels of a sandbox say, if it is one of a task.
     pub(super) fn read(labels: &BTreeMap<String, String>) -> Option<Self> {
-        let mut parts = labels.get(LABEL)?.split('/');
+        let mut parts = labels.get(TASK_LABEL)?.split('/');
         Some(Self {
             execution: parts.next()?.parse().ok()?,
             index: parts.next()?.parse().ok()?,
@@ -66,7 +65,7 @@ pub(super) fn sandbox(claim: &TaskClaim) -> Result<CreateSandbox> {
         let name = pattern.replace(NUMBER, &number(claim)).parse();
         asked.name = Some(name.map_err(|error| Error::invalid(format!("sandbox_name: {error}")))?);
     }
-    asked.labels.insert(LABEL.to_owned(), Mark::of(claim).label());
+    asked.labels.insert(TASK_LABEL.to_owned(), Mark::of(claim).label());
     Ok(asked)
 }
 
@@ -127,11 +126,15 @@ mod tests {
     fn a_label_says_which_attempt_a_sandbox_is_of() {
         for keep in [false, true] {
             let mark = Mark { execution: ExecutionId::random(), index: 7, attempt: 2, keep };
-            let labels = [(LABEL.to_owned(), mark.label())].into();
+            let labels = [(TASK_LABEL.to_owned(), mark.label())].into();
             assert_eq!(Mark::read(&labels), Some(mark));
         }
         for bad in ["", "x/1/1", "exec-1", "/0/0"] {
-            assert_eq!(Mark::read(&[(LABEL.to_owned(), bad.to_owned())].into()), None, "{bad}");
+            assert_eq!(
+                Mark::read(&[(TASK_LABEL.to_owned(), bad.to_owned())].into()),
+                None,
+                "{bad}"
+            );
         }
         assert_eq!(Mark::read(&BTreeMap::new()), None);
     }

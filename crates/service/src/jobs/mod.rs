@@ -37,10 +37,10 @@ use torpor_protocol::job::{
     TaskState,
 };
 use torpor_protocol::{ErrorCode, ExecutionId, Name};
-use torpor_store::{Admitted, ExecutionFilter, NewExecution, QueueBounds, TaskResults};
+use torpor_store::{Admitted, ExecutionFilter, NewExecution, QueueBounds, TaskPage, TaskResults};
 
-use crate::Service;
 use crate::error::{Error, Result};
+use crate::{Service, journals};
 use admission::check;
 pub use watch::watch;
 pub use work::look_after;
@@ -55,8 +55,7 @@ const QUEUE_MAX: usize = 100_000;
 /// What is shared by who asks for jobs and who works on them.
 pub struct Jobs {
     results: TaskResults,
-    /// Tasks that may run on this node at the same time.
-    at_once: usize,
+    bounds: Bounds,
     /// Rings when there may be something to begin or to stop.
     woken: Notify,
     /// Grows whenever something became of a task here.
@@ -67,11 +66,20 @@ pub struct Jobs {
     crowded_until: Mutex<Option<Instant>>,
 }
 
+/// What the operator allows.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Tasks that may run on this node at the same time.
+    pub at_once: usize,
+    /// Of the files that all tasks left.
+    pub results_bytes: u64,
+}
+
 impl Jobs {
-    pub fn open(results: TaskResults, at_once: usize) -> Self {
+    pub fn open(results: TaskResults, bounds: Bounds) -> Self {
         Self {
             results,
-            at_once,
+            bounds,
             woken: Notify::new(),
             changed: changes::Sender::default(),
             attempts: Mutex::default(),
@@ -124,6 +132,11 @@ pub async fn replace(app: &Service, name: &Name, spec: JobSpec) -> Result<Job> {
     if app.ledger.update_job(&job).await? { Ok(job) } else { Err(no_job(name)) }
 }
 
+/// At most `limit` after this name, by name.
+pub async fn jobs(app: &Service, after: Option<&Name>, limit: usize) -> Result<Vec<Job>> {
+    Ok(app.ledger.jobs(after, limit).await?)
+}
+
 pub async fn job(app: &Service, name: &Name) -> Result<Job> {
     app.ledger.find_job(name).await?.ok_or_else(|| no_job(name))
 }
@@ -148,16 +161,17 @@ pub async fn begin(
 ) -> Result<Execution> {
     let seeded = |by: &str| ExecutionId::of_seed(blake3::hash(by.as_bytes()).as_bytes());
     let id = by.map_or_else(ExecutionId::random, seeded);
+    let asked = by.map(|_| fingerprint(&request)).transpose()?;
     if by.is_some()
         && let Some(known) = app.ledger.find_execution(&id).await?
     {
-        return Ok(known);
+        return same(app, known, asked).await;
     }
     let if_full = request.if_full;
-    let new = admitted(app, id, request).await?;
+    let new = NewExecution { asked, ..admitted(app, id, request).await? };
     let at_once = match if_full {
         IfFull::Queue => None,
-        IfFull::Refuse => Some(app.jobs.at_once),
+        IfFull::Refuse => Some(app.jobs.bounds.at_once),
     };
     let bounds = QueueBounds { executions: OPEN_MAX, tasks: QUEUE_MAX, at_once };
     match app.ledger.begin_execution(&new, bounds).await? {
@@ -168,7 +182,28 @@ pub async fn begin(
         Admitted::Known => {}
         Admitted::Full => return Err(full(if_full)),
     }
-    find(app, &new.id).await
+    same(app, find(app, &new.id).await?, new.asked).await
+}
+
+fn fingerprint(request: &BeginExecution) -> Result<String> {
+    let text = serde_json::to_vec(request).map_err(|error| Error::invalid(error.to_string()))?;
+    Ok(blake3::hash(&text).to_hex().to_string())
+}
+
+/// The execution, if it is the one that was asked for: a key may be known for longer than the request with it.
+async fn same(app: &Service, known: Execution, asked: Option<String>) -> Result<Execution> {
+    let before = app.ledger.execution_asked(&known.id).await?;
+    if before.is_some() && before != asked {
+        return Err(Error::with_hint(
+            ErrorCode::IdempotencyKeyReused,
+            format!(
+                "execution {} was begun with this Idempotency-Key by another request",
+                known.id
+            ),
+            "every request has a key of its own",
+        ));
+    }
+    Ok(known)
 }
 
 fn full(if_full: IfFull) -> Error {
@@ -196,6 +231,9 @@ async fn admitted(app: &Service, id: ExecutionId, request: BeginExecution) -> Re
             return Err(Error::invalid("name a job, or say in `spec` what to run: one of both"));
         }
     };
+    // One execution may be given more than its job has.
+    let of_job = spec.parallel.filter(|_| name.is_some());
+    let job_parallel = of_job.map(|most| parallel.map_or(most, |own| own.max(most)));
     spec.parallel = parallel.or(spec.parallel);
     check(app, &spec).await?;
     let inputs = match (tasks, count) {
@@ -215,7 +253,17 @@ async fn admitted(app: &Service, id: ExecutionId, request: BeginExecution) -> Re
     let now_ms = app.fleet.clock().now_ms();
     let deadline_ms = timeout_ms.map(admission::deadline).transpose()?.map(|ms| now_ms + ms);
     let parallel = spec.parallel.map_or(TASKS_MAX, |most| most as usize);
-    Ok(NewExecution { id, job: name, spec, parallel, deadline_ms, created_at_ms: now_ms, inputs })
+    Ok(NewExecution {
+        id,
+        job: name,
+        spec,
+        parallel,
+        job_parallel,
+        asked: None,
+        deadline_ms,
+        created_at_ms: now_ms,
+        inputs,
+    })
 }
 
 pub async fn find(app: &Service, id: &ExecutionId) -> Result<Execution> {
@@ -249,11 +297,19 @@ pub async fn cancel(app: &Service, id: &ExecutionId) -> Result<Execution> {
 /// Forgets an execution that is over, with its results and logs.
 pub async fn forget(app: &Service, id: &ExecutionId) -> Result<()> {
     find(app, id).await?;
-    if !app.ledger.erase_execution(id).await? {
+    if !erase(app, id).await? {
         let message = format!("execution {id} is not over");
         return Err(Error::with_hint(ErrorCode::InUse, message, "cancel it first, or wait for it"));
     }
-    Ok(app.jobs.results.erase(id).await?)
+    Ok(())
+}
+
+/// Whether it was over, and is forgotten.
+async fn erase(app: &Service, id: &ExecutionId) -> Result<bool> {
+    let Some(sandboxes) = app.ledger.erase_execution(id).await? else { return Ok(false) };
+    app.jobs.results.erase(id).await?;
+    journals::forget(app, sandboxes).await?;
+    Ok(true)
 }
 
 // === Tasks ===
@@ -265,7 +321,7 @@ pub async fn tasks(
     state: Option<TaskState>,
     after: Option<u32>,
     limit: usize,
-) -> Result<Vec<Task>> {
+) -> Result<TaskPage> {
     find(app, id).await?;
     Ok(app.ledger.tasks(id, state, after, limit).await?)
 }
@@ -304,11 +360,12 @@ pub async fn results(
         None => None,
     };
     kept.ok_or_else(|| {
-        let message = format!("task {index} of execution {id} has left no files");
+        let message = format!("there are no files of task {index} of execution {id}");
         Error::with_hint(
             ErrorCode::NotFound,
             message,
-            "what its command puts into its directory of results is kept when it ends",
+            "what its command puts into its directory of results is kept when it ends, until newer results need \
+             the room",
         )
     })
 }

@@ -1,6 +1,7 @@
 //! The files that a task left. What comes is a tar that a hostile guest made: its bytes are kept up to a bound, and
 //! nobody here looks into it.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,53 +15,68 @@ use torpor_store::TaskClaim;
 
 use super::attempt::{Result, Trouble};
 use crate::Service;
+use crate::error::Error;
 use crate::files;
 use crate::processes::Awake;
 
 /// Bytes of the archive of one task: results, not data sets, which belong on a drive.
 const RESULTS_MAX: u64 = 256 * 1024 * 1024;
 /// How long they may take: as many bytes at 4 Mbit/s.
-const DEADLINE: Duration = Duration::from_secs(600);
+pub(super) const DEADLINE: Duration = Duration::from_secs(600);
 
-/// Keeps them; how long their archive is, if there are any.
+/// Keeps them; how long their archive is, if there are any. `Err`: the way to them broke.
 pub(super) async fn keep(
     app: &Arc<Service>,
     claim: &TaskClaim,
     awake: Awake,
-) -> Result<Option<u64>> {
-    let kept = tokio::time::timeout(DEADLINE, Box::pin(copy(app, claim, awake))).await;
-    kept.unwrap_or_else(|_| Err(bad(format!("its results were not read within {DEADLINE:?}"))))
-}
-
-async fn copy(app: &Arc<Service>, claim: &TaskClaim, awake: Awake) -> Result<Option<u64>> {
+) -> crate::Result<Result<Option<u64>>> {
     let path = claim.spec.results.to_string();
     if !has_files(&awake, &path).await? {
-        return Ok(None);
+        return Ok(Ok(None));
     }
     let packed = files::pack(app, awake, path).await;
-    let mut pieces = packed.map_err(|error| match super::attempt::guest(&error) {
-        Some(guest) => unread(guest),
-        None => bad(error.to_string()),
-    })?;
-    let mut draft = app.jobs.results.draft().await.map_err(unwritten)?;
+    let mut pieces = match packed {
+        Ok(pieces) => pieces,
+        Err(error) => return unread(error).map(Err),
+    };
+    let mut draft = match app.jobs.results.draft().await {
+        Ok(draft) => draft,
+        Err(error) => return Ok(Err(unwritten(error))),
+    };
     while let Some(piece) = pieces.next().await {
-        let bytes = piece.map_err(|error| {
-            let guest = error.get_ref().and_then(|error| error.downcast_ref::<GuestError>());
-            guest.map_or(Trouble::Lost, unread)
-        })?;
-        draft.write(&bytes).await.map_err(unwritten)?;
+        let bytes = match piece {
+            Ok(bytes) => bytes,
+            Err(error) => return unread(broken(error)).map(Err),
+        };
+        if let Err(error) = draft.write(&bytes).await {
+            return Ok(Err(unwritten(error)));
+        }
         if draft.bytes() > RESULTS_MAX {
             let told = format!("its results have more than {RESULTS_MAX} bytes, and were not kept");
-            return Err(bad(told));
+            return Ok(Err(bad(told)));
         }
     }
     let bytes = draft.bytes();
-    draft.keep(&claim.lease.execution, claim.lease.index).await.map_err(unwritten)?;
-    Ok(Some(bytes))
+    if !make_room(app, bytes).await? {
+        return Ok(Err(no_space("the results of all jobs have their limits.results_mib")));
+    }
+    let kept = draft.keep(&claim.lease.execution, claim.lease.index).await;
+    Ok(kept.map(|()| Some(bytes)).map_err(unwritten))
+}
+
+/// Forgets results until so many bytes more may be, those first whose execution ended first. Whether they may be.
+async fn make_room(app: &Service, bytes: u64) -> crate::Result<bool> {
+    while app.ledger.results_bytes().await?.saturating_add(bytes) > app.jobs.bounds.results_bytes {
+        let Some(oldest) = app.ledger.oldest_results().await? else { return Ok(false) };
+        tracing::info!(execution = %oldest, "its results make room for newer ones");
+        app.ledger.forget_results(&oldest).await?;
+        app.jobs.results.erase(&oldest).await?;
+    }
+    Ok(true)
 }
 
 /// Whether there is a directory, not a link to one, with something in it.
-async fn has_files(awake: &Awake, path: &str) -> Result<bool> {
+async fn has_files(awake: &Awake, path: &str) -> crate::Result<bool> {
     let guest = awake.lease.guest();
     let looked = async {
         let about = guest.stat(&Request::Stat { path: path.to_owned() }).await?;
@@ -75,7 +91,7 @@ async fn has_files(awake: &Awake, path: &str) -> Result<bool> {
         Ok(any) => Ok(any),
         // It has none.
         Err(GuestError::Refused { .. }) => Ok(false),
-        Err(error) => Err(unread(&error)),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -83,11 +99,31 @@ fn bad(told: String) -> Trouble {
     Trouble::Failed(TaskFailure::BadResults, told)
 }
 
-fn unread(error: &GuestError) -> Trouble {
-    match error {
-        GuestError::Refused { message, .. } => bad(format!("its results can't be read: {message}")),
-        GuestError::Timeout(_) => bad(format!("its results can't be read: {error}")),
-        GuestError::Gone | GuestError::Asleep | GuestError::Protocol(_) => Trouble::Lost,
+fn no_space(told: &str) -> Trouble {
+    Trouble::Failed(TaskFailure::NoSpace, told.to_owned())
+}
+
+/// They could not be read for all that time.
+pub(super) fn late() -> Trouble {
+    bad(format!("its results were not read within {DEADLINE:?}"))
+}
+
+/// What the agent refuses is about them; else the error.
+fn unread(error: Error) -> crate::Result<Trouble> {
+    match error.guest() {
+        Some(GuestError::Refused { message, .. }) => {
+            Ok(bad(format!("its results can't be read: {message}")))
+        }
+        Some(_) | None => Err(error),
+    }
+}
+
+/// Why a stream of them broke off.
+fn broken(error: io::Error) -> Error {
+    let why = error.into_inner().map(|why| why.downcast::<GuestError>());
+    match why {
+        Some(Ok(guest)) => (*guest).into(),
+        Some(Err(_)) | None => GuestError::Gone.into(),
     }
 }
 
@@ -108,5 +144,5 @@ fn unwritten(error: StoreError) -> Trouble {
         | StoreError::Invalid(_)
         | StoreError::Failed { .. } => "the host could not keep its results",
     };
-    Trouble::Failed(TaskFailure::NoSpace, told.to_owned())
+    no_space(told)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::Stream;
+use tokio::time::Instant;
 use torpor_lifecycle::chain;
 use torpor_protocol::ExecutionId;
 use torpor_protocol::job::{JobEvent, TaskCounts};
@@ -18,7 +19,7 @@ const PAGE: usize = 100;
 /// How often it is looked for what other nodes did.
 const LOOK: Duration = Duration::from_secs(1);
 /// Longest silence, so that both sides know that the other is there.
-const SILENCE: u32 = 15;
+const SILENCE: Duration = Duration::from_secs(15);
 
 /// Tasks as they end, counts as they change, and last the execution when it is over. `after` is the place of the last
 /// task that is known.
@@ -33,7 +34,7 @@ pub async fn watch(
         id: id.clone(),
         after,
         told: None,
-        silent: 0,
+        spoke: Instant::now(),
         due: VecDeque::new(),
         over: false,
     };
@@ -48,8 +49,8 @@ struct Feed {
     id: ExecutionId,
     after: u64,
     told: Option<TaskCounts>,
-    /// Looks without anything to tell.
-    silent: u32,
+    /// When there was something to tell.
+    spoke: Instant,
     due: VecDeque<JobEvent>,
     over: bool,
 }
@@ -59,7 +60,7 @@ impl Feed {
         let mut changed = self.app.jobs.changed.subscribe();
         loop {
             if let Some(event) = self.due.pop_front() {
-                self.silent = 0;
+                self.spoke = Instant::now();
                 return Some(event);
             }
             if self.over {
@@ -74,7 +75,7 @@ impl Feed {
             if self.due.is_empty() {
                 tokio::select! {
                     _ = changed.changed() => {}
-                    () = tokio::time::sleep(LOOK) => self.silent += 1,
+                    () = tokio::time::sleep(LOOK) => {}
                     () = self.app.stopping.cancelled() => return None,
                 }
             }
@@ -90,7 +91,7 @@ impl Feed {
             self.after = next;
             self.due.push_back(JobEvent::Task { next, task: Box::new(task) });
         }
-        if self.told != Some(execution.counts) || self.silent >= SILENCE {
+        if self.told != Some(execution.counts) || self.spoke.elapsed() >= SILENCE {
             self.told = Some(execution.counts);
             self.due.push_back(JobEvent::Progress { counts: execution.counts });
         }

@@ -19,6 +19,7 @@ use torpor_store::{AttemptEnd, Settled, Settlement, TaskClaim};
 
 use super::attempt::{Attempt, Trouble, jitter};
 use super::environment::{Mark, title};
+use super::erase;
 use crate::Service;
 use crate::error::Result;
 
@@ -142,13 +143,13 @@ async fn turn(
         *forget_at = Instant::now() + FORGET_EVERY;
     }
     // It would get none: not asked.
-    while workers.len() < app.jobs.at_once {
+    while workers.len() < app.jobs.bounds.at_once {
         let crowded = app.jobs.crowded();
         if !crowded.is_zero() {
             return Ok(crowded);
         }
         let (owner, now_ms) = (app.fleet.owner(), clock.now_ms());
-        match app.ledger.claim_task(owner, app.jobs.at_once, now_ms).await? {
+        match app.ledger.claim_task(owner, app.jobs.bounds.at_once, now_ms).await? {
             Some(claim) => begin(app, workers, claim),
             None => break,
         }
@@ -158,12 +159,16 @@ async fn turn(
 }
 
 async fn forget(app: &Service) -> Result<()> {
-    for stale in app.ledger.stale_executions(app.fleet.clock().now_ms()).await? {
-        if app.ledger.erase_execution(&stale).await? {
-            app.jobs.results.erase(&stale).await?;
+    loop {
+        // Some at a time; those that are begun meanwhile are fewer.
+        let stale = app.ledger.stale_executions(app.fleet.clock().now_ms()).await?;
+        if stale.is_empty() {
+            return Ok(());
+        }
+        for one in stale {
+            erase(app, &one).await?;
         }
     }
-    Ok(())
 }
 
 fn begin(app: &Arc<Service>, workers: &mut JoinSet<()>, claim: TaskClaim) {
@@ -190,28 +195,36 @@ fn begin(app: &Arc<Service>, workers: &mut JoinSet<()>, claim: TaskClaim) {
 
 /// Says what becomes of the task, and removes what is not needed any more.
 async fn finish(app: &Arc<Service>, claim: &TaskClaim, ended: super::attempt::Result<AttemptEnd>) {
+    // Others may have room.
+    let pool_full = matches!(ended, Err(Trouble::Full { of_pool: true, .. }));
     let Some(settled) = settled(app, claim, ended) else { return };
-    let over = match &settled {
-        Settled::Over(state, _) => Some(*state),
-        Settled::Again { .. } | Settled::Later { .. } | Settled::Interrupted { .. } => None,
+    let (over, end) = match &settled {
+        Settled::Over(_, end) => (true, Some(end)),
+        Settled::Again { end, .. } | Settled::Later { end, .. } => (false, Some(end)),
+        Settled::Interrupted { .. } => (false, None),
     };
-    if over.is_none() {
+    if !over {
         remove(app, claim).await;
     }
     let settlement = settle(app, claim, &settled).await;
     fault::point("task.settled");
+    if settlement != Settlement::Lost && end.is_none_or(|end| end.results_bytes.is_none()) {
+        drop_results(app, claim).await;
+    }
     // The last one is an event.
     app.events.hint();
     app.metrics.task(outcome(&settled));
     let kept = claim.spec.keep && settlement != Settlement::Lost;
     // By now what is to be tried again may have another sandbox, under the same name if it had found no room.
-    if over.is_some() && !kept {
+    if over && !kept {
         remove(app, claim).await;
     }
-    app.jobs.crowded_until(match settled {
-        Settled::Later { .. } => Some(Instant::now() + CROWDED),
-        Settled::Over(..) | Settled::Again { .. } | Settled::Interrupted { .. } => None,
-    });
+    if !pool_full {
+        app.jobs.crowded_until(match settled {
+            Settled::Later { .. } => Some(Instant::now() + CROWDED),
+            Settled::Over(..) | Settled::Again { .. } | Settled::Interrupted { .. } => None,
+        });
+    }
     fault::point("task.deleted");
 }
 
@@ -227,6 +240,15 @@ async fn settle(app: &Service, claim: &TaskClaim, settled: &Settled) -> Settleme
                 tokio::time::sleep(PAUSE).await;
             }
         }
+    }
+}
+
+/// What an earlier attempt left is not what this one did.
+async fn drop_results(app: &Service, claim: &TaskClaim) {
+    let (execution, index) = (&claim.lease.execution, claim.lease.index);
+    if let Err(error) = app.jobs.results.erase_task(execution, index).await {
+        let task = title(claim, None);
+        tracing::warn!(task, error = chain(&error), "results of an earlier attempt stay");
     }
 }
 
@@ -268,8 +290,8 @@ fn settled(
             let (reason, message) = (Some(reason), Some(message));
             after_failure(claim, now_ms, AttemptEnd { reason, message, ..AttemptEnd::default() })
         }
-        Err(Trouble::Full(message)) => {
-            let end = AttemptEnd { message: Some(message), ..AttemptEnd::default() };
+        Err(Trouble::Full { told, .. }) => {
+            let end = AttemptEnd { message: Some(told), ..AttemptEnd::default() };
             Settled::Later { not_before_ms: now_ms + 1 + jitter(ROOM_PAUSE), end }
         }
         Err(Trouble::Lost) => after_loss(claim, now_ms),

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use torpor_lifecycle::fault;
+use torpor_lifecycle::guest::GuestError;
 use torpor_lifecycle::store::StoreError;
-use torpor_protocol::api::{Command, ExitReport};
+use torpor_lifecycle::{chain, fault};
+use torpor_protocol::api::{Command, ExitReport, Process};
 use torpor_protocol::guest::{RestartPolicy, Supervision};
 use torpor_protocol::job::{BeginExecution, ExecutionState};
 use torpor_protocol::schedule::{
@@ -22,7 +23,7 @@ use torpor_protocol::{ErrorCode, ExecutionId, SandboxRef, SnapshotRef};
 
 use super::sandbox_ref;
 use crate::error::{Error, Result};
-use crate::processes::{self, Awake, ProcessRef, Said};
+use crate::processes::{self, Awake, Patience, ProcessRef, Said};
 use crate::{Service, calls, jobs};
 
 /// A command that says nothing else is ended after so long.
@@ -35,8 +36,6 @@ const MESSAGE_MAX: usize = 500;
 const GRACE_MS: u64 = 5_000;
 /// How long the sandbox of one may take to take the order.
 const KILL_MAX: Duration = Duration::from_secs(30);
-/// How often a sandbox that was put to sleep under its command is woken again before it is given up.
-const WAKES_MAX: usize = 100;
 /// How often an execution is looked at.
 const LOOK: Duration = Duration::from_secs(1);
 const NOT_BEGUN: &str = "the daemon ended before it began";
@@ -80,7 +79,9 @@ pub(super) async fn act(
                 went = wait(service, &begun, &mut firing) => Some(went),
                 () = end.cancelled() => None,
             };
-            if went.is_none() && !service.stopping.is_cancelled() {
+            // Also what is given up must not go on.
+            let given_up = went.as_ref().is_none_or(Result::is_err);
+            if given_up && !service.stopping.is_cancelled() {
                 let _ = tokio::time::timeout(KILL_MAX, cancel(service, &begun)).await;
             }
             went
@@ -167,18 +168,18 @@ async fn run(
         return Ok(Begun::Process(mark.clone()));
     }
     fault::point("firing.recorded");
-    let awake = awake(service, &sandbox_ref(&run.sandbox)?).await?;
+    let sandbox = service.fleet.find(&sandbox_ref(&run.sandbox)?)?;
+    let mut awake = Awake::woken(service, sandbox.clone()).await?;
+    let mut patience = Patience::new(service, &sandbox);
     let name = firing.id.to_string();
-    let process = if again {
-        match processes::find(&awake, &ProcessRef::Name(name)).await {
-            Ok(process) => process,
-            Err(error) if error.code() == ErrorCode::ProcessNotFound => {
-                return Ok(Begun::Over(Went::Unknown(NOT_BEGUN)));
-            }
-            Err(error) => return Err(error),
+    let process = loop {
+        let may_run = again || patience.tried();
+        match started(&awake, run, &name, may_run, again).await {
+            Ok(Some(process)) => break process,
+            Ok(None) => return Ok(Begun::Over(Went::Unknown(NOT_BEGUN))),
+            Err(broke) => patience.after(broke).await?,
         }
-    } else {
-        processes::start(&awake, command(run, name)).await?
+        awake = patience.enter().await?;
     };
     fault::point("firing.started");
     let sandbox = awake.sandbox.id().clone();
@@ -187,6 +188,27 @@ async fn run(
     let begun = noted(service, firing, Begun::Process(mark)).await?;
     fault::point("firing.noted");
     Ok(begun)
+}
+
+/// The process of a firing. None: it is not there, and is not to be started any more.
+async fn started(
+    awake: &Awake,
+    run: &ScheduledRun,
+    name: &str,
+    may_run: bool,
+    again: bool,
+) -> Result<Option<Process>> {
+    if may_run {
+        match processes::find(awake, &ProcessRef::Name(name.to_owned())).await {
+            Ok(process) => return Ok(Some(process)),
+            Err(error) if error.code() == ErrorCode::ProcessNotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if again {
+        return Ok(None);
+    }
+    processes::start(awake, command(run, name.to_owned())).await.map(Some)
 }
 
 /// A process that keeps its sandbox awake and is found by its name.
@@ -200,29 +222,25 @@ fn command(run: &ScheduledRun, name: String) -> Command {
     }
 }
 
-async fn awake(service: &Service, of: &SandboxRef) -> Result<Awake> {
-    Awake::new(service, service.fleet.find(of)?).await
-}
-
+/// Waits for its end, whatever becomes of the way to it: an error says that its sandbox can't run, or is gone.
 async fn process(service: &Service, mark: &ProcessMark, firing: &mut Firing) -> Result<Went> {
-    for _ in 0..WAKES_MAX {
-        match follow(service, mark).await {
+    let sandbox = service.fleet.find(&SandboxRef::Id(mark.sandbox.clone()))?;
+    let mut patience = Patience::new(service, &sandbox);
+    loop {
+        let awake = patience.enter().await?;
+        match follow(awake, mark).await {
             Ok(Some((tail, exit))) => {
                 firing.outcome.output = Some(tail).filter(|tail| !tail.is_empty());
                 return Ok(judge(firing, exit));
             }
             Ok(None) => return Ok(Went::Unknown(LOST)),
-            // Somebody put it to sleep: its process is as it was.
-            Err(error) if error.code() == ErrorCode::SandboxAsleep => {}
-            Err(error) => return Err(error),
+            Err(broke) => patience.after(broke).await?,
         }
     }
-    Ok(Went::Unknown("its sandbox was put to sleep again and again"))
 }
 
 /// The end of what it says, and how it ends; none if it is not there any more.
-async fn follow(service: &Service, mark: &ProcessMark) -> Result<Option<(String, ExitReport)>> {
-    let awake = awake(service, &SandboxRef::Id(mark.sandbox.clone())).await?;
+async fn follow(awake: Awake, mark: &ProcessMark) -> Result<Option<(String, ExitReport)>> {
     let process = ProcessRef::Pid(mark.pid);
     match processes::find(&awake, &process).await {
         Ok(found) if found.started_at_ms == mark.started_at_ms => {}
@@ -247,7 +265,7 @@ async fn follow(service: &Service, mark: &ProcessMark) -> Result<Option<(String,
             Said::Skipped(_) | Said::At(_) => {}
         }
     }
-    Ok(None)
+    Err(GuestError::protocol("a process without an end").into())
 }
 
 /// Whoever begins it again for the same firing gets the same execution.
@@ -263,13 +281,17 @@ async fn job(
 
 async fn execution(service: &Service, id: &ExecutionId, firing: &mut Firing) -> Result<Went> {
     loop {
-        match jobs::find(service, id).await?.state {
-            ExecutionState::Running | ExecutionState::Cancelling => {}
-            ExecutionState::Succeeded => return Ok(Went::Well),
-            state @ (ExecutionState::Failed | ExecutionState::Cancelled) => {
+        match jobs::find(service, id).await.map(|execution| execution.state) {
+            Ok(ExecutionState::Running | ExecutionState::Cancelling) => {}
+            Ok(ExecutionState::Succeeded) => return Ok(Went::Well),
+            Ok(state @ (ExecutionState::Failed | ExecutionState::Cancelled)) => {
                 let state = state.as_str();
                 firing.outcome.message = Some(format!("the execution ended as {state}"));
                 return Ok(Went::Wrong);
+            }
+            Err(error) if error.code() == ErrorCode::NotFound => return Err(error),
+            Err(error) => {
+                tracing::warn!(execution = %id, error = chain(&error), "cannot look at it");
             }
         }
         tokio::time::sleep(LOOK).await;
@@ -277,7 +299,8 @@ async fn execution(service: &Service, id: &ExecutionId, firing: &mut Firing) -> 
 }
 
 async fn kill(service: &Service, mark: &ProcessMark) -> Result<()> {
-    let awake = awake(service, &SandboxRef::Id(mark.sandbox.clone())).await?;
+    let sandbox = service.fleet.find(&SandboxRef::Id(mark.sandbox.clone()))?;
+    let awake = Awake::woken(service, sandbox).await?;
     processes::kill(&awake, &ProcessRef::Pid(mark.pid), Some(GRACE_MS)).await
 }
 
@@ -308,8 +331,8 @@ async fn snapshot(
     let taken = calls::snapshot(service, &sandbox, None, take.kind, Some(seed)).await?;
     let snapshot = taken.done().await?;
     firing.outcome.result = Some(snapshot.id.to_string());
-    service.ledger.note_snapshot(&schedule.id, &snapshot.id, snapshot.created_at_ms).await?;
     if let Some(keep) = take.keep {
+        service.ledger.note_snapshot(&schedule.id, &snapshot.id, snapshot.created_at_ms).await?;
         firing.outcome.message = remove_old(service, schedule, keep).await?;
     }
     Ok(Went::Well)

@@ -3,24 +3,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio_util::sync::CancellationToken;
+use tokio::time::Instant;
 use torpor_lifecycle::chain;
+use torpor_lifecycle::ledger::PAGE;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::schedule::{Firing, FiringState, Overlap, Schedule};
-use torpor_store::Fire;
+use torpor_store::{Fire, NextTime};
 
 use super::act::{Ended, act};
+use super::now_ms;
+use super::places::{OPEN_MAX, Place};
 use super::plan::plan;
 use super::times::Times;
-use super::{Open, now_ms};
 use crate::Service;
 
 /// How often schedules are looked at without a reason: clocks jump, and other nodes change them.
 const LOOK: Duration = Duration::from_secs(1);
-/// Firings under way of this daemon. More wait, and who asks for one is refused.
-pub(super) const OPEN_MAX: usize = 64;
-/// How often the end of a firing is tried to be recorded: a full disk gets room, or the next daemon finds it.
-const RECORD_TRIES: u32 = 60;
+/// How often it is looked for schedules that wait for a time that the clock is far from.
+const MEND_EVERY: Duration = Duration::from_secs(60 * 60);
+/// A time that is so much later than the next one was set by a clock that was ahead. One that is less may have been
+/// fired before a clock went back.
+const FAR_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// Keeps to the schedules until the daemon stops.
 pub async fn keep(service: Arc<Service>) {
@@ -31,7 +34,14 @@ pub async fn keep(service: Arc<Service>) {
         );
         tokio::time::sleep(LOOK).await;
     }
+    let mut mend_at = Instant::now();
     loop {
+        if mend_at <= Instant::now() {
+            mend_at = Instant::now() + MEND_EVERY;
+            if let Err(error) = mend(&service).await {
+                tracing::warn!(error = chain(&error), "cannot look for schedules that are far off");
+            }
+        }
         let next = match fire_due(&service).await {
             Ok(next) => next,
             Err(error) => {
@@ -51,9 +61,39 @@ pub async fn keep(service: Arc<Service>) {
 /// What this node was doing when its daemon ended.
 async fn go_on(service: &Arc<Service>) -> Result<(), StoreError> {
     for (schedule, firing) in service.ledger.firings_under_way().await? {
-        begin(service, schedule, firing, true);
+        let place = service.schedules.open.take_back(&schedule.id, &firing.id, &service.stopping);
+        if let Some(place) = place {
+            begin(service, schedule, firing, place, true);
+        }
     }
     Ok(())
+}
+
+/// A clock that was once far ahead would keep them silent for as long.
+async fn mend(service: &Service) -> Result<(), StoreError> {
+    let (now_ms, mut after) = (now_ms(), None);
+    loop {
+        let later_than_ms = now_ms.saturating_add(FAR_MS);
+        let ledger = &service.ledger;
+        let some = ledger.distant_schedules(later_than_ms, after.as_ref(), PAGE).await?;
+        let Some(last) = some.last() else { return Ok(()) };
+        after = Some(last.spec.name.clone());
+        for schedule in some {
+            let (Some(expected_at_ms), Some(next)) =
+                (schedule.next_at_ms, sooner(&schedule, now_ms))
+            else {
+                continue;
+            };
+            tracing::warn!(schedule = %schedule.id, "its next time was set by a clock far ahead");
+            ledger.bring_forward(&schedule.id, expected_at_ms, next).await?;
+        }
+    }
+}
+
+/// The next time from now on, if the one that is expected is far behind it.
+fn sooner(schedule: &Schedule, now_ms: u64) -> Option<NextTime> {
+    let next = Times::of(schedule).ok()?.next(now_ms)?;
+    (next.at_ms.saturating_add(FAR_MS) < schedule.next_at_ms?).then_some(next)
 }
 
 /// Fires what is due; when there is something again, as far as that is known.
@@ -61,9 +101,6 @@ async fn fire_due(service: &Arc<Service>) -> Result<Option<u64>, StoreError> {
     let mut waits = false;
     // Those that wait until they have done what they do have it under way: they are not all that is seen.
     for schedule in service.ledger.due_schedules(now_ms(), OPEN_MAX).await? {
-        if service.schedules.is_full() {
-            return Ok(None);
-        }
         waits |= !fire(service, schedule).await?;
     }
     if waits { Ok(None) } else { service.ledger.next_firing().await }
@@ -84,6 +121,14 @@ async fn fire(service: &Arc<Service>, schedule: Schedule) -> Result<bool, StoreE
     let busy = service.ledger.count_under_way(id).await? > 0;
     let Some(plan) = plan(&schedule, &times, now_ms(), busy) else { return Ok(false) };
     let Some(expected_at_ms) = schedule.next_at_ms else { return Ok(true) };
+    let running = plan.firings.iter().find(|firing| firing.state == FiringState::Running);
+    let mut place = None;
+    if let Some(firing) = running {
+        place = service.schedules.open.take(id, &firing.id, &service.stopping);
+        if place.is_none() {
+            return Ok(false);
+        }
+    }
     let fire = Fire {
         schedule: id,
         expected_at_ms,
@@ -92,8 +137,10 @@ async fn fire(service: &Arc<Service>, schedule: Schedule) -> Result<bool, StoreE
         together: overlap != Overlap::Skip,
     };
     for firing in service.ledger.fire(&fire).await?.unwrap_or_default() {
-        if firing.state == FiringState::Running {
-            begin(service, schedule.clone(), firing, false);
+        if firing.state == FiringState::Running
+            && let Some(place) = place.take()
+        {
+            begin(service, schedule.clone(), firing, place, false);
         }
     }
     Ok(true)
@@ -101,44 +148,60 @@ async fn fire(service: &Arc<Service>, schedule: Schedule) -> Result<bool, StoreE
 
 /// Does what is recorded, and records how it ended; what it replaces ends before it begins. `again`: an earlier daemon
 /// began it.
-pub(super) fn begin(service: &Arc<Service>, schedule: Schedule, firing: Firing, again: bool) {
-    let before = match schedule.spec.overlap {
-        Overlap::Replace => service.schedules.end(&schedule.id),
-        Overlap::Skip | Overlap::Allow => Vec::new(),
-    };
-    let (end, over) = (service.stopping.child_token(), CancellationToken::new());
-    let open = Open { schedule: schedule.id.clone(), end: end.clone(), over: over.clone() };
-    service.schedules.open.lock().insert(firing.id.clone(), open);
+pub(super) fn begin(
+    service: &Arc<Service>,
+    schedule: Schedule,
+    firing: Firing,
+    place: Place,
+    again: bool,
+) {
     let tasks = service.tasks.clone();
     let service = Arc::clone(service);
     tasks.spawn(async move {
-        let _over = over.drop_guard();
-        for one in before {
-            one.cancelled().await;
+        match schedule.spec.overlap {
+            Overlap::Replace => place.replace().await,
+            Overlap::Skip | Overlap::Allow => {}
         }
-        let id = firing.id.clone();
-        let ended = act(&service, &schedule, firing, again, &end).await;
+        let ended = act(&service, &schedule, firing, again, &place.end).await;
         if let Some(ended) = ended {
             record(&service, ended).await;
         }
-        service.schedules.open.lock().remove(&id);
+        drop(place);
         service.schedules.changed.notify_one();
     });
 }
 
+/// Until the ledger knows it: nothing else of its schedule may begin before. The next daemon finds that it was running.
 async fn record(service: &Service, ended: Ended) {
     let Ended { mut firing, state } = ended;
     (firing.state, firing.ended_at_ms) = (state, Some(now_ms()));
-    for _ in 0..RECORD_TRIES {
-        match service.ledger.update_firing(&firing).await {
-            Ok(_) => return,
-            Err(error) => {
-                tracing::warn!(firing = %firing.id, error = chain(&error), "cannot record how it ended");
-            }
-        }
-        // The next daemon finds that it was running.
+    while let Err(error) = service.ledger.update_firing(&firing).await {
+        tracing::warn!(firing = %firing.id, error = chain(&error), "cannot record how it ended");
         if service.stopping.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_none() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use torpor_protocol::schedule::When;
+
+    use super::super::tests::schedule;
+    use super::*;
+
+    #[test]
+    fn a_time_that_a_clock_far_ahead_has_set_is_not_waited_for() {
+        let mut hourly = schedule(When::EveryMs(3_600_000));
+        let now_ms = hourly.created_at_ms + 5_000;
+        let next_ms = hourly.created_at_ms + 3_600_000;
+        let found = |schedule: &Schedule| sooner(schedule, now_ms).map(|next| next.at_ms);
+        hourly.next_at_ms = Some(next_ms);
+        assert_eq!(found(&hourly), None);
+        // A clock that went back some hours: those before may have fired.
+        hourly.next_at_ms = Some(next_ms + FAR_MS);
+        assert_eq!(found(&hourly), None);
+        hourly.next_at_ms = Some(next_ms + FAR_MS + 1);
+        assert_eq!(found(&hourly), Some(next_ms));
     }
 }

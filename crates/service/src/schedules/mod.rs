@@ -8,17 +8,16 @@
 
 mod act;
 mod keep;
+mod places;
 mod plan;
 #[cfg(test)]
 mod tests;
 mod times;
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::schedule::{
@@ -30,6 +29,7 @@ use torpor_protocol::{ErrorCode, FiringId, Name, SandboxRef, ScheduleId, Schedul
 use crate::Service;
 use crate::error::{Error, Result};
 pub use keep::keep;
+use places::{OPEN_MAX, OPEN_OF_ONE_MAX, Places};
 use times::Times;
 
 /// Bytes of a schedule as JSON: a page of a thousand is read at once.
@@ -38,39 +38,13 @@ const SPEC_MAX: usize = 64 * 1024;
 /// What is under way in this daemon. One per daemon.
 #[derive(Debug, Default)]
 pub struct Schedules {
-    open: Mutex<HashMap<FiringId, Open>>,
+    open: Places,
     changed: Notify,
 }
 
-/// A firing that this daemon works on.
-#[derive(Debug)]
-struct Open {
-    schedule: ScheduleId,
-    /// Says that it is to end.
-    end: CancellationToken,
-    /// Says that it is over.
-    over: CancellationToken,
-}
-
-impl Schedules {
-    /// Ends whatever a schedule does here; gives what says that it is over.
-    fn end(&self, schedule: &ScheduleId) -> Vec<CancellationToken> {
-        let open = self.open.lock();
-        let its = open.values().filter(|open| open.schedule == *schedule);
-        its.inspect(|open| open.end.cancel()).map(|open| open.over.clone()).collect()
-    }
-
-    fn is_full(&self) -> bool {
-        self.open.lock().len() >= keep::OPEN_MAX
-    }
-}
-
-pub async fn create(app: &Service, mut spec: CreateSchedule) -> Result<Schedule> {
+pub async fn create(app: &Service, spec: CreateSchedule) -> Result<Schedule> {
     let now_ms = now_ms();
     check(&spec)?;
-    if let When::AfterMs(ms) = spec.when {
-        spec.when = When::At(Instant(now_ms.saturating_add(ms)));
-    }
     let mut schedule = Schedule {
         id: ScheduleId::random(),
         spec,
@@ -79,6 +53,9 @@ pub async fn create(app: &Service, mut spec: CreateSchedule) -> Result<Schedule>
         last: None,
     };
     let times = Times::of(&schedule).map_err(Error::invalid)?;
+    if let When::AfterMs(ms) = schedule.spec.when {
+        schedule.spec.when = When::At(Instant(now_ms.saturating_add(ms)));
+    }
     // Now is still to come.
     let next = times.next(now_ms.saturating_sub(1));
     if next.is_none() {
@@ -107,7 +84,7 @@ pub async fn find(app: &Service, of: &ScheduleRef) -> Result<Schedule> {
 pub async fn remove(app: &Service, of: &ScheduleRef) -> Result<()> {
     let schedule = find(app, of).await?;
     app.ledger.erase_schedule(&schedule.id).await?;
-    app.schedules.end(&schedule.id);
+    app.schedules.open.end(&schedule.id);
     Ok(())
 }
 
@@ -130,22 +107,29 @@ pub async fn resume(app: &Service, of: &ScheduleRef) -> Result<Schedule> {
 }
 
 /// Fires it now, besides its times.
-pub async fn run(app: &std::sync::Arc<Service>, of: &ScheduleRef) -> Result<Firing> {
+pub async fn run(app: &Arc<Service>, of: &ScheduleRef) -> Result<Firing> {
     let schedule = find(app, of).await?;
-    if app.schedules.is_full() {
-        let text = format!("{} firings are under way", keep::OPEN_MAX);
-        let hint = "ask again when one has ended; `torpor schedule ls` shows which are running";
-        return Err(Error::with_hint(ErrorCode::CapacityReached, text, hint));
-    }
     let now_ms = now_ms();
     let firing = plan::firing(now_ms, now_ms, true);
+    let place = app.schedules.open.take(&schedule.id, &firing.id, &app.stopping);
+    let place = place.ok_or_else(|| {
+        let text =
+            format!("{OPEN_MAX} firings are under way, or {OPEN_OF_ONE_MAX} of this schedule");
+        let hint = "ask again when one has ended; `torpor schedule ls` shows which are running";
+        Error::with_hint(ErrorCode::CapacityReached, text, hint)
+    })?;
     let together = schedule.spec.overlap != Overlap::Skip;
-    let recorded = app.ledger.record_firing(&schedule.id, &firing, together).await;
-    let recorded = recorded.map_err(refused)?;
-    if recorded.state == FiringState::Running {
-        keep::begin(app, schedule, recorded.clone(), false);
-    }
-    Ok(recorded)
+    let service = Arc::clone(app);
+    // What is recorded is begun, also when nobody waits for the answer any more.
+    let recording = app.tasks.spawn(async move {
+        let recorded = service.ledger.record_firing(&schedule.id, &firing, together).await?;
+        if recorded.state == FiringState::Running {
+            keep::begin(&service, schedule, recorded.clone(), place, false);
+        }
+        Ok(recorded)
+    });
+    let stopping = || Err(Error::new(ErrorCode::ShuttingDown, "the daemon is stopping"));
+    recording.await.map_or_else(|_| stopping(), |recorded| recorded.map_err(refused))
 }
 
 /// At most `limit` before this place, newest first.

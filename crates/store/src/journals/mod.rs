@@ -11,7 +11,7 @@
 //! - Nothing is flushed: nobody was promised a line. After a crash the last one may be torn; who reads
 //!   skips it, and the next one begins on a line of its own.
 //! - Of a sandbox that is gone the last words stay, at most [`LAST_WORDS`].
-//! - A journal stays until [`Journals::sweep`] is told that nobody remembers its sandbox.
+//! - A journal stays until [`Journals::erase`] is told that nobody remembers its sandbox.
 
 mod search;
 
@@ -66,11 +66,24 @@ impl Journals {
         Self { shared: Arc::new(Shared { layout, last: Mutex::default(), turns }) }
     }
 
-    /// Removes the journal of everybody who is not known, and says how many. For the start of a
-    /// daemon: a sandbox that begins meanwhile would not be known.
-    pub async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<usize, StoreError> {
-        let (shared, known) = (self.shared.clone(), known.clone());
-        blocking(move || shared.sweep(&known)).await
+    /// Whose journals there are.
+    pub async fn owners(&self) -> Result<HashSet<SandboxId>, StoreError> {
+        let shared = self.shared.clone();
+        blocking(move || {
+            let entries = std::fs::read_dir(shared.layout.logs());
+            let entries = entries.map_err(files::failed("list the journals"))?;
+            Ok(entries.flatten().filter_map(|entry| owner(&entry.file_name())).collect())
+        })
+        .await
+    }
+
+    /// Removes the journals of sandboxes that nobody remembers any more.
+    pub async fn erase(&self, of: Vec<SandboxId>) -> Result<(), StoreError> {
+        let shared = self.shared.clone();
+        blocking(move || {
+            of.iter().try_for_each(|id| shared.erase(id).map_err(failed("remove", id)))
+        })
+        .await
     }
 }
 
@@ -200,22 +213,16 @@ impl Shared {
         }
     }
 
-    fn sweep(&self, known: &HashSet<SandboxId>) -> Result<usize, StoreError> {
-        let entries = std::fs::read_dir(self.layout.logs());
-        let mut gone = HashSet::new();
-        for entry in entries.map_err(files::failed("list the journals"))?.flatten() {
-            let Some(id) = owner(&entry.file_name()).filter(|id| !known.contains(id)) else {
-                continue;
-            };
-            let _turn = self.turn(&id);
-            if let Err(error) = std::fs::remove_file(entry.path()) {
-                tracing::warn!(sandbox = %id, %error, "the journal of a sandbox was not removed");
-                continue;
+    fn erase(&self, id: &SandboxId) -> io::Result<()> {
+        let _turn = self.turn(id);
+        self.last.lock().remove(id);
+        for path in [self.layout.journal(id), self.layout.journal_before(id)] {
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
             }
-            self.last.lock().remove(&id);
-            gone.insert(id);
         }
-        Ok(gone.len())
+        Ok(())
     }
 }
 

@@ -261,9 +261,10 @@ async fn a_sweep_takes_the_journals_of_those_whom_nobody_knows() {
     let before = world.layout.journal_before(&stranger);
     std::fs::write(&before, "").unwrap();
     std::fs::write(world.layout.logs().join("readme"), "").unwrap();
-    let known = HashSet::from([world.id.clone()]);
-    assert_eq!(world.journals.sweep(&known).await.unwrap(), 1);
-    assert_eq!(world.journals.sweep(&known).await.unwrap(), 0);
+    let both = HashSet::from([world.id.clone(), stranger.clone()]);
+    assert_eq!(world.journals.owners().await.unwrap(), both);
+    world.journals.erase(vec![stranger.clone()]).await.unwrap();
+    world.journals.erase(vec![stranger.clone()]).await.unwrap();
     assert!(!world.layout.journal(&stranger).exists() && !before.exists());
     assert_eq!(world.journals.last(&stranger).await.unwrap(), 0);
     assert_eq!(world.read(after(0)).await, [1]);

@@ -14,7 +14,7 @@ use torpor_protocol::job::{
     CancelReason, Execution, ExecutionState, Interruption, Job, JobSpec, Task, TaskFailure,
     TaskState,
 };
-use torpor_protocol::{ExecutionId, Name, SandboxId};
+use torpor_protocol::{ExecutionId, JsonText, Name, SandboxId};
 
 /// An execution that is to be recorded, with a task for each of its inputs.
 #[derive(Debug, Clone)]
@@ -24,6 +24,10 @@ pub struct NewExecution {
     pub spec: JobSpec,
     /// Tasks that may run at the same time.
     pub parallel: usize,
+    /// The same of all executions of its job together.
+    pub job_parallel: Option<u32>,
+    /// What was asked for, as a hash, if whoever asks again gets this one.
+    pub asked: Option<String>,
     pub deadline_ms: Option<u64>,
     pub created_at_ms: u64,
     pub inputs: Vec<Option<Value>>,
@@ -98,7 +102,7 @@ pub struct TaskProcess {
 pub struct AttemptEnd {
     pub exit: Option<ExitReport>,
     pub ran_ms: Option<u64>,
-    pub output: Option<Value>,
+    pub output: Option<JsonText>,
     pub reason: Option<TaskFailure>,
     pub message: Option<String>,
     pub results_bytes: Option<u64>,
@@ -111,7 +115,7 @@ pub enum Settled {
     Over(TaskState, AttemptEnd),
     /// It failed, and is tried again.
     Again { not_before_ms: u64, end: AttemptEnd },
-    /// There was no room for it: as if it had not been begun.
+    /// There was no room for it: as if it had not been begun. Nothing else of its execution is begun before that.
     Later { not_before_ms: u64, end: AttemptEnd },
     /// What it ran in was lost.
     Interrupted { by: Interruption, not_before_ms: u64 },
@@ -124,6 +128,14 @@ pub enum Settlement {
     Task(TaskState),
     /// The attempt is not theirs any more.
     Lost,
+}
+
+/// Some tasks of an execution: as many as were asked for, or as fit into a page.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TaskPage {
+    pub tasks: Vec<Task>,
+    /// There are others after them.
+    pub more: bool,
 }
 
 /// Tasks of all executions that are not over.
@@ -167,8 +179,17 @@ pub trait JobLedger: Send + Sync + 'static {
         reason: CancelReason,
         now_ms: u64,
     ) -> Result<(), StoreError>;
-    /// Forgets it with its tasks, if it is over; whether it did.
-    async fn erase_execution(&self, id: &ExecutionId) -> Result<bool, StoreError>;
+    /// Forgets it with its tasks and what is remembered of their sandboxes, if it is over. Which sandboxes they had.
+    async fn erase_execution(&self, id: &ExecutionId)
+    -> Result<Option<Vec<SandboxId>>, StoreError>;
+    /// What was asked for with the key of this execution, as a hash.
+    async fn execution_asked(&self, id: &ExecutionId) -> Result<Option<String>, StoreError>;
+    /// Bytes of the results of all tasks.
+    async fn results_bytes(&self) -> Result<u64, StoreError>;
+    /// The execution that is over for longest and whose tasks have results.
+    async fn oldest_results(&self) -> Result<Option<ExecutionId>, StoreError>;
+    /// Its tasks have no results any more, and say so.
+    async fn forget_results(&self, id: &ExecutionId) -> Result<(), StoreError>;
     /// Those whose time is up and that go on.
     async fn late_executions(&self, now_ms: u64) -> Result<Vec<ExecutionId>, StoreError>;
     /// Some of those that need not be remembered any more.
@@ -177,11 +198,14 @@ pub trait JobLedger: Send + Sync + 'static {
     async fn known_executions(&self, of: &[ExecutionId]) -> Result<Vec<ExecutionId>, StoreError>;
 }
 
+/// The label of a sandbox of a task: `EXECUTION/INDEX/ATTEMPT`, and what else is to be known of it.
+pub const TASK_LABEL: &str = "torpor.task";
+
 /// The queue.
 #[async_trait]
 pub trait TaskLedger: Send + Sync + 'static {
     /// Claims the task that is next, if there is one and not `at_once` of them run on this node. It is next in the
-    /// execution of which fewest run.
+    /// execution of which fewest run, of those that may begin one.
     async fn claim_task(
         &self,
         owner: &Owner,
@@ -235,7 +259,7 @@ pub trait TaskLedger: Send + Sync + 'static {
         state: Option<TaskState>,
         after: Option<u32>,
         limit: usize,
-    ) -> Result<Vec<Task>, StoreError>;
+    ) -> Result<TaskPage, StoreError>;
     /// At most `limit` of those that are over after this place, as they became so, with their places.
     async fn tasks_over(
         &self,

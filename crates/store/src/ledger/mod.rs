@@ -39,7 +39,7 @@ pub use images::{ImageLedger, ImageRow, LayerFacts, Removed};
 pub use invocations::{ClaimedInvocation, InvocationLedger, SealedCallback};
 pub use jobs::{
     Admitted, AttemptEnd, ExecutionFilter, JobLedger, NewExecution, QueueBounds, QueueLength,
-    Settled, Settlement, TaskClaim, TaskLease, TaskLedger, TaskProcess,
+    Settled, Settlement, TASK_LABEL, TaskClaim, TaskLease, TaskLedger, TaskPage, TaskProcess,
 };
 pub use keys::{KeyHash, KeyLedger, KeyRow};
 pub use layers::{LayerLedger, OriginRow, Unused};

@@ -53,6 +53,20 @@ pub trait ScheduleLedger: Send + Sync + 'static {
 
     /// At most `limit` that are due, those first that are so for longest.
     async fn due_schedules(&self, now_ms: u64, limit: usize) -> Result<Vec<Schedule>, StoreError>;
+    /// At most `limit` whose next time is later than this and that are not paused, after this name, by name.
+    async fn distant_schedules(
+        &self,
+        later_than_ms: u64,
+        after: Option<&Name>,
+        limit: usize,
+    ) -> Result<Vec<Schedule>, StoreError>;
+    /// It fires earlier than at the time that it is thought to have next, unless it has another one by now.
+    async fn bring_forward(
+        &self,
+        id: &ScheduleId,
+        expected_at_ms: u64,
+        next: NextTime,
+    ) -> Result<(), StoreError>;
     /// When the next one is due.
     async fn next_firing(&self) -> Result<Option<u64>, StoreError>;
     /// Records what it does, by this node, and its next time, in one instant. What was recorded; none if somebody

@@ -11,9 +11,10 @@ use torpor_lifecycle::store::StoreError;
 use torpor_protocol::api::ArchivedSandbox;
 use torpor_protocol::{EndReason, Name, SandboxId};
 
+use super::super::TASK_LABEL;
 use super::{FIRST, LAST, SqliteLedger, column, json, optional, parsed, time, to_column};
 
-/// How many are remembered: a busy day of short-lived sandboxes, in some megabytes.
+/// How many are remembered, and again so many of tasks of jobs: a busy day of short-lived sandboxes, in some megabytes.
 const KEPT: u32 = 10_000;
 /// How long one is remembered: who asks what became of a sandbox asks within weeks.
 const KEPT_FOR_MS: u64 = 30 * 24 * 60 * 60 * 1000;
@@ -56,7 +57,8 @@ impl SqliteLedger {
         .bind(to_column(ended.ended_at_ms))
         .bind(ended.reason.map(EndReason::as_str));
         insert.execute(&mut *transaction).await.map_err(self.failed(action))?;
-        self.prune_archive(&mut transaction, ended.ended_at_ms).await?;
+        let of_task = ended.spec.labels.contains_key(TASK_LABEL);
+        self.prune_archive(&mut transaction, ended.ended_at_ms, of_task).await?;
         transaction.commit().await.map_err(self.failed(action))
     }
 
@@ -85,13 +87,24 @@ impl SqliteLedger {
         &self,
         transaction: &mut Transaction<'_, Sqlite>,
         now_ms: u64,
+        of_task: bool,
     ) -> Result<(), StoreError> {
-        let query = sqlx::query(
-            "DELETE FROM archive WHERE ended_at_ms < ?1 OR id IN (
-                 SELECT id FROM archive ORDER BY ended_at_ms DESC, id DESC LIMIT -1 OFFSET ?2)",
-        )
-        .bind(to_column(now_ms.saturating_sub(KEPT_FOR_MS)))
-        .bind(KEPT);
+        // Each with the words of its index.
+        let sql = match of_task {
+            true => {
+                "DELETE FROM archive WHERE ended_at_ms < ?1 OR id IN (
+                     SELECT id FROM archive
+                     WHERE json_extract(spec, '$.labels.\"torpor.task\"') IS NOT NULL
+                     ORDER BY ended_at_ms DESC, id DESC LIMIT -1 OFFSET ?2)"
+            }
+            false => {
+                "DELETE FROM archive WHERE ended_at_ms < ?1 OR id IN (
+                     SELECT id FROM archive
+                     WHERE json_extract(spec, '$.labels.\"torpor.task\"') IS NULL
+                     ORDER BY ended_at_ms DESC, id DESC LIMIT -1 OFFSET ?2)"
+            }
+        };
+        let query = sqlx::query(sql).bind(to_column(now_ms.saturating_sub(KEPT_FOR_MS))).bind(KEPT);
         let done = query.execute(&mut **transaction).await;
         done.map_err(self.failed("forget the oldest in the archive of the ledger"))?;
         Ok(())

@@ -8,7 +8,7 @@ use torpor_lifecycle::store::StoreError;
 use torpor_protocol::job::{
     CancelReason, Execution, ExecutionState, Job, JobSpec, TaskCounts, TaskState,
 };
-use torpor_protocol::{ExecutionId, Name};
+use torpor_protocol::{ExecutionId, Name, SandboxId};
 
 use super::super::{Admitted, ExecutionFilter, JobLedger, NewExecution, QueueBounds};
 use super::queue::LAST_PLACE;
@@ -161,10 +161,63 @@ impl JobLedger for SqliteLedger {
         tx.commit().await.map_err(self.failed(action))
     }
 
-    async fn erase_execution(&self, id: &ExecutionId) -> Result<bool, StoreError> {
+    async fn erase_execution(
+        &self,
+        id: &ExecutionId,
+    ) -> Result<Option<Vec<SandboxId>>, StoreError> {
+        let action = "forget an execution";
+        let mut tx = self.writer.begin().await.map_err(self.failed(action))?;
+        let last = sqlx::query("SELECT sandbox FROM tasks WHERE execution = ? AND sandbox NOTNULL");
+        let last = last.bind(id.as_str()).fetch_all(&mut *tx).await.map_err(self.failed(action))?;
         let query = sqlx::query("DELETE FROM executions WHERE id = ? AND ended_at_ms IS NOT NULL");
+        let done = query.bind(id.as_str()).execute(&mut *tx).await.map_err(self.failed(action))?;
+        if done.rows_affected() == 0 {
+            return Ok(None);
+        }
+        // Also those of earlier attempts. What is behind the slash comes before the sign after it.
+        let query = sqlx::query(
+            "DELETE FROM archive WHERE json_extract(spec, '$.labels.\"torpor.task\"') > ?1 || '/'
+                 AND json_extract(spec, '$.labels.\"torpor.task\"') < ?1 || '0' RETURNING id AS sandbox",
+        );
+        let gone =
+            query.bind(id.as_str()).fetch_all(&mut *tx).await.map_err(self.failed(action))?;
+        let rows = last.iter().chain(&gone);
+        let sandboxes =
+            rows.map(|row| parsed(row, "sandbox")).collect::<Result<_, StoreError>>()?;
+        tx.commit().await.map_err(self.failed(action))?;
+        Ok(Some(sandboxes))
+    }
+
+    async fn execution_asked(&self, id: &ExecutionId) -> Result<Option<String>, StoreError> {
+        let query = sqlx::query("SELECT asked FROM executions WHERE id = ?").bind(id.as_str());
+        let asked = self.one("look up an execution", query, |row| column(row, "asked")).await?;
+        Ok(asked.flatten())
+    }
+
+    async fn results_bytes(&self) -> Result<u64, StoreError> {
+        let query = sqlx::query(
+            "SELECT coalesce(sum(results_bytes), 0) AS n FROM tasks WHERE results_bytes IS NOT NULL",
+        );
+        Ok(self.one("count the results", query, |row| time(row, "n")).await?.unwrap_or(0))
+    }
+
+    async fn oldest_results(&self) -> Result<Option<ExecutionId>, StoreError> {
+        let query = sqlx::query(
+            "SELECT e.id FROM executions e WHERE e.ended_at_ms IS NOT NULL AND EXISTS (
+                 SELECT 1 FROM tasks t WHERE t.execution = e.id AND t.results_bytes IS NOT NULL)
+             ORDER BY e.ended_at_ms, e.id LIMIT 1",
+        );
+        self.one("look for old results", query, |row| parsed(row, "id")).await
+    }
+
+    async fn forget_results(&self, id: &ExecutionId) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "UPDATE tasks SET results_bytes = NULL,
+                 message = coalesce(message || '; ', '') || 'its files made room for newer ones'
+             WHERE execution = ? AND results_bytes IS NOT NULL",
+        );
         let done = query.bind(id.as_str()).execute(&self.writer).await;
-        Ok(done.map_err(self.failed("forget an execution"))?.rows_affected() > 0)
+        done.map(drop).map_err(self.failed("forget the results of an execution"))
     }
 
     async fn late_executions(&self, now_ms: u64) -> Result<Vec<ExecutionId>, StoreError> {
@@ -208,19 +261,21 @@ impl SqliteLedger {
         bounds: QueueBounds,
     ) -> Result<bool, StoreError> {
         let query = sqlx::query(
-            "SELECT count(*) AS executions, coalesce(sum(
-                 (SELECT count(*) FROM tasks WHERE execution = executions.id
-                      AND state IN ('queued', 'running'))), 0) AS tasks
-             FROM executions WHERE ended_at_ms IS NULL",
+            "SELECT count(*) AS executions, coalesce(sum(open), 0) AS tasks,
+                 coalesce(sum(min(open, parallel)), 0) AS at_once
+             FROM (SELECT parallel, (SELECT count(*) FROM tasks WHERE execution = e.id
+                       AND state IN ('queued', 'running')) AS open
+                   FROM executions e WHERE e.ended_at_ms IS NULL)",
         );
         let row = query.fetch_one(&mut **tx).await.map_err(self.failed("count the queue"))?;
         let (executions, tasks) = (time(&row, "executions")?, time(&row, "tasks")?);
+        let others = time(&row, "at_once")?;
         let fits =
             |has: u64, more: usize, most: usize| has.saturating_add(more as u64) <= most as u64;
         let at_once = new.inputs.len().min(new.parallel);
         Ok(fits(executions, 1, bounds.executions)
             && fits(tasks, new.inputs.len(), bounds.tasks)
-            && bounds.at_once.is_none_or(|most| fits(tasks, at_once, most)))
+            && bounds.at_once.is_none_or(|most| fits(others, at_once, most)))
     }
 
     async fn insert_execution(
@@ -230,13 +285,16 @@ impl SqliteLedger {
     ) -> Result<(), StoreError> {
         let action = "record an execution in the ledger";
         let query = sqlx::query(
-            "INSERT INTO executions (id, job, spec, state, parallel, total, deadline_ms, created_at_ms)
-             VALUES (?, ?, ?, 'running', ?, ?, ?, ?)",
+            "INSERT INTO executions (id, job, spec, state, parallel, job_parallel, asked, total,
+                 deadline_ms, created_at_ms)
+             VALUES (?, ?, ?, 'running', ?, ?, ?, ?, ?, ?)",
         )
         .bind(new.id.as_str())
         .bind(new.job.as_ref().map(Name::as_str))
         .bind(text(&new.spec, action)?)
         .bind(limit_of(new.parallel))
+        .bind(new.job_parallel)
+        .bind(new.asked.as_deref())
         .bind(limit_of(new.inputs.len()))
         .bind(new.deadline_ms.map(to_column))
         .bind(to_column(new.created_at_ms));

@@ -8,6 +8,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Sqlite, Transaction};
 use torpor_lifecycle::ledger::Owner;
 use torpor_lifecycle::store::StoreError;
+use torpor_protocol::ExecutionId;
 use torpor_protocol::job::{Interruption, TaskFailure, TaskState};
 
 use super::super::{AttemptEnd, Settled, Settlement, TaskClaim, TaskLease, TaskProcess};
@@ -34,14 +35,20 @@ impl SqliteLedger {
     ) -> Result<Option<TaskClaim>, StoreError> {
         let action = "claim a task in the ledger";
         let query = sqlx::query(
-            "UPDATE tasks SET state = 'running', attempt = attempt + 1, node = ?1, epoch = ?2,
+            "WITH of_jobs AS MATERIALIZED (
+                 SELECT x.job AS job, count(*) AS running
+                 FROM tasks r JOIN executions x ON x.id = r.execution
+                 WHERE r.state = 'running' AND x.job IS NOT NULL GROUP BY x.job)
+             UPDATE tasks SET state = 'running', attempt = attempt + 1, node = ?1, epoch = ?2,
                  started_at_ms = ?3, sandbox = NULL, pid = NULL, process_started_ms = NULL,
                  timeout_at_ms = NULL
              WHERE (execution, idx) IN (
                  SELECT t.execution, t.idx FROM tasks t
                  WHERE t.state = 'queued' AND t.not_before_ms <= ?3 AND t.execution = (
                      SELECT e.id FROM executions e
-                     WHERE e.ended_at_ms IS NULL AND e.state = 'running'
+                     WHERE e.ended_at_ms IS NULL AND e.state = 'running' AND e.not_before_ms <= ?3
+                         AND (e.job_parallel IS NULL OR e.job_parallel > coalesce(
+                              (SELECT running FROM of_jobs WHERE job = e.job), 0))
                          AND (SELECT count(*) FROM tasks r
                               WHERE r.execution = e.id AND r.state = 'running') < e.parallel
                          AND EXISTS (SELECT 1 FROM tasks q WHERE q.execution = e.id
@@ -113,11 +120,29 @@ impl SqliteLedger {
         if !self.write_outcome(&mut tx, lease, &row).await? {
             return Ok(Settlement::Lost);
         }
+        self.put_off(&mut tx, &lease.execution, settled).await?;
         if row.state != TaskState::Queued {
             self.end_if_over(&mut tx, &lease.execution, now_ms).await?;
         }
         tx.commit().await.map_err(self.failed(action))?;
         Ok(Settlement::Task(row.state))
+    }
+
+    /// Where there was no room for one of its tasks there is none for the next one, until one of them is over.
+    async fn put_off(
+        &self,
+        tx: &mut Tx<'_>,
+        id: &ExecutionId,
+        settled: &Settled,
+    ) -> Result<(), StoreError> {
+        let until_ms = match settled {
+            Settled::Later { not_before_ms, .. } => *not_before_ms,
+            Settled::Over(..) | Settled::Again { .. } | Settled::Interrupted { .. } => 0,
+        };
+        let query = sqlx::query("UPDATE executions SET not_before_ms = ?2 WHERE id = ?1");
+        let query = query.bind(id.as_str()).bind(to_column(until_ms));
+        let done = query.execute(&mut **tx).await;
+        done.map(drop).map_err(self.failed("put an execution off in the ledger"))
     }
 
     async fn write_outcome(

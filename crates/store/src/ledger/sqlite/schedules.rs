@@ -105,6 +105,40 @@ impl ScheduleLedger for SqliteLedger {
         self.all("look for schedules that are due", query, read_schedule).await
     }
 
+    async fn distant_schedules(
+        &self,
+        later_than_ms: u64,
+        after: Option<&Name>,
+        limit: usize,
+    ) -> Result<Vec<Schedule>, StoreError> {
+        let sql = format!(
+            "{SELECT} WHERE s.paused = 0 AND s.next_at_ms > ? AND s.name > ? ORDER BY s.name LIMIT ?"
+        );
+        let query = sqlx::query(sqlx::AssertSqlSafe(sql))
+            .bind(to_column(later_than_ms))
+            .bind(after.map_or("", |after| after.as_str()))
+            .bind(limit_of(limit));
+        self.all("look for schedules that are far off", query, read_schedule).await
+    }
+
+    async fn bring_forward(
+        &self,
+        id: &ScheduleId,
+        expected_at_ms: u64,
+        next: NextTime,
+    ) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "UPDATE schedules SET next_at_ms = ?3, due_at_ms = ?4
+             WHERE id = ?1 AND next_at_ms = ?2 AND paused = 0",
+        )
+        .bind(id.as_str())
+        .bind(to_column(expected_at_ms))
+        .bind(to_column(next.at_ms))
+        .bind(to_column(next.due_ms));
+        let done = query.execute(&self.writer).await;
+        done.map(drop).map_err(self.failed("bring a schedule forward"))
+    }
+
     async fn next_firing(&self) -> Result<Option<u64>, StoreError> {
         let query = sqlx::query(
             "SELECT min(due_at_ms) AS due FROM schedules WHERE paused = 0 AND due_at_ms IS NOT NULL",

@@ -1,6 +1,7 @@
 //! Rows of tasks, as they are read.
 
 use async_trait::async_trait;
+use futures_util::TryStreamExt;
 use sqlx::sqlite::SqliteRow;
 use torpor_lifecycle::ledger::Owner;
 use torpor_lifecycle::store::StoreError;
@@ -8,7 +9,7 @@ use torpor_protocol::job::{Task, TaskState};
 use torpor_protocol::{ExecutionId, SandboxId};
 
 use super::super::{
-    QueueLength, Settled, Settlement, TaskClaim, TaskLease, TaskLedger, TaskProcess,
+    QueueLength, Settled, Settlement, TaskClaim, TaskLease, TaskLedger, TaskPage, TaskProcess,
 };
 use super::jobs::{maybe_time, state};
 use super::queue::number;
@@ -18,6 +19,9 @@ use super::{SqliteLedger, column, limit_of, optional, parsed, time, to_column};
 const COLUMNS: &str = "execution, idx, state, attempt, failures, interruptions, interrupted_by,
      not_before_ms, sandbox, started_at_ms, ended_at_ms, ran_ms, exit_report, output, reason, message,
      results_bytes, place";
+
+/// A page ends with the task that passes so many bytes of what guests said.
+const PAGE_BYTES: usize = 8 * 1024 * 1024;
 
 #[async_trait]
 impl TaskLedger for SqliteLedger {
@@ -82,9 +86,9 @@ impl TaskLedger for SqliteLedger {
                  SELECT deadline_ms AS due FROM executions
                      WHERE ended_at_ms IS NULL AND state = 'running'
                  UNION ALL
-                 SELECT (SELECT t.not_before_ms FROM tasks t
-                         WHERE t.execution = e.id AND t.state = 'queued' AND t.not_before_ms > ?1
-                         ORDER BY t.not_before_ms LIMIT 1)
+                 SELECT max(e.not_before_ms, (SELECT t.not_before_ms FROM tasks t
+                         WHERE t.execution = e.id AND t.state = 'queued' AND (t.not_before_ms > ?1 OR e.not_before_ms > ?1)
+                         ORDER BY t.not_before_ms LIMIT 1))
                      FROM executions e WHERE e.ended_at_ms IS NULL AND e.state = 'running')
              WHERE due > ?1",
         )
@@ -141,7 +145,7 @@ impl TaskLedger for SqliteLedger {
         state: Option<TaskState>,
         after: Option<u32>,
         limit: usize,
-    ) -> Result<Vec<Task>, StoreError> {
+    ) -> Result<TaskPage, StoreError> {
         let sql = format!(
             "SELECT {COLUMNS} FROM tasks WHERE execution = ?1 AND idx > ?2
                  AND (?3 IS NULL OR state = ?3) ORDER BY idx LIMIT ?4"
@@ -150,8 +154,23 @@ impl TaskLedger for SqliteLedger {
             .bind(execution.as_str())
             .bind(after.map_or(-1, i64::from))
             .bind(state.map(TaskState::as_str))
-            .bind(limit_of(limit));
-        self.all("list the tasks of an execution", query, read_task).await
+            .bind(limit_of(limit + 1));
+        let mut rows = query.fetch(&self.readers);
+        let mut page = TaskPage::default();
+        let mut bytes = 0;
+        while let Some(row) =
+            rows.try_next().await.map_err(self.failed("list the tasks of an execution"))?
+        {
+            if page.tasks.len() == limit || bytes >= PAGE_BYTES {
+                page.more = true;
+                break;
+            }
+            let task = read_task(&row)?;
+            bytes += task.output.as_ref().map_or(0, |output| output.as_str().len());
+            bytes += task.message.as_ref().map_or(0, String::len);
+            page.tasks.push(task);
+        }
+        Ok(page)
     }
 
     async fn tasks_over(
@@ -200,7 +219,7 @@ fn read_task(row: &SqliteRow) -> Result<Task, StoreError> {
         ended_at_ms: maybe_time(row, "ended_at_ms")?,
         ran_ms: maybe_time(row, "ran_ms")?,
         exit: maybe_json(row, "exit_report")?,
-        output: maybe_json(row, "output")?,
+        output: optional(row, "output")?,
         reason: optional(row, "reason")?,
         message: column(row, "message")?,
         results_bytes: maybe_time(row, "results_bytes")?,

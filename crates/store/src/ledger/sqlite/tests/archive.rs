@@ -82,4 +82,9 @@ async fn ten_thousand_are_remembered_and_the_oldest_is_the_first_to_go() {
     // Too old to be among them, it is gone at once and pushes nobody out.
     world.archive(&first).await.unwrap();
     assert_eq!(world.ledger.archived_ids().await.unwrap(), ids);
+    // Nor does one of a task, of which there are as many besides.
+    let mut of_task = ended(&image, NOW_MS + 10_001);
+    of_task.spec.labels.insert(crate::TASK_LABEL.to_owned(), "exec/0/1".to_owned());
+    world.archive(&of_task).await.unwrap();
+    assert_eq!(world.ledger.archived_ids().await.unwrap().len(), 10_001);
 }

@@ -8,7 +8,7 @@ use torpor_protocol::job::{
 use super::*;
 use crate::{
     Admitted, AttemptEnd, JobLedger as _, NewExecution, QueueBounds, Settled, Settlement,
-    TaskClaim, TaskLedger as _, TaskProcess,
+    TASK_LABEL, TaskClaim, TaskLedger as _, TaskProcess,
 };
 
 const ANY: QueueBounds = QueueBounds { executions: 1000, tasks: 100_000, at_once: None };
@@ -21,6 +21,8 @@ fn new(tasks: usize, parallel: usize, created_at_ms: u64) -> NewExecution {
         job: None,
         spec: JobSpec::default(),
         parallel,
+        job_parallel: None,
+        asked: None,
         deadline_ms: None,
         created_at_ms,
         inputs: (0..tasks).map(|n| (n > 0).then(|| serde_json::json!({"n": n}))).collect(),
@@ -92,7 +94,7 @@ async fn what_becomes_of_a_task_is_written_once_and_ends_its_execution_with_the_
     assert!(world.claim(69).await.is_none());
     let two = world.claim(70).await.unwrap();
     assert_eq!((two.lease.attempt, two.failures), (2, 1));
-    let later = Settled::Later { not_before_ms: 0, end: AttemptEnd::default() };
+    let later = Settled::Later { not_before_ms: 70, end: AttemptEnd::default() };
     world.settle(&two, later).await;
     let two = world.claim(70).await.unwrap();
     assert_eq!((two.lease.attempt, two.failures), (2, 1), "no room is no attempt");
@@ -103,7 +105,7 @@ async fn what_becomes_of_a_task_is_written_once_and_ends_its_execution_with_the_
     world.settle(&two, Settled::Over(TaskState::Failed, failed())).await;
     let execution = world.ledger.find_execution(&id).await.unwrap().unwrap();
     assert_eq!((execution.state, execution.ended_at_ms), (ExecutionState::Running, None));
-    assert!(!world.ledger.erase_execution(&id).await.unwrap(), "it is not over");
+    assert_eq!(world.ledger.erase_execution(&id).await.unwrap(), None, "it is not over");
     world.settle(&three, succeeded()).await;
     let execution = world.ledger.find_execution(&id).await.unwrap().unwrap();
     assert_eq!((execution.state, execution.ended_at_ms), (ExecutionState::Failed, Some(50)));
@@ -111,7 +113,7 @@ async fn what_becomes_of_a_task_is_written_once_and_ends_its_execution_with_the_
     let over = world.ledger.tasks_over(&id, 1, 9).await.unwrap();
     let over: Vec<_> = over.iter().map(|(place, task)| (*place, task.index)).collect();
     assert_eq!(over, [(2, 1), (3, 2)], "as they became so");
-    assert!(world.ledger.erase_execution(&id).await.unwrap());
+    assert!(world.ledger.erase_execution(&id).await.unwrap().is_some());
     assert!(world.ledger.find_task(&id, 0).await.unwrap().is_none());
 }
 
@@ -163,7 +165,7 @@ async fn what_is_cancelled_begins_no_more_and_ends_with_what_runs() {
 #[tokio::test]
 async fn an_execution_is_recorded_once_and_within_bounds() {
     let world = world().await;
-    let one = new(3, 2, 1);
+    let one = NewExecution { asked: Some("a hash".to_owned()), ..new(3, 2, 1) };
     let begin =
         async |new: &NewExecution, bounds| world.ledger.begin_execution(new, bounds).await.unwrap();
     assert_eq!(begin(&one, QueueBounds { tasks: 2, ..ANY }).await, Admitted::Full);
@@ -171,7 +173,112 @@ async fn an_execution_is_recorded_once_and_within_bounds() {
     assert_eq!(begin(&one, QueueBounds { at_once: Some(1), ..ANY }).await, Admitted::Full);
     assert_eq!(begin(&one, QueueBounds { at_once: Some(2), ..ANY }).await, Admitted::Recorded);
     assert_eq!(begin(&one, ANY).await, Admitted::Known);
+    assert_eq!(world.ledger.execution_asked(&one.id).await.unwrap(), one.asked);
     assert_eq!(begin(&new(1, 1, 2), QueueBounds { executions: 1, ..ANY }).await, Admitted::Full);
-    assert_eq!(begin(&new(1, 1, 2), QueueBounds { at_once: Some(3), ..ANY }).await, Admitted::Full);
-    assert_eq!(world.ledger.tasks(&one.id, None, Some(0), 9).await.unwrap().len(), 2);
+    assert_eq!(begin(&new(1, 1, 2), QueueBounds { at_once: Some(2), ..ANY }).await, Admitted::Full);
+    let three = QueueBounds { at_once: Some(3), ..ANY };
+    assert_eq!(begin(&new(1, 1, 2), three).await, Admitted::Recorded, "two of one run at once");
+    assert_eq!(world.ledger.tasks(&one.id, None, Some(0), 9).await.unwrap().tasks.len(), 2);
+}
+
+#[tokio::test]
+async fn a_page_of_tasks_ends_where_they_have_said_much() {
+    let world = world().await;
+    let id = world.begin(4, 9, 1).await;
+    // A page has room for two.
+    let said = format!("\"{}\"", "x".repeat(4 * 1024 * 1024));
+    while let Some(claim) = world.claim(1).await {
+        let end = AttemptEnd { output: Some(said.parse().unwrap()), ..AttemptEnd::default() };
+        world.settle(&claim, Settled::Over(TaskState::Succeeded, end)).await;
+    }
+    let page = async |after, limit| {
+        let page = world.ledger.tasks(&id, None, after, limit).await.unwrap();
+        (page.tasks.iter().map(|task| task.index).collect::<Vec<_>>(), page.more)
+    };
+    assert_eq!(page(None, 1000).await, (vec![0, 1], true));
+    assert_eq!(page(Some(1), 1000).await, (vec![2, 3], false));
+    assert_eq!(page(Some(1), 1).await, (vec![2], true));
+}
+
+#[tokio::test]
+async fn an_execution_without_room_lets_others_go_first_until_one_of_its_tasks_is_over() {
+    let world = world().await;
+    let (full, other) = (world.begin(3, 9, 1).await, world.begin(9, 9, 2).await);
+    let (runs, _) = (world.claim(1).await.unwrap(), world.claim(1).await.unwrap());
+    let refused = world.claim(1).await.unwrap();
+    assert_eq!((&runs.lease.execution, &refused.lease.execution), (&full, &full));
+    let later = Settled::Later { not_before_ms: 100, end: AttemptEnd::default() };
+    world.settle(&refused, later).await;
+    for _ in 0..3 {
+        assert_eq!(world.claim(50).await.unwrap().lease.execution, other);
+    }
+    assert_eq!(world.ledger.next_due(50).await.unwrap(), Some(100));
+    world.settle(&runs, succeeded()).await;
+    assert_eq!(world.claim(50).await.unwrap().lease.execution, full);
+}
+
+#[tokio::test]
+async fn the_executions_of_one_job_share_its_limit() {
+    let world = world().await;
+    let job = Some("check".parse().unwrap());
+    for created_at_ms in [1, 2] {
+        let new = new(5, 5, created_at_ms);
+        let new = NewExecution { job: job.clone(), job_parallel: Some(3), ..new };
+        world.ledger.begin_execution(&new, ANY).await.unwrap();
+    }
+    let mut claimed = Vec::new();
+    while let Some(claim) = world.claim(10).await {
+        claimed.push(claim);
+    }
+    assert_eq!(claimed.len(), 3);
+    let other = world.begin(1, 1, 3).await;
+    assert_eq!(world.claim(10).await.unwrap().lease.execution, other);
+    world.settle(&claimed[0], succeeded()).await;
+    assert!(world.claim(10).await.is_some() && world.claim(10).await.is_none());
+}
+
+#[tokio::test]
+async fn results_are_summed_and_those_of_the_execution_that_ended_first_are_forgotten() {
+    let world = world().await;
+    for (bytes, ends_at_ms) in [(5, 20), (7, 30), (0, 10)] {
+        world.begin(1, 1, 1).await;
+        let claim = world.claim(1).await.unwrap();
+        let results_bytes = (bytes > 0).then_some(bytes);
+        let end = AttemptEnd { results_bytes, ..AttemptEnd::default() };
+        let over = Settled::Over(TaskState::Succeeded, end);
+        world.ledger.settle_task(&claim.lease, &over, ends_at_ms).await.unwrap();
+    }
+    assert_eq!(world.ledger.results_bytes().await.unwrap(), 12);
+    let first = world.ledger.oldest_results().await.unwrap().unwrap();
+    world.ledger.forget_results(&first).await.unwrap();
+    assert_eq!(world.ledger.results_bytes().await.unwrap(), 7);
+    let task = world.ledger.find_task(&first, 0).await.unwrap().unwrap();
+    assert_eq!((task.ended_at_ms, task.results_bytes), (Some(20), None));
+    assert!(task.message.unwrap().contains("made room"));
+    assert_ne!(world.ledger.oldest_results().await.unwrap(), Some(first));
+}
+
+#[tokio::test]
+async fn an_execution_is_forgotten_with_what_is_remembered_of_its_sandboxes() {
+    let (world, image) = pictured().await;
+    let ids = [ExecutionId::random(), ExecutionId::random()];
+    for id in &ids {
+        let new = NewExecution { id: id.clone(), ..new(1, 1, 1) };
+        world.ledger.begin_execution(&new, ANY).await.unwrap();
+        world.ledger.cancel_execution(id, CancelReason::Requested, 9).await.unwrap();
+    }
+    let ended = async |label: String| {
+        let Record { id, mut spec, .. } = record(&image, None);
+        spec.labels.insert(TASK_LABEL.to_owned(), label);
+        let (created_at_ms, ended_at_ms, reason) = (1, 9, None);
+        let ended = ArchivedSandbox { id, spec, created_at_ms, ended_at_ms, reason };
+        world.archive(&ended).await.unwrap();
+        ended.id
+    };
+    let mut its = [ended(format!("{}/0/1", ids[0])).await, ended(format!("{}/0/2", ids[0])).await];
+    let other = ended(format!("{}/0/1", ids[1])).await;
+    let mut gone = world.ledger.erase_execution(&ids[0]).await.unwrap().unwrap();
+    (its.sort(), gone.sort());
+    assert_eq!(gone, its);
+    assert_eq!(world.ledger.archived_ids().await.unwrap(), [other].into());
 }

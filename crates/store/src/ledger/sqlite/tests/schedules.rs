@@ -100,3 +100,18 @@ async fn snapshots_that_somebody_removed_do_not_count_among_those_that_stay() {
     world.ledger.erase_snapshot(&taken[3]).await.unwrap();
     assert_eq!(world.ledger.snapshots_beyond(&id, 2).await.unwrap(), taken[..1]);
 }
+
+#[tokio::test]
+async fn a_next_time_that_is_far_off_can_be_brought_forward() {
+    let world = world().await;
+    let id = world.schedule().await;
+    let far = async |later_than_ms| {
+        world.ledger.distant_schedules(later_than_ms, None, 9).await.unwrap().len()
+    };
+    assert_eq!((far(999).await, far(1_000).await), (1, 0));
+    let next = NextTime { at_ms: 500, due_ms: 505 };
+    world.ledger.bring_forward(&id, 999, next).await.unwrap();
+    assert_eq!(world.ledger.next_firing().await.unwrap(), Some(1_005), "it has another one");
+    world.ledger.bring_forward(&id, 1_000, next).await.unwrap();
+    assert_eq!(world.ledger.next_firing().await.unwrap(), Some(505));
+}
