@@ -40,4 +40,5 @@ mod top;
 mod torpor;
 mod update;
 mod volumes;
+mod webhooks;
 mod world;
