@@ -19,6 +19,7 @@ mod idempotency;
 mod image_builds;
 mod images;
 mod inspected;
+mod invocations;
 mod jobs;
 mod kept;
 mod mcp;

@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use torpor_e2e::{World, wait_for};
 
 /// Answers 204 to everything and remembers what came: bodies by `webhook-id`.
-struct Receiver {
-    url: String,
-    told: Arc<Mutex<BTreeMap<String, Value>>>,
+pub(crate) struct Receiver {
+    pub(crate) url: String,
+    pub(crate) told: Arc<Mutex<BTreeMap<String, Value>>>,
 }
 
 impl Receiver {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap());
         let told: Arc<Mutex<BTreeMap<_, _>>> = Arc::default();
@@ -41,7 +41,7 @@ impl Receiver {
     }
 
     /// Types of events that came of a subject.
-    fn types_of(&self, subject: &str) -> Vec<String> {
+    pub(crate) fn types_of(&self, subject: &str) -> Vec<String> {
         let told = self.told.lock();
         let mut events: Vec<_> =
             told.values().filter(|event| event["subject"] == subject).collect();

@@ -20,8 +20,8 @@ use tokio_util::sync::CancellationToken;
 use torpor_edge::previews::{self, PreviewServer, drop_cookies, set_forwarded_proto};
 use torpor_gateway::Gateway;
 use torpor_lifecycle::Sandbox;
-use torpor_protocol::ErrorCode;
 use torpor_protocol::api::{PREVIEW_HEADER, REQUEST_ID_HEADER};
+use torpor_protocol::{ErrorCode, PreviewTarget};
 use torpor_proxy::{Destination, Manner, Proxy, Target};
 use torpor_service::previews::{Entry, bare};
 use torpor_service::{Error, Service};
@@ -50,6 +50,19 @@ enum Class {
     /// Of this place.
     Dialect(usize),
     Port(Target),
+}
+
+impl Class {
+    /// For the metrics.
+    fn route(&self) -> &'static str {
+        match self {
+            Self::Preview(entry) => match entry.preview.target {
+                PreviewTarget::Service(_) => "service",
+                PreviewTarget::Sandbox(_) => "preview",
+            },
+            Self::NoPreview | Self::Dialect(_) | Self::Port(_) => "preview",
+        }
+    }
 }
 
 /// Answers requests.
@@ -96,7 +109,9 @@ impl Dispatcher {
         peer: Peer,
     ) -> Result<Response<Body>, Infallible> {
         let (begun, method) = (Instant::now(), request.method().clone());
-        let response = match self.classify(&request, peer.listener) {
+        let class = self.classify(&request, peer.listener);
+        let route = class.route();
+        let response = match class {
             Class::Dialect(place) => return self.dialects[place].1.clone().oneshot(request).await,
             Class::Preview(entry) => {
                 self.previews.serve(&entry, request, peer.address, peer.secure).await
@@ -105,7 +120,7 @@ impl Dispatcher {
             Class::NoPreview => previews::missing(&request),
         };
         let status = response.status().as_u16();
-        self.service.metrics.answered(method.as_str(), "preview", status, begun.elapsed());
+        self.service.metrics.answered(method.as_str(), route, status, begun.elapsed());
         Ok(response)
     }
 

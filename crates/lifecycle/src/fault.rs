@@ -99,5 +99,9 @@ pub const TASK_POINTS: &[&str] = &[
     "task.deleted",
 ];
 
+/// Every place in the life of an invocation of a service.
+pub const INVOCATION_POINTS: &[&str] =
+    &["invocation.recorded", "invocation.claimed", "invocation.answered", "invocation.settled"];
+
 /// Every place between the record of a schedule's command and its process.
 pub const FIRING_POINTS: &[&str] = &["firing.recorded", "firing.started", "firing.noted"];

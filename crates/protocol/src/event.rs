@@ -73,6 +73,22 @@ kinds! {
     WebhookTest = "webhook.test",
 }
 
+impl EventKind {
+    /// Whether it is in the log, and told to every webhook that asks for it.
+    pub fn is_for_all(self) -> bool {
+        match self {
+            Self::SandboxCreated
+            | Self::SandboxSlept
+            | Self::SandboxWoke
+            | Self::SandboxFailed
+            | Self::SandboxEnded
+            | Self::SnapshotCompleted
+            | Self::JobFinished => true,
+            Self::InvocationFinished | Self::WebhookTest => false,
+        }
+    }
+}
+
 impl std::fmt::Display for EventKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.as_str())

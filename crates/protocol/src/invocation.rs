@@ -9,7 +9,7 @@ use crate::id::{InvocationId, Name};
 use crate::page::page;
 use crate::time;
 
-/// On a request to a service: record it and answer 202 with its id; `true`.
+/// On a request to a service, of who shows a token or an API key: record it and answer 202 with its id; `true`.
 pub const ASYNC_HEADER: &str = "x-torpor-async";
 
 /// On a request that is an invocation: its id, the same in every attempt.
@@ -30,8 +30,9 @@ pub const TIMEOUT_MAX_MS: u64 = 3_600_000;
 #[serde(deny_unknown_fields, default)]
 pub struct Invoke {
     pub method: String,
-    /// With its query.
+    /// With its query; at most 8 KiB.
     pub path: String,
+    /// At most 64, of 64 KiB.
     pub headers: BTreeMap<String, String>,
     pub body: String,
     /// `body` is base64.
@@ -145,7 +146,7 @@ impl InvocationState {
 page! {
     /// `GET /v1/services/{service}/invocations`
     InvocationList {
-        /// The newest first.
+        /// The newest first, without their answers: each is got by its id.
         invocations: Invocation
     }
 }

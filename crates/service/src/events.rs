@@ -93,14 +93,19 @@ pub async fn look_after(service: Arc<Service>) {
     }
 }
 
-/// At most `limit` after this one, oldest first.
+/// At most `limit` after this one, oldest first; without one, from the first that is remembered.
 pub async fn log(
     app: &Service,
     filter: &EventFilter,
-    after: u64,
+    after: Option<u64>,
     limit: usize,
 ) -> Result<Vec<Event>> {
-    Ok(app.ledger.events(filter, after, limit).await?)
+    let page = app.ledger.events(filter, after.unwrap_or(0), limit).await?;
+    if let Some(after) = after {
+        // After the look: what it missed is forgotten by now.
+        remembered(after, app.ledger.event_range().await?.first)?;
+    }
+    Ok(page)
 }
 
 /// What follows an event, as it comes, until the daemon stops; without one, what comes from now on.
@@ -180,9 +185,9 @@ impl Reader {
 
     /// Whether there was something.
     async fn read(&mut self, last: u64) -> Result<bool> {
-        let first = self.app.ledger.event_range().await?.first;
-        remembered(self.after, first)?;
         let page = self.app.ledger.events(&self.filter, self.after, PAGE).await?;
+        // After the look: what it missed is forgotten by now.
+        remembered(self.after, self.app.ledger.event_range().await?.first)?;
         let found = !page.is_empty();
         if !found {
             self.after = self.after.max(last);

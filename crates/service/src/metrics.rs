@@ -1,6 +1,7 @@
 //! Numbers for Prometheus. No label has a value per sandbox: their number must not grow with use.
 
 mod mcp;
+mod outbox;
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,8 +17,10 @@ use prometheus_client::registry::{Registry, Unit};
 use torpor_egress::{Counts, Verdicts};
 use torpor_lifecycle::engine::About;
 use torpor_lifecycle::{Cause, Fleet, Observer, Tally};
+use torpor_protocol::invocation::InvocationState;
 use torpor_protocol::snapshot::Pool;
 use torpor_protocol::{State, Tier};
+use torpor_store::{Next, OutboxLength};
 
 /// From a tenth of a millisecond to a minute.
 const SECONDS: [f64; 18] = [
@@ -58,6 +61,7 @@ pub struct Metrics {
     mcp: mcp::McpCalls,
     throttled: Counter,
     tasks: Tasks,
+    outbox: outbox::Outbox,
     certificates: Gauge,
     resident_bytes: Gauge,
     open_files: Gauge,
@@ -233,6 +237,7 @@ impl Metrics {
             mcp: mcp::McpCalls::default(),
             throttled: Counter::default(),
             tasks: Tasks::default(),
+            outbox: outbox::Outbox::default(),
             certificates: Gauge::default(),
             resident_bytes: Gauge::default(),
             open_files: Gauge::default(),
@@ -328,6 +333,7 @@ impl Metrics {
         self.pools.register(registry);
         self.egress.register(registry);
         self.tasks.register(registry);
+        self.outbox.register(registry);
         self.mcp.register(registry);
     }
 
@@ -432,7 +438,22 @@ impl Metrics {
         self.tasks.attempts.get_or_create(&OutcomeLabels { outcome }).inc();
     }
 
+    /// An invocation of a service is over.
+    pub(crate) fn settled(&self, state: InvocationState) {
+        self.outbox.settled(state);
+    }
+
+    /// An attempt to deliver something is over.
+    pub(crate) fn tried(&self, next: &Next) {
+        self.outbox.tried(next);
+    }
+
     // === What is ===
+
+    /// Invocations and deliveries that are not over.
+    pub fn set_outbox(&self, length: OutboxLength) {
+        self.outbox.set(length);
+    }
 
     /// Tasks of jobs that are not over.
     pub fn set_queue(&self, queued: u64, running: u64) {

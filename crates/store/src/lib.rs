@@ -48,12 +48,13 @@ pub use ledger::{
     Addressee, Admitted, AttemptEnd, Begun, BuildCacheLedger, BuildLedger, CachedStep,
     ClaimedInvocation, Claiming, Database, DeliveryClaim, DeliveryLedger, DomainLedger, DomainRow,
     EventFilter, EventLedger, EventRange, ExecutionFilter, Fire, HostingLedger, ImageLedger,
-    ImageRow, InvocationLedger, JobLedger, KeyHash, KeyLedger, KeyRow, LayerFacts, LayerLedger,
-    Ledger, LoginLedger, McpGatewayLedger, McpServerRow, McpTask, McpTaskLedger, McpTaskState,
-    NewDelivery, NewExecution, Next, NextTime, OriginRow, Outcome, PreviewLedger, QueueBounds,
-    QueueLength, Removed, RequestLedger, SaveLedger, ScheduleLedger, Seal, Sealed, SealedCallback,
-    SecretLedger, ServiceRow, Settled, Settlement, SqliteLedger, TASK_LABEL, Target, TaskClaim,
-    TaskLease, TaskLedger, TaskPage, TaskProcess, TokenRow, Unused, WebhookLedger, WebhookSecrets,
+    ImageRow, InvocationBounds, InvocationLedger, JobLedger, KeyHash, KeyLedger, KeyRow,
+    LayerFacts, LayerLedger, Ledger, LoginLedger, McpGatewayLedger, McpServerRow, McpTask,
+    McpTaskLedger, McpTaskState, NewDelivery, NewExecution, Next, NextTime, OriginRow,
+    OutboxBounds, OutboxLength, Outcome, PreviewLedger, QueueBounds, QueueLength, Removed,
+    RequestLedger, SaveLedger, ScheduleLedger, Seal, Sealed, SealedCallback, SecretLedger,
+    ServiceRow, Settled, Settlement, SqliteLedger, TASK_LABEL, Target, TaskClaim, TaskLease,
+    TaskLedger, TaskPage, TaskProcess, TokenRow, Unused, WebhookLedger, WebhookSecrets,
 };
 pub use results::{ResultsDraft, TaskResults};
 pub use saves::{Imported, LayerChanges, SavedTree, Saves, TreeError, Walked, WalkedKind};

@@ -42,4 +42,5 @@ mod top;
 mod torpor;
 mod update;
 mod volumes;
+mod webhooks;
 mod world;

@@ -66,7 +66,8 @@ struct StreamQuery {
     get, path = "/v1/events/log", params(LogQuery),
     responses((
         status = 200, body = EventList,
-        description = "Oldest first. Events are remembered for seven days, the last hundred thousand of them.",
+        description = "Oldest first. Events are remembered for seven days, the last hundred thousand of them; if \
+                       what follows the cursor is not any more the answer is 410 `events_forgotten`.",
     ))
 )]
 async fn log(
@@ -75,8 +76,7 @@ async fn log(
 ) -> Answer<EventList> {
     let cut = Cut::new(query.limit, query.cursor)?;
     let filter = EventFilter { kind: query.kind, subject: query.subject };
-    let after = cut.parsed()?.unwrap_or(0);
-    let found = events::log(&service, &filter, after, cut.rows()).await?;
+    let found = events::log(&service, &filter, cut.parsed()?, cut.rows()).await?;
     Ok(Json(cut.page(found, |event| event.sequence.to_string())))
 }
 

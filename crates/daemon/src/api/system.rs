@@ -41,6 +41,7 @@ pub(super) async fn metrics(State(service): State<Arc<Service>>) -> Result<Respo
     service.metrics.set_egress(&service.egress.audit().counts());
     let queue = service.ledger.queue_length().await?;
     service.metrics.set_queue(queue.queued, queue.running);
+    service.metrics.set_outbox(service.ledger.outbox_length().await?);
     let text = service.metrics.render(&service.fleet, saved_bytes);
     let text = text.map_err(|_| ApiError::new(ErrorCode::Internal, "metrics can't be written"))?;
     Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())

@@ -76,6 +76,20 @@ async fn the_life_of_a_sandbox_is_delivered_signed_and_logged_alike() {
 }
 
 #[tokio::test]
+async fn a_sandbox_that_fails_is_delivered_with_its_cause() {
+    let world = open().await;
+    let receiver = Receiver::new([]).await;
+    let (_, secret) = world.hook(json!({"url": receiver.url(), "types": ["sandbox.failed"]})).await;
+    world.host.fail_starts(1);
+    world.post("/v1/sandboxes?wait=false", json!({"name": "web"})).await.expect(202);
+    let told = receiver.told(1).await.pop().unwrap();
+    assert!(told.is_signed_with(&secret));
+    let data = &told.json()["data"];
+    assert_eq!((&data["name"], &data["reason"]), (&json!("web"), &json!("start_failed")));
+    assert!(data["cause"].as_str().unwrap().contains("a fake fault"), "{data}");
+}
+
+#[tokio::test]
 async fn what_fails_is_tried_again_under_the_same_id_and_a_redirect_is_not_followed() {
     let world = open().await;
     let elsewhere = Receiver::new([]).await;
@@ -205,6 +219,10 @@ async fn a_url_that_must_not_be_reached_is_refused() {
     }
     let bad = json!({"url": "https://example.com", "types": ["sandbox.exploded"]});
     world.post("/v1/webhooks", bad).await.expect_error(400, "invalid_request");
+    for kind in ["invocation.finished", "webhook.test"] {
+        let deaf = json!({"url": "https://example.com", "types": ["sandbox.ended", kind]});
+        world.post("/v1/webhooks", deaf).await.expect_error(400, "invalid_request");
+    }
     let unknown = "/v1/webhooks/webhook-aaaaaaaaaaaaaaaaaaaaa";
     world.get(unknown).await.expect_error(404, "not_found");
     world.tell(&format!("{unknown}/test")).await.expect_error(404, "not_found");

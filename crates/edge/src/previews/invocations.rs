@@ -1,12 +1,13 @@
 //! Invocations of services: taken from requests, and run like requests, without anybody who waits.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HOST};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::header::{CONTENT_TYPE, COOKIE, HOST};
+use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use tokio::sync::Semaphore;
@@ -27,8 +28,11 @@ use super::page::ErrorPage;
 use super::visit::Instead;
 use super::{PreviewServer, instance};
 
-/// Invocations that run at the same time: each is a request and its answer in memory, two megabytes at most.
+/// Invocations that run at the same time: each is a request and its answer in memory, some megabytes at most.
 const RUNNING_MAX: usize = 64;
+/// How long one keeps its place while it waits for an instance, if all places are taken: it is put back, which costs
+/// no retry, and those of other services run.
+const WAIT_IN_PLACE: Duration = Duration::from_secs(1);
 /// How long a body of an invocation may take to arrive.
 const ARRIVES: Duration = Duration::from_secs(60);
 /// Whether a request wants no answer now.
@@ -54,15 +58,11 @@ pub(super) async fn accept(
     };
     let body = body.map_err(too_large)?.to_bytes();
     let (body, base64) = invocations::text(body.into());
-    let headers = head.headers.iter().filter(|(name, _)| invocations::is_passed_on(name.as_str()));
-    let headers = headers.filter_map(|(name, value)| {
-        Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
-    });
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
     let wish = Invoke {
         method: head.method.to_string(),
         path,
-        headers: headers.collect(),
+        headers: joined(&head.headers),
         body,
         base64,
         tag: Some(preview.clone()).filter(|name| name.as_str() != MAIN_PREVIEW),
@@ -78,6 +78,18 @@ pub(super) async fn accept(
     Ok(response)
 }
 
+/// Those that are passed on. What was sent in several fields of one name is one, as HTTP has it.
+fn joined(headers: &HeaderMap) -> BTreeMap<String, String> {
+    let names = headers.keys().filter(|name| invocations::is_passed_on(name.as_str()));
+    let field = |name: &HeaderName| {
+        let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+        let values: Vec<_> = values.collect();
+        let between = if *name == COOKIE { "; " } else { ", " };
+        (!values.is_empty()).then(|| (name.as_str().to_owned(), values.join(between)))
+    };
+    names.filter_map(field).collect()
+}
+
 impl PreviewServer {
     /// Runs invocations until the daemon stops.
     pub async fn run_invocations(self: Arc<Self>) {
@@ -87,12 +99,12 @@ impl PreviewServer {
             let place = Arc::clone(&places).acquire_owned().await;
             let place = place.expect("the semaphore is never closed");
             let claimed = invocations::next(&self.service).await;
-            let server = Arc::clone(&self);
+            let (server, places) = (Arc::clone(&self), Arc::clone(&places));
             let tasks = self.service.tasks.clone();
             tasks.spawn(async move {
                 let _place = place;
                 let ended = tokio::select! {
-                    ended = attempt(&server.service, &server.proxy, &claimed) => ended,
+                    ended = attempt(&server.service, &server.proxy, &claimed, &places) => ended,
                     // The next daemon runs it again.
                     () = server.service.stopping.cancelled() => return,
                 };
@@ -106,13 +118,17 @@ async fn attempt(
     service: &Arc<Service>,
     proxy: &Proxy,
     claimed: &ClaimedInvocation,
+    places: &Semaphore,
 ) -> Result<InvocationAnswer, Missed> {
     let no_place = |why: &str| Missed::NoPlace(why.to_owned());
     let hosted = service.hosting.by_id(&claimed.service).ok_or(no_place("the service is gone"))?;
     let mut request = request(claimed).map_err(Missed::Failed)?;
     let main = || MAIN_PREVIEW.parse().expect("it is a name");
     let preview = claimed.request.tag.clone().unwrap_or_else(main);
-    let entered = instance::enter(service, &hosted, &preview, &mut request).await;
+    let entered = tokio::select! {
+        entered = instance::enter(service, &hosted, &preview, &mut request) => entered,
+        () = wanted(places) => return Err(no_place("no instance had room")),
+    };
     let (to, revision) = entered.map_err(|page| no_place(&page.body.message))?;
     let sandbox = to.sandbox.id().clone();
     let limit = Duration::from_millis(claimed.request.timeout_ms);
@@ -126,6 +142,16 @@ async fn attempt(
             Err(no_place("nothing listened in the instance"))
         }
         Err(why) => Err(Missed::Failed(why)),
+    }
+}
+
+/// When somebody else might have a use for a place.
+async fn wanted(places: &Semaphore) {
+    loop {
+        tokio::time::sleep(WAIT_IN_PLACE).await;
+        if places.available_permits() == 0 {
+            return;
+        }
     }
 }
 
@@ -174,4 +200,37 @@ async fn kept(mut body: torpor_proxy::Body) -> Result<(Vec<u8>, bool), String> {
         }
     }
     Ok((bytes, false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_that_were_sent_in_several_fields_are_kept_whole() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("cookie", "a=1"),
+            ("cookie", "b=2; c=3"),
+            ("accept", "text/html"),
+            ("accept", "*/*"),
+            ("x-torpor-async", "true"),
+            ("x-torpor-invocation", "inv-of-somebody"),
+        ] {
+            headers.append(name, value.parse().unwrap());
+        }
+        let joined = joined(&headers);
+        assert_eq!(joined["cookie"], "a=1; b=2; c=3");
+        assert_eq!(joined["accept"], "text/html, */*");
+        assert_eq!(joined.len(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_an_instance_gives_up_its_place_only_if_all_are_taken() {
+        let places = Semaphore::new(1);
+        let soon = WAIT_IN_PLACE * 10;
+        assert!(timeout(soon, wanted(&places)).await.is_err(), "nobody wants it");
+        let _taken = places.acquire().await.unwrap();
+        timeout(soon, wanted(&places)).await.unwrap();
+    }
 }

@@ -72,6 +72,14 @@ impl ErrorPage {
         Box::new(Self { kind: Kind::Locked, ..*page })
     }
 
+    /// To who may see it without a token, and asked for more.
+    pub(super) fn unrecorded() -> Box<Self> {
+        let message = "a token is needed for a request that is answered later";
+        let hint = "Send one in the header x-torpor-preview-token, or an API key. Who owns the service \
+                    makes tokens: POST /v1/services/{service}/tokens.";
+        Self::of(&Error::with_hint(ErrorCode::Unauthenticated, message, hint))
+    }
+
     pub(super) fn waiting() -> Box<Self> {
         let message = "the sandbox is waking up; this page comes again by itself";
         let page = Self::of(&Error::new(ErrorCode::SandboxAsleep, message));

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use torpor_lifecycle::{self as lifecycle, Lease, Refusal, Sandbox, wake_deadline};
 use torpor_protocol::api::REQUEST_ID_HEADER;
+use torpor_protocol::invocation::INVOCATION_HEADER;
 use torpor_protocol::{ErrorCode, PreviewTarget, SandboxRef};
 use torpor_proxy::{Destination, Manner, NotListening, Until};
 use torpor_service::hosting::{self, Hosted};
@@ -98,7 +99,7 @@ impl Visitor<'_> {
             return Ok(redirect(request.uri(), cookie));
         }
         if let Place::Service(hosted) = &place
-            && invocations::is_asynchronous(request.headers())
+            && records(entry, request.headers())
         {
             let by = &entry.preview.name;
             return invocations::accept(&self.server.service, hosted, by, request).await;
@@ -145,8 +146,12 @@ impl Visitor<'_> {
         let headers = request.headers_mut();
         let foreign = is_foreign(&uri, headers);
         let shown = Shown::take(&mut uri, headers);
+        // Only we say it, of what we run.
+        headers.remove(INVOCATION_HEADER);
+        // What is recorded is for who may: else anybody could fill the disk.
+        let recorded = records(entry, headers);
         let free = Pass { until: entry.strangers.clone(), cookie: None };
-        let pass = if entry.preview.public {
+        let pass = if entry.preview.public && !recorded {
             Some(free)
         } else if let Some(pass) = self.open(entry, &shown, foreign, headers) {
             Some(pass)
@@ -157,7 +162,10 @@ impl Visitor<'_> {
         let hidden = auth::hide(&self.server.service.keys, &uri, headers);
         hidden.map_err(|error| ErrorPage::of(&error))?;
         *request.uri_mut() = uri;
-        pass.ok_or_else(|| ErrorPage::locked(!shown.is_empty()))
+        pass.ok_or_else(|| match recorded && shown.is_empty() {
+            true => ErrorPage::unrecorded(),
+            false => ErrorPage::locked(!shown.is_empty()),
+        })
     }
 
     fn open(
@@ -257,6 +265,12 @@ impl Visitor<'_> {
         let page = ErrorPage::of(&error);
         Box::new(ErrorPage { listening: Some(ports), ..*page })
     }
+}
+
+/// Whether the request wants no answer now.
+fn records(entry: &Entry, headers: &HeaderMap) -> bool {
+    matches!(entry.preview.target, PreviewTarget::Service(_))
+        && invocations::is_asynchronous(headers)
 }
 
 /// Whether a page of somebody else made this request. What a person follows to is not.

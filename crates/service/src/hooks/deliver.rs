@@ -5,22 +5,22 @@
 //! - A receiver gets a few requests at a time; one that is slow or gone holds up no other.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use torpor_egress::outgoing::{Call, SendError};
+use torpor_egress::outgoing::Call;
 use torpor_lifecycle::chain;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::event::LastAttempt;
-use torpor_store::{Claiming, DeliveryClaim, Target, Vault, WebhookSecrets};
+use torpor_store::{Claiming, DeliveryClaim, OutboxBounds, Target, Vault, WebhookSecrets};
 
 use super::sign::signature;
-use super::verdict::{Answer, Tried, complaint};
+use super::verdict::{Answer, BACKOFF_MAX, Tried, Unsent, complaint};
 use crate::Service;
 
-/// Requests under way to one webhook; and of those that are sent once, together.
+/// Requests under way to one webhook; and of the callbacks of one service, which have one receiver as a rule.
 const EACH_MAX: usize = 8;
 /// Requests under way of this daemon.
 const SENDING_MAX: usize = 64;
@@ -38,14 +38,15 @@ const EXPIRES: Duration = Duration::from_secs(24 * 60 * 60);
 const LOOK: Duration = Duration::from_secs(1);
 /// How often it is swept.
 const SWEEP: Duration = Duration::from_secs(60);
-/// Deliveries of one webhook that wait: then the oldest fail.
+/// Deliveries of one webhook, or callbacks of one service, that wait: then the oldest fail.
 const WAITING_MAX: usize = 10_000;
 /// Deliveries of one webhook that have ended and are remembered.
 const REMEMBERED: usize = 1_000;
 
 /// Sends until the daemon stops.
 pub async fn deliver(service: Arc<Service>) {
-    while let Err(error) = service.ledger.release_deliveries().await {
+    let latest_ms = after(service.fleet.clock().now_ms(), BACKOFF_MAX);
+    while let Err(error) = service.ledger.release_deliveries(latest_ms).await {
         tracing::warn!(error = chain(&error), "cannot begin to deliver, trying again");
         tokio::time::sleep(LOOK).await;
     }
@@ -78,8 +79,13 @@ pub async fn deliver(service: Arc<Service>) {
         if swept.elapsed() >= SWEEP {
             swept = Instant::now();
             let now_ms = service.fleet.clock().now_ms();
-            let done = service.ledger.sweep_deliveries(now_ms, WAITING_MAX, REMEMBERED).await;
-            if let Err(error) = done {
+            let bounds = OutboxBounds {
+                now_ms,
+                oldest_ms: now_ms.saturating_sub(EXPIRES.as_millis() as u64),
+                waiting: WAITING_MAX,
+                remembered: REMEMBERED,
+            };
+            if let Err(error) = service.ledger.sweep_deliveries(&bounds).await {
                 tracing::warn!(error = chain(&error), "cannot sweep the outbox");
             }
         }
@@ -93,15 +99,18 @@ async fn claim(service: &Service, limit: usize) -> Result<Vec<DeliveryClaim>, St
     if limit == 0 || due.is_none_or(|due| due > now_ms) {
         return Ok(Vec::new());
     }
-    let after = |wait: Duration| now_ms.saturating_add(wait.as_millis() as u64);
     let claiming = Claiming {
         now_ms,
-        lease_until_ms: after(LEASE),
-        expires_at_ms: after(EXPIRES),
+        lease_until_ms: after(now_ms, LEASE),
+        expires_at_ms: after(now_ms, EXPIRES),
         each: EACH_MAX,
         limit,
     };
     service.ledger.claim_deliveries(&claiming).await
+}
+
+fn after(now_ms: u64, wait: Duration) -> u64 {
+    now_ms.saturating_add(wait.as_millis() as u64)
 }
 
 async fn attempt(service: &Service, claim: &DeliveryClaim) {
@@ -117,6 +126,7 @@ async fn attempt(service: &Service, claim: &DeliveryClaim) {
     let DeliveryClaim { attempt, expires_at_ms, .. } = *claim;
     let next = Tried { answer: &answer, attempt, now_ms, expires_at_ms, chance: chance() }.next();
     tracing::debug!(delivery = %claim.id, attempt, ?next, error = tried.error, "delivery tried");
+    service.metrics.tried(&next);
     // If that fails its lease ends, and it is tried again.
     if let Err(error) = service.ledger.finish_delivery(claim, &tried, &next).await {
         tracing::warn!(delivery = %claim.id, error = chain(&error), "what came of a delivery is not recorded");
@@ -124,9 +134,9 @@ async fn attempt(service: &Service, claim: &DeliveryClaim) {
 }
 
 /// The status alone says whether it was delivered.
-async fn send(service: &Service, claim: &DeliveryClaim) -> Result<Answer, SendError> {
+async fn send(service: &Service, claim: &DeliveryClaim) -> Result<Answer, Unsent> {
     let now_ms = service.fleet.clock().now_ms();
-    let unsigned = |error: StoreError| SendError::BadUrl(chain(&error));
+    let unsigned = |error: StoreError| Unsent::Unsigned(chain(&error));
     let (url, keys) = match &claim.target {
         Target::Webhook { id, url, secrets } => {
             (url, keys(&service.vault, id.as_str(), secrets, now_ms).map_err(unsigned)?)
@@ -136,7 +146,7 @@ async fn send(service: &Service, claim: &DeliveryClaim) -> Result<Answer, SendEr
             (url, vec![key])
         }
     };
-    let (id, at_secs) = (claim.event.as_str(), now_ms / 1000);
+    let (id, at_secs) = (claim.event.as_str(), wall_secs());
     let (signature, stamp) = (signature(&keys, id, at_secs, &claim.body), at_secs.to_string());
     let call = Call {
         method: "POST",
@@ -155,6 +165,12 @@ async fn send(service: &Service, claim: &DeliveryClaim) -> Result<Answer, SendEr
     let answer = service.egress.outgoing().call(call).await?;
     let retry_after = answer.header("retry-after").map(str::to_owned);
     Ok(Answer { status: answer.status, retry_after })
+}
+
+/// What the clock says now. Receivers refuse what is minutes old, and the lifecycle's clock does not follow one that
+/// was stepped, or a host that slept.
+fn wall_secs() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// The present key, and the one before as long as that is good and can be opened.
@@ -185,6 +201,15 @@ mod tests {
     use torpor_store::{Layout, Ledger};
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_signature_has_the_time_of_the_wall_clock_whatever_the_lifecycle_has_for_it() {
+        let clock = torpor_lifecycle::Clock::start();
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        assert!(wall_secs().abs_diff(now) <= 1);
+        assert!(wall_secs().abs_diff(clock.now_ms() / 1000) > 3000);
+    }
 
     /// What the hint of a secret that can't be opened says to do, helps.
     #[tokio::test]

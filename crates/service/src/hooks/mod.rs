@@ -168,6 +168,13 @@ fn check(
     if types.is_some_and(|types| types.len() > TYPES_MAX) {
         return Err(Error::invalid(format!("types: at most {TYPES_MAX} can be named")));
     }
+    if let Some(kind) = types.unwrap_or_default().iter().find(|kind| !kind.is_for_all()) {
+        return Err(Error::with_hint(
+            ErrorCode::InvalidRequest,
+            format!("types: no webhook is told of {kind} because it asks for it"),
+            "callbacks are told of invocations, and `torpor webhook test` tells of tests",
+        ));
+    }
     Ok(labels.map_or(Ok(()), check_labels)?)
 }
 

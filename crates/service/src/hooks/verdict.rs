@@ -10,7 +10,7 @@ use torpor_store::Next;
 /// The longest wait before the second attempt; it doubles with every further one.
 const BACKOFF: Duration = Duration::from_secs(4);
 /// Longest wait between two attempts, also if the receiver asks for more.
-const BACKOFF_MAX: Duration = Duration::from_secs(60 * 60);
+pub(super) const BACKOFF_MAX: Duration = Duration::from_secs(60 * 60);
 /// Shortest wait: a receiver that fails at once is not asked in a circle.
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
 
@@ -22,9 +22,19 @@ pub(super) struct Answer {
     pub(super) retry_after: Option<String>,
 }
 
+/// Why there is no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unsent {
+    /// Its secret can't be opened. Perhaps later: the daemon was started with another key by mistake.
+    #[error("it can't be signed: {0}")]
+    Unsigned(String),
+    #[error(transparent)]
+    Send(#[from] SendError),
+}
+
 /// An attempt that has ended.
 pub(super) struct Tried<'a> {
-    pub(super) answer: &'a Result<Answer, SendError>,
+    pub(super) answer: &'a Result<Answer, Unsent>,
     /// Which one it was, from 1.
     pub(super) attempt: u32,
     pub(super) now_ms: u64,
@@ -39,13 +49,16 @@ impl Tried<'_> {
             Ok(Answer { status: 200..=299, .. }) => Next::Delivered,
             Ok(Answer { status: 410, .. }) => Next::Disabled(DisabledReason::Gone),
             Ok(Answer { retry_after, .. }) => self.again(retry_after.as_deref()),
-            Err(SendError::BadUrl(_)) => Next::Failed,
+            Err(Unsent::Send(SendError::BadUrl(_))) => Next::Failed,
             Err(
-                SendError::Closed { .. }
-                | SendError::Unreachable { .. }
-                | SendError::Slow { .. }
-                | SendError::BadAnswer { .. }
-                | SendError::TooLong { .. },
+                Unsent::Unsigned(_)
+                | Unsent::Send(
+                    SendError::Closed { .. }
+                    | SendError::Unreachable { .. }
+                    | SendError::Slow { .. }
+                    | SendError::BadAnswer { .. }
+                    | SendError::TooLong { .. },
+                ),
             ) => self.again(None),
         }
     }
@@ -61,7 +74,7 @@ impl Tried<'_> {
 }
 
 /// Why it counts as not delivered.
-pub(super) fn complaint(answer: &Result<Answer, SendError>) -> Option<String> {
+pub(super) fn complaint(answer: &Result<Answer, Unsent>) -> Option<String> {
     match answer {
         Ok(Answer { status: 200..=299, .. }) => None,
         Ok(Answer { status: status @ 300..=399, .. }) => {
@@ -89,11 +102,11 @@ mod tests {
     const NOW: u64 = 1_800_000_000_000;
     const DAY: u64 = 24 * 60 * 60 * 1000;
 
-    fn answered(status: u16, retry_after: Option<&str>) -> Result<Answer, SendError> {
+    fn answered(status: u16, retry_after: Option<&str>) -> Result<Answer, Unsent> {
         Ok(Answer { status, retry_after: retry_after.map(str::to_owned) })
     }
 
-    fn next(answer: &Result<Answer, SendError>, attempt: u32, chance: f64) -> Next {
+    fn next(answer: &Result<Answer, Unsent>, attempt: u32, chance: f64) -> Next {
         Tried { answer, attempt, now_ms: NOW, expires_at_ms: NOW + DAY, chance }.next()
     }
 
@@ -109,8 +122,10 @@ mod tests {
             assert_eq!(next(&answered(status, None), 1, 1.0), after(4_000), "{status}");
         }
         let slow = SendError::Slow { host: "a".to_owned(), limit: Duration::from_secs(1) };
-        assert_eq!(next(&Err(slow), 1, 1.0), after(4_000));
-        assert_eq!(next(&Err(SendError::BadUrl("no".to_owned())), 1, 1.0), Next::Failed);
+        assert_eq!(next(&Err(slow.into()), 1, 1.0), after(4_000));
+        assert_eq!(next(&Err(SendError::BadUrl("no".to_owned()).into()), 1, 1.0), Next::Failed);
+        let unsigned = Unsent::Unsigned("another secret key".to_owned());
+        assert_eq!(next(&Err(unsigned), 1, 1.0), after(4_000));
     }
 
     #[test]

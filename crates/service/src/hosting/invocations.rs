@@ -5,29 +5,33 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use torpor_lifecycle::chain;
 use torpor_lifecycle::ledger::Place;
+use torpor_lifecycle::{chain, fault};
 use torpor_protocol::event::Event;
 use torpor_protocol::invocation::{
     ASYNC_HEADER, BODY_MAX, HEADERS_MAX, INVOCATION_HEADER, Invocation, InvocationAnswer,
     InvocationState, Invoke, RETRIES_MAX, TIMEOUT_MAX_MS,
 };
 use torpor_protocol::{ErrorCode, EventId, EventKind, InvocationId};
-use torpor_store::{Addressee, ClaimedInvocation, NewDelivery, SealedCallback};
+use torpor_store::{Addressee, ClaimedInvocation, InvocationBounds, NewDelivery, SealedCallback};
 
 use super::hosted::Hosted;
 use crate::Service;
 use crate::error::{Error, Result};
 use crate::{headers, hooks};
 
-/// Invocations of one service that are not settled: each is a row of up to a megabyte.
-const QUEUED_MAX: usize = 10_000;
+/// Invocations of one service that are not settled: each is a row of up to some megabytes.
+const QUEUED: InvocationBounds = InvocationBounds { rows: 10_000, bytes: 256 << 20 };
 /// Those of one service that run at the same time: one that is slow leaves places to others.
 const EACH_MAX: usize = 16;
 /// How long one that is settled is remembered, and how long a place is looked for.
 const KEPT_MS: u64 = 24 * 60 * 60 * 1000;
-/// Those of one service that are settled and remembered: each is a row of up to a megabyte, too.
-const REMEMBERED: usize = 10_000;
+/// Those of one service that are settled and remembered: each is a row of up to some megabytes, too.
+const REMEMBERED: InvocationBounds = InvocationBounds { rows: 10_000, bytes: 256 << 20 };
+/// Longest path, with its query: what most servers take.
+const PATH_MAX: usize = 8 * 1024;
+/// Bytes of the headers of a request, names and values: what most servers take.
+const HEADER_BYTES_MAX: usize = 64 * 1024;
 /// Bytes that a callback is told: what receivers take. The body of a longer answer has to be asked for.
 const TOLD_MAX: usize = 256 * 1024;
 /// First and longest pause before another attempt.
@@ -71,17 +75,17 @@ pub async fn invoke(app: &Service, hosted: &Hosted, request: Invoke) -> Result<I
         created_at_ms: now_ms,
         settled_at_ms: None,
     };
-    let queued = app.ledger.queue_invocation(
-        &hosted.id,
-        &invocation,
-        &request,
-        callback.as_ref(),
-        QUEUED_MAX,
-    );
+    let queued =
+        app.ledger.queue_invocation(&hosted.id, &invocation, &request, callback.as_ref(), QUEUED);
     if !queued.await? {
-        let message = format!("{QUEUED_MAX} invocations of service {} wait already", hosted.name());
+        let InvocationBounds { rows, bytes } = QUEUED;
+        let message = format!(
+            "{rows} invocations of service {} wait already, or {bytes} bytes of them",
+            hosted.name()
+        );
         return Err(Error::with_hint(ErrorCode::CapacityReached, message, "ask again later"));
     }
+    fault::point("invocation.recorded");
     app.hosting.queued.notify_one();
     Ok(invocation)
 }
@@ -92,11 +96,18 @@ fn check(request: &Invoke) -> Result<()> {
     {
         return Err(Error::invalid("method: it is no method of HTTP"));
     }
+    if request.path.len() > PATH_MAX {
+        return Err(Error::invalid(format!("path: at most {PATH_MAX} bytes")));
+    }
     if !request.path.starts_with('/') || !request.path.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(Error::invalid("path: it begins with '/' and has no spaces"));
     }
     if request.headers.len() > HEADERS_MAX {
         return Err(Error::invalid(format!("headers: at most {HEADERS_MAX}")));
+    }
+    let bytes: usize = request.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if bytes > HEADER_BYTES_MAX {
+        return Err(Error::invalid(format!("headers: at most {HEADER_BYTES_MAX} bytes")));
     }
     for (name, value) in &request.headers {
         let Some(small) = headers::name_of(name).filter(|_| headers::is_value(value)) else {
@@ -146,7 +157,10 @@ pub async fn next(app: &Arc<Service>) -> ClaimedInvocation {
         let queued = app.hosting.queued.notified();
         let now_ms = app.fleet.clock().now_ms();
         match app.ledger.claim_invocation(app.fleet.owner(), now_ms, EACH_MAX).await {
-            Ok(Some(claimed)) => return claimed,
+            Ok(Some(claimed)) => {
+                fault::point("invocation.claimed");
+                return claimed;
+            }
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "invocations not looked for"),
         }
@@ -160,12 +174,13 @@ pub async fn settle(
     mut claimed: ClaimedInvocation,
     ended: std::result::Result<InvocationAnswer, Missed>,
 ) {
+    fault::point("invocation.answered");
     let now_ms = app.fleet.clock().now_ms();
     let again_at_ms = judge(&mut claimed, ended, now_ms);
     let callback = claimed.callback.take().filter(|_| again_at_ms.is_none());
     let callback = callback.map(|to| delivery(app, &claimed, to, now_ms));
     while let Err(error) =
-        app.ledger.settle_invocation(&claimed, again_at_ms, callback.as_ref()).await
+        app.ledger.settle_invocation(&claimed, again_at_ms, callback.as_ref(), REMEMBERED).await
     {
         let error = chain(&error);
         tracing::error!(invocation = %claimed.invocation.id, error, "its end is not recorded yet");
@@ -174,6 +189,10 @@ pub async fn settle(
             // It is run again by the next daemon.
             () = app.stopping.cancelled() => return,
         }
+    }
+    fault::point("invocation.settled");
+    if again_at_ms.is_none() {
+        app.metrics.settled(claimed.invocation.state);
     }
     if callback.is_some() {
         app.events.hint();
@@ -237,13 +256,13 @@ fn delivery(
         data: serde_json::json!({"service": service, "invocation": invocation}),
     });
     let SealedCallback { delivery, url, secret } = to;
-    let to = Addressee::Once { url, secret };
+    let to = Addressee::Once { service: claimed.service.clone(), url, secret };
     NewDelivery { id: delivery, event, kind, subject, body, to, created_at_ms: now_ms }
 }
 
-/// With the answer, unless it is longer than a receiver takes.
+/// With the answer, unless it is longer than a receiver takes: then without its body, and if need be its headers.
 fn told(invocation: &Invocation, event: impl Fn(&Invocation) -> Event) -> String {
-    let text = |invocation| {
+    let text = |invocation: &Invocation| {
         serde_json::to_string(&event(invocation)).expect("an event has text keys only")
     };
     let whole = text(invocation);
@@ -254,12 +273,20 @@ fn told(invocation: &Invocation, event: impl Fn(&Invocation) -> Event) -> String
     if let Some(answer) = &mut short.answer {
         (answer.body, answer.base64, answer.truncated) = (String::new(), false, true);
     }
+    let bodiless = text(&short);
+    if bodiless.len() <= TOLD_MAX {
+        return bodiless;
+    }
+    if let Some(answer) = &mut short.answer {
+        answer.headers.clear();
+    }
     text(&short)
 }
 
 /// What an earlier daemon worked on is due again. Before any is claimed: those of this daemon would be run twice.
 pub async fn recover(app: &Service) {
-    while let Err(error) = app.ledger.release_invocations(app.fleet.owner()).await {
+    let latest_ms = app.fleet.clock().now_ms().saturating_add(BACKOFF_MS.1);
+    while let Err(error) = app.ledger.release_invocations(app.fleet.owner(), latest_ms).await {
         tracing::warn!(error = chain(&error), "invocations not taken up, trying again");
         tokio::time::sleep(LOOK).await;
     }
@@ -287,7 +314,7 @@ pub async fn find_invocation(
     })
 }
 
-/// At most `limit` before this place, newest first.
+/// At most `limit` before this place, newest first, without their answers.
 pub async fn invocations(
     app: &Service,
     hosted: &Hosted,
@@ -309,6 +336,8 @@ mod tests {
             Invoke { method: "A B".into(), ..base() },
             Invoke { path: "x".into(), ..base() },
             Invoke { path: "/a b".into(), ..base() },
+            Invoke { path: format!("/{}", "a".repeat(PATH_MAX)), ..base() },
+            Invoke { headers: [("a".to_owned(), "x".repeat(HEADER_BYTES_MAX))].into(), ..base() },
             Invoke { headers: [("a b".to_owned(), String::new())].into(), ..base() },
             Invoke { headers: [("a".to_owned(), "\r\n".to_owned())].into(), ..base() },
             Invoke { headers: [("Content-Length".to_owned(), "9".to_owned())].into(), ..base() },
@@ -392,6 +421,10 @@ mod tests {
         );
         let long = said(&"x".repeat(TOLD_MAX));
         assert_eq!((&long["body"], &long["truncated"]), (&"".into(), &true.into()));
+        let mut invocation = claimed(0, 1).invocation;
+        let headers = [("x-long".to_owned(), "x".repeat(TOLD_MAX))].into();
+        invocation.answer = Some(InvocationAnswer { headers, ..answer(200, "well") });
+        assert!(told(&invocation, event).len() <= TOLD_MAX);
     }
 
     #[test]

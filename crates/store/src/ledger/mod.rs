@@ -36,7 +36,7 @@ pub use edge::{DomainLedger, DomainRow, PreviewLedger, TokenRow};
 pub use events::{EventFilter, EventLedger, EventRange};
 pub use hosting::{HostingLedger, ServiceRow};
 pub use images::{ImageLedger, ImageRow, LayerFacts, Removed};
-pub use invocations::{ClaimedInvocation, InvocationLedger, SealedCallback};
+pub use invocations::{ClaimedInvocation, InvocationBounds, InvocationLedger, SealedCallback};
 pub use jobs::{
     Admitted, AttemptEnd, ExecutionFilter, JobLedger, NewExecution, QueueBounds, QueueLength,
     Settled, Settlement, TASK_LABEL, TaskClaim, TaskLease, TaskLedger, TaskPage, TaskProcess,
@@ -52,8 +52,8 @@ pub use schedules::{Fire, NextTime, ScheduleLedger};
 pub use secrets::{Seal, Sealed, SecretLedger};
 pub use sqlite::SqliteLedger;
 pub use webhooks::{
-    Addressee, Claiming, DeliveryClaim, DeliveryLedger, NewDelivery, Next, Target, WebhookLedger,
-    WebhookSecrets,
+    Addressee, Claiming, DeliveryClaim, DeliveryLedger, NewDelivery, Next, OutboxBounds,
+    OutboxLength, Target, WebhookLedger, WebhookSecrets,
 };
 
 /// A database that remembers everything.

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use torpor_lifecycle::ledger::Place;
 use torpor_lifecycle::store::StoreError;
 use torpor_protocol::event::{Delivery, DisabledReason, LastAttempt, UpdateWebhook, Webhook};
-use torpor_protocol::{DeliveryId, EventId, EventKind, WebhookId};
+use torpor_protocol::{DeliveryId, EventId, EventKind, ServiceId, WebhookId};
 
 use super::Sealed;
 
@@ -49,8 +49,9 @@ pub struct NewDelivery {
 #[derive(Debug)]
 pub enum Addressee {
     Webhook(WebhookId),
-    /// This URL, signed with this; the secret is sealed for the delivery.
+    /// This URL, signed with this; the secret is sealed for the delivery. Those of one service are one receiver's.
     Once {
+        service: ServiceId,
         url: String,
         secret: Sealed,
     },
@@ -75,10 +76,32 @@ pub struct Claiming {
     pub lease_until_ms: u64,
     /// When what was never tried before is given up.
     pub expires_at_ms: u64,
-    /// Under way at the same time to one webhook, on all nodes; and of those to nobody who is known.
+    /// Under way at the same time to one webhook, on all nodes; and of the callbacks of one service.
     pub each: usize,
     /// At once.
     pub limit: usize,
+}
+
+/// How much is not over, of all nodes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OutboxLength {
+    /// Invocations.
+    pub queued: u64,
+    pub running: u64,
+    pub deliveries: u64,
+}
+
+/// What stays in the outbox.
+#[derive(Debug, Clone, Copy)]
+pub struct OutboxBounds {
+    /// What has expired fails.
+    pub now_ms: u64,
+    /// What is older and was never tried fails if its webhook is disabled.
+    pub oldest_ms: u64,
+    /// Of one webhook, and of the callbacks of one service, at most so many wait: the oldest fail.
+    pub waiting: usize,
+    /// So many of one webhook that were delivered or failed are remembered. Callbacks are not: nobody can see them.
+    pub remembered: usize,
 }
 
 /// What came of an attempt.
@@ -150,14 +173,9 @@ pub trait DeliveryLedger: Send + Sync + 'static {
         attempt: &LastAttempt,
         next: &Next,
     ) -> Result<bool, StoreError>;
-    /// Nobody of this node tries anything now: it has just started.
-    async fn release_deliveries(&self) -> Result<(), StoreError>;
-    /// Of each webhook at most so many wait, and at most so many that were delivered or failed are remembered:
-    /// the oldest fail, and are forgotten. What has expired fails.
-    async fn sweep_deliveries(
-        &self,
-        now_ms: u64,
-        waiting: usize,
-        remembered: usize,
-    ) -> Result<(), StoreError>;
+    /// Nobody of this node tries anything now: it has just started. Nothing is due later than `latest_ms`, which a
+    /// clock that was ahead may have said.
+    async fn release_deliveries(&self, latest_ms: u64) -> Result<(), StoreError>;
+    async fn outbox_length(&self) -> Result<OutboxLength, StoreError>;
+    async fn sweep_deliveries(&self, bounds: &OutboxBounds) -> Result<(), StoreError>;
 }

@@ -53,7 +53,7 @@ async fn invoke(
 #[utoipa::path(
     get, path = "/v1/services/{service}/invocations",
     params(("service" = String, Path, description = "Name"), PageQuery),
-    responses((status = 200, description = "The newest first.", body = InvocationList))
+    responses((status = 200, description = "The newest first, without their answers.", body = InvocationList))
 )]
 async fn list(
     State(service): State<Arc<Service>>,

@@ -8,9 +8,11 @@ use serde_json::{Value, json};
 use torpor_daemon::ShutdownMode;
 
 use super::{SHOP, Server, deploy, free_port, revision, shop, wait, with};
-use crate::client::{PATIENCE, request, send};
+use crate::client::{Answer, PATIENCE, request, send};
 use crate::receiver::{Receiver, Reply};
 use crate::world::World;
+
+const TOKEN: &str = "x-torpor-preview-token";
 
 #[tokio::test]
 async fn the_end_of_an_invocation_is_told_to_its_callback_signed_with_the_secret_that_was_given() {
@@ -72,23 +74,58 @@ async fn an_invocation_at_the_address_of_a_tag_is_run_by_its_revision() {
     let url = shop["traffic"][0]["urls"][0].as_str().unwrap();
     assert!(!url.contains("next-shop"), "{url}");
     let host = url.strip_prefix("http://").unwrap().split('.').next().unwrap();
-    let mut asked = request(Method::POST, "/slow", "");
-    asked.headers_mut().insert("host", format!("{host}.localhost").parse().unwrap());
-    asked.headers_mut().insert("x-torpor-async", "true".parse().unwrap());
-    let accepted = send(world.address, asked).await.expect(202);
+    let unknown = world.post(&format!("{SHOP}/invocations"), json!({"tag": "none"})).await;
+    unknown.expect_error(400, "invalid_request");
+    // Its address has no tokens; an API key opens all.
+    let key = world.post("/v1/keys", json!({"label": "laptop"})).await.expect(201);
+    let secret = key["secret"].as_str().unwrap();
+    let accepted = later(&world, host, "/slow", &[("x-api-key", secret)]).await.expect(202);
     crate::world::until("it is there", || next_server.busy.load(Ordering::SeqCst) == 1).await;
     assert_eq!(server.busy.load(Ordering::SeqCst), 0);
     next_server.slow.add_permits(1);
-    settled_invocation(&world, accepted["id"].as_str().unwrap()).await;
-    let unknown = world.post(&format!("{SHOP}/invocations"), json!({"tag": "none"})).await;
-    unknown.expect_error(400, "invalid_request");
+    settled_by(&world, accepted["id"].as_str().unwrap(), Some(secret)).await;
+}
+
+/// A request that is answered later.
+async fn later(world: &World, host: &str, path: &str, shown: &[(&'static str, &str)]) -> Answer {
+    let mut asked = request(Method::POST, path, "body");
+    let headers = asked.headers_mut();
+    headers.insert("host", format!("{host}.localhost").parse().unwrap());
+    headers.insert("x-torpor-async", "true".parse().unwrap());
+    for (name, value) in shown {
+        headers.insert(*name, value.parse().unwrap());
+    }
+    send(world.address, asked).await
+}
+
+#[tokio::test]
+async fn nobody_fills_the_disk_who_shows_no_token_although_the_service_is_public() {
+    let (world, server) = (World::new().await, Server::start().await);
+    shop(&world, json!({}), revision(server.port)).await;
+    let refused = later(&world, "shop", "/page", &[]).await;
+    let refused = refused.expect_error(401, "unauthenticated");
+    assert!(refused["hint"].as_str().unwrap().contains("/tokens"), "{refused}");
+    for wrong in [(TOKEN, "wrong"), ("x-api-key", "wrong"), ("cookie", "torpor_preview=wrong")] {
+        later(&world, "shop", "/page", &[wrong]).await.expect_error(401, "unauthenticated");
+    }
+    let list = world.get(&format!("{SHOP}/invocations")).await.expect(200);
+    assert_eq!(list["invocations"], json!([]));
+    assert_eq!(super::ask(&world, "/page").await.status, 200);
 }
 
 async fn settled_invocation(world: &World, id: &str) -> Value {
+    settled_by(world, id, None).await
+}
+
+async fn settled_by(world: &World, id: &str, key: Option<&str>) -> Value {
     let path = format!("{SHOP}/invocations/{id}");
     let poll = async {
         loop {
-            let found = world.get(&path).await.expect(200);
+            let mut asked = request(Method::GET, &path, "");
+            if let Some(key) = key {
+                asked.headers_mut().insert("x-api-key", key.parse().unwrap());
+            }
+            let found = send(world.address, asked).await.expect(200);
             if ["succeeded", "failed"].contains(&found["state"].as_str().unwrap()) {
                 return found;
             }
@@ -102,10 +139,9 @@ async fn settled_invocation(world: &World, id: &str) -> Value {
 async fn an_invocation_is_recorded_run_again_by_the_next_daemon_and_its_answer_is_kept() {
     let (mut world, server) = (World::new().await, Server::start().await);
     shop(&world, json!({}), revision(server.port)).await;
-    let mut asked = request(Method::POST, "/page?x=1", "body");
-    asked.headers_mut().insert("host", "shop.localhost".parse().unwrap());
-    asked.headers_mut().insert("x-torpor-async", "true".parse().unwrap());
-    let accepted = send(world.address, asked).await.expect(202);
+    let token = world.tell(&format!("{SHOP}/tokens")).await.expect(201)["token"].clone();
+    let shown = [(TOKEN, token.as_str().unwrap())];
+    let accepted = later(&world, "shop", "/page?x=1", &shown).await.expect(202);
     let done = settled_invocation(&world, accepted["id"].as_str().unwrap()).await;
     assert_eq!(
         (&done["state"], &done["answer"]["body"]),
@@ -124,7 +160,14 @@ async fn an_invocation_is_recorded_run_again_by_the_next_daemon_and_its_answer_i
     let done = settled_invocation(&world, slow["id"].as_str().unwrap()).await;
     assert_eq!((&done["state"], &done["failures"]), (&json!("succeeded"), &json!(0)));
     let list = world.get(&format!("{SHOP}/invocations")).await.expect(200);
-    assert_eq!(list["invocations"].as_array().unwrap().len(), 3);
+    let listed = list["invocations"].as_array().unwrap();
+    assert_eq!(listed.len(), 3);
+    assert!(listed.iter().all(|it| it.get("answer").is_none()), "each is got by its id: {list}");
+    let metrics = world.get("/metrics").await.text();
+    for line in ["torpor_invocations_queued 0", "torpor_invocations_running 0"] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+    assert!(metrics.contains("torpor_invocations_settled_total{state=\"succeeded\"} 1"));
     let bad = world.post(&format!("{SHOP}/invocations"), json!({"path": "no"})).await;
     bad.expect_error(400, "invalid_request");
 }

@@ -9,11 +9,52 @@ use torpor_protocol::event::{Delivery, DeliveryState, DisabledReason, LastAttemp
 use torpor_protocol::{DeliveryId, WebhookId};
 
 use super::super::{
-    Addressee, Claiming, DeliveryClaim, DeliveryLedger, NewDelivery, Next, Sealed, Target,
+    Addressee, Claiming, DeliveryClaim, DeliveryLedger, NewDelivery, Next, OutboxBounds,
+    OutboxLength, Sealed, Target,
 };
 use super::events::read_kind;
 use super::webhooks::{read_last, read_secrets};
 use super::{LAST, Query, SqliteLedger, column, limit_of, parsed, time, to_column};
+
+/// Jumps from lane to lane of those that have something that waits: reads one entry of an index for each, however
+/// much waits in it. Nothing is sent to a webhook that is disabled.
+macro_rules! of_lanes {
+    ($query:literal) => {
+        concat!(
+            "WITH RECURSIVE every (lane) AS (
+                 SELECT min(lane) FROM deliveries WHERE state = 'pending'
+                 UNION ALL
+                 SELECT (SELECT min(lane) FROM deliveries
+                     WHERE state = 'pending' AND lane > every.lane)
+                 FROM every WHERE lane IS NOT NULL),
+             open (lane, next_at_ms) AS (
+                 SELECT lane, (SELECT min(next_at_ms) FROM deliveries
+                     WHERE state = 'pending' AND lane = every.lane)
+                 FROM every
+                 WHERE lane IS NOT NULL AND lane NOT IN (SELECT id FROM webhooks WHERE enabled = 0)) ",
+            $query
+        )
+    };
+}
+
+pub(super) const NEXT: &str = of_lanes!("SELECT min(next_at_ms) AS due FROM open");
+
+/// Who has fewest under way goes first: those whose receivers are slow do not take all the room for good.
+pub(super) const LANES_DUE: &str = of_lanes!(
+    "SELECT lane FROM open WHERE next_at_ms <= ?1
+     ORDER BY (SELECT count(*) FROM deliveries WHERE lane = open.lane AND state = 'pending'
+         AND lease_until_ms > 0 AND lease_until_ms > ?1), random()"
+);
+
+pub(super) const CLAIM: &str = "
+    UPDATE deliveries SET node = ?3, attempts = attempts + 1, lease_until_ms = ?4,
+        expires_at_ms = coalesce(expires_at_ms, ?5)
+    WHERE id IN (
+        SELECT id FROM deliveries WHERE lane = ?1 AND state = 'pending' AND next_at_ms <= ?2
+        ORDER BY next_at_ms, created_at_ms
+        LIMIT min(?7, max(0, ?6 - (SELECT count(*) FROM deliveries
+            WHERE lane = ?1 AND state = 'pending' AND lease_until_ms > 0 AND lease_until_ms > ?2))))
+    RETURNING *";
 
 #[async_trait]
 impl DeliveryLedger for SqliteLedger {
@@ -64,16 +105,7 @@ impl DeliveryLedger for SqliteLedger {
     }
 
     async fn next_delivery(&self) -> Result<Option<u64>, StoreError> {
-        // Each webhook, and then nobody: so an index answers each.
-        let query = sqlx::query(
-            "SELECT min(due) AS due FROM (
-                 SELECT (SELECT min(max(due_at_ms, lease_until_ms)) FROM deliveries
-                     WHERE webhook_id = w.id AND state = 'pending') AS due
-                 FROM webhooks AS w WHERE w.enabled = 1
-                 UNION ALL
-                 SELECT min(max(due_at_ms, lease_until_ms)) FROM deliveries
-                 WHERE webhook_id IS NULL AND state = 'pending')",
-        );
+        let query = sqlx::query(NEXT);
         let read = |row: &SqliteRow| column::<Option<i64>>(row, "due");
         let due = self.one("look for the next delivery", query, read).await?.flatten();
         Ok(due.map(|due| u64::try_from(due).unwrap_or(0)))
@@ -85,21 +117,14 @@ impl DeliveryLedger for SqliteLedger {
     ) -> Result<Vec<DeliveryClaim>, StoreError> {
         let action = "claim deliveries";
         let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
-        // Who has fewest under way goes first: those whose receivers are slow do not take all the room for good.
-        let whose = sqlx::query(
-            "SELECT id FROM (SELECT id FROM webhooks WHERE enabled = 1 UNION ALL SELECT NULL) AS w
-             ORDER BY (SELECT count(*) FROM deliveries WHERE webhook_id IS w.id AND state = 'pending'
-                 AND lease_until_ms > ?), random()",
-        )
-        .bind(to_column(claiming.now_ms));
+        let whose = sqlx::query(LANES_DUE).bind(to_column(claiming.now_ms));
         let whose = whose.fetch_all(&mut *transaction).await.map_err(self.failed(action))?;
         let mut claims = Vec::new();
         for row in whose {
-            let webhook: Option<String> = column(&row, "id")?;
+            let lane: String = column(&row, "lane")?;
             let room = claiming.limit.saturating_sub(claims.len());
             if room > 0 {
-                let of = webhook.as_deref();
-                claims.extend(self.claim_of(&mut transaction, of, claiming, room).await?);
+                claims.extend(self.claim_of(&mut transaction, &lane, claiming, room).await?);
             }
         }
         transaction.commit().await.map_err(self.failed(action))?;
@@ -153,23 +178,41 @@ impl DeliveryLedger for SqliteLedger {
         Ok(true)
     }
 
-    async fn release_deliveries(&self) -> Result<(), StoreError> {
-        let query = sqlx::query(
+    async fn release_deliveries(&self, latest_ms: u64) -> Result<(), StoreError> {
+        let action = "let go of the deliveries of this node";
+        let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
+        let release = sqlx::query(
             "UPDATE deliveries SET lease_until_ms = 0
              WHERE state = 'pending' AND lease_until_ms > 0 AND node = ?",
         )
         .bind(self.node.as_str());
-        let done = query.execute(&self.writer).await;
-        done.map(drop).map_err(self.failed("let go of the deliveries of this node"))
+        let clamp = sqlx::query(
+            "UPDATE deliveries SET due_at_ms = ?1 WHERE state = 'pending' AND due_at_ms > ?1",
+        )
+        .bind(to_column(latest_ms));
+        for query in [release, clamp] {
+            query.execute(&mut *transaction).await.map_err(self.failed(action))?;
+        }
+        transaction.commit().await.map_err(self.failed(action))
     }
 
-    async fn sweep_deliveries(
-        &self,
-        now_ms: u64,
-        waiting: usize,
-        remembered: usize,
-    ) -> Result<(), StoreError> {
+    async fn outbox_length(&self) -> Result<OutboxLength, StoreError> {
+        let query = sqlx::query(
+            "SELECT (SELECT count(*) FROM invocations WHERE state = 'queued') AS queued,
+                 (SELECT count(*) FROM invocations WHERE state = 'running') AS running,
+                 (SELECT count(*) FROM deliveries WHERE state = 'pending') AS deliveries",
+        );
+        let read = |row: &SqliteRow| {
+            let [queued, running, deliveries] =
+                [time(row, "queued")?, time(row, "running")?, time(row, "deliveries")?];
+            Ok(OutboxLength { queued, running, deliveries })
+        };
+        Ok(self.one("count what is to be delivered", query, read).await?.unwrap_or_default())
+    }
+
+    async fn sweep_deliveries(&self, bounds: &OutboxBounds) -> Result<(), StoreError> {
         let action = "sweep the deliveries";
+        let OutboxBounds { now_ms, oldest_ms, waiting, remembered } = *bounds;
         let failed = |why: &str| {
             let (error, status) = (Some(why.to_owned()), None);
             serde_json::to_string(&LastAttempt { at_ms: now_ms, status, error, took_ms: 0 })
@@ -177,16 +220,19 @@ impl DeliveryLedger for SqliteLedger {
         let text = |text: serde_json::Result<String>| text.map_err(StoreError::failed(action));
         let mut transaction = self.writer.begin().await.map_err(self.failed(action))?;
         let expire = sqlx::query(
-            "UPDATE deliveries SET state = 'failed', last = coalesce(last, ?2)
-             WHERE state = 'pending' AND expires_at_ms < ?1 AND lease_until_ms < ?1",
+            "UPDATE deliveries SET state = 'failed', last = coalesce(last, ?3)
+             WHERE state = 'pending' AND lease_until_ms < ?1 AND (expires_at_ms < ?1
+                 OR expires_at_ms IS NULL AND created_at_ms < ?2
+                     AND webhook_id IN (SELECT id FROM webhooks WHERE enabled = 0))",
         )
         .bind(to_column(now_ms))
+        .bind(to_column(oldest_ms))
         .bind(text(failed("it was not delivered in time"))?);
         // All that wait are looked at, once a minute: there are not more than may wait.
         let refuse = sqlx::query(
             "UPDATE deliveries SET state = 'failed', last = coalesce(last, ?2) WHERE id IN (
                  SELECT id FROM (SELECT id, row_number() OVER (
-                         PARTITION BY webhook_id ORDER BY created_at_ms DESC, id DESC) AS place
+                         PARTITION BY lane ORDER BY created_at_ms DESC, id DESC) AS place
                      FROM deliveries WHERE state = 'pending' AND lease_until_ms = 0)
                  WHERE place > ?1)",
         )
@@ -194,10 +240,10 @@ impl DeliveryLedger for SqliteLedger {
         .bind(text(failed("too many waited"))?);
         let forget = sqlx::query(
             "DELETE FROM deliveries WHERE id IN (
-                 SELECT id FROM (SELECT id, row_number() OVER (
+                 SELECT id FROM (SELECT id, webhook_id, row_number() OVER (
                          PARTITION BY webhook_id ORDER BY created_at_ms DESC, id DESC) AS place
                      FROM deliveries WHERE state <> 'pending')
-                 WHERE place > ?1)",
+                 WHERE place > ?1 OR webhook_id IS NULL)",
         )
         .bind(limit_of(remembered));
         for query in [expire, refuse, forget] {
@@ -209,17 +255,20 @@ impl DeliveryLedger for SqliteLedger {
 
 /// Puts it into the outbox.
 pub(super) fn insert_delivery(delivery: &NewDelivery) -> Query<'_> {
-    let (webhook, url, secret) = match &delivery.to {
-        Addressee::Webhook(id) => (Some(id.as_str()), None, None),
-        Addressee::Once { url, secret } => (None, Some(url.as_str()), Some(secret)),
+    let (webhook, service, url, secret) = match &delivery.to {
+        Addressee::Webhook(id) => (Some(id.as_str()), None, None, None),
+        Addressee::Once { service, url, secret } => {
+            (None, Some(service.as_str()), Some(url.as_str()), Some(secret))
+        }
     };
     sqlx::query(
         "INSERT INTO deliveries
-             (id, webhook_id, event_id, kind, subject, body, url, nonce, sealed, created_at_ms)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             (id, webhook_id, service_id, event_id, kind, subject, body, url, nonce, sealed, created_at_ms)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     )
     .bind(delivery.id.as_str())
     .bind(webhook)
+    .bind(service)
     .bind(delivery.event.as_str())
     .bind(delivery.kind.as_str())
     .bind(&delivery.subject)
@@ -231,38 +280,28 @@ pub(super) fn insert_delivery(delivery: &NewDelivery) -> Query<'_> {
 }
 
 impl SqliteLedger {
-    /// What is due of one webhook, or of those to nobody who is known, as far as there is room.
+    /// What is due of one webhook, or of the callbacks of one service, as far as there is room.
     async fn claim_of(
         &self,
         transaction: &mut Transaction<'_, Sqlite>,
-        webhook: Option<&str>,
+        lane: &str,
         claiming: &Claiming,
         room: usize,
     ) -> Result<Vec<DeliveryClaim>, StoreError> {
         let action = "claim deliveries";
-        let query = sqlx::query(
-            "UPDATE deliveries SET node = ?3, attempts = attempts + 1, lease_until_ms = ?4,
-                 expires_at_ms = coalesce(expires_at_ms, ?5)
-             WHERE id IN (
-                 SELECT id FROM deliveries WHERE webhook_id IS ?1 AND state = 'pending'
-                     AND due_at_ms <= ?2 AND lease_until_ms <= ?2
-                 ORDER BY due_at_ms, created_at_ms
-                 LIMIT min(?7, max(0, ?6 - (SELECT count(*) FROM deliveries
-                     WHERE webhook_id IS ?1 AND state = 'pending' AND lease_until_ms > ?2))))
-             RETURNING *",
-        )
-        .bind(webhook)
-        .bind(to_column(claiming.now_ms))
-        .bind(self.node.as_str())
-        .bind(to_column(claiming.lease_until_ms))
-        .bind(to_column(claiming.expires_at_ms))
-        .bind(limit_of(claiming.each))
-        .bind(limit_of(room));
+        let query = sqlx::query(CLAIM)
+            .bind(lane)
+            .bind(to_column(claiming.now_ms))
+            .bind(self.node.as_str())
+            .bind(to_column(claiming.lease_until_ms))
+            .bind(to_column(claiming.expires_at_ms))
+            .bind(limit_of(claiming.each))
+            .bind(limit_of(room));
         let rows = query.fetch_all(&mut **transaction).await.map_err(self.failed(action))?;
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        let found = sqlx::query("SELECT * FROM webhooks WHERE id = ?").bind(webhook);
+        let found = sqlx::query("SELECT * FROM webhooks WHERE id = ?").bind(lane);
         let found = found.fetch_optional(&mut **transaction).await.map_err(self.failed(action))?;
         rows.iter().map(|row| read_claim(row, found.as_ref())).collect()
     }

@@ -39,6 +39,7 @@ static STEPS: &[(&str, &str)] = &steps![
     "0024_mcp_tasks",
     "0025_gateway",
     "0026_callbacks",
+    "0028_outbox",
     "0029_job_bounds",
 ];
 

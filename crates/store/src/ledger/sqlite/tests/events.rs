@@ -3,11 +3,11 @@
 use torpor_protocol::event::{
     Delivery, DeliveryState, DisabledReason, Event, LastAttempt, Webhook,
 };
-use torpor_protocol::{DeliveryId, EventId, EventKind, WebhookId};
+use torpor_protocol::{DeliveryId, EventId, EventKind, ServiceId, WebhookId};
 
 use super::super::super::{
     Addressee, Claiming, DeliveryClaim, DeliveryLedger as _, EventFilter, EventLedger as _,
-    EventRange, NewDelivery, Next, Sealed, WebhookLedger as _,
+    EventRange, NewDelivery, Next, OutboxBounds, Sealed, WebhookLedger as _,
 };
 use super::*;
 
@@ -62,6 +62,11 @@ impl World {
             limit: 100,
         };
         self.ledger.claim_deliveries(&claiming).await.unwrap()
+    }
+
+    async fn sweep(&self, now_ms: u64, waiting: usize, remembered: usize) {
+        let bounds = OutboxBounds { now_ms, oldest_ms: 0, waiting, remembered };
+        self.ledger.sweep_deliveries(&bounds).await.unwrap();
     }
 
     /// An event of which no other row tells.
@@ -236,7 +241,7 @@ async fn a_slow_webhook_holds_up_no_other() {
     assert_eq!(world.claim_due(1, 2).await.len(), 0);
     assert_eq!(world.claim_due(1, 3).await.len(), 2);
     // A daemon that starts takes up what it left.
-    world.ledger.release_deliveries().await.unwrap();
+    world.ledger.release_deliveries(u64::MAX).await.unwrap();
     assert_eq!(world.claim_due(1, 10).await.len(), 10);
 }
 
@@ -284,23 +289,99 @@ async fn a_webhook_that_is_gone_is_disabled_and_what_waits_goes_on_when_it_is_en
     assert!(world.sent(&hook).await.is_empty());
 }
 
-#[tokio::test]
-async fn one_delivery_goes_to_nobody_who_is_known() {
-    let (world, _) = pictured_record().await;
-    let delivery = NewDelivery {
+fn callback(service: &ServiceId) -> NewDelivery {
+    NewDelivery {
         id: DeliveryId::random(),
         event: EventId::random(),
-        kind: EventKind::JobFinished,
+        kind: EventKind::InvocationFinished,
         subject: "call-1".to_owned(),
         body: "{}".to_owned(),
-        to: Addressee::Once { url: "https://a.example/".to_owned(), secret: sealed(9) },
+        to: Addressee::Once {
+            service: service.clone(),
+            url: "https://a.example/".to_owned(),
+            secret: sealed(9),
+        },
         created_at_ms: 5,
-    };
-    world.ledger.record_delivery(&delivery).await.unwrap();
-    let [claim] = &world.claim_due(1, 10).await[..] else { panic!("one") };
+    }
+}
+
+#[tokio::test]
+async fn callbacks_of_a_service_whose_receiver_is_gone_hold_up_and_push_out_no_others() {
+    let (world, _) = pictured_record().await;
+    let (dead, well) = (ServiceId::random(), ServiceId::random());
+    for _ in 0..4 {
+        world.ledger.record_delivery(&callback(&dead)).await.unwrap();
+    }
+    assert_eq!(world.claim_due(1, 2).await.len(), 2);
+    assert_eq!(world.claim_due(1, 2).await.len(), 0);
+    world.ledger.record_delivery(&callback(&well)).await.unwrap();
+    let [claim] = &world.claim_due(1, 2).await[..] else { panic!("one") };
     let super::super::super::Target::Once { url, secret } = &claim.target else { panic!("once") };
     assert_eq!((url.as_str(), secret.bytes.as_slice()), ("https://a.example/", &[9; 8][..]));
+    let again = Next::Again { at_ms: 0 };
+    assert!(world.ledger.finish_delivery(claim, &attempt(7, 500), &again).await.unwrap());
+    world.sweep(2, 1, 9).await;
+    let [claim] = &world.claim_due(3, 2).await[..] else { panic!("that of the other") };
     assert!(world.ledger.finish_delivery(claim, &attempt(7, 200), &Next::Delivered).await.unwrap());
+    world.sweep(2, 9, 9).await;
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM deliveries")
+        .fetch_one(&world.ledger.writer)
+        .await
+        .unwrap();
+    assert_eq!(left, 3, "a callback that is over can't be seen, and is forgotten");
+}
+
+#[tokio::test]
+async fn what_waits_for_a_webhook_that_is_disabled_expires_although_it_was_never_tried() {
+    let (world, _) = pictured_record().await;
+    let (open, closed) = (world.hook(&[], &[]).await, world.hook(&[], &[]).await);
+    world.note(EventKind::JobFinished).await;
+    let disable =
+        torpor_protocol::event::UpdateWebhook { enabled: Some(false), ..Default::default() };
+    world.ledger.update_webhook(&closed, &disable).await.unwrap().unwrap();
+    let bounds = |oldest_ms| OutboxBounds { now_ms: 1, oldest_ms, waiting: 9, remembered: 9 };
+    let states = async || {
+        let state = |sent: Vec<Delivery>| sent[0].state;
+        (state(world.sent(&open).await), state(world.sent(&closed).await))
+    };
+    let at_ms = 1_800_000_000_250;
+    world.ledger.sweep_deliveries(&bounds(at_ms)).await.unwrap();
+    assert_eq!(states().await, (DeliveryState::Pending, DeliveryState::Pending));
+    world.ledger.sweep_deliveries(&bounds(at_ms + 1)).await.unwrap();
+    assert_eq!(states().await, (DeliveryState::Pending, DeliveryState::Failed));
+}
+
+#[tokio::test]
+async fn what_a_clock_that_was_ahead_put_off_is_tried_soon_after_a_start() {
+    let (world, _) = pictured_record().await;
+    world.hook(&[], &[]).await;
+    world.note(EventKind::JobFinished).await;
+    let [claim] = &world.claim_due(1, 1).await[..] else { panic!("one") };
+    let again = Next::Again { at_ms: 1000 * MINUTE };
+    assert!(world.ledger.finish_delivery(claim, &attempt(7, 500), &again).await.unwrap());
+    world.ledger.release_deliveries(60 * MINUTE).await.unwrap();
+    assert_eq!(world.ledger.next_delivery().await.unwrap(), Some(60 * MINUTE));
+}
+
+/// However much waits or was, what is looked for each second is found by an index.
+#[tokio::test]
+async fn looking_for_what_is_due_reads_no_rows_of_what_is_not() {
+    let (world, _) = pictured_record().await;
+    use super::super::{deliveries, invocations};
+    for sql in [invocations::CLAIM, deliveries::NEXT, deliveries::LANES_DUE, deliveries::CLAIM] {
+        let plan = sqlx::query(sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}")))
+            .fetch_all(&world.ledger.writer)
+            .await
+            .unwrap();
+        let steps: Vec<String> = plan.iter().map(|row| row.get("detail")).collect();
+        assert!(steps.iter().any(|step| step.contains("_queued") || step.contains("_next")));
+        for step in steps {
+            let of_rows = step.contains("invocations") || step.contains("deliveries");
+            let by = ["_queued", "_running", "_next", "_tried", "(id=?)"];
+            let found = step.starts_with("SEARCH") && by.iter().any(|by| step.contains(by));
+            assert!(!of_rows || found, "{step}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -316,11 +397,11 @@ async fn events_and_deliveries_are_bounded_and_the_last_number_stays() {
 
     let [one] = &world.claim_due(1, 1).await[..] else { panic!("one") };
     world.ledger.finish_delivery(one, &attempt(7, 200), &Next::Delivered).await.unwrap();
-    world.ledger.sweep_deliveries(1, 2, 10).await.unwrap();
+    world.sweep(1, 2, 10).await;
     let count =
         async |state| world.sent(&hook).await.iter().filter(|sent| sent.state == state).count();
     assert_eq!((count(DeliveryState::Pending).await, count(DeliveryState::Failed).await), (2, 2));
-    world.ledger.sweep_deliveries(1, 2, 1).await.unwrap();
+    world.sweep(1, 2, 1).await;
     assert_eq!(world.sent(&hook).await.len(), 3);
     // What was tried expires; what never was begins to count when it is.
     let claimed = world.claim_due(10, 1).await;
@@ -329,6 +410,6 @@ async fn events_and_deliveries_are_bounded_and_the_last_number_stays() {
         .finish_delivery(&claimed[0], &attempt(7, 500), &Next::Again { at_ms: 0 })
         .await
         .unwrap();
-    world.ledger.sweep_deliveries(61 * MINUTE, 9, 9).await.unwrap();
+    world.sweep(61 * MINUTE, 9, 9).await;
     assert_eq!(count(DeliveryState::Pending).await, 1);
 }

@@ -3,7 +3,9 @@
 use std::num::NonZeroU16;
 
 use torpor_protocol::hosting::{Health, Revision, RevisionState, Scale, Share};
-use torpor_protocol::invocation::{Callback, Invocation, InvocationState, Invoke};
+use torpor_protocol::invocation::{
+    Callback, Invocation, InvocationAnswer, InvocationState, Invoke,
+};
 use torpor_protocol::preview::{Preview, PreviewLabel};
 use torpor_protocol::{
     DeliveryId, EventId, EventKind, InvocationId, Network, PreviewId, PreviewTarget, Resources,
@@ -12,8 +14,9 @@ use torpor_protocol::{
 
 use super::*;
 use crate::{
-    Addressee, Claiming, DeliveryLedger as _, HostingLedger as _, InvocationLedger as _,
-    NewDelivery, PreviewLedger as _, Sealed, SealedCallback, ServiceRow, Target,
+    Addressee, Claiming, DeliveryLedger as _, HostingLedger as _, InvocationBounds,
+    InvocationLedger as _, NewDelivery, PreviewLedger as _, Sealed, SealedCallback, ServiceRow,
+    Target,
 };
 
 fn service(name: &str) -> ServiceRow {
@@ -192,6 +195,10 @@ fn sealed() -> Sealed {
     Sealed { nonce: vec![7; 12], bytes: vec![8; 40] }
 }
 
+fn bounds(rows: usize) -> InvocationBounds {
+    InvocationBounds { rows, bytes: 1 << 20 }
+}
+
 #[tokio::test]
 async fn the_end_of_an_invocation_and_its_callback_are_one_write_and_an_older_attempt_writes_neither()
  {
@@ -209,14 +216,14 @@ async fn the_end_of_an_invocation_and_its_callback_are_one_write_and_an_older_at
     let callback =
         SealedCallback { delivery: DeliveryId::random(), url: url.clone(), secret: sealed() };
     let one = invocation(5);
-    let queued = ledger.queue_invocation(&row.id, &one, &request, Some(&callback), 1).await;
+    let queued = ledger.queue_invocation(&row.id, &one, &request, Some(&callback), bounds(1)).await;
     assert!(queued.unwrap());
-    let full = ledger.queue_invocation(&row.id, &invocation(5), &request, None, 1).await;
+    let full = ledger.queue_invocation(&row.id, &invocation(5), &request, None, bounds(1)).await;
     assert!(!full.unwrap(), "as many wait as may");
     let first = ledger.claim_invocation(old, 5, 9).await.unwrap().unwrap();
     assert_eq!((&first.request.body, &first.request.callback), (&"x".to_owned(), &None));
     let new = ledger.take_over().await.unwrap();
-    ledger.release_invocations(&new).await.unwrap();
+    ledger.release_invocations(&new, 9).await.unwrap();
     let mut second = ledger.claim_invocation(&new, 5, 9).await.unwrap().unwrap();
     second.invocation.state = InvocationState::Succeeded;
     let kept = second.callback.take().unwrap();
@@ -228,12 +235,12 @@ async fn the_end_of_an_invocation_and_its_callback_are_one_write_and_an_older_at
         kind: EventKind::InvocationFinished,
         subject: second.invocation.id.to_string(),
         body: "{}".to_owned(),
-        to: Addressee::Once { url: kept.url, secret: kept.secret },
+        to: Addressee::Once { service: row.id.clone(), url: kept.url, secret: kept.secret },
         created_at_ms: 6,
     };
-    assert!(!ledger.settle_invocation(&first, None, Some(&told)).await.unwrap());
+    assert!(!ledger.settle_invocation(&first, None, Some(&told), bounds(9)).await.unwrap());
     assert_eq!(ledger.next_delivery().await.unwrap(), None);
-    assert!(ledger.settle_invocation(&second, None, Some(&told)).await.unwrap());
+    assert!(ledger.settle_invocation(&second, None, Some(&told), bounds(9)).await.unwrap());
     let claiming = Claiming { now_ms: 7, lease_until_ms: 9, expires_at_ms: 99, each: 9, limit: 9 };
     let [due] = &ledger.claim_deliveries(&claiming).await.unwrap()[..] else { panic!("one") };
     assert!(matches!(&due.target, Target::Once { url: to, .. } if *to == url));
@@ -241,35 +248,99 @@ async fn the_end_of_an_invocation_and_its_callback_are_one_write_and_an_older_at
     assert_eq!(found.state, InvocationState::Succeeded);
 }
 
-#[tokio::test]
-async fn so_many_invocations_of_one_service_run_at_a_time_and_so_many_are_remembered() {
-    let world = world().await;
-    let (ledger, owner) = (&world.ledger, &world.owner);
-    let (busy, other) = (service("busy"), service("other"));
-    for (row, times) in [(&busy, [1, 2, 3]), (&other, [4, 5, 6])] {
-        ledger.create_service(owner, row).await.unwrap();
+/// Two services, each with invocations that were asked for at these times.
+async fn two_services(world: &World, times: [[u64; 3]; 2]) -> [ServiceRow; 2] {
+    let rows = [service("busy"), service("other")];
+    for (row, times) in rows.iter().zip(times) {
+        world.ledger.create_service(&world.owner, row).await.unwrap();
         for at in times {
             let (one, wish) = (invocation(at), Invoke::default());
-            assert!(ledger.queue_invocation(&row.id, &one, &wish, None, 9).await.unwrap());
+            let queued = world.ledger.queue_invocation(&row.id, &one, &wish, None, bounds(9));
+            assert!(queued.await.unwrap());
         }
     }
+    rows
+}
+
+#[tokio::test]
+async fn the_service_of_which_fewest_invocations_run_goes_first_and_so_many_run_of_each() {
+    let world = world().await;
+    let (ledger, owner) = (&world.ledger, &world.owner);
+    let [busy, other] = two_services(&world, [[1, 2, 3], [4, 5, 60]]).await;
     let mut claims = Vec::new();
     while let Some(claimed) = ledger.claim_invocation(owner, 9, 2).await.unwrap() {
-        claims.push(claimed);
+        claims.push((claimed.service, claimed.invocation.created_at_ms));
     }
-    let of = |claimed: &crate::ClaimedInvocation| claimed.service.clone();
-    let services: Vec<_> = claims.iter().map(of).collect();
-    assert_eq!(services, [busy.id.clone(), busy.id.clone(), other.id.clone(), other.id.clone()]);
-    for mut claimed in claims {
+    let (busy, other) = (busy.id, other.id);
+    assert_eq!(claims, [(busy.clone(), 1), (other.clone(), 4), (busy.clone(), 2), (other, 5)]);
+    // What a clock that was ahead put off is due soon.
+    ledger.release_invocations(owner, 8).await.unwrap();
+    let mut due = 0;
+    while ledger.claim_invocation(owner, 8, 9).await.unwrap().is_some() {
+        due += 1;
+    }
+    assert_eq!(due, 6);
+}
+
+#[tokio::test]
+async fn a_service_has_so_many_bytes_that_wait_and_so_many_that_are_remembered() {
+    let world = world().await;
+    let (ledger, owner) = (&world.ledger, &world.owner);
+    let row = service("shop");
+    ledger.create_service(owner, &row).await.unwrap();
+    let room = |bytes| InvocationBounds { rows: 9, bytes };
+    let wish = Invoke { body: "x".repeat(1000), ..Invoke::default() };
+    let queue = async |at, bytes| {
+        let one = invocation(at);
+        ledger.queue_invocation(&row.id, &one, &wish, None, room(bytes)).await.unwrap()
+    };
+    assert!(queue(1, 5000).await && queue(2, 5000).await && queue(3, 5000).await);
+    assert!(!queue(4, 3000).await, "three are more than this");
+    let mut first = ledger.claim_invocation(owner, 9, 1).await.unwrap().unwrap();
+    assert!(!queue(4, 3000).await, "also of one that runs");
+    let settle = async |claimed: &mut crate::ClaimedInvocation, at_ms, length| {
+        let body = "y".repeat(length);
+        let (headers, base64) = (BTreeMap::new(), false);
+        claimed.invocation.answer =
+            Some(InvocationAnswer { status: 200, headers, body, base64, truncated: false });
+        claimed.invocation.state = InvocationState::Succeeded;
+        claimed.invocation.settled_at_ms = Some(at_ms);
+        assert!(ledger.settle_invocation(claimed, None, None, room(5000)).await.unwrap());
+    };
+    settle(&mut first, 10, 2000).await;
+    assert!(queue(4, 5000).await, "of those that are over it is the answer that counts");
+    let found = ledger.find_invocation(&row.id, &first.invocation.id).await.unwrap().unwrap();
+    assert_eq!(found, first.invocation);
+    let mut second = ledger.claim_invocation(owner, 9, 1).await.unwrap().unwrap();
+    settle(&mut second, 11, 4000).await;
+    let found = ledger.find_invocation(&row.id, &first.invocation.id).await.unwrap();
+    assert_eq!(found, None, "the oldest is forgotten for it");
+    let listed = ledger.invocations(&row.id, None, 9).await.unwrap();
+    assert_eq!(listed.iter().map(|it| it.created_at_ms).collect::<Vec<_>>(), [4, 3, 2]);
+    assert!(listed.iter().all(|it| it.answer.is_none()), "answers are told one by one");
+}
+
+#[tokio::test]
+async fn so_many_invocations_of_a_service_are_remembered_from_when_they_were_over() {
+    let world = world().await;
+    let (ledger, owner) = (&world.ledger, &world.owner);
+    let [busy, other] = two_services(&world, [[1, 2, 3], [4, 5, 6]]).await;
+    for _ in 0..4 {
+        let mut claimed = ledger.claim_invocation(owner, 9, 2).await.unwrap().unwrap();
         claimed.invocation.state = InvocationState::Failed;
-        assert!(ledger.settle_invocation(&claimed, None, None).await.unwrap());
+        claimed.invocation.settled_at_ms = Some(claimed.invocation.created_at_ms + 10);
+        let settled = ledger.settle_invocation(&claimed, None, None, bounds(9));
+        assert!(settled.await.unwrap());
     }
-    ledger.prune_invocations(0, 1).await.unwrap();
     let left = async |of: &ServiceId| {
         let left = ledger.invocations(of, None, 9).await.unwrap();
         left.iter().map(|it| it.created_at_ms).collect::<Vec<_>>()
     };
-    assert_eq!((left(&busy.id).await, left(&other.id).await), (vec![3, 2], vec![6, 5]));
-    ledger.prune_invocations(4, 9).await.unwrap();
-    assert_eq!(left(&busy.id).await, [3], "what waits is not forgotten");
+    let before = (left(&busy.id).await, left(&other.id).await);
+    ledger.prune_invocations(11, bounds(9)).await.unwrap();
+    assert_eq!((left(&busy.id).await, left(&other.id).await), before);
+    ledger.prune_invocations(0, bounds(1)).await.unwrap();
+    assert_eq!((left(&busy.id).await, left(&other.id).await), (vec![3], vec![6, 5, 4]));
+    ledger.prune_invocations(99, bounds(9)).await.unwrap();
+    assert_eq!((left(&busy.id).await, left(&other.id).await), (vec![], vec![6, 5]), "these wait");
 }
