@@ -2,6 +2,7 @@
 //! decide nothing themselves.
 
 pub mod archive;
+pub(crate) mod check;
 pub mod mounts;
 mod network;
 pub mod secrets;
@@ -19,8 +20,8 @@ use torpor_protocol::api::{CreateSandbox, DEFAULT_IMAGE, UpdateSandbox};
 use torpor_protocol::snapshot::{CreatePool, FORKS_MAX, Fork, Pool};
 use torpor_protocol::spec::Pairs;
 use torpor_protocol::{
-    ImageId, Name, SandboxId, SandboxRef, SandboxSpec, Snapshot, SnapshotId, SnapshotKind,
-    SnapshotRef, SnapshotState, State, Status, Tier,
+    Name, SandboxId, SandboxRef, SandboxSpec, Snapshot, SnapshotId, SnapshotKind, SnapshotRef,
+    SnapshotState, State, Status, Tier,
 };
 
 use crate::Service;
@@ -118,25 +119,6 @@ pub async fn delete(app: &Service, of: &SandboxRef) -> Result<SandboxId> {
 fn admit_at(app: &Service, point: &PinnedSave, request: CreateSandbox) -> Result<SandboxSpec> {
     let network = network::narrowed(request.network, &point.about().spec.network)?;
     point.admit(app, CreateSandbox { network, ..request })
-}
-
-/// Refuses what no sandbox could be, as [`create`] would; nothing is made.
-pub(crate) async fn check(app: &Service, mut request: CreateSandbox) -> Result<()> {
-    request.mounts.clear();
-    let spec = match (&request.pool, &request.snapshot) {
-        (Some(pool), _) => claimed(app, &app.fleet.pool(pool)?, &request).await?.0,
-        (None, Some(snapshot)) => {
-            let point = PinnedSave::of(app, &parse(snapshot)?).await?;
-            admit_at(app, &point, request)?
-        }
-        (None, None) => {
-            // Which image it is does not matter to what is checked, and it may be pulled later.
-            let id: ImageId = "0".repeat(64).parse().map_err(|_| Error::invalid("image"))?;
-            let name = request.image.clone().unwrap_or_default();
-            admission::admit(request, Origin::Image(Resolved { name, id }), &app.terms())?
-        }
-    };
-    know(app, &spec).await
 }
 
 /// Secrets and ways out that are not there are missed at once, not when the sandbox starts.

@@ -26,7 +26,7 @@ pub(super) async fn check(app: &Service, spec: &JobSpec) -> Result<()> {
     check_numbers(spec)?;
     check_sandbox(&spec.sandbox)?;
     check_names(spec, 1)?;
-    calls::check(app, spec.sandbox.clone()).await
+    calls::check::create(app, spec.sandbox.clone()).await
 }
 
 fn check_command(spec: &JobSpec) -> Result<()> {

@@ -206,11 +206,12 @@ async fn finish(app: &Arc<Service>, claim: &TaskClaim, ended: super::attempt::Re
     if !over {
         remove(app, claim).await;
     }
-    let settlement = settle(app, claim, &settled).await;
-    fault::point("task.settled");
-    if settlement != Settlement::Lost && end.is_none_or(|end| end.results_bytes.is_none()) {
+    // Before the next attempt may leave some.
+    if end.is_none_or(|end| end.results_bytes.is_none()) {
         drop_results(app, claim).await;
     }
+    let settlement = settle(app, claim, &settled).await;
+    fault::point("task.settled");
     // The last one is an event.
     app.events.hint();
     app.metrics.task(outcome(&settled));

@@ -92,6 +92,10 @@ async fn mend(service: &Service) -> Result<(), StoreError> {
 
 /// The next time from now on, if the one that is expected is far behind it.
 fn sooner(schedule: &Schedule, now_ms: u64) -> Option<NextTime> {
+    // A clock that is behind, as that of a host that has just begun may be, says nothing.
+    if now_ms < schedule.created_at_ms {
+        return None;
+    }
     let next = Times::of(schedule).ok()?.next(now_ms)?;
     (next.at_ms.saturating_add(FAR_MS) < schedule.next_at_ms?).then_some(next)
 }
@@ -203,5 +207,6 @@ mod tests {
         assert_eq!(found(&hourly), None);
         hourly.next_at_ms = Some(next_ms + FAR_MS + 1);
         assert_eq!(found(&hourly), Some(next_ms));
+        assert_eq!(sooner(&hourly, 0), None);
     }
 }

@@ -278,7 +278,8 @@ async fn an_execution_is_forgotten_with_what_is_remembered_of_its_sandboxes() {
     let mut its = [ended(format!("{}/0/1", ids[0])).await, ended(format!("{}/0/2", ids[0])).await];
     let other = ended(format!("{}/0/1", ids[1])).await;
     let mut gone = world.ledger.erase_execution(&ids[0]).await.unwrap().unwrap();
-    (its.sort(), gone.sort());
+    its.sort();
+    gone.sort();
     assert_eq!(gone, its);
     assert_eq!(world.ledger.archived_ids().await.unwrap(), [other].into());
 }
