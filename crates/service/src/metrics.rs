@@ -2,6 +2,7 @@
 
 mod mcp;
 mod outbox;
+mod pools;
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -18,7 +19,6 @@ use torpor_egress::{Counts, Verdicts};
 use torpor_lifecycle::engine::About;
 use torpor_lifecycle::{Cause, Fleet, Observer, Tally};
 use torpor_protocol::invocation::InvocationState;
-use torpor_protocol::snapshot::Pool;
 use torpor_protocol::{State, Tier};
 use torpor_store::{Next, OutboxLength};
 
@@ -56,7 +56,7 @@ pub struct Metrics {
     pause_seconds: Histogram,
     forks: Counter,
     saved_bytes: Gauge,
-    pools: Pools,
+    pools: pools::Pools,
     egress: Egress,
     mcp: mcp::McpCalls,
     throttled: Counter,
@@ -104,40 +104,6 @@ impl From<Tier> for TierLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CauseLabels {
     cause: &'static str,
-}
-
-/// A pool is made by hand, so there are few.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PoolLabels {
-    pool: String,
-}
-
-/// What pools say of themselves.
-#[derive(Default)]
-struct Pools {
-    ready: Family<PoolLabels, Gauge>,
-    hits: Family<PoolLabels, Counter>,
-    misses: Family<PoolLabels, Counter>,
-}
-
-impl Pools {
-    fn register(&self, registry: &mut Registry) {
-        registry.register("pool_ready", "Machines that wait in a pool", self.ready.clone());
-        registry.register("pool_hits", "Sandboxes taken from a pool", self.hits.clone());
-        registry.register("pool_misses", "Sandboxes that found it empty", self.misses.clone());
-    }
-
-    fn set(&self, pools: &[Pool]) {
-        self.ready.clear();
-        self.hits.clear();
-        self.misses.clear();
-        for pool in pools {
-            let labels = PoolLabels { pool: pool.name.to_string() };
-            self.ready.get_or_create(&labels).set(number(pool.ready));
-            self.hits.get_or_create(&labels).inner().store(pool.hits, Ordering::Relaxed);
-            self.misses.get_or_create(&labels).inner().store(pool.misses, Ordering::Relaxed);
-        }
-    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -232,7 +198,7 @@ impl Metrics {
             pause_seconds: histogram(),
             forks: Counter::default(),
             saved_bytes: Gauge::default(),
-            pools: Pools::default(),
+            pools: pools::Pools::default(),
             egress: Egress::default(),
             mcp: mcp::McpCalls::default(),
             throttled: Counter::default(),

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use torpor_daemon::{Config, ShutdownMode};
 use torpor_lifecycle::fake::Inside;
+use torpor_store::{Layout, Ledger};
 
 use crate::client::PATIENCE;
 use crate::receiver::{Receiver, Reply};
@@ -305,4 +306,25 @@ async fn a_stream_goes_on_where_its_reader_was_cut_off() {
     assert_eq!(page["next_cursor"], "1");
     let page = world.get("/v1/events/log?cursor=1&type=sandbox.created").await.expect(200);
     assert_eq!(page["events"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn the_log_says_that_what_follows_is_forgotten_as_the_stream_does() {
+    let mut world = World::scripted().await;
+    for name in ["one", "two"] {
+        world.create(json!({"name": name})).await.expect(201);
+    }
+    world.stop(ShutdownMode::Running).await.unwrap();
+    let layout = Layout::open(&world.data()).unwrap();
+    let ledger = Ledger::open(&layout).await.unwrap();
+    ledger.forget_events(u64::MAX).await.unwrap();
+    ledger.close().await;
+    drop(layout);
+    world.begin_again().await;
+    for path in ["/v1/events/log?cursor=0", "/v1/events/stream?after=0"] {
+        let told = world.get(path).await.expect_error(410, "events_forgotten");
+        assert!(told["hint"].as_str().unwrap().contains("go on after"), "{told}");
+    }
+    let left = world.get("/v1/events/log").await.expect(200);
+    assert_eq!(left["events"].as_array().unwrap().len(), 1, "{left}");
 }
