@@ -15,6 +15,7 @@ mod forks;
 mod idempotency;
 mod images;
 mod job_bounds;
+mod job_restarts;
 mod jobs;
 mod kept;
 mod keys;

@@ -39,8 +39,8 @@ static STEPS: &[(&str, &str)] = &steps![
     "0024_mcp_tasks",
     "0025_gateway",
     "0026_callbacks",
-    "0028_outbox",
-    "0029_job_bounds",
+    "0027_outbox",
+    "0028_job_bounds",
 ];
 
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
