@@ -164,7 +164,8 @@ mod tests {
     #[tokio::test]
     async fn results_are_there_when_they_are_whole_and_go_with_their_execution() {
         let dir = tempfile::tempdir().unwrap();
-        let results = TaskResults::open(Arc::new(Layout::open(dir.path()).unwrap()));
+        let layout = Arc::new(Layout::open(dir.path()).unwrap());
+        let results = TaskResults { free_min: 0, ..TaskResults::open(layout) };
         let execution = ExecutionId::random();
         let mut draft = results.draft().await.unwrap();
         draft.write(b"half").await.unwrap();
