@@ -82,20 +82,9 @@ impl Error {
 
     /// Whether the way to the agent broke, as opposed to the agent saying no.
     pub fn lost_agent(&self) -> bool {
-        let guest = match self {
-            Self::Guest(guest) | Self::Lifecycle(lifecycle::Error::Guest(guest)) => guest,
-            Self::Lifecycle(
-                lifecycle::Error::Refused(_)
-                | lifecycle::Error::Engine(_)
-                | lifecycle::Error::Store(_),
-            )
-            | Self::Store(_)
-            | Self::RateLimited(_)
-            | Self::Refused { .. } => return false,
-        };
-        match guest {
-            GuestError::Gone | GuestError::Protocol(_) | GuestError::Timeout(_) => true,
-            GuestError::Refused { .. } | GuestError::Asleep => false,
+        match self.guest() {
+            Some(GuestError::Gone | GuestError::Protocol(_) | GuestError::Timeout(_)) => true,
+            Some(GuestError::Refused { .. } | GuestError::Asleep) | None => false,
         }
     }
 
